@@ -22,7 +22,7 @@ COMPILED := $(BIN)/python -m compileall -q -j 0 -x '/(test_[^/]*|conftest)\.py$$
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test test-all torture test-install test-clients test-runtimes test-workbench workbench-vendor check lint types imports protos-lint protos verify docs dashboards site recording pictures dist bench lock clean
+.PHONY: help up demo test test-all torture test-install test-containers test-deploy test-clients test-polyglot test-runtimes test-workbench workbench-vendor check lint types imports protos-lint protos verify docs dashboards site recording pictures dist bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -47,6 +47,12 @@ test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in an envir
 test-install: $(VENV)/.dev $(DIST_VENV)/.done ## build the wheel, install it by pipx and uvx on a bare account, chat, uninstall
 	@$(PYTEST) -m install tests/install $(ARGS)
 
+test-containers: $(VENV)/.dev ## build the images of deploy/ and run them with podman, which is unpacked from Debian where it is missing
+	@$(PYTEST) -m containers tests/containers $(ARGS)
+
+test-deploy: $(VENV)/.dev .venv-deploy/.done ## check the files of deploy/ against the schemas of those who read them
+	@$(PYTEST) -m deploy tests/deploy $(ARGS)
+
 torture: $(VENV)/.dev ## kill everything 1,000 times under 10,000 tasks, and check the history (about 20 min; ARGS="--store postgres")
 	@$(BIN)/python -m weft_testing.torture --kills 1000 --tasks 10000 $(ARGS)
 
@@ -59,6 +65,9 @@ workbench-vendor: $(VENV)/.workbench ## copy the modules that the page at /ui im
 
 test-clients: $(VENV)/.dev ## install unmodified third-party clients, run them against a mesh, write docs/clients.md
 	@$(PYTEST) -m clients tests/clients $(ARGS)
+
+test-polyglot: $(VENV)/.workbench ## build the gRPC clients in Node.js, Go and C++, and run them against a mesh
+	@$(PYTEST) -m polyglot tests/polyglot $(ARGS)
 
 check: lint types imports protos-lint verify ## run every static check
 
@@ -110,7 +119,9 @@ lock: $(VENV)/.dev ## resolve the dependencies anew
 	@bash requirements/lock.sh $(BIN)
 
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(PROTOS_VENV) $(DIST_VENV) .venv-site .clients .workbench dist site .verify .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(PROTOS_VENV) $(DIST_VENV) .venv-site .clients .containers .workbench dist site .verify .mypy_cache .ruff_cache .pytest_cache \
+	  examples/clients/node/node_modules examples/clients/node/generated examples/clients/go/build examples/clients/go/chat \
+	  examples/clients/cpp/build
 
 define generate
 $(PROTOS_VENV)/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=$(PROTOS_VENV)/bin/protoc-gen-mypy \

@@ -128,6 +128,7 @@ from weft.api.router.v1.request_pb2 import RequestRecord
 from weft.dispatch.remote_router import RequestSource
 from weft.documents.json_schema import record_schema
 from weft.documents.resource_kinds import ResourceKind
+from weft.documents.rights import resource_of
 from weft.documents.schemas import resource_schema
 from weft.durable.batches import BATCH_INPUT, MEDIA_INPUTS
 from weft.kernel.principal import Access, Resource, Role
@@ -256,14 +257,15 @@ _PUTTABLE = (
     ResourceKind.ALIAS,
     ResourceKind.PROFILE,
     ResourceKind.WORKFLOW,
+    ResourceKind.TENANT,
 )
 _DELETABLE = (*_PUTTABLE, ResourceKind.RUNNER)
-_UNNAMED = frozenset({ResourceKind.RUNNER, ResourceKind.PROFILE})
+_UNNAMED = frozenset({ResourceKind.RUNNER, ResourceKind.PROFILE, ResourceKind.TENANT})
 """Kinds for which a key needs the scope for everything."""
 
 
 def _of_kind(kind: ResourceKind, role: Role) -> Access:
-    return Access(Resource.RUNNERS if kind is ResourceKind.RUNNER else Resource.MODELS, role)
+    return Access(resource_of(kind), role)
 
 
 def _reads(kind: ResourceKind) -> tuple[Endpoint[GatewayDeps], ...]:

@@ -25,6 +25,8 @@ from types import MappingProxyType
 
 import msgspec
 
+from gateway.rate_limit_headers import rate_limit_headers
+from weft.dispatch.rate_windows import status_in
 from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import close_names_of
@@ -239,7 +241,7 @@ def code_of(error: WeftError) -> str:
 def retry_headers(error: WeftError) -> list[tuple[bytes, bytes]]:
     """Returns `retry-after` where waiting helps or the status requires it, and `x-should-retry` for clients."""
     status = http_status(error)
-    retryable = error.traits.retryable
+    retryable = error.traits.retryable and not _is_long_limit(error)
     headers: list[tuple[bytes, bytes]] = []
     if status in _BUSY_STATUSES:
         headers.append((b"retry-after", str(retry_after_seconds(error)).encode()))
@@ -249,8 +251,15 @@ def retry_headers(error: WeftError) -> list[tuple[bytes, bytes]]:
     return headers
 
 
+def _is_long_limit(error: WeftError) -> bool:
+    """Whether a limit has no room for longer than clients wait: they must not try again by themselves."""
+    return error.reason is Reason.RATE_LIMIT_EXCEEDED and (error.retry_after_seconds or 0.0) > MAX_RETRY_AFTER_SECONDS
+
+
 def retry_after_seconds(error: WeftError) -> int:
-    """Returns whole seconds, 1 to 60."""
+    """Returns whole seconds, 1 to 60; more for a limit that has no room for longer, where no client should retry."""
+    if _is_long_limit(error):
+        return math.ceil(error.retry_after_seconds or 0.0)
     wanted = min(MAX_RETRY_AFTER_SECONDS, error.retry_after_seconds or 0.0)
     return max(MIN_RETRY_AFTER_SECONDS, math.ceil(wanted))
 
@@ -267,5 +276,6 @@ def error_headers(error: WeftError, body: bytes, dialect: Dialect = Dialect.OPEN
         (b"content-length", str(len(body)).encode()),
         *_CHALLENGES.get(http_status(error), ()),
         *retry_headers(error),
+        *rate_limit_headers(status_in(error.metadata) if error.reason is Reason.RATE_LIMIT_EXCEEDED else None),
         *(error.headers if isinstance(error, EdgeError) else ()),
     ]

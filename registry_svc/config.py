@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
@@ -25,6 +25,10 @@ from weft.kernel.tls_channel import ChannelSecurity
 
 DAY_SECONDS = 86_400.0
 MEBIBYTE = 1024 * 1024
+
+if TYPE_CHECKING:
+    # The settings of a mesh are read without the generated messages.
+    from weft.api.registry.v1.tenant_pb2 import TenantManifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +245,9 @@ class RegistrySettings:
     """Default: an SQLite file under the home. Or `postgresql+asyncpg://user:password@host/database` (TLS:
     `?ssl=require`; a socket: `?host=/folder`), which needs `pip install asyncpg` beside weft, and no
     transaction-pooling proxy between."""
+    owner_silence_seconds: Annotated[float, Ge(1), Le(3_600), PUBLIC] = 10.0
+    """On PostgreSQL: how long the registry that owns the database may write no heartbeat before a registry that waits
+    as its standby ends its connection and takes over."""
     heartbeat_interval_seconds: Seconds = 30.0
     """How often runners send a heartbeat."""
     report_interval_seconds: Seconds = 5.0
@@ -258,6 +265,10 @@ class RegistrySettings:
     """Expiries that fall due at the end of that grace are spread over this long."""
     hibernating_keep_seconds: Seconds = 604_800.0
     """A model whose host the mesh can wake is deleted after its runner was away for this long."""
+    router_beat_interval_seconds: Seconds = 2.0
+    """How often routers say that they are there."""
+    router_session_seconds: Seconds = 10.0
+    """Silence after which a router is deleted, and the others own its part of the mesh."""
     allow_cloud_fallback: Annotated[bool | None, PUBLIC] = None
     """Whether routes may fall back to models off the premises, on a new database; later `weft config set` changes it.
     Default: what the environment variable WEFT_ALLOW_CLOUD_FALLBACK says, else true."""
@@ -278,6 +289,8 @@ class RegistrySettings:
         require_positive(self, may_be_zero=frozenset({"restart_grace_seconds", "restart_spread_seconds"}))
         if self.inactive_after_seconds <= self.heartbeat_interval_seconds:
             raise SettingError("inactive_after_seconds", "must be longer than heartbeat_interval_seconds")
+        if self.router_session_seconds <= self.router_beat_interval_seconds:
+            raise SettingError("router_session_seconds", "must be longer than router_beat_interval_seconds")
         for what in ("name", "pattern"):
             given = [
                 (each.tenant if what == "pattern" else "", getattr(each, what) or each.name) for each in self.aliases
@@ -292,6 +305,8 @@ class RegistryConfig(RegistrySettings):
 
     database_url: str
     """SQLAlchemy URL of an async driver, such as "sqlite+aiosqlite:////var/lib/weft/registry.db"."""
+    address: str = ""
+    """Where it serves: a standby refers callers to the owner's address."""
     allow_cloud_fallback: bool = True
     """The mesh's setting of this name on a new database; later only operators change it."""
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
@@ -310,6 +325,8 @@ class RegistryConfig(RegistrySettings):
     """Agents that one runner may publish."""
     max_runners: int = 100_000
     """Runners that may be known at once, inactive ones included."""
+    max_routers: int = 64
+    """Routers that may be known at once."""
     max_models: int = 100_000
     """Models that may be known at once, declared or published."""
     max_agents: int = 10_000
@@ -322,6 +339,10 @@ class RegistryConfig(RegistrySettings):
     """Profiles that may be declared at once."""
     max_workflows: int = 256
     """Workflows that may be declared at once."""
+    max_tenants: int = 10_000
+    """Tenants that may be declared at once."""
+    tenants: "tuple[TenantManifest, ...]" = ()
+    """Tenants of weft.yaml, to be shown where none is declared of their name."""
     max_profile_documents: int = 512
     """Models, agents, routes and aliases that one profile may declare."""
     max_profile_bytes: int = 1024 * 1024

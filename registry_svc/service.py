@@ -31,16 +31,23 @@ from registry_svc.mesh.servicers import (
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.store import SqlStore
 from registry_svc.mesh.unowned import UnownedModels
+from registry_svc.mesh.watching import WatchingProcesses
 from registry_svc.operations.governance import build_gate
 from registry_svc.operations.operations import OperationService
 from registry_svc.operations.profile_servicer import ProfileServicer
 from registry_svc.operations.profiles import Profiles
 from registry_svc.operations.servicer import OperationServicer
+from registry_svc.ownership import OwnerBeats, PairedRegistry
+from registry_svc.routers.router_sessions import RouterSessions
+from registry_svc.routers.router_store import SqlRouterStore
+from registry_svc.routers.servicer import RouterSessionServicer
 from registry_svc.secrets.secret_store import SqlSecretStore
 from registry_svc.secrets.secrets import Secrets
 from registry_svc.secrets.servicer import SecretServicer
-from registry_svc.store.database import RegistryDatabase
+from registry_svc.store.database import RegistryDatabase, Transactions
+from registry_svc.store.standby import owner_watch_of
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
+from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
 from weft.api.registry.v1 import (
     central_model_service_pb2,
     central_model_service_pb2_grpc,
@@ -56,6 +63,8 @@ from weft.api.registry.v1 import (
     profile_service_pb2_grpc,
     registry_service_pb2,
     registry_service_pb2_grpc,
+    router_session_service_pb2,
+    router_session_service_pb2_grpc,
     runner_session_service_pb2,
     runner_session_service_pb2_grpc,
     secret_service_pb2,
@@ -122,6 +131,7 @@ _SERVICE_NAMES = tuple(
     service.full_name
     for module in (
         registry_service_pb2,
+        router_session_service_pb2,
         runner_session_service_pb2,
         central_model_service_pb2,
         declaration_service_pb2,
@@ -148,11 +158,15 @@ class RegistryService:
         self._expiry = Expiry(core)
         self._keys = ApiKeys(core, SqlKeyStore(transactions))
         self._tokens = JoinTokens(core)
+        self._routers = RouterSessions(core, SqlRouterStore(transactions))
         self._bell = Bell()
         self._secrets = Secrets(core, SqlSecretStore(transactions), self._bell)
         self._central = CentralModels(core, self._bell, self._secrets.value)
         self._channels = ChannelPool(security=config.security)
-        self._calls = calls = GrpcRunnerCalls(core, self._channels)
+        # Whoever reads the heartbeats goes by the database's clock, whatever that of the core is.
+        self.beats = OwnerBeats(transactions, SystemClock(), config.owner_silence_seconds, self._extend_grace)
+        """The heartbeats of the owner of the database."""
+        self._calls = calls = GrpcRunnerCalls(core, self._channels, self.beats.until_current)
         store, sessions = SqlLeaseStore(transactions), session_lookup(core)
         self.ledger = Ledger(
             store, core.clock, config.ledger, calls, sessions, dial_out_lookup(core), owner_lookup(core)
@@ -165,6 +179,8 @@ class RegistryService:
         of_runners = (self._expiry.sweep, self._retirements.sweep, self._unowned.sweep)
         sweeps = (*of_runners, self._keys.sweep, self._tokens.sweep)
         self._sweeper = Sweeper(sweeps, core.clock, config.sweep_interval_seconds)
+        self.watching = WatchingProcesses()
+        """The processes that follow its watch."""
 
     @property
     def service_names(self) -> Sequence[str]:
@@ -176,6 +192,10 @@ class RegistryService:
         failure, seconds = self._database.write_failure, limits.write_check_seconds
         return (write_check("store", failure, self._core.clock, services=_SERVICE_NAMES, seconds=seconds),)
 
+    async def schema(self) -> DatabaseSchema:
+        """Returns the revision of its tables, as known here and as its database has it."""
+        return await self._database.schema()
+
     @property
     def key_ring(self) -> KeyRing:
         """The valid keys, for authentication in this process. Empty before the start."""
@@ -184,9 +204,14 @@ class RegistryService:
     def register(self, server: grpc.aio.Server) -> None:
         """See Service.register."""
         core = self._core
-        registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(RegistryServicer(Catalogue(core)), server)
+        registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(
+            RegistryServicer(Catalogue(core), self.watching), server
+        )
         runner_session_service_pb2_grpc.add_RunnerSessionServiceServicer_to_server(
             RunnerSessionServicer(SessionManager(core, self._calls.incarnation_at), self._retirements, core), server
+        )
+        router_session_service_pb2_grpc.add_RouterSessionServiceServicer_to_server(
+            RouterSessionServicer(self._routers, core.config), server
         )
         declarations = Declarations(core, self._operations.unloader, self._secrets.has, self._bell)
         declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(
@@ -219,8 +244,8 @@ class RegistryService:
         await self._operations.operations.record_lease_release(lease, requested_by)
 
     def reconfigure(self, config: RegistryConfig) -> None:
-        """Use the aliases of another configuration from now on; every other setting stays as it is."""
-        self._core.reconfigure(config.aliases)
+        """Use the aliases and tenants of another configuration from now on; every other setting stays as it is."""
+        self._core.reconfigure(config.aliases, config.tenants)
 
     def figures(self) -> RegistryFigures | None:
         """Returns the state that metrics show; None: it does not run."""
@@ -246,12 +271,15 @@ class RegistryService:
         """See Service.start; raises ALREADY_EXISTS when another registry runs on the same database."""
         await self._core.start()
         try:
+            await self.beats.start()
             await self._keys.start()
             await self._secrets.start()
             await self.ledger.start()
             await self._operations.start()
+            await self._routers.start()
         except BaseException:
             await self._stop_books(grace_seconds=0.0)
+            await self.beats.stop()
             await self._core.stop(grace_seconds=0.0)
             raise
         self._expiry.start()
@@ -261,12 +289,25 @@ class RegistryService:
         """See Service.stop; watchers are ended at once."""
         await self._sweeper.stop()
         await self._stop_books(grace_seconds)
+        await self.beats.stop()
         await self._core.stop(grace_seconds)
         self._bell.ring()
         await self._channels.close()
 
+    async def require_files(self, transactions: Transactions) -> None:
+        """Raises INVALID_ARGUMENT, naming the setting, for files that do not fit the keys and secrets of a database."""
+        await self._keys.require_pepper_of(SqlKeyStore(transactions))
+        await self._secrets.require_keys_of(SqlSecretStore(transactions))
+
+    def _extend_grace(self) -> None:
+        """Begins the grace of a restart: runners, leases and routers could not reach a registry that refused calls."""
+        self._expiry.start()
+        self.ledger.extend_grace()
+        self._routers.extend_grace()
+
     async def _stop_books(self, grace_seconds: float) -> None:
         """Before the core: they need its database and its mesh."""
+        await self._routers.stop()
         self._keys.close()
         await self._unowned.stop()
         await self._operations.stop(grace_seconds)
@@ -275,5 +316,18 @@ class RegistryService:
 
 def build(config: RegistryConfig, *, clock: Clock | None = None, tracing: Tracing = NO_TRACING) -> RegistryService:
     """A registry on its database, not yet started; `clock` defaults to the machine's."""
-    store = SqlStore(config.database_url)
+    store = SqlStore(config.database_url, config.address)
     return RegistryService(RegistryCore(store, clock or SystemClock(), config), store, tracing)
+
+
+def build_paired(
+    config: RegistryConfig, *, names_owner: bool, clock: Clock | None = None, tracing: Tracing = NO_TRACING
+) -> tuple[PairedRegistry, RegistryService]:
+    """A registry, not yet started, that waits as a standby where another one owns its database; and what it runs.
+
+    `names_owner`: whether it tells every caller where the owner serves.
+    """
+    clock = clock or SystemClock()
+    service = build(config, clock=clock, tracing=tracing)
+    watch = owner_watch_of(config.database_url, clock, config.owner_silence_seconds)
+    return PairedRegistry(service, watch, clock, names_owner=names_owner), service

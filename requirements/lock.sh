@@ -10,7 +10,9 @@ lock() { "$bin/uv" pip compile --quiet --universal --generate-hashes --python-ve
 if [ -z "$only" ]; then
   lock --no-emit-package weft pyproject.toml requirements/build.in -o requirements/up.lock
   lock --no-emit-package weft --group dev pyproject.toml requirements/build.in -o requirements/dev.lock
+  lock -c requirements/dev.lock requirements/postgres.in -o requirements/postgres.lock
   lock requirements/protos.in -o requirements/protos.lock
+  lock requirements/deploy.in -o requirements/deploy.lock
   lock requirements/dist.in -o requirements/dist.lock
   lock -c requirements/dev.lock requirements/workbench.in -o requirements/workbench.lock
   lock requirements/site.in -o requirements/site.lock

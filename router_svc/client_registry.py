@@ -1,7 +1,4 @@
-"""Clients of a router: their profiles, usage, rate limits and cooldowns.
-
-Requests and tokens of tenants and clients are counted per window before a request is queued.
-"""
+"""Clients of a router: their profiles, usage, rate limits and cooldowns."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -10,111 +7,19 @@ from datetime import datetime, timedelta
 
 from router_svc.policy.client_usage import MAX_TARGETS_TOLD, ClientPattern, Cooldown
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
+from router_svc.policy.tenant_limits import TenantLimit
+from router_svc.rate_limits import NOTHING_COUNTED, Counted, RateLimits
 from weft.api.common.v1 import receipt_pb2
+from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.router.v1 import request_pb2 as pb
+from weft.api.router.v1.request_service_pb2 import LimitUse
 from weft.dispatch.placement import PlacementRequest
-from weft.dispatch.rate_windows import Claim, RateWindows, TrackedKeys
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.names import AUTO_MODEL, ROUTE_PREFIX
 from weft.kernel.reasons import Reason, traits
 from weft.kernel.request import Priority
-from weft.kernel.units import Rate, RateUnit
-
-_TENANT, _CLIENT = "tenant/", "client/"
-_BETWEEN = "\0"
-"""Separator between a tenant and its client; neither name can contain it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """What was counted for one request, to be corrected at its end."""
-
-    token_keys: tuple[tuple[str, Rate], ...]
-    tokens: int
-    counted_at: float
-    """Time of the count, in seconds on the monotonic clock."""
-
-
-NOTHING_COUNTED = Counted((), 0, 0.0)
-
-
-class RateLimits:
-    """Counts in this process. Several routers count separately: each sees its own share of a tenant's requests."""
-
-    def __init__(
-        self, config: RateLimitConfig, client_rates: Mapping[str, tuple[Rate, ...]], clock: Clock, *, max_clients: int
-    ) -> None:
-        """`client_rates`: rates of clients with a profile, applied per tenant."""
-        self._config = config
-        self._client_rates = client_rates
-        self._max_clients = max_clients
-        self._clock = clock
-        self._windows = RateWindows(clock)
-        self._tenants = self._tracked_tenants(config)
-        self._clients = {client: self._tracked_client(client, rates) for client, rates in client_rates.items()}
-
-    def reconfigure(self, config: RateLimitConfig, client_rates: Mapping[str, tuple[Rate, ...]]) -> None:
-        """Uses other rates from now on. What was counted for a rate that stays goes on to count."""
-        before, self._config = self._config, config
-        for tenant, rates in before.tenants.items():
-            for rate in set(rates) - set(config.tenants.get(tenant, ())):
-                self._windows.forget(_TENANT + tenant, rate)
-        if (before.default, before.max_tenants) != (config.default, config.max_tenants):
-            self._tenants.forget_all()
-            self._tenants = self._tracked_tenants(config)
-        for client in [each for each in self._clients if client_rates.get(each) != self._client_rates[each]]:
-            self._clients.pop(client).forget_all()
-        for client in client_rates.keys() - self._clients.keys():
-            self._clients[client] = self._tracked_client(client, client_rates[client])
-        self._client_rates = client_rates
-
-    def _tracked_tenants(self, config: RateLimitConfig) -> TrackedKeys:
-        return TrackedKeys(self._windows, config.default, config.max_tenants, _TENANT, self._clock)
-
-    def _tracked_client(self, client: str, rates: tuple[Rate, ...]) -> TrackedKeys:
-        return TrackedKeys(self._windows, rates, self._max_clients, f"{_CLIENT}{client}{_BETWEEN}", self._clock)
-
-    def take(self, tenant: str, client_id: str, tokens: int) -> Counted:
-        """Count a request and the estimated tokens of its prompt.
-
-        Raises RATE_LIMIT_EXCEEDED with tenant, limit, remaining and resetAt (unix seconds) if it exceeds a limit.
-        """
-        claims = [*self._tenant_claims(tenant, tokens), *self._client_claims(tenant, client_id, tokens)]
-        if not claims:
-            return NOTHING_COUNTED
-        try:
-            counted_at = self._windows.take(claims)
-        except WeftError as error:
-            error.metadata["tenant"] = tenant
-            raise
-        keys = tuple((claim.key, claim.rate) for claim in claims if claim.rate.unit is RateUnit.TOKENS)
-        return Counted(keys, tokens, counted_at)
-
-    def correct(self, counted: Counted, tokens: int) -> None:
-        """Correct the count of a finished request to the tokens that it used."""
-        if tokens != counted.tokens:
-            for key, rate in counted.token_keys:
-                self._windows.correct(key, rate, tokens - counted.tokens, counted_at=counted.counted_at)
-
-    def _tenant_claims(self, tenant: str, tokens: int) -> list[Claim]:
-        rates = self._config.tenants.get(tenant)
-        named = rates is not None
-        rates = self._config.default if rates is None else rates
-        if not rates:
-            return []
-        key = _TENANT + tenant if named else self._tenants.key_of(tenant)
-        return _claims(rates, key, f"Tenant {tenant}", tokens)
-
-    def _client_claims(self, tenant: str, client_id: str, tokens: int) -> list[Claim]:
-        rates = self._client_rates.get(client_id) if client_id else None
-        if not rates:
-            return []
-        return _claims(rates, self._clients[client_id].key_of(tenant), f"Client {client_id}", tokens)
-
-
-def _claims(rates: tuple[Rate, ...], key: str, who: str, tokens: int) -> list[Claim]:
-    return [Claim(key=key, who=who, rate=rate, amount=tokens if rate.unit is RateUnit.TOKENS else 1) for rate in rates]
+from weft.kernel.units import Rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +70,14 @@ class ClientRegistry:
         self._config = config
         self._limits.reconfigure(limits, _rates_of(config))
 
+    def declare(self, tenants: Mapping[str, tuple[TenantLimit, ...] | None]) -> None:
+        """Use these limits of tenants in place of those of the configuration; None: the default."""
+        self._limits.declare(tenants)
+
+    def limit_uses(self, tenant: str = "") -> list[LimitUse]:
+        """Return what is used of the limits of a tenant, or (empty) of all."""
+        return self._limits.uses(tenant)
+
     def resolve(self, request: PlacementRequest) -> PlacementRequest:
         """Return the request with the defaults of its client's profile."""
         profile = self._config.profiles.get(request.client_id) if request.client_id else None
@@ -177,8 +90,8 @@ class ClientRegistry:
             request = replace(request, model=ROUTE_PREFIX + profile.route)
         return request
 
-    def admit(self, key: int, request: PlacementRequest) -> None:
-        """Count an arrived request; its end is reported under the same key.
+    def admit(self, key: int, request: PlacementRequest) -> RateLimitStatus | None:
+        """Count an arrived request; its end is reported under the same key. Returns what its caller has left.
 
         Raises RATE_LIMIT_EXCEEDED for a tenant or client that exceeds its rate; such a request has no end to be
         reported. The mesh's own work and repeated placements are not counted; nor are durable requests, which were when
@@ -189,7 +102,7 @@ class ClientRegistry:
         client = self._client(request, now) if request.client_id and not is_durable else None
         if client is not None:
             client.pattern.note_arrival(request.model, now)
-        counts = not is_durable and request.priority is not Priority.SYSTEM and request.age_seconds == 0.0
+        counts = not is_durable and request.priority is not Priority.SYSTEM and not request.is_counted
         try:
             counted = self._counted(request, client, now) if counts else NOTHING_COUNTED
         except WeftError:
@@ -197,12 +110,21 @@ class ClientRegistry:
                 client.pattern.note_end(refused=True, tokens=0)
             raise
         self._under_way[key] = _UnderWay(client, counted)
+        return counted.status
 
     def note_rejected(self, key: int, reason: Reason) -> None:
         """Record that the scheduler refused a request. Without output, it used no tokens, receipt or not."""
         found = self._under_way.get(key)
         if found is not None:
             found.was_refused = traits(reason).safe_to_retry
+
+    def note_moved(self, key: int) -> None:
+        """Record that another router goes on with a request, and counts it: what was counted here is given back."""
+        found = self._under_way.pop(key, None)
+        if found is not None:
+            self._limits.give_back(found.counted)
+            if found.client is not None:
+                found.client.pattern.note_end(refused=True, tokens=0)
 
     def note_end(self, key: int, receipt: receipt_pb2.Receipt | None) -> None:
         """Record the end of a request; without a receipt of its tokens the estimate stands. Idempotent."""
@@ -234,12 +156,12 @@ class ClientRegistry:
 
     def _counted(self, request: PlacementRequest, client: _Client | None, now: float) -> Counted:
         if client is None:
-            return self._limits.take(request.tenant, "", request.prompt_tokens)
+            return self._limits.take(request, with_client=False)
         pause = client.cooldown.seconds_left(now)
         if pause:
             raise self._pausing(request, pause)
         try:
-            counted = self._limits.take(request.tenant, request.client_id, request.prompt_tokens)
+            counted = self._limits.take(request)
         except WeftError:
             client.cooldown.note_refused(self._profile(request.client_id).cooldown, now)
             raise

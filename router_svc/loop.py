@@ -6,11 +6,12 @@ It owns the clock, the timer and the mailboxes, signs the tickets of grants, and
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
+from router_svc.declared_tenants import declared_in, limits_of, settings_of
 from router_svc.figures import FiguresRecorder
 from router_svc.fleet_view import MeshDiff
 from router_svc.observer import NoObserver, SchedulingObserver
@@ -40,6 +41,8 @@ from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.usage import UsageRecorder
 from router_svc.wake_spans import WakeSpans
 from weft.api.common.v1 import receipt_pb2
+from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
+from weft.api.registry.v1.tenant_pb2 import Tenant
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch import placement
 from weft.dispatch.fleet import FleetView
@@ -76,6 +79,8 @@ class Mailbox:
     request: placement.PlacementRequest
     allow_remote: bool
     """The permit to leave the premises, of both request and tenant."""
+    rate_limits: RateLimitStatus | None = None
+    """How much more its caller may ask for, for its first decision; None: that was read, or nothing limits it."""
     _decisions: list[placement.Decision | WeftError] = field(default_factory=list)
     """Short. A deque takes 0.7 KB for as long as the request runs."""
     _arrived: asyncio.Future[None] | None = None
@@ -85,6 +90,8 @@ class Mailbox:
     """The reason of the last error that was delivered; None: none was."""
     was_placed: bool = False
     """Whether a grant was delivered."""
+    holds_grant: bool = False
+    """Whether its last grant is in use, as far as the router knows."""
     ended: asyncio.Future[None] | None = None
     """Set at the end of the request; None: nobody waits for it."""
     _on_cancelled: placement.OnCancelled | None = None
@@ -121,7 +128,7 @@ class Mailbox:
         if isinstance(decision, WeftError):
             self.refused = decision.reason
         elif isinstance(decision, placement.Grant):
-            self.was_placed, self.refused = True, None
+            self.was_placed, self.holds_grant, self.refused = True, True, None
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
 
@@ -133,6 +140,8 @@ class Mailbox:
         decision = self._decisions.pop(0)
         if isinstance(decision, WeftError):
             raise decision
+        if self.rate_limits is not None:
+            decision, self.rate_limits = replace(decision, rate_limits=self.rate_limits), None
         return decision
 
 
@@ -255,7 +264,6 @@ class SchedulingLoop:
 
     def __init__(self, limits: SchedulerLimits, settings: Settings, clock: Clock, deps: LoopDeps) -> None:
         self._scheduler = Scheduler(limits, settings)
-        self._settings = settings
         self._clock = clock
         self._deps = deps
         self._wake_spans = WakeSpans(deps.tracing, clock)
@@ -301,6 +309,8 @@ class SchedulingLoop:
 
     def update_view(self, view: FleetView) -> None:
         """Apply a new view of the registry."""
+        if self._newest is None or view.tenants is not self._newest.tenants:
+            self._take_tenants(view.tenants)
         self._newest = view
         if self._view_timer is not None:
             return
@@ -324,9 +334,9 @@ class SchedulingLoop:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router does not know the mesh yet")
         key, now = next(self._keys), self._clock.monotonic()
         request = self._deps.records.clients.resolve(request)
-        self._note_arrival(key, request, now)
-        permission = self._settings.tenant(request.tenant)
-        mailbox = Mailbox(request, permission.permits_remote(requested=request.allow_remote))
+        rate_limits = self._note_arrival(key, request, now)
+        permission = self._scheduler.tenant(request.tenant)
+        mailbox = Mailbox(request, permission.permits_remote(requested=request.allow_remote), rate_limits)
         self._mailboxes[key] = mailbox
         arrival = arrival_of(key, request, now, allow_remote=mailbox.allow_remote)
         try:
@@ -346,6 +356,8 @@ class SchedulingLoop:
         mailbox = self._mailboxes.get(key)
         if mailbox is not None and mailbox.cancelled is not None:
             return
+        if mailbox is not None:
+            mailbox.holds_grant = False
         now = self._clock.monotonic()
         self._deps.records.requests.note_retry(key, attempt, reason, now)
         self._deps.observer.note_failed_attempt(reason)
@@ -357,10 +369,14 @@ class SchedulingLoop:
         if mailbox is None:
             return
         now, requests = self._clock.monotonic(), self._deps.records.requests
+        reason = Reason.MOVED if mailbox.refused is Reason.MOVED else reason
         if mailbox.cancelled is not None and reason is Reason.CANCELLED:
             requests.note_cancelled(key, placement.canceller_of(mailbox.cancelled))
         requests.note_end(key, now, reason, receipt)
         mailbox.end()
+        if mailbox.refused is Reason.MOVED:
+            self._note_moved(key)
+            return
         self._deps.records.clients.note_end(key, receipt)
         self._deps.records.usage.note_end(
             mailbox.request,
@@ -398,6 +414,15 @@ class SchedulingLoop:
             mailbox.cancel(placement.request_cancelled(cancelled_by))
         return ends
 
+    def move_away(self, moved: Callable[[placement.PlacementRequest], WeftError | None]) -> None:
+        """End the waiting requests that another router has to place, with the error that `moved` has for them."""
+        for mailbox in list(self._mailboxes.values()):
+            if mailbox.holds_grant or mailbox.refused is not None:
+                continue
+            error = moved(mailbox.request)
+            if error is not None:
+                mailbox.put(error)
+
     def wake_finished(self, model: str, end: WakeEnd) -> None:
         """Report the end of a wake to the scheduler."""
         if not self._closed:
@@ -417,18 +442,33 @@ class SchedulingLoop:
         for mailbox in self._mailboxes.values():
             mailbox.put(WeftError(Reason.SERVICE_UNAVAILABLE, "the router is stopping"))
 
-    def _note_arrival(self, key: int, request: placement.PlacementRequest, now: float) -> None:
-        """Record a request and count it for its client; one that exceeds a rate is recorded as refused."""
+    def _note_arrival(self, key: int, request: placement.PlacementRequest, now: float) -> RateLimitStatus | None:
+        """Record a request and count it for its client; one that exceeds a rate is recorded as refused.
+
+        Returns what its caller has left; None: nothing limits it.
+        """
         records = self._deps.records
         records.requests.note_arrival(key, request, now, self._clock.utc_now())
         try:
-            records.clients.admit(key, request)
+            return records.clients.admit(key, request)
         except WeftError as error:
             records.requests.note_refusal(key, error, now)
             self._deps.observer.note_refusal(request, error.reason, self._mesh.view)
             records.usage.note_refused(request, self._mesh.view)
             records.figures.note_refused(request, self._mesh.view, now)
             raise
+
+    def _note_moved(self, key: int) -> None:
+        """Forget a request that another router goes on with; that one counts it."""
+        self._deps.records.clients.note_moved(key)
+        self._deliver(self._scheduler.finish(key, self._clock.monotonic(), None, Reason.MOVED))
+
+    def _take_tenants(self, tenants: Mapping[str, Tenant]) -> None:
+        """Apply the tenants that operators declared; nothing that waits or runs is disturbed."""
+        declared = declared_in(tenants)
+        self._deps.records.clients.declare({name: limits_of(each) for name, each in declared.items()})
+        settings = {name: settings_of(each) for name, each in declared.items()}
+        self._deliver(self._scheduler.declare_tenants(settings, self._clock.monotonic()))
 
     def _take_view(self) -> None:
         assert self._newest is not None, "a view has arrived"

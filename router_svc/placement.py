@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Self, TypedDict, assert_never
 import grpc
 from typing_extensions import override
 
+from router_svc.call_metadata import asks_this_router
 from router_svc.loop import SchedulingLoop
+from router_svc.ownership import Ownership
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
@@ -16,6 +18,7 @@ from weft.dispatch.agents import require_target
 from weft.dispatch.media_work import MAX_WORK
 from weft.dispatch.payload_description import MAX_PREFIX_CHUNKS
 from weft.dispatch.placement import (
+    MAX_UNREACHABLE_ROUTERS,
     Decision,
     Grant,
     LoadingModel,
@@ -23,6 +26,7 @@ from weft.dispatch.placement import (
     Placement,
     PlacementRequest,
     PoolQueue,
+    QueueSource,
     RouterPort,
     WaitingInQueue,
     canceller_of,
@@ -124,10 +128,21 @@ PlaceContext = grpc.aio.ServicerContext[pb.PlaceRequest, pb.PlaceResponse]
 class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
     """Implements PlacementService; translation only."""
 
-    def __init__(self, placement: RouterPort, journal: JournalPolicy | None = None) -> None:
-        """`journal`: which requests may only come as tasks; None: none."""
+    def __init__(
+        self,
+        placement: RouterPort,
+        journal: JournalPolicy | None = None,
+        ownership: Ownership | None = None,
+        mesh_queues: QueueSource | None = None,
+    ) -> None:
+        """`journal`: which requests may only come as tasks; None: none. `ownership`: which it places; None: all.
+
+        `mesh_queues`: the queues of all routers; None: this router's are all.
+        """
         self._placement = placement
+        self._mesh_queues = mesh_queues or placement
         self._journal = journal
+        self._ownership = ownership or Ownership("")
 
     # grpc.aio also accepts a coroutine that reads and writes through the context; the stub only knows iterators.
     @override
@@ -137,6 +152,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             if not isinstance(first, pb.PlaceRequest) or first.WhichOneof("kind") != "open":
                 raise invalid_field("open", "must be the first message of a placement")
             wanted = _request_from_proto(first.open, carried_traceparent(context.invocation_metadata()))
+            self._ownership.require(wanted)
             self._require_unjournaled(wanted)
             async with self._placement.place(wanted) as place:
                 reading = asyncio.create_task(self._read_reports(context, place))
@@ -155,7 +171,8 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
         context: grpc.aio.ServicerContext[pb.ListQueuesRequest, pb.ListQueuesResponse],
     ) -> pb.ListQueuesResponse:
         async with answering(context):
-            return pb.ListQueuesResponse(queues=map(_queue_to_proto, await self._placement.queues()))
+            queues = self._placement if asks_this_router(context) else self._mesh_queues
+            return pb.ListQueuesResponse(queues=map(_queue_to_proto, await queues.queues()))
         raise AssertionError("abort has raised")
 
     def _require_unjournaled(self, wanted: PlacementRequest) -> None:
@@ -194,12 +211,18 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             try:
                 decision = await place.next_decision()
             except WeftError as error:
+                if error.reason is Reason.SHUTTING_DOWN:
+                    # To its dispatcher a router that stops is one that is lost: the request is placed again.
+                    raise WeftError(Reason.SERVICE_UNAVAILABLE, error.message) from error
                 if not (cancelled_by := canceller_of(error)):
                     raise
                 # The dispatcher ends the request, and reports its end.
                 await context.write(pb.PlaceResponse(cancelled=pb.PlaceCancelled(cancelled_by=cancelled_by)))
                 await asyncio.Event().wait()
-            await context.write(_decision_to_proto(decision))
+            response = _decision_to_proto(decision)
+            if decision.rate_limits is not None:
+                response.rate_limits.CopyFrom(decision.rate_limits)
+            await context.write(response)
 
 
 def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementRequest:
@@ -223,13 +246,14 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
         names_priority=message.priority != 0,
         allow_remote=message.allow_remote,
         age_seconds=age_seconds,
+        is_counted=message.is_counted,
         seconds_left=message.time_left.ToNanoseconds() / 1e9 if message.HasField("time_left") else None,
         attempts_used=message.attempts_used,
         traceparent=traceparent,
         asked_model=require_token(message.asked_model, "open.asked_model", MAX_NAME_CHARS)
         if message.asked_model
         else "",
-        # For statistics alone: no request is refused for it.
+        # A caller that is no token counts as one that is not known; no request is refused for it.
         caller=message.caller if is_token(message.caller, MAX_USAGE_KEY_CHARS) else "",
         **_described(message),
     )
@@ -248,6 +272,7 @@ class _Described(TypedDict):
     affinity_key: bytes
     prefix_digests: tuple[int, ...]
     client_id: str
+    unreachable_routers: frozenset[str]
 
 
 def _described(message: pb.PlaceOpen) -> _Described:
@@ -260,6 +285,8 @@ def _described(message: pb.PlaceOpen) -> _Described:
         raise invalid_field("open.needed_tools", f"has more than {MAX_NEEDED_TOOLS} entries")
     if len(message.affinity_key) > MAX_AFFINITY_KEY_BYTES:
         raise invalid_field("open.affinity_key", f"has more than {MAX_AFFINITY_KEY_BYTES} bytes")
+    if len(message.unreachable_routers) > MAX_UNREACHABLE_ROUTERS:
+        raise invalid_field("open.unreachable_routers", f"has more than {MAX_UNREACHABLE_ROUTERS} entries")
     if len(message.prefix_digests) > MAX_PREFIX_CHUNKS:
         raise invalid_field("open.prefix_digests", f"has more than {MAX_PREFIX_CHUNKS} entries")
     known_skills = {skill.value for skill in Skill}
@@ -277,6 +304,10 @@ def _described(message: pb.PlaceOpen) -> _Described:
         affinity_key=message.affinity_key,
         prefix_digests=tuple(message.prefix_digests),
         client_id=require_token(message.client_id, "open.client_id", MAX_CLIENT_CHARS) if message.client_id else "",
+        unreachable_routers=frozenset(
+            require_name(name, f"open.unreachable_routers[{place}]")
+            for place, name in enumerate(message.unreachable_routers)
+        ),
     )
 
 

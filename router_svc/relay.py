@@ -60,7 +60,12 @@ class TokenGate:
         Raises UNAUTHENTICATED when it does not, RATE_LIMIT_EXCEEDED after too many wrong ones, SERVICE_UNAVAILABLE when
         the registry cannot be reached.
         """
-        token, peer = _token_of(context.invocation_metadata() or ()), context.peer().rpartition(":")[0]
+        await self.check_token(_token_of(context.invocation_metadata() or ()), context.peer().rpartition(":")[0])
+
+    async def check_token(self, token: str, peer: str) -> None:
+        """Return when a token is valid; wrong ones are counted by peer. Raises as `check`."""
+        if not 0 < len(token) <= MAX_TOKEN_CHARS:
+            raise _no_token()
         digest = sha256(token.encode()).digest()
         wait = 0.0 if digest in self._known else self._refusals.wait_seconds(peer, self._clock.monotonic())
         if wait > 0 or self._checking >= MAX_CHECKS:
@@ -97,8 +102,12 @@ def _token_of(metadata: Iterable[Any]) -> str:
     given = [value for key, value in metadata if key == "authorization"]
     scheme, _, token = str(given[0]).partition(" ") if len(given) == 1 else ("", "", "")
     if scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN_CHARS:
-        raise WeftError(Reason.UNAUTHENTICATED, "a join token is required; create one with `weft runner token create`")
+        raise _no_token()
     return token
+
+
+def _no_token() -> WeftError:
+    return WeftError(Reason.UNAUTHENTICATED, "a join token is required; create one with `weft runner token create`")
 
 
 def _check_error(error: WeftError) -> WeftError:
@@ -209,6 +218,15 @@ class Relay:
         if self._calls is not None:
             await self._calls.settle()
         await asyncio.gather(*self._closing)
+
+    async def check_token(self, token: str, peer: str) -> None:
+        """Return when a join token is valid, for a listener that opens links in the name of others.
+
+        `peer` is who shows it. Raises as `TokenGate.check`, and SHUTTING_DOWN.
+        """
+        self._require_running()
+        assert self._gate is not None, "a token before the relay was started"
+        await self._gate.check_token(token, f"publisher:{peer}")
 
     def services(self) -> RawServices:
         """Return the runners' services, for the router's own gRPC server."""

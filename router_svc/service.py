@@ -6,13 +6,16 @@ from typing import Any, Protocol
 import grpc
 from typing_extensions import override
 
+from router_svc.announcement import RouterAnnouncement
 from router_svc.call_spans import CallSpans
 from router_svc.config import RouterConfig
 from router_svc.fleet_view import view_of_runner
 from router_svc.inference_servicer import InferenceServicer
 from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer
 from router_svc.memory_watch import MemoryWatch
+from router_svc.mesh_requests import MeshQueues, MeshRequests
 from router_svc.observer import NoObserver, RouterState, SchedulingObserver
+from router_svc.ownership import OwnedPlacement, Ownership
 from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.relay import Relay
 from router_svc.request_servicer import JournaledTasks, LocalRequests, RequestServicer
@@ -32,8 +35,10 @@ from weft.dispatch.call import LayeredDispatcher
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWatcher
 from weft.dispatch.fleet_health import look_at_fleet
-from weft.dispatch.placement import RouterPort
+from weft.dispatch.placement import QueueSource, RouterPort
 from weft.dispatch.remote_router import RequestSource
+from weft.dispatch.router_links import RouterLinks
+from weft.dispatch.routers_placement import RoutersPlacement
 from weft.durable.batches import FilePort
 from weft.durable.durable_call import durable_calls
 from weft.durable.journal_policy import JournalPolicy
@@ -107,7 +112,10 @@ class RouterService(Service):
                 on_waiting=self._hurry_memory,
             ),
         )
-        self._placement = LocalPlacement(self._loop)
+        self._local = LocalPlacement(self._loop)
+        self._ownership = Ownership(config.name)
+        self._links = RouterLinks(clock, config.security, own=config.name)
+        self._placement = RoutersPlacement(self, self._links, self._local, own=config.name)
         observer.show(
             RouterState(
                 queues=self._loop.queues,
@@ -129,8 +137,13 @@ class RouterService(Service):
             figures=records.figures,
             watches=config.watches,
         )
+        self._mesh_requests = MeshRequests(self._requests, self._links, clock)
+        self._mesh_queues = MeshQueues(self._local, self._links)
         self._memory: MemoryWatch | None = None
         self._relay = None if config.relay is None else Relay(config.relay, self._mesh_clock)
+        self._announcement: RouterAnnouncement | None = None
+        if config.name:
+            self._announcement = RouterAnnouncement(config.name, config.address, clock)
         self._registry: grpc.aio.Channel | None = None
         self._fleet: FleetWatcher | None = None
         self._view = self._registry_view = FleetView()
@@ -181,13 +194,33 @@ class RouterService(Service):
 
     @property
     def placement(self) -> RouterPort:
-        """Return the placement port for dispatchers in this process."""
+        """Return the placement port for dispatchers in this process; it places by the other routers what they own."""
         return self._placement
 
     @property
+    def own_placement(self) -> RouterPort:
+        """Return the placement port for tasks: it raises MOVED for what another router owns, whose tasks they are."""
+        return OwnedPlacement(self._local, self._ownership)
+
+    @property
+    def name(self) -> str:
+        """Return its name among the routers; empty: it takes no part in dividing the mesh."""
+        return self._config.name
+
+    @property
+    def links(self) -> RouterLinks:
+        """Return the links to the other routers."""
+        return self._links
+
+    @property
     def requests(self) -> RequestSource:
-        """Return the records of requests and clients, for readers in this process."""
-        return self._requests
+        """Return the records of requests and clients of all routers, for readers in this process."""
+        return self._mesh_requests
+
+    @property
+    def queues(self) -> QueueSource:
+        """Return the queues of all routers, for readers in this process."""
+        return self._mesh_queues
 
     @property
     def usage(self) -> UsageRecorder:
@@ -242,9 +275,11 @@ class RouterService(Service):
             asked=lambda model, tenant: asked_name(self._view, model, tenant),
             spans=CallSpans(self._clock, self.tracing),
         ).add_to_server(server)
-        placement = PlacementServicer(self._placement, journal)
+        placement = PlacementServicer(self._local, journal, self._ownership, self._mesh_queues)
         placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(placement, server)
-        request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(self._requests), server)
+        request_service_pb2_grpc.add_RequestServiceServicer_to_server(
+            RequestServicer(self._requests, self._mesh_requests), server
+        )
         if self._relay is not None:
             server.add_generic_rpc_handlers((self._relay.services(),))
 
@@ -253,7 +288,7 @@ class RouterService(Service):
         self._registry = open_channel(self._config.registry_address, self._config.security)
         if self._relay is not None:
             self._relay.start(self._registry)
-        self._fleet = FleetWatcher(self._registry, self._clock, include_ticket_keys=True)
+        self._fleet = FleetWatcher(self._registry, self._clock, include_ticket_keys=True, service="router")
         self._fleet.subscribe(self._update_view)
         await self._fleet.start()
         self._memory = MemoryWatch(
@@ -264,9 +299,13 @@ class RouterService(Service):
             self._records.figures.note_devices,
         )
         await self._memory.start()
+        if self._announcement is not None:
+            self._announcement.start(self._registry)
 
     async def stop(self, grace_seconds: float) -> None:  # noqa: ARG002 - granted streams do not depend on the router
         """Stops the router. Waiting requests are refused, and placed elsewhere by their dispatchers."""
+        if self._announcement is not None:
+            await self._announcement.stop()
         self._loop.close()
         self._requests.close()
         await self._waker.stop()
@@ -276,6 +315,7 @@ class RouterService(Service):
         if self._fleet is not None:
             await self._fleet.stop()
             self._fleet = None
+        await self._links.close()
         if self._relay is not None:
             await self._relay.stop()
         if self._registry is not None:
@@ -307,5 +347,8 @@ class RouterService(Service):
         # The waker first: what the loop decides about a view is carried out in the same one.
         self._waker.update_view(self._view)
         self._loop.update_view(self._view)
+        self._links.update_view(self._view)
+        if self._ownership.update_view(self._view):
+            self._loop.move_away(self._ownership.moved)
         for listener in self._listeners:
             listener(self._view)

@@ -11,7 +11,7 @@ from router_svc.policy.change_buffer import WatchLimits
 from router_svc.policy.figures import FigureLimits
 from router_svc.policy.limits import QueueLimits, SchedulingLimits
 from router_svc.policy.settings import ClientName, ClientProfile, Settings, TenantRates
-from weft.kernel.settings import PUBLIC, SECRET, Seconds
+from weft.kernel.settings import PUBLIC, SECRET, Name, Seconds
 
 WakeRecipeKind = Literal["wake_on_lan", "http", "command"]
 
@@ -32,6 +32,9 @@ class RelayLimits:
 class RouterSettings(QueueLimits, Settings):
     """The scheduler."""
 
+    name: Name | None = None
+    """Its name among the routers of the mesh, the same after a restart. Default: made of this machine's name and the
+    address at which it listens."""
     ticket_lifetime_seconds: Seconds = 30.0
     """How long a ticket to start work is valid."""
     scheduling: SchedulingLimits = field(default_factory=SchedulingLimits)

@@ -56,6 +56,8 @@ class RunnerConfig:
     """Devices that its models may use; empty: all devices of the host."""
     memory_wait_seconds: float = 300.0
     """Maximum wait of a load for accelerator memory."""
+    worker_hosts: tuple[str, ...] = ()
+    """Other hosts that have a part of its models."""
     max_requests: int | None = None
     """Concurrent requests over all its models; None: as many as its slots."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)

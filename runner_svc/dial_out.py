@@ -21,7 +21,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CHANNEL_OPTIONS, answering, error_from_call
 from weft.kernel.service import Service, start_critical, stop_tasks
 from weft.link.forward import Context, RawServices, finish, forward_to_channel, forward_to_link
-from weft.link.frames import Side, forwardable
+from weft.link.frames import Side, error_of, forwardable
 from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, Link, LinkCall
 from weft.link.multiplexer import LinkLimits
 
@@ -61,6 +61,8 @@ class LinkEvent:
     state: LinkState
     detail: str = ""
     retry_seconds: float | None = None
+    error: WeftError | None = None
+    """Why the registry refused the session; None: it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +252,7 @@ class DialOut(Service):
 
     def _note_opening(self, status: relay_service_pb2.CallEnd) -> None:
         if status.code != 0:
-            self._on_event(LinkEvent(state=LinkState.REFUSED, detail=status.message))
+            self._on_event(LinkEvent(state=LinkState.REFUSED, detail=status.message, error=error_of(status)))
             return
         if not self._session_is_open:
             self._opened_at = self._clock.monotonic()

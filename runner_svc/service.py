@@ -48,6 +48,7 @@ from weft.api.runner.v1 import (
 )
 from weft.dispatch.tickets import PermitGate, TicketGate
 from weft.kernel.clock import Clock, MeshClock, SystemClock
+from weft.kernel.failover_channel import FailoverChannel
 from weft.kernel.health import WELL, HealthCheck, Observation, degraded
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
@@ -183,6 +184,8 @@ class RunnerService(Service):
             jitter=SystemRandom().random,
         )
         self._session.on_taken = self._withdraw_taken
+        if isinstance(self._registry, FailoverChannel):
+            self._registry.on_move(self._session.note_other_registry)
         if self._config.leftovers is not None:
             await asyncio.to_thread(self._config.leftovers.sweep)
         if self._leases is not None:

@@ -156,6 +156,9 @@ class RunnerSettings:
     devices: Annotated[tuple[Annotated[int, Ge(0), Le(63)], ...], MaxLen(64), PUBLIC] = ()
     """Accelerators of the host that it may use, by number in the order of the PCI bus. Default: those that
     CUDA_VISIBLE_DEVICES names, or all."""
+    worker_hosts: Annotated[tuple[Annotated[str, Pattern(r"^[!-~]{1,255}$")], ...], MaxLen(256), PUBLIC] = ()
+    """Other hosts that have a part of its models, where an engine runs on several: their names as `hostname` prints
+    them there. The pools of all these hosts are scheduled together. See docs/several-hosts.md."""
     port_range: Annotated[str, Pattern(r"^\d{1,5}-\d{1,5}$")] | None = None
     """Ports that engines listen on, such as `41000-41099`, where others are closed. Default: any free one."""
     http_port: Annotated[Port | None, PUBLIC] = None

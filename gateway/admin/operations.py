@@ -181,7 +181,9 @@ async def list_requests(requests: RequestSource, request: Request) -> Response:
     query = begin_read(request, REQUESTS_SURFACE, REQUEST_LIST_PARAMETERS)
     limit = query.count("limit", MAX_LISTED) or DEFAULT_LISTED
     found = await requests.requests(limit, tenant_of(request.scope), _selection(query))
-    listed = ListRequestsResponse(requests=found.requests, total_count=found.total)
+    listed = ListRequestsResponse(
+        requests=found.requests, total_count=found.total, unreachable_routers=found.unreachable_routers
+    )
     return json_response(document_of(listed))
 
 

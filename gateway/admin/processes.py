@@ -108,6 +108,7 @@ async def get_process_health(deps: AdminDeps, request: Request) -> Response:
             for each in found.components
         ],
         log_level=found.log_level,
+        version=found.version,
         log_level_end_time=found.log_level_end_time if found.HasField("log_level_end_time") else None,
     )
     return json_response(document_of(health))

@@ -13,6 +13,7 @@ from gateway.answers.stream import StreamedAnswer
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
 from gateway.deps import InferenceDeps
 from gateway.media import MediaSource, RequestMedia, supply
+from gateway.rate_limit_headers import rate_limit_headers
 from gateway.request_facts import RequestFacts, facts_of
 from weft.api.common.v1 import event_pb2, image_pb2, warning_pb2
 from weft.dispatch.call import Call, Layer, Proceed
@@ -106,6 +107,7 @@ def unary(work: Work, answer: AnswerBuilder) -> Response:
         deps.metrics.tokens_used(facts, answer.usage)
         receipt = generation.receipt
         headers = [] if receipt is None else receipt_facts(receipt)
+        headers += rate_limit_headers(generation.rate_limits)
         if answer.warnings:
             headers.append((b"x-weft-warnings", b"%d" % len(answer.warnings)))
         return JsonAnswer(body, headers, answer.media_type)

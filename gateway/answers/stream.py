@@ -5,7 +5,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -20,6 +20,7 @@ from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.errors import ClientGoneError, envelope, internal_error, shutting_down
 from gateway.http.disconnect import WhileConnected, abort_connection
 from gateway.http.event_watches import EventWatches
+from gateway.rate_limit_headers import rate_limit_headers
 from gateway.request_facts import RequestFacts, facts_of
 from weft.api.registry.v1.event_pb2 import Event
 from weft.dispatch.call import Call
@@ -56,7 +57,10 @@ class SseWriter:
         *,
         keepalive: bytes = KEEPALIVE,
         content_type: bytes = EVENT_STREAM,
+        headers: Callable[[], Sequence[tuple[bytes, bytes]]] = tuple,
     ) -> None:
+        """`headers`: what is added to those of the answer, as known when they are sent."""
+        self._headers = headers
         self._keepalive = keepalive
         self._content_type = content_type
         self._send = send
@@ -122,7 +126,7 @@ class SseWriter:
             await self.write(data)
 
     async def _commit(self) -> bytes:
-        headers = [(b"content-type", self._content_type), *_HEADERS]
+        headers = [(b"content-type", self._content_type), *_HEADERS, *self._headers()]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self.is_committed = True
         held = b"".join(self._held)
@@ -152,7 +156,12 @@ class SseResponse(Response, ABC):
         """Stream until the events end or fail, the caller disconnects, or the gateway stops."""
         facts = facts_of(scope)
         writer = SseWriter(
-            send, self._deps.config, self._deps.clock, keepalive=self._keepalive, content_type=self._content_type
+            send,
+            self._deps.config,
+            self._deps.clock,
+            keepalive=self._keepalive,
+            content_type=self._content_type,
+            headers=self._added_headers,
         )
         try:
             await self._run(scope, receive, writer, facts)
@@ -174,6 +183,10 @@ class SseResponse(Response, ABC):
                 raise
             log.exception("stream failed unexpectedly", request_id=facts.request_id)
             await self._fail(internal_error(), writer, facts)
+
+    def _added_headers(self) -> Sequence[tuple[bytes, bytes]]:
+        """Returns the headers of this answer besides those of every stream, as known when they are sent."""
+        return ()
 
     @abstractmethod
     async def _pump(self, scope: Scope, receive: Receive, writer: SseWriter) -> None:
@@ -214,6 +227,10 @@ class StreamedAnswer(SseResponse):
         finally:
             metrics.stream_ended()
             metrics.tokens_used(facts_of(scope), self._encoder.usage)
+
+    @override
+    def _added_headers(self) -> Sequence[tuple[bytes, bytes]]:
+        return rate_limit_headers(self._generation.rate_limits)
 
     @override
     async def _pump(self, scope: Scope, receive: Receive, writer: SseWriter) -> None:

@@ -12,6 +12,7 @@ from gateway.answers.sse import receipt_facts
 from gateway.deps import InferenceDeps
 from gateway.errors import JSON
 from gateway.http.disconnect import WhileConnected
+from gateway.rate_limit_headers import rate_limit_headers
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT
@@ -80,7 +81,7 @@ def unary_answer(
         found = to_body(result, receipt)
         body = found if isinstance(found, bytes) else await found
         deps.metrics.tokens_used(facts, receipt.usage)
-        return JsonAnswer(body, receipt_facts(receipt), media_type)
+        return JsonAnswer(body, [*receipt_facts(receipt), *rate_limit_headers(call.rate_limits)], media_type)
 
     return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(deps, context))
 

@@ -34,7 +34,9 @@ add."""
 EXPOSED_HEADERS = (
     "location", "request-id", "retry-after", "x-audio-ms", "x-cache-hit", "x-cache-tokens-reused", "x-gpu-energy-mj",
     "x-gpu-time-ms", "x-gpu-time-source", "x-image-pixels", "x-image-steps", "x-left-premises", "x-load-wait-ms",
-    "x-queue-wait-ms", "x-request-id", "x-should-retry", "x-weft-task-id", "x-weft-warnings",
+    "x-queue-wait-ms", "x-ratelimit-limit-requests", "x-ratelimit-limit-tokens", "x-ratelimit-remaining-requests",
+    "x-ratelimit-remaining-tokens", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens", "x-request-id",
+    "x-should-retry", "x-weft-task-id", "x-weft-warnings",
 )  # fmt: skip
 """Headers of answers that pages may read."""
 _ORIGIN = b"origin"

@@ -147,7 +147,7 @@ class EdgeServerConfig(uvicorn.Config):
         self.counts = ConnectionCounts(limits)
         self.on_refused = on_refused
         self.is_stopping = False
-        """Set when the listeners close: a connection that was already being accepted is closed at once."""
+        """Set when the listeners close: each connection answers what it has begun, and at most one request more."""
 
 
 class EdgeProtocol(HttpToolsProtocol):
@@ -207,9 +207,8 @@ class EdgeProtocol(HttpToolsProtocol):
         if refusal is not None:
             self._refuse(refusal)
             transport.close()
-        elif self._server_config.is_stopping:
-            transport.close()
         else:
+            # Also while the server stops: the connection waited in the listener's backlog, perhaps with its request.
             self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -275,6 +274,18 @@ class EdgeProtocol(HttpToolsProtocol):
         _cancel(self._head_timer)
         self._head_timer = None
         super().on_headers_complete()
+        if self._server_config.is_stopping:
+            self.cycle.keep_alive = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no request that is being read or answered."""
+        return self._is_reading_head and (self.cycle is None or self.cycle.response_complete)
+
+    def shutdown(self) -> None:
+        """Close the connection once its request is answered. An idle one is left to the server: see `EdgeServer`."""
+        if not self.is_idle:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """Handle a part of a body: only the number of parts and their overhead are limited here."""

@@ -22,9 +22,14 @@ from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical
 
 _DATE_INTERVAL_SECONDS = 1.0
+# How long idle connections stay open after the listeners: their callers may just have sent a request. nginx does the
+# same (keepalive_min_timeout).
+_LAST_REQUEST_SECONDS = 0.25
 # How long answers and connections may take to end after their cancellation.
 _FINAL_WRITES_SECONDS = 2.0
 _POLL_SECONDS = 0.005
+_ACCEPTING_TURNS = 3
+"""Turns of the event loop between which it has looked at its listeners at least once, whichever loop it is."""
 
 
 class EdgeServer(uvicorn.Server):
@@ -91,19 +96,38 @@ class EdgeServer(uvicorn.Server):
                     await self._stopping.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the listeners, let requests finish, cancel those that do not, close all connections."""
+        """Close the listeners, let requests finish, cancel those that do not, close all connections.
+
+        No request is left unread: connections that wait in a backlog are accepted first, and idle ones get a moment.
+        """
         self._edge_config.is_stopping = True
+        # One turn of the event loop accepts what waits. What connects later is refused, and finds another gateway.
+        for _ in range(_ACCEPTING_TURNS):
+            await asyncio.sleep(0)
         for server in self.servers:
             server.close()
         for listener in sockets or ():
             listener.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
+        await self._idle_end()
         if not await self._requests_end(self._grace_seconds):
             for task in list(self.server_state.tasks):
                 task.cancel()
             await self._requests_end(_FINAL_WRITES_SECONDS)
         await self._connections_end()
+
+    async def _idle_end(self) -> None:
+        """Close the connections that stay idle, after a moment for their last request."""
+        deadline = time.monotonic() + _LAST_REQUEST_SECONDS
+        while self._idle() and time.monotonic() < deadline:  # noqa: ASYNC110 - as in `_connections_end`
+            await asyncio.sleep(_POLL_SECONDS)
+        for connection in self._idle():
+            connection.transport.close()
+
+    def _idle(self) -> list[EdgeProtocol]:
+        connections = (each for each in self.server_state.connections if isinstance(each, EdgeProtocol))
+        return [connection for connection in connections if connection.is_idle]
 
     async def _requests_end(self, seconds: float) -> bool:
         """Whether every request ended within `seconds`; a finished one may start the next of its pipeline."""

@@ -33,7 +33,10 @@ async def read_json_body(scope: Scope, receive: Receive, config: GatewayConfig) 
     and as `read_body` besides.
     """
     if not _is_json(_media_type(headers_of(scope))):
-        raise WeftError(Reason.MALFORMED_REQUEST, "the Content-Type must be application/json")
+        raise WeftError(
+            Reason.MALFORMED_REQUEST,
+            "the Content-Type must be application/json (curl -H 'Content-Type: application/json')",
+        )
     return await _read_json(scope, receive, config)
 
 

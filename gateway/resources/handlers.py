@@ -76,7 +76,7 @@ async def list_resources(kind: ResourceKind, deps: GatewayDeps, request: Request
     query = begin_read(request, SURFACE, list_parameters(kind))
     size, token, labels = query.count("pageSize", MAX_PAGE_SIZE), query.text("pageToken"), query.text("labels")
     parse_selector(labels, "labels")
-    if kind is ResourceKind.RUNNER:
+    if kind in (ResourceKind.RUNNER, ResourceKind.TENANT):
         return json_response(page_body(kind, await deps.registry.list_page(kind, size, token)))
     principal = facts_of(request.scope).principal
     principal.require_some(VIEW_MODELS)
@@ -101,7 +101,7 @@ async def get_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) 
     """Returns one resource."""
     begin_read(request, SURFACE)
     name, principal = known_name_of(request, deps), facts_of(request.scope).principal
-    if kind is not ResourceKind.RUNNER:
+    if kind not in (ResourceKind.RUNNER, ResourceKind.TENANT):
         principal.require_name(VIEW_MODELS, name)
     return json_response(plain(_visible(principal, await deps.registry.get(kind, name))))
 
@@ -128,7 +128,7 @@ async def delete_resource(kind: ResourceKind, deps: GatewayDeps, request: Reques
     name = known_name_of(request, deps)
     if kind is ResourceKind.PROFILE:
         facts.principal.require(EDIT_MODELS)
-    elif kind is not ResourceKind.RUNNER:
+    elif kind not in (ResourceKind.RUNNER, ResourceKind.TENANT):
         facts.principal.require_name(EDIT_MODELS, name)
     await deps.registry.delete(kind, name, force=force)
     log.info("resource deleted", request_id=facts.request_id, kind=kind.value, name=name, force=force)

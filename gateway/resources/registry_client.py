@@ -37,7 +37,7 @@ from weft.documents.resources import (
     to_declaration,
 )
 from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.reasons import REGISTRY_AWAY, Reason
 from weft.kernel.rpc import error_from_call
 
 
@@ -83,8 +83,10 @@ class RegistryCalls:
 
     def _error(self, error: grpc.aio.AioRpcError, timeout_seconds: float) -> WeftError:
         found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
-        if found.reason is Reason.SERVICE_UNAVAILABLE:
-            return WeftError(found.reason, "the registry cannot be reached; models continue to answer without it")
+        if found.reason in REGISTRY_AWAY:
+            return WeftError(
+                Reason.SERVICE_UNAVAILABLE, "the registry cannot be reached; models continue to answer without it"
+            )
         if found.reason is Reason.DEADLINE_EXCEEDED and "operation" not in found.metadata:
             return WeftError(found.reason, f"the registry did not answer within {timeout_seconds:g} seconds")
         if isinstance(found, FieldError):

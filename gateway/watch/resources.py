@@ -17,10 +17,10 @@ from gateway.watch.source import Change, WatchCaller, WatchSource, delete, put, 
 from weft.documents.mesh_state import Key, MeshState
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import PoolDocument, plain, pool_document
-from weft.documents.rights import visible_pool
+from weft.documents.rights import resource_of, visible_pool
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.principal import VIEW_MODELS, Access, Principal, Resource, Role
+from weft.kernel.principal import VIEW_MODELS, Access, Principal, Role
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task, stop_tasks
 
@@ -175,12 +175,12 @@ class ResourceSource(WatchSource):
     @property
     @override
     def access(self) -> Access:
-        return Access(Resource.RUNNERS, Role.VIEW) if self._kind is ResourceKind.RUNNER else VIEW_MODELS
+        return Access(resource_of(self._kind), Role.VIEW)
 
     @property
     @override
     def by_name(self) -> bool:
-        return self._kind not in (ResourceKind.RUNNER, ResourceKind.PROFILE)
+        return self._kind not in (ResourceKind.RUNNER, ResourceKind.PROFILE, ResourceKind.TENANT)
 
     @override
     async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:

@@ -70,6 +70,14 @@ class ApiKeys:
         self._ring = None
         log.info("keys ready", keys=len(self._keys), good=len(self._good))
 
+    async def require_pepper_of(self, store: KeyStore) -> None:
+        """Raises INVALID_ARGUMENT when the pepper is not the one that the valid keys of a store were made with."""
+        stored, path, now = await store.load(), self._config.pepper_file, self._core.clock.utc_now()
+        pepper = None if path is None else read_pepper(path)
+        good = sum(key.is_good(now) for key in stored.keys)
+        if good and (pepper is None or pepper_mark(pepper) != stored.pepper_mark):
+            raise lost_pepper(path, keys=good)
+
     @property
     def ring(self) -> KeyRing:
         """The verifiers of all valid keys, for authentication in this process."""

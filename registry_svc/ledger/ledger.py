@@ -111,6 +111,10 @@ class Ledger:
         ]
         log.info("ledger open", leases=len(stored.grants))
 
+    def extend_grace(self) -> None:
+        """Orphan no lease for a while: until now no holder could reach the registry."""
+        self._reconciler.extend_grace()
+
     async def stop(self, grace_seconds: float) -> None:
         """End all waits and watches, and finish pending writes for at most `grace_seconds`. Safe to call twice."""
         tasks, self._tasks = self._tasks, []

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from registry_svc.config import AliasSetting, RegistryConfig
 from registry_svc.mesh.domain import EventDraft, JoinToken
@@ -13,14 +13,18 @@ from registry_svc.mesh.records import Held
 from registry_svc.mesh.rows import StoredSession
 from registry_svc.mesh.session_state import SessionState
 from registry_svc.mesh.store import Store
+from registry_svc.mesh.tenant_index import configured_tenant
 from registry_svc.mesh.watch import Broadcaster, EventLog, Snapshot, Watcher
 from registry_svc.writer import SingleWriter
-from weft.api.registry.v1 import registry_service_pb2, settings_pb2
+from weft.api.registry.v1 import registry_service_pb2, settings_pb2, tenant_pb2
 from weft.kernel.clock import Clock, MeshClock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX
 from weft.kernel.reasons import Reason
+
+if TYPE_CHECKING:
+    from weft.api.registry.v1.router_pb2 import Router
 
 log = get_logger("weft.registry")
 
@@ -41,6 +45,8 @@ class RegistryCore:
         self.config = config
         self.mesh = Mesh()
         self.join_tokens: dict[str, JoinToken] = {}
+        self.routers: dict[str, Router] = {}
+        """The routers with a session, by name."""
         self.settings = settings_pb2.MeshSettings(allow_cloud_fallback=config.allow_cloud_fallback, revision=1)
         self.writer = SingleWriter()
         self.events = EventLog(clock, config.max_events, config.watch_buffer_responses)
@@ -55,8 +61,15 @@ class RegistryCore:
         try:
             stored = await self.store.load()
             self.mesh.aliases.configure(configured_alias(each) for each in self.config.aliases)
+            self.mesh.tenants.configure(configured_tenant(each) for each in self.config.tenants)
             self.mesh.declare(
-                stored.models, stored.agents, stored.routes, stored.aliases, stored.profiles, stored.workflows
+                stored.models,
+                stored.agents,
+                stored.routes,
+                stored.aliases,
+                stored.profiles,
+                stored.workflows,
+                stored.tenants,
             )
             for session in stored.sessions:
                 self.mesh.install(self._read_back(session))
@@ -85,9 +98,12 @@ class RegistryCore:
             self.join_tokens = {}
             await self.store.close()
 
-    def reconfigure(self, aliases: Iterable[AliasSetting]) -> None:
-        """Use these aliases of the configuration in place of the present ones."""
-        self.publish(self.mesh.configure_aliases(configured_alias(each) for each in aliases))
+    def reconfigure(self, aliases: Iterable[AliasSetting], tenants: Iterable[tenant_pb2.TenantManifest] = ()) -> None:
+        """Use these aliases and tenants of the configuration in place of the present ones."""
+        self.publish(
+            self.mesh.configure_aliases(configured_alias(each) for each in aliases)
+            + self.mesh.configure_tenants(configured_tenant(each) for each in tenants)
+        )
 
     def name_of(self, name_or_id: str) -> str:
         """The name of the model, the agent or the route with this id; any other text as it is."""
@@ -136,6 +152,8 @@ class RegistryCore:
             tuple(mesh.aliases.shown.values()),
             tuple(mesh.profiles),
             tuple(mesh.workflows),
+            tuple(self.routers.values()),
+            tuple(mesh.tenants.shown.values()),
         )
         return snapshot, self.watchers.subscribe()
 

@@ -27,7 +27,7 @@ from registry_svc.mesh.policy.namespace import require_free
 from registry_svc.mesh.policy.ownership import Author, settled_owner
 from registry_svc.mesh.providers import secret_of
 from registry_svc.mesh.records import is_loaded, kind_number, name_of, pool_name_of, to_kind
-from registry_svc.mesh.rows import NO_NAMES, DeclaredNames
+from registry_svc.mesh.rows import NO_NAMES, DeclaredNames, DeclaredRecords
 from weft.api.registry.v1 import (
     agent_pb2,
     alias_pb2,
@@ -35,6 +35,7 @@ from weft.api.registry.v1 import (
     profile_pb2,
     registry_service_pb2,
     route_pb2,
+    tenant_pb2,
     workflow_pb2,
 )
 from weft.api.registry.v1.declaration_service_pb2 import (
@@ -89,6 +90,7 @@ class Plan:
     aliases: list[alias_pb2.Alias] = field(default_factory=list)
     profiles: list[profile_pb2.Profile] = field(default_factory=list)
     workflows: list[workflow_pb2.RegisteredWorkflow] = field(default_factory=list)
+    tenants: list[tenant_pb2.Tenant] = field(default_factory=list)
     arriving_targets: frozenset[str] = frozenset()
     """The agents, routes and workflows of the batch, as requests ask for them."""
     leaving: DeclaredNames = NO_NAMES
@@ -170,11 +172,11 @@ class Declarations:
 
         Call it in a write.
         """
-        planned = plan.models, plan.agents, plan.routes, plan.aliases, plan.profiles, plan.workflows
+        planned = plan.models, plan.agents, plan.routes, plan.aliases, plan.profiles, plan.workflows, plan.tenants
         if not any(planned) and gone == NO_NAMES:
             self._core.publish([], events)
             return
-        await self._core.store.save_declarations(*planned, gone)
+        await self._core.store.save_declarations(DeclaredRecords(*planned), gone)
         mesh = self._core.mesh
         changes = mesh.drop((), gone.agents, gone.routes, gone.aliases) + mesh.declare(*planned)
         self._core.publish(changes, [*events_of(plan.results), *events])
@@ -187,6 +189,7 @@ class Declarations:
             aliases=len(plan.aliases),
             profiles=len(plan.profiles),
             workflows=len(plan.workflows),
+            tenants=len(plan.tenants),
             adopt=plan.adopt,
         )
 
@@ -250,6 +253,8 @@ class Declarations:
                 kind, (outcome, before) = Kind.PROFILE, self._plan_profile(plan, given.profile)
             case "workflow":
                 kind, (outcome, before) = Kind.WORKFLOW, self._plan_workflow(plan, given.workflow)
+            case "tenant":
+                kind, (outcome, before) = Kind.TENANT, self._plan_tenant(plan, given.tenant)
             case "runner":
                 self._require_runner(given.runner.name)
                 kind, outcome, before = Kind.RUNNER, Outcome.UNCHANGED, given
@@ -383,6 +388,17 @@ class Declarations:
             return Outcome.CREATED, None
         return Outcome.CONFIGURED, Declaration(workflow=earlier.manifest)
 
+    def _plan_tenant(self, plan: Plan, given: tenant_pb2.TenantManifest) -> tuple[Outcome, Declaration | None]:
+        earlier = self._core.mesh.tenants.declared(given.name)
+        if earlier is not None and given == earlier.manifest:
+            return Outcome.UNCHANGED, Declaration(tenant=given)
+        created = plan.now if earlier is None else earlier.create_time
+        source = tenant_pb2.Tenant.SOURCE_DECLARED
+        plan.tenants.append(tenant_pb2.Tenant(manifest=given, source=source, create_time=created))
+        if earlier is None:
+            return Outcome.CREATED, None
+        return Outcome.CONFIGURED, Declaration(tenant=earlier.manifest)
+
     def _is_target(self, plan: Plan, target: str) -> bool:
         """Whether a request could mean this once the batch is applied."""
         mesh = self._core.mesh
@@ -440,6 +456,7 @@ class Declarations:
             ("aliases", len(mesh.aliases), Kind.ALIAS, config.max_aliases),
             ("profiles", len(mesh.profiles), Kind.PROFILE, config.max_profiles),
             ("workflows", len(mesh.workflows), Kind.WORKFLOW, config.max_workflows),
+            ("tenants", len(mesh.tenants), Kind.TENANT, config.max_tenants),
         ):
             require_room(what, present, new.count(kind_number(kind)), limit)
         growth = mesh.sizes.growth_bytes(
@@ -450,6 +467,7 @@ class Declarations:
                 *(each.manifest for each in plan.aliases),
                 *(each.manifest for each in plan.profiles),
                 *(each.manifest for each in plan.workflows),
+                *(each.manifest for each in plan.tenants),
             ]
         )
         require_room(
@@ -480,6 +498,9 @@ class Declarations:
             case Kind.WORKFLOW:
                 await self._core.store.delete_names([], [], [], [], [], [name])
                 self._core.publish(self._core.mesh.drop(workflows=[name]), _deleted([(kind, name)]))
+            case Kind.TENANT:
+                await self._core.store.delete_names([], [], tenants=[name])
+                self._core.publish(self._core.mesh.drop(tenants=[name]), _deleted([(kind, name)]))
             case _:
                 await self._core.store.delete_names([], [], [name])
                 self._core.publish(self._core.mesh.drop(routes=[name]), _deleted([(kind, name)]))
@@ -504,8 +525,8 @@ class Declarations:
                 targets, is_known = {AGENT_PREFIX + name}, mesh.agent(name) is not None
             case Kind.ROUTE | Kind.WORKFLOW:
                 targets, is_known = self._ladder_or_workflow(kind, name)
-            case Kind.ALIAS:
-                is_known = self._require_declared_alias(name)
+            case Kind.ALIAS | Kind.TENANT:
+                is_known = self._require_declared(kind, name)
             case Kind.PROFILE:
                 is_known = mesh.profiles.get(name) is not None
             case Kind.RUNNER:
@@ -530,16 +551,21 @@ class Declarations:
             return {ROUTE_PREFIX + name}, name in self._core.mesh.routes
         return {WORKFLOW_PREFIX + name}, name in self._core.mesh.workflows
 
-    def _require_declared_alias(self, name: str) -> bool:
-        """Whether there is an alias of this name; raises FAILED_PRECONDITION for one of the configuration."""
-        aliases = self._core.mesh.aliases
-        if aliases.declared(name) is None and name in aliases.shown:
+    def _require_declared(self, kind: Kind, name: str) -> bool:
+        """Whether there is an alias or a tenant of this name; raises RESOURCE_IN_USE for one of the configuration."""
+        mesh = self._core.mesh
+        index, section = (
+            (mesh.aliases, "registry.aliases")
+            if kind is Kind.ALIAS
+            else (mesh.tenants, "router.tenants, router.rate_limits")
+        )
+        if index.declared(name) is None and name in index.shown:
             raise WeftError(
                 Reason.RESOURCE_IN_USE,
-                f"the alias {name!r} is of the mesh's weft.yaml (registry.aliases); remove it there",
-                metadata={Kind.ALIAS.value: name},
+                f"the {kind.value} {name!r} is of the mesh's weft.yaml ({section}); remove it there",
+                metadata={kind.value: name},
             )
-        return aliases.declared(name) is not None
+        return index.declared(name) is not None
 
     def _leaving_names(self, leaving: set[str]) -> set[str]:
         """Return these models, and the pools that would have no member without them."""

@@ -25,7 +25,7 @@ class Phase(IntEnum):
 class Kind(Enum):
     """Kind of a named resource.
 
-    Aliases and profiles have namespaces of their own; of the others only a pool may have the name of a model.
+    Aliases, profiles and tenants have namespaces of their own; of the others only a pool may have the name of a model.
     """
 
     MODEL = "model"
@@ -36,6 +36,7 @@ class Kind(Enum):
     ALIAS = "alias"
     PROFILE = "profile"
     WORKFLOW = "workflow"
+    TENANT = "tenant"
 
 
 class Status(IntEnum):

@@ -456,7 +456,7 @@ def configured_alias(setting: AliasSetting) -> alias_pb2.Alias:
 
 
 class ManifestSizes:
-    """The sizes of all models, agents, routes, aliases, profiles and workflows as they are shown, and their sum."""
+    """The sizes of all that is declared and published, as it is shown, and their sum."""
 
     def __init__(self) -> None:
         self._sizes: dict[tuple[Kind, str], int] = {}

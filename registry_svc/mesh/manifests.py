@@ -20,6 +20,7 @@ from weft.api.registry.v1 import (
     model_pb2,
     profile_pb2,
     route_pb2,
+    tenant_pb2,
     wake_pb2,
     workflow_pb2,
 )
@@ -30,6 +31,7 @@ from weft.kernel.alias_rules import check_alias
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.names import require_no_id
+from weft.kernel.tenant_rules import to_canonical_limits
 from weft.kernel.timestamps import duration_of
 from weft.kernel.units import keep_alive_seconds
 from weft.wake.recipes import set_defaults
@@ -112,6 +114,14 @@ def valid_workflow(manifest: workflow_pb2.WorkflowManifest, field: str) -> workf
     return manifest
 
 
+def valid_tenant(manifest: tenant_pb2.TenantManifest, field: str) -> tenant_pb2.TenantManifest:
+    """Return a valid tenant; raises INVALID_ARGUMENT naming the field, such as "limits[2].window"."""
+    check_message(manifest, field)
+    manifest.DiscardUnknownFields()
+    to_canonical_limits(manifest, field)
+    return manifest
+
+
 def _check_wake(wake: wake_pb2.Wake, field: str, *, published: bool) -> None:
     """Raise INVALID_ARGUMENT naming the field of a plan that cannot be carried out, or not by routers."""
     if not wake.by_runner and not wake.HasField("by_mesh"):
@@ -164,11 +174,14 @@ def _check_declaration(declaration: declaration_service_pb2.Declaration, field: 
             valid_profile(declaration.profile, f"{field}.profile", config)
         case "workflow":
             valid_workflow(declaration.workflow, f"{field}.workflow")
+        case "tenant":
+            valid_tenant(declaration.tenant, f"{field}.tenant")
         case "pool":
             require_at_most(declaration.pool.members, f"{field}.pool.members", config.max_models)
         case None:
             raise invalid_field(
-                field, "must be a model, an agent, a runner, a pool, a route, an alias, a profile or a workflow"
+                field,
+                "must be a model, an agent, a runner, a pool, a route, an alias, a profile, a workflow or a tenant",
             )
     check_message(declaration, field)
 
@@ -227,8 +240,8 @@ def _require_one_namespace(
     pools |= {each.model.manifest.pool_name for each in declarations if each.HasField("model")}
     for index, declaration in enumerate(declarations):
         name, kind = name_of(declaration), declaration.WhichOneof("resource") or ""
-        # Pools, aliases and profiles have namespaces of their own.
-        space = kind if kind in {"pool", "alias", "profile"} else ""
+        # Pools, aliases, profiles and tenants have namespaces of their own.
+        space = kind if kind in {"pool", "alias", "profile", "tenant"} else ""
         earlier = owners.setdefault((space, name), index)
         if earlier != index:
             what = "also declared in this call" if kind == "pool" else f"also that of {place(earlier)}"

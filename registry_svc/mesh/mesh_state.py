@@ -5,6 +5,7 @@ Without awaiting, clock or storage: session manager and declarations decide, thi
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from registry_svc.mesh.domain import Kind
 from registry_svc.mesh.indexes import (
@@ -20,6 +21,7 @@ from registry_svc.mesh.indexes import (
 from registry_svc.mesh.overlay import may_serve, public_agent, public_model, says_the_same, virtual_agent, virtual_model
 from registry_svc.mesh.policy.declarations import Target
 from registry_svc.mesh.session_state import SessionState
+from registry_svc.mesh.tenant_index import TenantIndex
 from weft.api.registry.v1 import (
     agent_pb2,
     alias_pb2,
@@ -28,6 +30,7 @@ from weft.api.registry.v1 import (
     profile_pb2,
     route_pb2,
     runner_pb2,
+    tenant_pb2,
     workflow_pb2,
 )
 from weft.api.registry.v1.declaration_service_pb2 import Declaration
@@ -53,6 +56,7 @@ class ResourceIndex:
         self.aliases = AliasIndex()
         self.profiles = ProfileIndex()
         self.workflows = WorkflowIndex()
+        self.tenants = TenantIndex()
         self.sizes = ManifestSizes()
         self.ids = IdIndex()
         self.detail_bytes = 0
@@ -95,6 +99,7 @@ class ResourceIndex:
             Kind.ALIAS: self.aliases.shown.keys,
             Kind.PROFILE: self.profiles.names,
             Kind.WORKFLOW: self.workflows.names,
+            Kind.TENANT: self.tenants.shown.keys,
         }
         return names[kind]()
 
@@ -262,9 +267,9 @@ class Mesh(ResourceIndex):
         agents = dict.fromkeys(name for state in members for name in state.agents)
         return self._changes(members, models, agents, ())
 
-    def changes_for_report(self, state: SessionState, woken_or_asleep: Iterable[str]) -> list[Change]:
-        """Return the changes after a report in which the models `woken_or_asleep` fell asleep or woke up."""
-        return self._changes([state], dict.fromkeys(woken_or_asleep), {}, ())
+    def changes_for_report(self, state: SessionState, models: Iterable[str]) -> list[Change]:
+        """Return the changes after a report in which these models fell asleep, woke up, or got another runtime."""
+        return self._changes([state], dict.fromkeys(models), {}, ())
 
     def declare(
         self,
@@ -274,6 +279,7 @@ class Mesh(ResourceIndex):
         aliases: Iterable[alias_pb2.Alias] = (),
         profiles: Iterable[profile_pb2.Profile] = (),
         workflows: Iterable[workflow_pb2.RegisteredWorkflow] = (),
+        tenants: Iterable[tenant_pb2.Tenant] = (),
     ) -> list[Change]:
         """Put declarations in place of earlier ones of their names; returns the changes."""
         new_routes = {declared.manifest.name: declared for declared in routes}
@@ -289,7 +295,7 @@ class Mesh(ResourceIndex):
         self._declared_agents |= new_agents
         changes = self._changes([], dict.fromkeys(new_models), dict.fromkeys(new_agents), (), new_routes)
         changes += self._replaced_aliases(aliases, ()) + self._replaced_profiles(profiles, ())
-        return changes + self._replaced_workflows(workflows, ())
+        return changes + self._replaced_workflows(workflows, ()) + self._replaced_tenants(tenants, ())
 
     def drop(
         self,
@@ -299,10 +305,11 @@ class Mesh(ResourceIndex):
         aliases: Sequence[str] = (),
         profiles: Sequence[str] = (),
         workflows: Sequence[str] = (),
+        tenants: Sequence[str] = (),
     ) -> list[Change]:
         """Remove models and agents, declared and published, and what else operators declared; returns the changes."""
         changes = self._replaced_aliases((), aliases) + self._replaced_profiles((), profiles)
-        changes += self._replaced_workflows((), workflows)
+        changes += self._replaced_workflows((), workflows) + self._replaced_tenants((), tenants)
         for name in routes:
             self.routes.drop(name)
         for name in models:
@@ -350,6 +357,16 @@ class Mesh(ResourceIndex):
             changes.append(Change(deleted_workflow=name))
         return changes
 
+    def _replaced_tenants(self, new: Iterable[tenant_pb2.Tenant], gone: Iterable[str]) -> list[Change]:
+        """Put and drop declared tenants; returns the changes, those of hidden and uncovered ones included."""
+        before, new, gone = self.tenants.shown, tuple(new), tuple(gone)
+        self.tenants.replace(new, gone)
+        for tenant in new:
+            self.sizes.put(tenant.manifest)
+        for name in gone:
+            self.sizes.drop(Kind.TENANT, name)
+        return self._tenant_changes(before)
+
     def shown_workflow(self, name: str) -> workflow_pb2.RegisteredWorkflow | None:
         """Return a workflow with its present status."""
         workflow = self.workflows.get(name)
@@ -375,12 +392,13 @@ class Mesh(ResourceIndex):
         if kind is None or kind in {"runner", "pool"}:
             return True
         given = getattr(expected, kind)
-        lookups = {
+        lookups: Mapping[str, Callable[[str], Any]] = {
             "agent": self.agent,
             "route": self.routes.get,
             "alias": self.aliases.declared,
             "profile": self.profiles.get,
             "workflow": self.workflows.get,
+            "tenant": self.tenants.shown.get,
         }
         found = lookups[kind](given.name)
         return found is not None and found.manifest == given
@@ -390,6 +408,20 @@ class Mesh(ResourceIndex):
         before = self.aliases.shown
         self.aliases.configure(aliases)
         return self._alias_changes(before)
+
+    def configure_tenants(self, tenants: Iterable[tenant_pb2.Tenant]) -> list[Change]:
+        """Set the tenants of the configuration; returns the changes."""
+        before = self.tenants.shown
+        self.tenants.configure(tenants)
+        return self._tenant_changes(before)
+
+    def _tenant_changes(self, before: Mapping[str, tenant_pb2.Tenant]) -> list[Change]:
+        """Return the changes from tenants that counted before to those that count now."""
+        after = self.tenants.shown
+        return [
+            *(Change(deleted_tenant=name) for name in before if name not in after),
+            *(Change(tenant=tenant) for name, tenant in after.items() if before.get(name) != tenant),
+        ]
 
     def _alias_changes(self, before: Mapping[str, alias_pb2.Alias]) -> list[Change]:
         """Return the changes from aliases that counted before to those that count now."""

@@ -1,5 +1,6 @@
 """Models, agents, routes and runners as the mesh shows them: declarations over publications, with states of runners."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -30,6 +31,8 @@ class Publisher:
     capability: Held[runner_pb2.Capability]
     sleeping: frozenset[str]
     """Its models that it reported as hibernating, by name."""
+    runtimes: Mapping[str, str]
+    """The runtimes of its models that have another one than the runner, by name of the model."""
     last_heartbeat_time: Timestamp
     inactive_time: Timestamp | None
     """None while it is active."""
@@ -112,7 +115,7 @@ def _of_publisher(model: model_pb2.Model, publisher: Publisher | None) -> model_
     provider = model.manifest.provider
     model.type = _API_WORDS.get(provider.api, "") if model.manifest.HasField("provider") else ""
     if publisher is not None:
-        model.type = model.type or publisher.profile.runtime
+        model.type = model.type or publisher.runtimes.get(model.manifest.name, publisher.profile.runtime)
         model.runner = publisher.profile.name
         _set_times(model, publisher)
     return model

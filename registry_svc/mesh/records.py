@@ -7,8 +7,9 @@ there is one for each runner and model are held as their bytes.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
@@ -26,6 +27,7 @@ from weft.api.registry.v1 import (
     resource_kind_pb2,
     route_pb2,
     runner_pb2,
+    tenant_pb2,
     workflow_pb2,
 )
 from weft.dispatch.agents import target_of
@@ -44,6 +46,7 @@ Manifest = (
     | alias_pb2.AliasManifest
     | profile_pb2.ProfileManifest
     | workflow_pb2.WorkflowManifest
+    | tenant_pb2.TenantManifest
 )
 
 _KIND_NUMBERS = {
@@ -55,6 +58,7 @@ _KIND_NUMBERS = {
     Kind.ALIAS: resource_kind_pb2.RESOURCE_KIND_ALIAS,
     Kind.PROFILE: resource_kind_pb2.RESOURCE_KIND_PROFILE,
     Kind.WORKFLOW: resource_kind_pb2.RESOURCE_KIND_WORKFLOW,
+    Kind.TENANT: resource_kind_pb2.RESOURCE_KIND_TENANT,
 }
 _KINDS = {number: kind for kind, number in _KIND_NUMBERS.items()}
 
@@ -68,7 +72,7 @@ def to_kind(kind: resource_kind_pb2.ResourceKind.ValueType, field: str) -> Kind:
     """A kind of resource; raises INVALID_ARGUMENT naming the field when it is none."""
     found = _KINDS.get(kind)
     if found is None:
-        raise invalid_field(field, "must be model, agent, runner, pool, route, alias, profile or workflow")
+        raise invalid_field(field, "must be model, agent, runner, pool, route, alias, profile, workflow or tenant")
     return found
 
 
@@ -91,7 +95,8 @@ def moment_of(
     | route_pb2.Route
     | alias_pb2.Alias
     | profile_pb2.Profile
-    | workflow_pb2.RegisteredWorkflow,
+    | workflow_pb2.RegisteredWorkflow
+    | tenant_pb2.Tenant,
 ) -> datetime:
     """When a resource was first published or declared."""
     return record.create_time.ToDatetime(tzinfo=UTC)
@@ -203,21 +208,22 @@ def unowned_in(report: runner_pb2.Capability, published: Container[str]) -> froz
 BASE_BYTES = 96
 
 
+_KINDS_OF_MANIFESTS: Mapping[type[Message], Kind] = MappingProxyType(
+    {
+        model_pb2.ModelManifest: Kind.MODEL,
+        agent_pb2.AgentManifest: Kind.AGENT,
+        route_pb2.RouteManifest: Kind.ROUTE,
+        alias_pb2.AliasManifest: Kind.ALIAS,
+        profile_pb2.ProfileManifest: Kind.PROFILE,
+        workflow_pb2.WorkflowManifest: Kind.WORKFLOW,
+        tenant_pb2.TenantManifest: Kind.TENANT,
+    }
+)
+
+
 def key_of(manifest: Manifest) -> tuple[Kind, str]:
     """The kind and the name of that which a manifest describes."""
-    match manifest:
-        case model_pb2.ModelManifest():
-            return Kind.MODEL, manifest.name
-        case agent_pb2.AgentManifest():
-            return Kind.AGENT, manifest.name
-        case route_pb2.RouteManifest():
-            return Kind.ROUTE, manifest.name
-        case alias_pb2.AliasManifest():
-            return Kind.ALIAS, manifest.name
-        case profile_pb2.ProfileManifest():
-            return Kind.PROFILE, manifest.name
-        case workflow_pb2.WorkflowManifest():
-            return Kind.WORKFLOW, manifest.name
+    return _KINDS_OF_MANIFESTS[type(manifest)], manifest.name
 
 
 def manifest_bytes(manifest: Manifest) -> int:
@@ -235,7 +241,7 @@ def manifest_bytes(manifest: Manifest) -> int:
             texts = [manifest.name, manifest.description, *manifest.candidates]
         case alias_pb2.AliasManifest():
             texts = [manifest.name, manifest.pattern, manifest.target, manifest.tenant, manifest.description]
-        case profile_pb2.ProfileManifest() | workflow_pb2.WorkflowManifest():
+        case profile_pb2.ProfileManifest() | workflow_pb2.WorkflowManifest() | tenant_pb2.TenantManifest():
             return BASE_BYTES + manifest.ByteSize()
     tags = manifest.tags.ByteSize() if isinstance(manifest, model_pb2.ModelManifest | agent_pb2.AgentManifest) else 0
     params = manifest.default_params.ByteSize() if isinstance(manifest, agent_pb2.AgentManifest) else 0

@@ -22,6 +22,7 @@ from weft.api.registry.v1 import (
     runner_pb2,
     settings_pb2,
     tags_pb2,
+    tenant_pb2,
     wake_pb2,
     workflow_pb2,
 )
@@ -65,6 +66,7 @@ class StoredMesh:
     aliases: tuple[alias_pb2.Alias, ...] = ()
     profiles: tuple[profile_pb2.Profile, ...] = ()
     workflows: tuple[workflow_pb2.RegisteredWorkflow, ...] = ()
+    tenants: tuple[tenant_pb2.Tenant, ...] = ()
     settings: settings_pb2.MeshSettings | None = None
     """None: never saved."""
     join_tokens: tuple[JoinToken, ...] = ()
@@ -80,6 +82,19 @@ class DeclaredNames:
 
 
 NO_NAMES = DeclaredNames()
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredRecords:
+    """What is declared, by kind."""
+
+    models: Sequence[model_pb2.Model] = ()
+    agents: Sequence[agent_pb2.Agent] = ()
+    routes: Sequence[route_pb2.Route] = ()
+    aliases: Sequence[alias_pb2.Alias] = ()
+    profiles: Sequence[profile_pb2.Profile] = ()
+    workflows: Sequence[workflow_pb2.RegisteredWorkflow] = ()
+    tenants: Sequence[tenant_pb2.Tenant] = ()
 
 
 def plan_to_json(plan: wake_pb2.Wake) -> str:
@@ -297,6 +312,12 @@ def declared_workflow_row(workflow: workflow_pb2.RegisteredWorkflow) -> Values:
     }
 
 
+def declared_tenant_row(tenant: tenant_pb2.Tenant) -> Values:
+    """A row of `declared_tenants`."""
+    manifest = tenant.manifest.SerializeToString(deterministic=True)
+    return {"name": tenant.manifest.name, "manifest": manifest, "created_at": moment_of(tenant)}
+
+
 def settings_row(settings: settings_pb2.MeshSettings) -> Values:
     """The row of `mesh_settings`."""
     return {
@@ -390,6 +411,13 @@ def declared_workflow_of(row: Row[Any]) -> workflow_pb2.RegisteredWorkflow:
     """Read a row of `declared_workflows`."""
     manifest = workflow_pb2.WorkflowManifest.FromString(bytes(row.manifest))
     return workflow_pb2.RegisteredWorkflow(manifest=manifest, create_time=stamp_of(row.created_at))
+
+
+def declared_tenant_of(row: Row[Any]) -> tenant_pb2.Tenant:
+    """Read a row of `declared_tenants`."""
+    manifest = tenant_pb2.TenantManifest.FromString(bytes(row.manifest))
+    source = tenant_pb2.Tenant.SOURCE_DECLARED
+    return tenant_pb2.Tenant(manifest=manifest, source=source, create_time=stamp_of(row.created_at))
 
 
 def settings_of(row: Row[Any]) -> settings_pb2.MeshSettings:

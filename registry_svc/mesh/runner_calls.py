@@ -1,6 +1,6 @@
 """The registry's calls to runners: carry this out, give that up. A port; `grpc_runner_calls` is it over gRPC."""
 
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -119,7 +119,11 @@ Metadata = tuple[tuple[str, str], ...]
 class GrpcRunnerCalls(RunnerCalls):
     """RunnerCalls over gRPC. The caller owns `channels` and closes it."""
 
-    def __init__(self, core: RegistryCore, channels: ChannelPool) -> None:
+    def __init__(
+        self, core: RegistryCore, channels: ChannelPool, until_owner: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """`until_owner` returns once no other registry can own the database, and may command the same runners."""
+        self._until_owner = until_owner or _at_once
         self._core = core
         self._channels = channels
 
@@ -127,7 +131,7 @@ class GrpcRunnerCalls(RunnerCalls):
     async def load(
         self, runner: str, model: str, options: load_pb2.LoadOptions, *, operation_id: str
     ) -> AsyncGenerator[runner_service_pb2.LoadResponse]:
-        state = self._member(runner)
+        state = await self._member(runner)
         request = runner_service_pb2.LoadRequest(
             model=model,
             permit=self._permit(state, Action.LOAD, model=model, operation_id=operation_id),
@@ -142,7 +146,7 @@ class GrpcRunnerCalls(RunnerCalls):
     async def pull(
         self, runner: str, request: operation_pb2.PullModel, *, operation_id: str
     ) -> AsyncGenerator[runner_service_pb2.PullModelResponse]:
-        state = self._member(runner)
+        state = await self._member(runner)
         permit = self._permit(state, Action.PULL, model=request.source, operation_id=operation_id)
         asked = runner_service_pb2.PullModelRequest(source=request.source, form=request.form, permit=permit)
         stub, metadata = await self._reach(state)
@@ -154,7 +158,7 @@ class GrpcRunnerCalls(RunnerCalls):
     async def add_model(
         self, runner: str, name: str, request: operation_pb2.LoadModel, *, operation_id: str
     ) -> AsyncGenerator[runner_service_pb2.AddModelResponse]:
-        state = self._member(runner)
+        state = await self._member(runner)
         asked = runner_service_pb2.AddModelRequest(
             source=request.source,
             name=name,
@@ -170,7 +174,7 @@ class GrpcRunnerCalls(RunnerCalls):
     async def remove_model(
         self, runner: str, model: str, *, operation_id: str
     ) -> runner_service_pb2.RemoveModelResponse:
-        state = self._member(runner)
+        state = await self._member(runner)
         request = runner_service_pb2.RemoveModelRequest(
             model=model, permit=self._permit(state, Action.REMOVE, model=model, operation_id=operation_id)
         )
@@ -179,7 +183,7 @@ class GrpcRunnerCalls(RunnerCalls):
 
     @override
     async def unload(self, runner: str, model: str, *, operation_id: str) -> runner_service_pb2.UnloadResponse:
-        state = self._member(runner)
+        state = await self._member(runner)
         request = runner_service_pb2.UnloadRequest(
             model=model, permit=self._permit(state, Action.UNLOAD, model=model, operation_id=operation_id)
         )
@@ -190,7 +194,7 @@ class GrpcRunnerCalls(RunnerCalls):
     async def flush_cache(
         self, runner: str, request: runner_service_pb2.FlushCacheRequest, *, operation_id: str
     ) -> runner_service_pb2.FlushCacheResponse:
-        state = self._member(runner)
+        state = await self._member(runner)
         permitted = runner_service_pb2.FlushCacheRequest()
         permitted.CopyFrom(request)
         permitted.permit.CopyFrom(self._permit(state, Action.FLUSH, model=request.model, operation_id=operation_id))
@@ -199,7 +203,7 @@ class GrpcRunnerCalls(RunnerCalls):
 
     @override
     async def load_options(self, runner: str) -> dict[str, load_pb2.LoadOptions]:
-        stub, metadata = await self._reach(self._member(runner))
+        stub, metadata = await self._reach(await self._member(runner))
         request = runner_service_pb2.DescribeRequest()
         found = await _answer(stub.Describe(request, timeout=DESCRIBE_TIMEOUT_SECONDS, metadata=metadata))
         return {each.model: each.load_options for each in found.instances}
@@ -216,7 +220,7 @@ class GrpcRunnerCalls(RunnerCalls):
     @override
     async def evict(self, request: EvictionRequest) -> EvictionAnswer:
         try:
-            state = self._member(request.runner)
+            state = await self._member(request.runner)
             message = runner_service_pb2.YieldMemoryRequest(
                 model=request.model,
                 permit=self._permit(state, Action.YIELD, model=request.model, operation_id=""),
@@ -231,7 +235,8 @@ class GrpcRunnerCalls(RunnerCalls):
             return EvictionAnswer.UNREACHABLE if error.reason in _NO_LONGER_THERE else EvictionAnswer.REFUSED
         return EvictionAnswer.GIVEN_UP
 
-    def _member(self, runner: str) -> SessionState:
+    async def _member(self, runner: str) -> SessionState:
+        await self._until_owner()
         state = self._core.mesh.of_runner(runner)
         if state is None or not state.pulse.active:
             raise WeftError(
@@ -258,6 +263,10 @@ class GrpcRunnerCalls(RunnerCalls):
         channel = await self._channels.get(address)
         stub = cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel))
         return stub, metadata_of(address) or None
+
+
+async def _at_once() -> None:
+    """Returns at once: no other registry is there."""
 
 
 async def _responses(call: "grpc.aio.UnaryStreamCall[Any, T]") -> AsyncGenerator[T]:

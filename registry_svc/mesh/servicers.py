@@ -29,6 +29,7 @@ from registry_svc.mesh.requests import (
 )
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.watch import Snapshot, Watcher, change_message, concerns
+from registry_svc.mesh.watching import WatchingProcesses
 from registry_svc.wire_values import require_at_most, to_actor
 from weft.api.registry.v1 import (
     agent_pb2,
@@ -50,7 +51,16 @@ from weft.documents.rights import names_secret, require_declarable, visible_name
 from weft.documents.selectors import parse_selector, selects
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import is_name, require_name
-from weft.kernel.principal import EDIT_MODELS, MESH_ACCESS, USE_SECRETS, VIEW_MODELS, Access, Resource, Role
+from weft.kernel.principal import (
+    EDIT_MODELS,
+    EDIT_SETTINGS,
+    MESH_ACCESS,
+    USE_SECRETS,
+    VIEW_MODELS,
+    Access,
+    Resource,
+    Role,
+)
 from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import duration_of, stamp_of
@@ -145,6 +155,9 @@ class Catalogue:
         )
         self.profiles = Listing(core, lambda mesh: mesh.profiles.names(), shown_profile, "profile")
         self.workflows = Listing(core, lambda mesh: mesh.workflows.names(), Mesh.shown_workflow, "workflow")
+        self.tenants = Listing(
+            core, lambda mesh: mesh.tenants.shown.keys(), lambda mesh, name: mesh.tenants.shown.get(name), "tenant"
+        )
         self.runners = Listing(core, Mesh.runner_names, _runner, "runner")
 
     def name_of(self, name_or_id: str) -> str:
@@ -205,8 +218,9 @@ _ALSO_WATCHED = (Access(Resource.RUNNERS, Role.VIEW), Access(Resource.SETTINGS, 
 class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
     """See RegistryService in the contract."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: Catalogue, watching: WatchingProcesses) -> None:
         self._catalogue = catalogue
+        self._watching = watching
 
     def _visible(self, name_or_id: str) -> str:
         """Return a name that the caller may see; raises PERMISSION_DENIED naming the scope that is missing."""
@@ -335,6 +349,21 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             return registry_service_pb2.GetWorkflowResponse(workflow=found)
 
     @override
+    async def ListTenants(
+        self, request: registry_service_pb2.ListTenantsRequest, context: Context
+    ) -> registry_service_pb2.ListTenantsResponse:
+        async with answering(context):
+            tenants, token = self._catalogue.tenants.selected_page(request, lambda _: True)
+            return registry_service_pb2.ListTenantsResponse(tenants=tenants, next_page_token=token)
+
+    @override
+    async def GetTenant(
+        self, request: registry_service_pb2.GetTenantRequest, context: Context
+    ) -> registry_service_pb2.GetTenantResponse:
+        async with answering(context):
+            return registry_service_pb2.GetTenantResponse(tenant=self._catalogue.tenants.get(request.name))
+
+    @override
     async def ListRunners(
         self, request: registry_service_pb2.ListRunnersRequest, context: Context
     ) -> registry_service_pb2.ListRunnersResponse:
@@ -362,7 +391,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             if request.include_ticket_keys:
                 caller().require(MESH_ACCESS)
             snapshot, watcher = self._catalogue.watch()
-            with watcher:
+            with watcher, self._watching.watching(request):
                 await context.write(await snapshot.message(with_keys=request.include_ticket_keys))
                 async for response in watcher:
                     await context.write(change_message(response, with_keys=request.include_ticket_keys))
@@ -486,9 +515,12 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
         async with answering(context):
             kind = to_kind(request.kind, "kind")
             name = self._declarations.name_of(require_name(request.name, "name"))
-            if kind in (Kind.RUNNER, Kind.POOL, Kind.PROFILE):
+            if kind is Kind.TENANT:
+                caller().require(EDIT_SETTINGS)
+            elif kind in (Kind.RUNNER, Kind.POOL, Kind.PROFILE):
                 caller().require(EDIT_MODELS)
-            caller().require_name(EDIT_MODELS, name)
+            else:
+                caller().require_name(EDIT_MODELS, name)
             await self._declarations.delete(kind, name, force=request.force, requested_by=to_actor("weft delete"))
             return declaration_service_pb2.DeleteResponse()
 

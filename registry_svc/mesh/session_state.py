@@ -1,6 +1,6 @@
 """One session with all that it published, in memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -40,6 +40,8 @@ class SessionState:
     """Its place in a spread of expiries."""
     sleeping: frozenset[str] = field(init=False)
     """Its models that hibernate, by name."""
+    runtimes: Mapping[str, str] = field(init=False)
+    """The runtimes of its models that have another one than the runner, by name of the model."""
     detail_bytes: int = field(init=False)
     """Size of the detail texts of its last report."""
     _publisher: Publisher | None = field(init=False, default=None)
@@ -49,6 +51,7 @@ class SessionState:
         self.share = share_of(self.profile.name)
         capability = self.capability.message()
         self.sleeping = _sleeping(capability)
+        self.runtimes = _runtimes(capability)
         self.detail_bytes = detail_bytes(capability)
 
     def withdraw(self, model: str) -> None:
@@ -61,6 +64,7 @@ class SessionState:
         """Record a capability report. Called by the mesh, which counts sizes."""
         self.capability = Held(capability)
         self.sleeping = _sleeping(capability)
+        self.runtimes = _runtimes(capability)
         self.detail_bytes = detail_bytes(capability)
         self.reported = True
         self._publisher = None
@@ -91,6 +95,7 @@ class SessionState:
                 capability=self.capability,
                 active=self.pulse.active,
                 sleeping=self.sleeping,
+                runtimes=self.runtimes,
                 last_heartbeat_time=stamp_of(self.last_heartbeat_at),
                 inactive_time=optional_stamp(self.inactive_since),
             )
@@ -132,6 +137,10 @@ def _sleeping(capability: runner_pb2.Capability) -> frozenset[str]:
         for instance in capability.instances
         if instance.phase == runner_pb2.InstanceState.PHASE_HIBERNATING
     )
+
+
+def _runtimes(capability: runner_pb2.Capability) -> dict[str, str]:
+    return {instance.model: instance.runtime for instance in capability.instances if instance.runtime}
 
 
 def profile_of(runner: runner_pb2.Runner) -> runner_pb2.Runner:

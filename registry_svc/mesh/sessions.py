@@ -190,7 +190,8 @@ class SessionManager:
         return compact(agent_pb2.Agent(manifest=manifest, runner=runner, kind=kind, create_time=created))
 
     def _revive(self, state: SessionState, beat: HeartbeatRequest, hearing: HeartbeatKind) -> None:
-        was_active, earlier, was_asleep = state.pulse.active, state.capability, state.sleeping
+        was_active, earlier = state.pulse.active, state.capability
+        was_asleep, ran = state.sleeping, state.runtimes
         reported_before = state.reported
         state.revive(self._clock.monotonic(), self._clock.utc_now())
         if hearing is HeartbeatKind.FRESH:
@@ -212,9 +213,10 @@ class SessionManager:
             log.info("runner is back", runner=state.profile.name)
             back = events_for(state.rows(), EventReason.REVIVED, f"the runner {state.profile.name} was heard again")
             self._core.publish(self._core.mesh.changes_for([state]), [*back, *drafts])
-        elif state.sleeping != was_asleep:
-            crossed = sorted((state.sleeping ^ was_asleep) & state.publications.keys())
-            self._core.publish(self._core.mesh.changes_for_report(state, crossed), drafts)
+        elif state.sleeping != was_asleep or state.runtimes != ran:
+            moved = {name for name, _ in state.runtimes.items() ^ ran.items()}
+            changed = sorted((state.sleeping ^ was_asleep | moved) & state.publications.keys())
+            self._core.publish(self._core.mesh.changes_for_report(state, changed), drafts)
         elif state.capability != earlier:
             self._core.publish([registry_service_pb2.Change(runner=state.runner())], drafts)
 

@@ -13,6 +13,7 @@ from registry_svc.mesh.rows import (
     NO_NAMES,
     SETTINGS_ID,
     DeclaredNames,
+    DeclaredRecords,
     StoredMesh,
     StoredPulse,
     StoredSession,
@@ -29,6 +30,8 @@ from registry_svc.mesh.rows import (
     declared_profile_row,
     declared_route_of,
     declared_route_row,
+    declared_tenant_of,
+    declared_tenant_row,
     declared_workflow_of,
     declared_workflow_row,
     join_token_of,
@@ -50,6 +53,7 @@ from registry_svc.store.schema import (
     declared_models,
     declared_profiles,
     declared_routes,
+    declared_tenants,
     declared_workflows,
     join_tokens,
     mesh_settings,
@@ -57,7 +61,9 @@ from registry_svc.store.schema import (
     runners,
     sessions,
 )
-from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, profile_pb2, route_pb2, settings_pb2, workflow_pb2
+from weft.api.registry.v1 import (
+    settings_pb2,
+)
 from weft.kernel.log import get_logger
 
 
@@ -96,16 +102,7 @@ class Store(Protocol):
         """Delete these sessions with their runners, agents and models; unknown ids are ignored."""
         ...
 
-    async def save_declarations(
-        self,
-        models: Sequence[model_pb2.Model],
-        agents: Sequence[agent_pb2.Agent],
-        routes: Sequence[route_pb2.Route] = (),
-        aliases: Sequence[alias_pb2.Alias] = (),
-        profiles: Sequence[profile_pb2.Profile] = (),
-        workflows: Sequence[workflow_pb2.RegisteredWorkflow] = (),
-        gone: DeclaredNames = NO_NAMES,
-    ) -> None:
+    async def save_declarations(self, declared: DeclaredRecords, gone: DeclaredNames = NO_NAMES) -> None:
         """Put these declarations in place of earlier ones of their names, and delete `gone`; all of it, or nothing."""
         ...
 
@@ -117,6 +114,7 @@ class Store(Protocol):
         aliases: Sequence[str] = (),
         profiles: Sequence[str] = (),
         workflows: Sequence[str] = (),
+        tenants: Sequence[str] = (),
     ) -> None:
         """Delete models and agents of these names, declared and published, and what else operators declared.
 
@@ -175,6 +173,7 @@ class SqlStore(RegistryDatabase, Store):
                 aliases=tuple(await _rows(connection, declared_aliases, declared_alias_of)),
                 profiles=tuple(await _rows(connection, declared_profiles, declared_profile_of)),
                 workflows=tuple(await _rows(connection, declared_workflows, declared_workflow_of)),
+                tenants=tuple(await _rows(connection, declared_tenants, declared_tenant_of)),
                 settings=next(iter(await _rows(connection, mesh_settings, settings_of, order_by="id")), None),
                 join_tokens=tuple(await _rows(connection, join_tokens, join_token_of, order_by="id")),
             )
@@ -207,32 +206,21 @@ class SqlStore(RegistryDatabase, Store):
             await delete_rows(connection, sessions.c.id, session_ids)
 
     @override
-    async def save_declarations(
-        self,
-        models: Sequence[model_pb2.Model],
-        agents: Sequence[agent_pb2.Agent],
-        routes: Sequence[route_pb2.Route] = (),
-        aliases: Sequence[alias_pb2.Alias] = (),
-        profiles: Sequence[profile_pb2.Profile] = (),
-        workflows: Sequence[workflow_pb2.RegisteredWorkflow] = (),
-        gone: DeclaredNames = NO_NAMES,
-    ) -> None:
+    async def save_declarations(self, declared: DeclaredRecords, gone: DeclaredNames = NO_NAMES) -> None:
         async with self.transaction() as connection:
             await delete_rows(connection, declared_agents.c.name, gone.agents)
             await delete_rows(connection, declared_routes.c.name, gone.routes)
             await delete_rows(connection, declared_aliases.c.name, gone.aliases)
-            await delete_rows(connection, declared_models.c.name, [each.manifest.name for each in models])
-            await delete_rows(connection, declared_agents.c.name, [each.manifest.name for each in agents])
-            await delete_rows(connection, declared_routes.c.name, [each.manifest.name for each in routes])
-            await delete_rows(connection, declared_aliases.c.name, [each.manifest.name for each in aliases])
-            await delete_rows(connection, declared_profiles.c.name, [each.manifest.name for each in profiles])
-            await _insert(connection, declared_models, [declared_model_row(each) for each in models])
-            await _insert(connection, declared_agents, [declared_agent_row(each) for each in agents])
-            await _insert(connection, declared_routes, [declared_route_row(each) for each in routes])
-            await _insert(connection, declared_aliases, [declared_alias_row(each) for each in aliases])
-            await delete_rows(connection, declared_workflows.c.name, [each.manifest.name for each in workflows])
-            await _insert(connection, declared_profiles, [declared_profile_row(each) for each in profiles])
-            await _insert(connection, declared_workflows, [declared_workflow_row(each) for each in workflows])
+            for table, row, records in (
+                (declared_models, declared_model_row, declared.models),
+                (declared_agents, declared_agent_row, declared.agents),
+                (declared_routes, declared_route_row, declared.routes),
+                (declared_aliases, declared_alias_row, declared.aliases),
+                (declared_profiles, declared_profile_row, declared.profiles),
+                (declared_workflows, declared_workflow_row, declared.workflows),
+                (declared_tenants, declared_tenant_row, declared.tenants),
+            ):
+                await _replace(connection, table, row, records)
 
     @override
     async def delete_names(
@@ -243,6 +231,7 @@ class SqlStore(RegistryDatabase, Store):
         aliases: Sequence[str] = (),
         profiles: Sequence[str] = (),
         workflows: Sequence[str] = (),
+        tenants: Sequence[str] = (),
     ) -> None:
         async with self.transaction() as connection:
             await _delete_names(connection, agent_names=agents, model_names=models)
@@ -250,6 +239,7 @@ class SqlStore(RegistryDatabase, Store):
             await delete_rows(connection, declared_aliases.c.name, aliases)
             await delete_rows(connection, declared_profiles.c.name, profiles)
             await delete_rows(connection, declared_workflows.c.name, workflows)
+            await delete_rows(connection, declared_tenants.c.name, tenants)
 
     @override
     async def save_settings(self, settings: settings_pb2.MeshSettings) -> None:
@@ -299,6 +289,14 @@ def _holding(runner: str) -> Select[tuple[str]]:
 async def _insert(connection: AsyncConnection, table: Table, rows: list[Values]) -> None:
     if rows:
         await connection.execute(insert(table), rows)
+
+
+async def _replace(
+    connection: AsyncConnection, table: Table, row_of: Callable[[Any], Values], records: Sequence[Any]
+) -> None:
+    """Put the rows of records in place of earlier ones of their names."""
+    await delete_rows(connection, table.c.name, [each.manifest.name for each in records])
+    await _insert(connection, table, [row_of(each) for each in records])
 
 
 async def _delete_names(connection: AsyncConnection, *, agent_names: Sequence[str], model_names: Sequence[str]) -> None:

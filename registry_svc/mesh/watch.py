@@ -19,7 +19,9 @@ from weft.api.registry.v1 import (
     profile_pb2,
     registry_service_pb2,
     route_pb2,
+    router_pb2,
     settings_pb2,
+    tenant_pb2,
     workflow_pb2,
 )
 from weft.kernel.clock import Clock
@@ -43,6 +45,8 @@ class Snapshot:
     aliases: Sequence[alias_pb2.Alias]
     profiles: Sequence[profile_pb2.Profile] = ()
     workflows: Sequence[workflow_pb2.RegisteredWorkflow] = ()
+    routers: Sequence[router_pb2.Router] = ()
+    tenants: Sequence[tenant_pb2.Tenant] = ()
 
     async def message(self, *, with_keys: bool) -> registry_service_pb2.WatchResponse:
         """Return the first response of a watch. A large one takes long; the event loop turns meanwhile."""
@@ -57,6 +61,8 @@ class Snapshot:
         shown.aliases.extend(self.aliases)
         shown.profiles.extend(self.profiles)
         shown.workflows.extend(self.workflows)
+        shown.routers.extend(self.routers)
+        shown.tenants.extend(self.tenants)
         return response
 
 

@@ -69,6 +69,16 @@ class Secrets:
         if stored:
             log.info("secrets ready", count=len(stored), encrypted_again=len(earlier))
 
+    async def require_keys_of(self, store: SecretStore) -> None:
+        """Raises INVALID_ARGUMENT when a secret of a store cannot be decrypted with the keys of the file."""
+        stored, path = await store.load(), self._config.key_file
+        cipher = SecretCipher(() if path is None else read_keys(path))
+        try:
+            for secret in stored:
+                cipher.open(secret.name, secret.version, secret.sealed)
+        except UnreadableSecretError:
+            raise self._lost_keys(len(stored)) from None
+
     def all(self) -> list[pb.Secret]:
         """Returns all secrets by name, without their values."""
         self._core.require_open()

@@ -1,28 +1,26 @@
 """The registry's database, SQLite or PostgreSQL: ownership by one registry, engine, and transactions."""
 
 import asyncio
-import hashlib
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from importlib import import_module
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from sqlalchemy import URL, Column, Connection, delete, event, insert, make_url
+from sqlalchemy import URL, Column, Connection, delete, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from typing_extensions import override
 
-from registry_svc.store.schema import SCHEMA, ownership
+from registry_svc.store.postgres import PostgresDatabase, owned_elsewhere
+from registry_svc.store.schema import SCHEMA
+from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.file_lock import lock_file
 from weft.kernel.log import get_logger
-from weft.kernel.missing_package import missing_package
-from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.sql.database import SqliteEngine, code_of, file_of, make_private, opening, require_whole
-from weft.sql.schema import bring_up_to_date
+from weft.sql.schema import bring_up_to_date, schema_in
 from weft.sql.write_check import write_nothing
 
 log = get_logger("weft.registry.store")
@@ -58,6 +56,8 @@ class Database(Protocol):
     url: URL
     driver_errors: tuple[type[Exception], ...]
     """Exceptions of the driver that SQLAlchemy does not wrap."""
+    may_have_standby: bool
+    """Whether a registry on another machine may wait for this one's end, and watches its heartbeat."""
 
     def take(self) -> AsyncEngine:
         """Take ownership at the latest with the engine's first connection; raises ALREADY_EXISTS when it is taken."""
@@ -69,6 +69,10 @@ class Database(Protocol):
 
     async def mark(self, connection: AsyncConnection) -> None:
         """Record the new owner in the schema, once that is up to date, within `connection`'s transaction."""
+        ...
+
+    async def beat(self, connection: AsyncConnection) -> bool:
+        """Write the owner's heartbeat within `connection`'s transaction; returns whether a standby is connected."""
         ...
 
     async def release(self) -> None:
@@ -87,8 +91,9 @@ class RegistryDatabase:
     `database_url` is of a kind that is not supported.
     """
 
-    def __init__(self, database_url: str) -> None:
-        self._database: Database = database_of(database_url)
+    def __init__(self, database_url: str, address: str = "") -> None:
+        """`address`: where this registry serves, for a standby that refers its callers to the owner."""
+        self._database: Database = database_of(database_url, address)
         self._failures: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, *self._database.driver_errors)
         self._engine: AsyncEngine | None = None
         # SQLite ends a transaction that reads, then writes, after another one has written in between.
@@ -112,6 +117,28 @@ class RegistryDatabase:
         self._engine = None
         await self._database.release()
 
+    @property
+    def may_have_standby(self) -> bool:
+        """Whether the owner of this kind of database writes a heartbeat, for a standby that may be there."""
+        return self._database.may_have_standby
+
+    async def beat(self) -> bool:
+        """Writes one heartbeat of the owner; returns whether a standby is connected.
+
+        Raises TakenOverError where another registry owns the database by now, and SERVICE_UNAVAILABLE, without an entry
+        in the log, where the database fails.
+        """
+        try:
+            async with self._turn:
+                if self._engine is None:
+                    raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database is not open")
+                async with self._engine.begin() as connection:
+                    return await self._database.beat(connection)
+        except self._failures as error:
+            # Not chained, see `_explained`.
+            message = f"the registry's database does not answer ({code_of(error)})"
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, message) from None
+
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
         """One transaction, for the stores of other tables in this database as well. Raises SERVICE_UNAVAILABLE."""
@@ -121,6 +148,18 @@ class RegistryDatabase:
             with self._explained():
                 async with self._engine.begin() as connection:
                     yield connection
+
+    async def schema(self) -> DatabaseSchema:
+        """Returns the revision of its tables, as known here and as the database has it; empty where it is not open."""
+        unknown = DatabaseSchema(service=SCHEMA.owner, known_revision=SCHEMA.newest)
+        try:
+            async with self._turn:
+                if self._engine is None:
+                    return unknown
+                async with self._engine.begin() as connection:
+                    return await connection.run_sync(schema_in, SCHEMA)
+        except self._failures:
+            return unknown
 
     async def write_failure(self) -> str:
         """Writes without changing anything; returns the database's code of a failure, empty where it succeeds."""
@@ -145,13 +184,16 @@ class RegistryDatabase:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database failed; its log has details") from None
 
 
-def database_of(database_url: str) -> Database:
-    """The database behind a URL; raises INVALID_ARGUMENT when it is of no kind that is supported."""
+def database_of(database_url: str, address: str = "") -> Database:
+    """The database behind a URL; raises INVALID_ARGUMENT when it is of no kind that is supported.
+
+    `address`: where its registry serves.
+    """
     match _parsed(database_url):
         case URL(drivername="sqlite+aiosqlite") as url:
             return SqliteDatabase(url)
         case URL(drivername="postgresql+asyncpg") as url:
-            return PostgresDatabase(url)
+            return PostgresDatabase(url, address)
     raise invalid_field("database_url", "must begin with sqlite+aiosqlite:// or postgresql+asyncpg://")
 
 
@@ -177,10 +219,7 @@ class FileLock:
             lock_file(descriptor)
         except BlockingIOError as error:
             os.close(descriptor)
-            raise WeftError(
-                Reason.ALREADY_EXISTS,
-                "another registry runs on this database; stop it, or give this one a database of its own",
-            ) from error
+            raise owned_elsewhere() from error
         self._descriptor = descriptor
 
     def release(self) -> None:
@@ -197,6 +236,7 @@ class SqliteDatabase(Database):
     """SQLite, owned by a lock file beside the database: the lock cannot be lost while the process lives."""
 
     driver_errors: tuple[type[Exception], ...] = ()
+    may_have_standby = False
 
     def __init__(self, url: URL) -> None:
         self.url = url
@@ -222,6 +262,10 @@ class SqliteDatabase(Database):
         pass  # The lock file is the only mark.
 
     @override
+    async def beat(self, connection: AsyncConnection) -> bool:
+        return False
+
+    @override
     async def release(self) -> None:
         if self._engine is not None:
             engine, self._engine = self._engine, None
@@ -233,159 +277,3 @@ class SqliteDatabase(Database):
     def explain(self, error: Exception) -> str:
         # SQLite's messages name tables and columns, never values.
         return f"{self.url.database}: {error}"
-
-
-# Advisory locks are per database and identified by a 64-bit number. Other programs may use some in the same database,
-# so this one is derived from a unique name.
-LOCK_KEY = int.from_bytes(hashlib.sha256(b"weft.registry.store.owner").digest()[:8], "big", signed=True)
-# A registry that was killed a moment ago, or the connection that just broke, may hold the lock a little longer.
-LOCK_WAIT_MS = 1_000
-CONNECT_TIMEOUT_SECONDS = 10.0
-STATEMENT_TIMEOUT_SECONDS = 30.0
-# The registry writes one transaction at a time; longer waits for the connection fail.
-CONNECTION_WAIT_SECONDS = 30.0
-CLOSE_TIMEOUT_SECONDS = 2.0
-SERVER_SETTINGS = {
-    "application_name": "weft-registry",
-    # Acknowledged changes are on disk, also where the server's default is weaker.
-    "synchronous_commit": "on",
-    # The lock of a machine that vanished is free after about a minute; the server's default is two hours.
-    "tcp_keepalives_idle": "30",
-    "tcp_keepalives_interval": "10",
-    "tcp_keepalives_count": "3",
-}
-# SQLSTATE class 22: values of the wrong form. Such messages quote the value.
-_DATA_EXCEPTION_CLASS = "22"
-
-
-class PostgresDatabase(Database):
-    """PostgreSQL, owned by an advisory lock on the one connection that everything goes through.
-
-    Guaranteed: every transaction of the store runs on a connection that holds the lock, so two registries never write
-    to one database at once. A connection that breaks takes the lock with it and leaves its transaction undone; the next
-    call opens a new connection, takes the lock again, and reads in `ownership` whether another registry was here in
-    between. If one was, this registry's memory no longer matches the database, and it writes nothing until it is
-    restarted.
-
-    Not guaranteed: a connection may break after COMMIT was sent and before it was acknowledged. The caller gets
-    SERVICE_UNAVAILABLE then, and the write is there either completely or not at all. The lock belongs to a session of
-    the server, so a proxy in between must not share sessions (pgbouncer: `pool_mode = session`).
-    """
-
-    def __init__(self, url: URL) -> None:
-        try:
-            driver = import_module("asyncpg")
-        except ImportError as error:
-            raise invalid_field("database_url", missing_package("PostgreSQL needs", "asyncpg")) from error
-        self.driver_errors: tuple[type[Exception], ...] = (
-            driver.PostgresError,
-            driver.InterfaceError,
-            driver.InternalClientError,
-        )
-        self._lock_not_available: type[Exception] = driver.LockNotAvailableError
-        self.url = url
-        self._engine: AsyncEngine | None = None
-        self._connection: Any | None = None
-        """The driver's connection that holds the lock, or held it last."""
-        self._owner: str | None = None
-        """The id that this registry wrote into `ownership`; None until then."""
-
-    @override
-    def take(self) -> AsyncEngine:
-        self._engine = create_async_engine(
-            self.url,
-            hide_parameters=True,
-            pool_size=1,
-            max_overflow=0,
-            pool_timeout=CONNECTION_WAIT_SECONDS,
-            pool_pre_ping=True,
-            connect_args={
-                "timeout": CONNECT_TIMEOUT_SECONDS,
-                "command_timeout": STATEMENT_TIMEOUT_SECONDS,
-                "server_settings": SERVER_SETTINGS,
-            },
-        )
-
-        @event.listens_for(self._engine.sync_engine, "connect")
-        def claim(connection: Any, _record: object) -> None:
-            connection.run_async(self._claim)
-
-        return self._engine
-
-    @override
-    def require_whole(self, connection: Connection) -> None:
-        pass  # The server checks its own files.
-
-    @override
-    async def mark(self, connection: AsyncConnection) -> None:
-        owner = new_id("own")
-        await connection.execute(delete(ownership))
-        await connection.execute(insert(ownership), {"id": 1, "owner": owner})
-        self._owner = owner
-
-    @override
-    async def release(self) -> None:
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            # Closing alone frees the lock too, but only when the server notices; the next owner may be quicker.
-            with suppress(*self.driver_errors, OSError):
-                await connection.execute("SELECT pg_advisory_unlock_all()", timeout=CLOSE_TIMEOUT_SECONDS)
-        self._owner = None
-        if self._engine is not None:
-            engine, self._engine = self._engine, None
-            await engine.dispose()
-
-    @override
-    def explain(self, error: Exception) -> str:
-        # The driver's own text would quote the rows that the statement was about.
-        cause = _driver_error(error)
-        sqlstate = str(getattr(cause, "sqlstate", None) or "")
-        text = f": {cause.args[0]}" if sqlstate and not sqlstate.startswith(_DATA_EXCEPTION_CLASS) else ""
-        if isinstance(cause, OSError):
-            text = f": {cause}"
-        shown_url = self.url.set(query={}).render_as_string(hide_password=True)
-        return f"{shown_url}: {type(cause).__name__} {sqlstate}{text}"
-
-    async def _claim(self, connection: Any) -> None:
-        """Take the lock on a new connection, and check that no other registry owned the database meanwhile."""
-        try:
-            await self._lock(connection)
-            await self._require_own(connection)
-        except BaseException:
-            # The pool does not know the connection yet, so it would not close it.
-            connection.terminate()
-            raise
-        self._connection = connection
-
-    async def _lock(self, connection: Any) -> None:
-        try:
-            async with connection.transaction():
-                await connection.execute(f"SET LOCAL lock_timeout = {LOCK_WAIT_MS}")
-                # Of the session, not of the transaction: it outlives this block.
-                await connection.fetchval("SELECT pg_advisory_lock($1)", LOCK_KEY)
-        except self._lock_not_available:
-            if self._owner is None:
-                raise WeftError(
-                    Reason.ALREADY_EXISTS,
-                    "another registry runs on this database; stop it, or give this one a database of its own",
-                ) from None
-            raise WeftError(
-                Reason.SERVICE_UNAVAILABLE,
-                "the registry lost its hold on the database, and its old connection or another registry still has it",
-            ) from None
-
-    async def _require_own(self, connection: Any) -> None:
-        if self._owner is None:
-            return
-        if await connection.fetchval("SELECT owner FROM ownership") != self._owner:
-            raise WeftError(
-                Reason.SERVICE_UNAVAILABLE, "another registry has taken over this database; stop or restart this one"
-            )
-
-
-def _driver_error(error: Exception) -> BaseException:
-    """The innermost cause: SQLAlchemy wraps its adapter's error, and that the driver's."""
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    return cause

@@ -49,6 +49,8 @@ class UtcDateTime(TypeDecorator[datetime]):
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
+MAX_ADDRESS_CHARS = 512
+
 metadata = MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
@@ -72,7 +74,7 @@ runners = Table(
     Column("name", String(MAX_NAME_CHARS), primary_key=True),
     Column("session_id", ForeignKey(sessions.c.id, ondelete="CASCADE"), nullable=False, unique=True),
     Column("incarnation", String(MAX_NAME_CHARS), nullable=False),
-    Column("address", String(512), nullable=False),
+    Column("address", String(MAX_ADDRESS_CHARS), nullable=False),
     Column("host", String(255), nullable=False),
     Column("runtime", String(MAX_NAME_CHARS), nullable=False),
     Column("version", String(MAX_NAME_CHARS), nullable=False),
@@ -172,6 +174,14 @@ declared_workflows = Table(
     Column("created_at", UtcDateTime, nullable=False),
 )
 
+declared_tenants = Table(
+    "declared_tenants",
+    metadata,
+    Column("name", String(MAX_NAME_CHARS), primary_key=True),
+    Column("manifest", LargeBinary, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+)
+
 # One row: the settings of the whole mesh.
 mesh_settings = Table(
     "mesh_settings",
@@ -198,6 +208,12 @@ ownership = Table(
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("owner", String(64), nullable=False),
+    # Where it serves, and the process of the server that serves its connection.
+    Column("address", String(MAX_ADDRESS_CHARS), nullable=True),
+    Column("backend_pid", Integer, nullable=True),
+    # Its heartbeats: their number, and the time of the last one by the database's clock.
+    Column("beat", BigInteger, nullable=True),
+    Column("beat_at", UtcDateTime, nullable=True),
 )
 
 
@@ -323,10 +339,21 @@ secrets = Table(
     Column("updated_at", UtcDateTime, nullable=False),
 )
 
+# Routers with a session, so that a restart of the registry moves no domain.
+routers = Table(
+    "routers",
+    metadata,
+    Column("name", String(MAX_NAME_CHARS), primary_key=True),
+    Column("incarnation", String(MAX_NAME_CHARS), nullable=False),
+    Column("address", String(512), nullable=False),
+    Column("version", String(MAX_NAME_CHARS), nullable=False),
+    Column("registered_at", UtcDateTime, nullable=False),
+)
+
 SCHEMA = Schema(
     owner="registry",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0014",
+    newest="0017",
     version_table="alembic_version",
 )

@@ -6,7 +6,7 @@ Every method takes `now` (seconds, monotonic) and returns decisions. One loop ow
 router_svc/DESIGN.md for the life of a request.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from router_svc.policy import refusals
@@ -31,7 +31,7 @@ from router_svc.policy.queue.queue import Queue, QueueEntry
 from router_svc.policy.queue.queues import QueueLength, Queues, queue_lengths
 from router_svc.policy.reconciler import Reconciler
 from router_svc.policy.request_table import RequestTable
-from router_svc.policy.settings import Settings
+from router_svc.policy.settings import Settings, TenantSettings
 from router_svc.policy.work import WorkUnit, media_unit_of, unit_of
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
@@ -108,6 +108,14 @@ class Scheduler:
         if delta.queues or delta.memory:
             self._loads.note_change()
         return decisions + self._go_on(delta.queues, now)
+
+    def tenant(self, name: str) -> TenantSettings:
+        """Return the settings of a tenant."""
+        return self._queues.tenants.get(name)
+
+    def declare_tenants(self, tenants: Mapping[str, TenantSettings], now: float) -> list[Decision]:
+        """Use these settings in place of those that were declared, for requests that wait or run as well."""
+        return self._go_on(self._queues.declare_tenants(tenants), now)
 
     def submit(self, arrival: Arrival, now: float) -> list[Decision]:
         """Accept a new request."""

@@ -139,13 +139,15 @@ class TenantRates:
     """How much tenants may ask for, counted before anything is queued, over HTTP and gRPC."""
 
     default: Annotated[Rates | None, PUBLIC] = None
-    """For tenants that are not named, such as `[50req/min, 20000tok/min]` (or `/sec`, `/hour`). Prompt tokens are
-    estimated first and corrected when the answer is complete. Default: `[50req/min]` where `multi_tenant` is on, else
-    none."""
+    """For tenants that are not named, such as `[50req/min, 20000tok/min]` (or `/sec`, `/hour`, `/day`, `/week`,
+    `/month`). Prompt tokens are estimated first and corrected when the answer is complete. Default: `[50req/min]` where
+    `multi_tenant` is on, else none."""
     tenants: Annotated[Mapping[TenantName, Rates], MaxLen(10_000), PUBLIC] = field(default_factory=dict)
     """By tenant, as in X-Tenant-ID."""
     max_tenants: Annotated[int, Ge(1), Le(1_000_000)] = 1000
     """Tenants that are counted one by one besides those that are named; those beyond share one window."""
+    max_subjects: Annotated[int, Ge(1), Le(1_000_000)] = 1000
+    """Keys or models that a tenant's limit per key or per model counts one by one; those beyond share one window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

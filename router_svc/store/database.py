@@ -15,12 +15,13 @@ from sqlalchemy.pool import NullPool
 from router_svc.policy.promises import Loss
 from router_svc.store.promises import Promises, changes, count, write_found
 from router_svc.store.tables import SCHEMA
+from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.missing_package import missing_package
 from weft.kernel.reasons import Reason
 from weft.sql.database import WRITES, SqliteEngine, code_of, file_of, make_private, opening, require_whole
-from weft.sql.schema import bring_up_to_date
+from weft.sql.schema import bring_up_to_date, schema_in
 from weft.sql.write_check import write_nothing
 
 log = get_logger("weft.router.store")
@@ -171,6 +172,14 @@ class RouterDatabase:
     def write_turn(self) -> asyncio.Lock:
         """Held during each transaction that writes: while another holds it, this process has none open."""
         return self._write_lock
+
+    async def schema(self) -> DatabaseSchema:
+        """Returns the revision of its tables, as known here and as the database has it; empty where it is not open."""
+        try:
+            async with self.reading() as connection:
+                return await connection.run_sync(schema_in, SCHEMA)
+        except WeftError:
+            return DatabaseSchema(service=SCHEMA.owner, known_revision=SCHEMA.newest)
 
     async def write_failure(self) -> str:
         """Writes without changing anything; returns the database's code of a failure, empty where it succeeds."""

@@ -205,7 +205,7 @@ class LifecycleLoop:
         after = transition.state
         if transition.command is Command.PAUSE:
             after = with_last_lines(after, self.loader.last_lines()[-CRASH_LOG_LINES:])
-            log.error("backend is not started for now", model=self._config.name, detail=after.detail)
+            log.error("engine is not started for now", model=self._config.name, detail=after.detail)
         changed = (after.phase, after.detail) != (self.state.phase, self.state.detail)
         self.state = after
         self._settle(event, transition.command)
@@ -229,7 +229,7 @@ class LifecycleLoop:
             self.restart_log.note_asleep()
 
     def _note_restart(self, reason: Reason, how: str) -> None:
-        log.warning("backend ended", model=self._config.name, how=how, restarts=self.state.history.total + 1)
+        log.warning("engine ended", model=self._config.name, how=how, restarts=self.state.history.total + 1)
         self.restart_log.note(reason, how)
 
     def _settle(self, event: Event, command: Command) -> None:
@@ -326,7 +326,7 @@ class LifecycleLoop:
         self._verdict = WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it worked on the request")
         try:
             if not await event_within(self._clock, REQUESTS_END_SECONDS, self._records.idle):
-                log.warning("requests hold on to a backend that ends", model=self._config.name)
+                log.warning("requests hold on to an engine that ends", model=self._config.name)
         finally:
             await self._backend.stop()  # also when this task is cancelled meanwhile
 

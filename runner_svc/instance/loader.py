@@ -203,7 +203,7 @@ class Loader:
         self.starts += 1
         self._memory.note_filled()
         seconds = round(now - self._engine_began, 2)
-        log.info("backend ready", model=self._config.name, pid=self._backend.process_id, load_seconds=seconds)
+        log.info("engine ready", model=self._config.name, pid=self._backend.process_id, load_seconds=seconds)
 
 
 def _step_of(share: float | None) -> int:

@@ -25,7 +25,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
+from weft.kernel.reasons import REGISTRY_AWAY, Reason
 from weft.kernel.rpc import error_from_call
 from weft.kernel.service import start_critical, stop_tasks
 from weft.kernel.timestamps import duration_of, seconds_of
@@ -466,9 +466,7 @@ class _WaitStatus:
 
 
 CALL_TIMEOUT_SECONDS = 5.0
-AWAY = frozenset(
-    {Reason.SERVICE_UNAVAILABLE, Reason.DEADLINE_EXCEEDED, Reason.SESSION_UNKNOWN, Reason.PERMISSION_DENIED}
-)
+AWAY = REGISTRY_AWAY | {Reason.DEADLINE_EXCEEDED, Reason.SESSION_UNKNOWN, Reason.PERMISSION_DENIED}
 """Reasons of a registry that is unreachable, or does not know this runner's session yet or again."""
 
 

@@ -179,7 +179,7 @@ class ModelMemory(MemoryUser):
     @override
     def note_lease_lost(self, why: str) -> None:
         if self.grant is not None and not self.lost.is_set():
-            log.error("a lease was lost; its backend is ended", model=self._model, why=why)
+            log.error("a lease was lost; its engine is ended", model=self._model, why=why)
             self.lost.set()
             self.on_lost()
 

@@ -16,6 +16,7 @@ from runner_svc.policy.lifecycle import MAX_HOW_CHARS
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.redaction import redact_local_addresses
 from runner_svc.request_records import RequestRecord
+from runner_svc.runtimes.table import ATTACHED_RUNTIME
 from runner_svc.session.clock_offset import ClockOffset
 from weft import __version__
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2, wake_pb2
@@ -72,6 +73,7 @@ class RunnerReport:
             instances=[self._state(instance, name) for instance in self._instances for name in instance.names],
             draining=self.draining,
             max_requests=self._config.max_requests or 0,
+            worker_hosts=self._config.worker_hosts,
             adds_models=self._config.adder is not None and self._config.max_added_models > 0,
             attaches_servers=self._config.server_adder is not None and self._config.max_added_models > 0,
             attached_servers=self._servers(),
@@ -139,7 +141,13 @@ class RunnerReport:
             abilities=abilities_message(instance.abilities_of(name)),
             added_source="" if instance.config.added is None else instance.config.added.source,
             model_file=None if is_adapter else _model_file(instance),
+            runtime=self._own_runtime(instance.config),
         )
+
+    def _own_runtime(self, model: ServedModel) -> str:
+        """Returns the runtime of a model that has another one than the runner; empty: it has the runner's."""
+        runtime = model.added.runtime if model.added is not None else ATTACHED_RUNTIME if model.server else ""
+        return "" if runtime == self._config.runtime else runtime
 
     def _last_fault(self, instance: Instance) -> runner_pb2.InstanceFault | None:
         """Returns the last fault; None: there was none."""

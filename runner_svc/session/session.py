@@ -20,7 +20,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
+from weft.kernel.reasons import REGISTRY_AWAY, Reason
 from weft.kernel.rpc import error_from_call
 from weft.kernel.service import start_critical, stop_tasks
 from weft.kernel.timestamps import seconds_of
@@ -56,6 +56,8 @@ DEFAULT_HEARTBEAT_INTERVAL_SECONDS = 30.0
 DEFAULT_REPORT_INTERVAL_SECONDS = 5.0
 
 PUBLISH_CHECK_SECONDS = 0.02
+_AWAY = REGISTRY_AWAY | {Reason.DEADLINE_EXCEEDED}
+"""Reasons of a registry that is dead, frozen, or no owner yet or any more."""
 _LOST_ON_THE_WAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.DEADLINE_EXCEEDED})
 
 
@@ -106,6 +108,8 @@ class RunnerSession:
         self._times = _no_report_yet(DEFAULT_HEARTBEAT_INTERVAL_SECONDS, DEFAULT_REPORT_INTERVAL_SECONDS)
         self._told: runner_pb2.Capability | None = None
         """The capability that the registry has acknowledged last."""
+        self._moves = self._told_moves = 0
+        """How often calls went to another registry, and at the last report that was acknowledged."""
         self._sequence = 0
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -120,6 +124,11 @@ class RunnerSession:
 
     def note_change(self) -> None:
         """Report at once: something changed that routers should know."""
+        self._changed.set()
+
+    def note_other_registry(self) -> None:
+        """Report at once: calls go to another registry now, which has none of this runner's reports."""
+        self._moves += 1
         self._changed.set()
 
     def note_models(self) -> None:
@@ -228,11 +237,13 @@ class RunnerSession:
         self._times = replace(self._times, looked_at=now)
         # A registry that restarted has lost the last report; the lost connection shows it.
         is_connected = self._registry.get_state() is grpc.ChannelConnectivity.READY
-        if not is_connected or self._times.heartbeat_due(now) or self._report.capability() != self._told:
+        is_told = self._report.capability() == self._told and self._moves == self._told_moves
+        if not is_connected or self._times.heartbeat_due(now) or not is_told:
             await self._heartbeat()
 
     async def _heartbeat(self) -> None:
         self._sequence += 1
+        moves = self._moves
         capability = self._report.capability()
         request = pb.HeartbeatRequest(
             session_id=self._session_id,
@@ -245,7 +256,7 @@ class RunnerSession:
             response = await self._stub.Heartbeat(request, timeout=CALL_TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
-        self._told = capability
+        self._told, self._told_moves = capability, moves
         self._times = replace(self._times, heartbeat_at=began)
         self._note_time(response, began)
 
@@ -259,7 +270,7 @@ class RunnerSession:
         if error.reason is Reason.SESSION_UNKNOWN:
             log.warning("the registry does not know this session, opening a new one")
             self._session_id = ""
-        elif error.reason is Reason.SERVICE_UNAVAILABLE:
+        elif error.reason in _AWAY:
             log.warning("the registry is away, serving on")
         else:
             log.error("the registry refused", reason=error.reason.name, message=error.message)

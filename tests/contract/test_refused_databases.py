@@ -10,6 +10,7 @@ import pytest
 
 from registry_svc.mesh.store import SqlStore
 from router_svc.store.database import RouterDatabase
+from weft import __version__
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -76,7 +77,7 @@ FAULTS: dict[Damage, str] = {
     _cut_short: "is damaged (SQLITE_CORRUPT",
     _foreign: "is no database (SQLITE_NOTADB); restore it from a backup",
     _of_another_program: "it belongs to another program (its tables: bookmarks); move it away, or name another file",
-    _newer: "it has a schema this release does not know; run the release that wrote it, or a newer one",
+    _newer: f"it has the schema 9999, which weft {__version__} does not know (its newest is 00",
     _folder: "cannot be used: Is a directory; let this user read and write it",
 }
 

@@ -27,7 +27,7 @@ from stored_values import (
 )
 
 from registry_svc.mesh.domain import Standing
-from registry_svc.mesh.rows import StoredMesh, StoredPulse, StoredSession
+from registry_svc.mesh.rows import DeclaredRecords, StoredMesh, StoredPulse, StoredSession
 from registry_svc.mesh.store import SqlStore, Store
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
@@ -44,9 +44,11 @@ async def fill(store: Store) -> StoredMesh:
     await store.save_session(stored("s1", "r1", ("m1", "m2"), ("a1",)))
     await store.save_session(stored("s2", "r2", ("m3",), ("a2", "a3")))
     await store.save_declarations(
-        [declared_model("m1"), declared_model("m9")],
-        [declared_agent("a1"), declared_agent("a9")],
-        [declared_route("q1"), declared_route("q9", *(f"m{number}" for number in range(16)))],
+        DeclaredRecords(
+            [declared_model("m1"), declared_model("m9")],
+            [declared_agent("a1"), declared_agent("a9")],
+            [declared_route("q1"), declared_route("q9", *(f"m{number}" for number in range(16)))],
+        )
     )
     await store.save_settings(mesh_settings())
     await store.save_join_token(join_token("t1"))
@@ -77,9 +79,11 @@ class StoreSuite:
             await store.save_session(stored(f"s{number}", name, ()))
         await store.save_session(stored("s", "zz", tuple(reversed(names)), tuple(reversed(names))))
         await store.save_declarations(
-            [declared_model(name) for name in reversed(names)],
-            [declared_agent(name) for name in reversed(names)],
-            [declared_route(name) for name in reversed(names)],
+            DeclaredRecords(
+                [declared_model(name) for name in reversed(names)],
+                [declared_agent(name) for name in reversed(names)],
+                [declared_route(name) for name in reversed(names)],
+            )
         )
         for name in reversed(names):
             await store.save_join_token(join_token(name))
@@ -130,7 +134,7 @@ class StoreSuite:
         before = await fill(store)
         twice = [declared_agent("a9", "other"), declared_agent("a7"), declared_agent("a7")]
         with pytest.raises(WeftError) as failure:
-            await store.save_declarations([declared_model("m1", "other"), declared_model("m5")], twice)
+            await store.save_declarations(DeclaredRecords([declared_model("m1", "other"), declared_model("m5")], twice))
         assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
         assert await store.load() == before
 
@@ -138,15 +142,17 @@ class StoreSuite:
         before = await fill(store)
         twice = [declared_route("q9", "other"), declared_route("q7"), declared_route("q7")]
         with pytest.raises(WeftError) as failure:
-            await store.save_declarations([declared_model("m5")], [declared_agent("a1", "other")], twice)
+            await store.save_declarations(
+                DeclaredRecords([declared_model("m5")], [declared_agent("a1", "other")], twice)
+            )
         assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
         assert await store.load() == before
 
     async def test_routes_are_replaced_and_deleted_by_name(self, store: Store) -> None:
-        await store.save_declarations([], [], [declared_route("q1"), declared_route("q2")])
+        await store.save_declarations(DeclaredRecords([], [], [declared_route("q1"), declared_route("q2")]))
         manifest = changed(declared_route("q1").manifest, budget=None, keep_alive=None, pin_primary=False)
         bare = changed(declared_route("q1"), manifest=manifest)
-        await store.save_declarations([], [], [bare])
+        await store.save_declarations(DeclaredRecords([], [], [bare]))
         assert (await store.load()).routes == (bare, declared_route("q2"))
         await store.delete_names([], [], ["q2", "never-there"])
         assert (await store.load()).routes == (bare,)
@@ -168,7 +174,7 @@ class StoreSuite:
     async def test_a_model_of_which_no_skills_are_known_stays_so(self, store: Store) -> None:
         plain = declared_model("m1")
         unknown = changed(plain, manifest=changed(plain.manifest, skills=None))
-        await store.save_declarations([unknown], [])
+        await store.save_declarations(DeclaredRecords([unknown], []))
         assert (await store.load()).models == (unknown,)
 
     async def test_a_refused_token_leaves_the_one_before(self, store: Store) -> None:
@@ -210,7 +216,7 @@ class StoreSuite:
         before = await fill(store)
         await store.save_pulses([])
         await store.delete_sessions([])
-        await store.save_declarations([], [])
+        await store.save_declarations(DeclaredRecords([], []))
         await store.delete_names([], [])
         assert await store.load() == before
 
@@ -229,7 +235,7 @@ class StoreSuite:
     async def test_a_declaration_leaves_published_rows_of_its_name_alone(self, store: Store) -> None:
         before = await fill(store)
         changed_model, changed_agent = declared_model("m1", "r7"), declared_agent("a1", "m7")
-        await store.save_declarations([changed_model, declared_model("m3")], [changed_agent])
+        await store.save_declarations(DeclaredRecords([changed_model, declared_model("m3")], [changed_agent]))
         assert await store.load() == replace(
             before,
             models=(changed_model, declared_model("m3"), declared_model("m9")),
@@ -254,7 +260,7 @@ class StoreSuite:
     async def test_agents_do_not_hold_on_to_the_models_they_pin(self, store: Store) -> None:
         await store.save_session(stored("s1", "r1", ("m1",)))
         await store.save_session(stored("s2", "r2", (), ("a1",)))
-        await store.save_declarations([], [declared_agent("a9", "m1")])
+        await store.save_declarations(DeclaredRecords([], [declared_agent("a9", "m1")]))
         await store.delete_names(["m1"], [])
         mesh = await store.load()
         assert mesh.sessions == (stored("s1", "r1", ()), stored("s2", "r2", (), ("a1",)))
@@ -279,7 +285,7 @@ class StoreSuite:
         published = changed(published, manifest=changed(published.manifest, system_prompt=LONGEST_PROMPT))
         declared = changed(declared_agent("a2"), manifest=changed(published.manifest, name="a2"))
         await store.save_session(replace(stored(), agents=(published,)))
-        await store.save_declarations([], [declared])
+        await store.save_declarations(DeclaredRecords([], [declared]))
         mesh = await store.load()
         assert mesh.sessions[0].agents == (published,)
         assert mesh.agents == (declared,)

@@ -8,7 +8,7 @@ import structlog
 from sqlalchemy.ext.asyncio import create_async_engine
 from stored_values import BEHAVIOUR, declared_agent
 
-from registry_svc.mesh.rows import behaviour_from_json, behaviour_to_json
+from registry_svc.mesh.rows import DeclaredRecords, behaviour_from_json, behaviour_to_json
 from registry_svc.mesh.store import SqlStore
 from weft.api.common.v1.agent_behaviour_pb2 import AgentBehaviour, RepetitionPolicy
 
@@ -89,7 +89,7 @@ async def test_a_damaged_behaviour_costs_an_agent_its_tools_and_nobody_the_mesh(
     url = f"sqlite+aiosqlite:///{tmp_path}/registry.db"
     store = SqlStore(url)
     await store.open()
-    await store.save_declarations([], [declared_agent("a1"), declared_agent("a2")])
+    await store.save_declarations(DeclaredRecords([], [declared_agent("a1"), declared_agent("a2")]))
     await store.close()
     engine = create_async_engine(url)
     async with engine.begin() as connection:
@@ -107,7 +107,9 @@ async def test_damaged_default_parameters_cost_an_agent_its_defaults_and_nobody_
     url = f"sqlite+aiosqlite:///{tmp_path}/registry.db"
     store = SqlStore(url)
     await store.open()
-    await store.save_declarations([], [declared_agent("a1"), declared_agent("a2"), declared_agent("a3")])
+    await store.save_declarations(
+        DeclaredRecords([], [declared_agent("a1"), declared_agent("a2"), declared_agent("a3")])
+    )
     await store.close()
     engine = create_async_engine(url)
     async with engine.begin() as connection:

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, inspect
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from stored_values import BEHAVIOUR, declared_agent, stored
 
+from registry_svc.mesh.rows import DeclaredRecords
 from registry_svc.mesh.store import SqlStore
 from registry_svc.store.schema import SCHEMA
 from weft.api.common.v1.sampling_pb2 import SamplingParams
@@ -80,7 +81,7 @@ async def test_agents_of_the_previous_release_ask_for_nothing_and_keep_everythin
 async def test_agents_of_the_previous_release_can_be_given_a_behaviour(database_url: str) -> None:
     store = SqlStore(database_url)
     await store.open()
-    await store.save_declarations([], [declared_agent("declared")])
+    await store.save_declarations(DeclaredRecords([], [declared_agent("declared")]))
     await store.save_session(stored("ses-2", "gpu-1", (), ("published",)), evicted=["ses-1"])
     mesh = await store.load()
     await store.close()

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, inspect
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from stored_values import declared_model, declared_route, mesh_settings, stored
 
+from registry_svc.mesh.rows import DeclaredRecords
 from registry_svc.mesh.store import SqlStore
 from registry_svc.store.schema import SCHEMA
 from weft.kernel.errors import WeftError
@@ -87,7 +88,7 @@ async def test_rows_of_the_previous_release_keep_everything_and_know_no_skills(d
 async def test_a_database_that_was_brought_up_to_date_takes_routes_settings_and_skills(database_url: str) -> None:
     store = SqlStore(database_url)
     await store.open()
-    await store.save_declarations([declared_model("declared")], [], [declared_route("q1")])
+    await store.save_declarations(DeclaredRecords([declared_model("declared")], [], [declared_route("q1")]))
     await store.save_session(stored("ses-2", "gpu-1", ("published",)), evicted=["ses-1"])
     await store.save_settings(mesh_settings())
     mesh = await store.load()

@@ -10,7 +10,7 @@ import pytest
 from kit.messages import changed
 from stored_values import declared_model, publication, stored
 
-from registry_svc.mesh.rows import StoredMesh
+from registry_svc.mesh.rows import DeclaredRecords, StoredMesh
 from registry_svc.mesh.store import SqlStore
 from weft.api.registry.v1.wake_pb2 import HttpAction, Wake, WakeRecipe
 from weft.kernel.errors import WeftError
@@ -21,7 +21,7 @@ pytest_plugins = ("database_fixtures",)
 
 async def test_what_was_saved_is_there_for_the_next_owner(store: SqlStore, database_url: str) -> None:
     await store.save_session(stored())
-    await store.save_declarations([declared_model("m1")], [])
+    await store.save_declarations(DeclaredRecords([declared_model("m1")], []))
     await store.close()
     again = SqlStore(database_url)
     await again.open()
@@ -122,7 +122,7 @@ async def test_a_wake_plan_that_cannot_be_read_costs_only_itself(
 ) -> None:
     store = SqlStore(f"sqlite+aiosqlite:///{tmp_path}/registry.db")
     await store.open()
-    await store.save_declarations([declared_model("m1"), declared_model("m2")], [])
+    await store.save_declarations(DeclaredRecords([declared_model("m1"), declared_model("m2")], []))
     with closing(sqlite3.connect(tmp_path / "registry.db")) as raw:
         raw.execute("UPDATE declared_models SET wake = '{\"SECRET' WHERE name = 'm1'")
         raw.commit()

@@ -11,9 +11,9 @@ import pytest
 from kit.messages import changed
 from stored_values import agent, declared_model, stored
 
-from registry_svc.mesh.rows import StoredMesh
+from registry_svc.mesh.rows import DeclaredRecords, StoredMesh
 from registry_svc.mesh.store import SqlStore
-from registry_svc.store import database as postgres_store
+from registry_svc.store import postgres as postgres_store
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.postgres_server import PostgresServer
@@ -125,7 +125,7 @@ async def test_an_owner_that_was_replaced_writes_nothing_any_more(
     second = SqlStore(postgres_url)
     await second.open()
     await second.save_session(stored("s2", "r2"))
-    with pytest.raises(WeftError, match="lost its hold") as while_there:
+    with pytest.raises(WeftError, match="taken over") as while_there:
         await owner.save_session(stored("s1", "r1"))
     await second.close()
     with pytest.raises(WeftError, match="taken over") as afterwards:
@@ -186,9 +186,9 @@ async def test_a_server_that_is_silent_is_given_up(
     async with admin.transaction():
         await admin.execute("LOCK TABLE declared_models IN EXCLUSIVE MODE")
         with pytest.raises(WeftError) as failure:
-            await impatient.save_declarations([declared_model("m1")], [])
+            await impatient.save_declarations(DeclaredRecords([declared_model("m1")], []))
     assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
-    await impatient.save_declarations([declared_model("m2")], [])
+    await impatient.save_declarations(DeclaredRecords([declared_model("m2")], []))
     assert (await impatient.load()).models == (declared_model("m2"),)
     await impatient.close()
 

@@ -23,6 +23,7 @@ async def test_a_loaded_model_is_not_deleted_and_a_forced_delete_gives_its_memor
         assert (await processes(mesh))["first"]["state"] == "ready"
         code, out, error = await run_weft("delete", "model", "first", "--force", home=mesh.home)
         assert (code, out) == (0, "model/first deleted\n"), error
+        assert "model/first comes back when box is started again (weft restart)" in error
         assert [lease["state"] for lease in await leases(mesh)] in ([], ["releasing"])
         status, answer = await ask(mesh, "second")
         assert status == 200, answer

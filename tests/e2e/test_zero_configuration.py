@@ -116,6 +116,8 @@ def test_a_server_is_attached_remembered_and_detached(account: Path, config: Pat
         with running_mesh(home, *start):
             assert weft(home, "attach", box.address, "--name", "box") == "server/box attached: box-model\n"
             assert weft(home, "chat", "box-model", "-m", "hi").strip() == TEXT
+            assert "openai_http" in weft(home, "get", "model", "box-model"), "not the runtime of its runner"
+            assert "openai_http" in weft(home, "ps")
             assert "weft did not start this server" in weft(home, "logs", "box-model")
             assert "attached already" in weft(home, "attach", box.address, "--name", "twice", fails=True)
         with running_mesh(home, *start):
@@ -145,6 +147,16 @@ def audit(mesh: MeshProcess, operation: str) -> list[dict[str, str]]:
     """The entries of the audit about one operation."""
     with urlopen(f"{mesh.url}/v1/admin/audit", timeout=SECONDS) as answer:
         return [each for each in json.load(answer)["items"] if each.get("operation") == operation]
+
+
+def test_the_model_to_try_is_one_that_its_server_has(account: Path, ollama: ListingServer) -> None:
+    path, url = account / "misspelt.yaml", f"http://{ollama.address}"
+    models = [{"name": name, "url": url} for name in ("llama", "llama3.2:3b")]
+    path.write_text(json.dumps({"port": 0, "drain_seconds": 1.0, "runners": [{"name": "box", "models": models}]}))
+    with running_mesh(account / "misspelt", "--config", str(path)):
+        banner = (account / "misspelt.out").read_text()
+        assert "warn llama: the server has no model llama; it has llama3.2:3b" in banner
+        assert '{"model": "llama3.2:3b"' in banner.partition("try it:")[2]
 
 
 def test_a_server_that_does_not_answer_is_not_attached(mesh: MeshProcess, silent: str) -> None:

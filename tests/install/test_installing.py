@@ -15,7 +15,8 @@ from kit.listing_server import WORDS, listing_server
 from wheel_contents import differences, without
 
 from weft import __version__
-from weft_app.compose.demo import DEMO_MODEL
+from weft_app.compose.demo import DEMO_MODEL, demo_model_path
+from weft_testing.model_hub import HubRepository, ModelHub
 
 OLLAMA_PORT = 11434
 """Where Ollama listens, and weft looks for it."""
@@ -136,6 +137,22 @@ def test_two_commands_after_pipx_are_a_chat_on_a_server_that_runs_already(
             installed.weft("down", *home)
 
 
+def test_one_command_after_pipx_is_a_chat_on_a_model_of_a_hub_by_its_name(
+    installed: BareAccount, tmp_path: Path
+) -> None:
+    hub = ModelHub()
+    hub.repositories["acme/smol-GGUF"] = HubRepository(files={"smol-Q4_1.gguf": demo_model_path().read_bytes()})
+    with hub.running():
+        endpoint = (f"HF_ENDPOINT={hub.url}", "NO_PROXY=127.0.0.1")
+        weft = installed.home / ".local" / "bin" / "weft"
+        home = ("--home", tmp_path / "pulled")
+        question = "What is the capital of France? Answer with one word."
+        options = ("--temperature", "0", "--max-tokens", "16")
+        run = ("run", "hf:acme/smol-GGUF:Q4_1", question, *options)
+        assert "Paris" in installed.run("/usr/bin/env", *endpoint, weft, *run, *home)
+    shutil.rmtree(tmp_path / "pulled")
+
+
 def test_pipx_installs_what_serves_a_chat_and_uninstalls_all_but_its_home(installed: BareAccount) -> None:
     before = installed.files()
     assert installed.weft("--version").strip() == f"weft {__version__}"
@@ -151,7 +168,8 @@ def test_pipx_installs_what_serves_a_chat_and_uninstalls_all_but_its_home(instal
     with _mesh(installed) as printed:
         assert "pulling" not in printed, "it is kept for the next start"
 
-    installed.run("bash", "-c", "weft --install-completion")
+    # The shell is found among the processes above, and bash becomes its last command.
+    installed.run("bash", "-c", "weft --install-completion; exit $?")
     completion = installed.files() - before - _home_files(installed)
     assert completion == {".bash_completions/weft.sh", ".bashrc"}
     assert "weft" in (installed.home / ".bashrc").read_text()

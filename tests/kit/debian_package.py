@@ -1,5 +1,6 @@
-"""Programs of Debian packages, unpacked into a folder: nothing is installed."""
+"""Debian packages for tests: installed where root may, or unpacked into a folder."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -7,6 +8,32 @@ from pathlib import Path
 import pytest
 
 INSTALL_SECONDS = 300.0
+LOCK_SECONDS = 240
+"""How long an install waits for one of another test."""
+
+
+def require_installed(*packages: str) -> None:
+    """Installs those packages that are missing.
+
+    Skips the test where that cannot be done; fails it where a package cannot be had.
+    """
+    missing = [package for package in packages if not _is_installed(package)]
+    if not missing:
+        return
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        pytest.skip(f"only root on Debian can install what is missing: apt-get install {' '.join(missing)}")
+    apt = ["apt-get", "-qq", "-o", f"DPkg::Lock::Timeout={LOCK_SECONDS}"]
+    folder = Path.cwd()
+    _run([*apt, "update"], folder)
+    # All of them: which of two alternatives one takes may depend on another.
+    _run([*apt, "install", "--yes", "--no-install-recommends", *packages], folder)
+
+
+def _is_installed(package: str) -> bool:
+    if shutil.which("dpkg-query") is None:
+        return False
+    words = ["dpkg-query", "--show", "--showformat=${db:Status-Status}", package]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout == "installed"
 
 
 def unpacked(package: str, folder: Path) -> Path:
@@ -33,5 +60,8 @@ def unpacked(package: str, folder: Path) -> Path:
 
 
 def _run(words: list[str], folder: Path) -> None:
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    done = subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
+    )
     assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"

@@ -1,16 +1,14 @@
 """Speech for tests of models that hear: the Debian package espeak-ng speaks a text into a file."""
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
+from kit.debian_package import require_installed
 
 PROGRAM = "espeak-ng"
 WORDS_PER_MINUTE = 120
 SPEAK_SECONDS = 120.0
-INSTALL_SECONDS = 300.0
 
 
 def spoken(text: str, target: Path) -> Path:
@@ -25,20 +23,6 @@ def espeak_ng() -> str:
 
     Skips the test where that cannot be done; fails it where the package cannot be had.
     """
-    found = shutil.which(PROGRAM)
-    if found is not None:
-        return found
-    if shutil.which("apt-get") is None or os.geteuid() != 0:
-        pytest.skip("there is no espeak-ng, and only root on Debian can install it: apt-get install espeak-ng")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for words in (["update"], ["install", "--yes", "--no-install-recommends", PROGRAM]):
-        done = subprocess.run(
-            ["apt-get", "-qq", *words],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=INSTALL_SECONDS,
-            check=False,
-        )
-        assert done.returncode == 0, f"apt-get {' '.join(words)}: {done.stdout}{done.stderr}"
+    if shutil.which(PROGRAM) is None:
+        require_installed(PROGRAM)
     return PROGRAM

@@ -1,7 +1,6 @@
 """What the tests of heavy runtimes run on, built from source on first use into `.venv-runtimes`."""
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,6 @@ CTRANSLATE2 = ROOT / ".venv-runtimes" / "ctranslate2"
 FASTER_WHISPER = ROOT / ".venv-runtimes" / "faster-whisper"
 CONVERSION_ENVIRONMENT = ROOT / ".venv-runtimes" / "conversion"
 DIFFUSERS = ROOT / ".venv-runtimes" / "diffusers"
-ESPEAK = "espeak-ng"
 SPEECH = ROOT / ".venv-runtimes" / "speech"
 MINILM = ROOT / ".venv-runtimes" / "minilm"
 _SERVER_SCRIPT = Path(__file__).with_name("build_llama_server.sh")
@@ -65,17 +63,6 @@ def built_speech() -> tuple[Path, Path]:
     """The interpreter of the environment of speech, and a folder with a voice of piper (a minute, 0.4 GB)."""
     _ensure_installed(SPEECH, (_SPEECH_LOCK, _SPEECH_SCRIPT), WEFT, SPEECH)
     return SPEECH / "runtimes" / "speech" / "bin" / "python", SPEECH / "voices"
-
-
-def installed_espeak() -> str:
-    """The program espeak-ng of Debian, which is installed where it is missing and may be."""
-    if shutil.which(ESPEAK) is None:
-        if os.geteuid() or shutil.which("apt-get") is None:
-            pytest.skip(f"there is no {ESPEAK} on this machine; run: apt-get install {ESPEAK}")
-        for words in (["update", "-qq"], ["install", "-y", "-qq", ESPEAK]):
-            environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-            subprocess.run(["apt-get", *words], check=True, env=environment, timeout=BUILD_SECONDS)
-    return shutil.which(ESPEAK) or ESPEAK
 
 
 def built_mlx_lm() -> tuple[Path, Path]:

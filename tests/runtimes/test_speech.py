@@ -11,8 +11,9 @@ from typing import Any
 import psutil
 import pytest
 from kit.engine_settings import engine_settings
+from kit.speech import espeak_ng
 from kit.speech_calls import CALL, FOX, Spoken, first_piece, payload, speaking, spoken
-from native_builds import SPEECH, built_speech, installed_espeak
+from native_builds import SPEECH, built_speech
 
 from runner_svc.engine_host.messages import Sound, Worked
 from runner_svc.environments.folder import EnvironmentFolder
@@ -50,7 +51,7 @@ def _context(**settings: Any) -> dict[str, Any]:
 
 
 def _espeak(**settings: Any) -> EspeakBackend:
-    installed_espeak()
+    espeak_ng()
     return EspeakBackend(*engine_settings(EspeakModel, **_context(**settings)))
 
 

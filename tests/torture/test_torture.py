@@ -13,7 +13,7 @@ from weft_testing.postgres_server import PYTHON_OF_THE_WHEEL, running_postgres
 from weft_testing.torture.checker import rules_broken
 from weft_testing.torture.history import Kind
 from weft_testing.torture.mesh import Folder
-from weft_testing.torture.plan import STALE_ROUTERS, Plan
+from weft_testing.torture.plan import CLUSTER_WEIGHTS, STALE_ROUTERS, Plan
 from weft_testing.torture.run import Outcome, torture
 
 pytestmark = pytest.mark.heavy
@@ -21,6 +21,17 @@ pytestmark = pytest.mark.heavy
 SEED = 20261120
 USUAL = Plan(seed=SEED, kills=25, tasks=250, max_minutes=3.0)
 SMALL = Plan(seed=SEED, kills=10, tasks=100, max_minutes=2.0)
+CLUSTER = Plan(
+    seed=SEED,
+    kills=12,
+    tasks=100,
+    routers=3,
+    registries=2,
+    gateways=2,
+    streams=3,
+    weights=CLUSTER_WEIGHTS,
+    max_minutes=4.0,
+)
 STALE = Plan(
     seed=SEED,
     kills=1,
@@ -65,6 +76,15 @@ async def test_nothing_acknowledged_is_lost_on_postgresql_while_everything_is_ki
     with running_postgres() as server, server.fresh_database() as name:
         outcome = await torture(replace(SMALL, database_url=server.url(name)), folder)
     assert outcome.is_good, _told(outcome)
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.skipif(sys.version_info[:2] > PYTHON_OF_THE_WHEEL, reason="there is no wheel pgserver for this Python")
+async def test_no_stream_breaks_but_those_of_killed_gateways_and_no_task_is_lost_in_a_cluster(folder: Folder) -> None:
+    with running_postgres() as server, server.fresh_database() as name:
+        outcome = await torture(replace(CLUSTER, database_url=server.url(name)), folder)
+    assert outcome.is_good, _told(outcome)
+    assert outcome.events[Kind.STREAM_ENDED], _told(outcome)
 
 
 @pytest.mark.timeout(180)

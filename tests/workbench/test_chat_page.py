@@ -282,6 +282,18 @@ def test_a_conversation_is_there_after_a_reload_renamed_exported_deleted_and_imp
     page.get_by_role("article").get_by_text("Kept well.").wait_for()
 
 
+def test_a_receipt_that_was_awaited_when_the_page_was_reloaded_is_asked_for_again(
+    page: "Page", chat_mesh: MeshProcess
+) -> None:
+    behave(chat_mesh, "a", text="Kept well.")
+    page.route("**/v1/requests/*", lambda route: route.abort())
+    opened(page, chat_mesh, "chat?model=pool", "Chat")
+    expect(asked(page, "Keep this").locator("p.receipt")).to_contain_text("tokens in")
+    page.unroute("**/v1/requests/*")
+    page.reload()
+    expect(page.get_by_role("article").locator(".receipt")).to_contain_text("completed")
+
+
 def test_a_file_that_holds_no_conversations_is_refused_by_name(
     page: "Page", chat_mesh: MeshProcess, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ MAX_ADDRESS_CHARS = 2048
 URL_VARIABLE = "WEFT_URL"
 """Environment variable with the base URL of the HTTP API of a remote mesh."""
 ADDRESS_VARIABLES = {"router": "WEFT_ROUTER", "registry": "WEFT_REGISTRY"}
-"""Environment variables with the gRPC address of a service of a remote mesh."""
+"""Environment variables with the gRPC address of a service of a remote mesh; several with commas between them."""
 
 
 def mesh_url(home: Path | str | None = None) -> str:

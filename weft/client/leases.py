@@ -34,7 +34,7 @@ from weft.gpu.snapshot_messages import MAX_DEVICES, device_from, snapshot_messag
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.names import MAX_NAME_CHARS, new_id
-from weft.kernel.reasons import Reason
+from weft.kernel.reasons import REGISTRY_AWAY, Reason
 from weft.kernel.request import CALLER_BANDS
 from weft.kernel.units import parse_size
 
@@ -236,7 +236,7 @@ class _LeaseWait:
             except WeftError as error:
                 if not self._is_retryable(error):
                     raise
-                if error.reason is Reason.SERVICE_UNAVAILABLE:
+                if error.reason in REGISTRY_AWAY:
                     self._report(f"{error.message}; trying again")
                     time.sleep(RETRY_SECONDS)
                 else:
@@ -244,7 +244,7 @@ class _LeaseWait:
 
     def _is_retryable(self, error: WeftError) -> bool:
         """A refusal without a wait is final; one after a wait means that the ledger's own limit came first."""
-        waits = {Reason.INSUFFICIENT_MEMORY, Reason.SERVICE_UNAVAILABLE}
+        waits = {Reason.INSUFFICIENT_MEMORY, *REGISTRY_AWAY}
         return error.reason in waits and self._has_waited and time.monotonic() + RETRY_SECONDS < self._deadline
 
     def _acquire(self, request: lease_service_pb2.AcquireLeaseRequest) -> lease_pb2.Lease:

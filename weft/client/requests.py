@@ -70,6 +70,12 @@ class Requests(MeshServiceClient):
         found: pb.ListClientsResponse = self._call(self._stub.ListClients, pb.ListClientsRequest())
         return found
 
+    def limit_uses(self, tenant: str = "") -> pb.ListLimitUsesResponse:
+        """Returns what is used of the limits of a tenant; empty: of all."""
+        request = pb.ListLimitUsesRequest(tenant=tenant)
+        found: pb.ListLimitUsesResponse = self._call(self._stub.ListLimitUses, request)
+        return found
+
     def figures(self) -> figures_pb2.Figures:
         """Returns what was counted in the last hour, of all tenants."""
         found: figures_pb2.Figures = self._call(self._stub.GetFigures, pb.GetFiguresRequest()).figures

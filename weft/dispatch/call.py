@@ -17,6 +17,7 @@ from weft.kernel.reasons import Reason
 
 if TYPE_CHECKING:
     from weft.api.common.v1 import receipt_pb2
+    from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ T = TypeVar("T")
 class Call(Generic[ChunkT]):
     """One request for an operation. Nothing happens until its chunks are read or its result is awaited."""
 
-    __slots__ = ("_run", "context", "payload", "receipt", "spec", "whole")
+    __slots__ = ("_run", "context", "payload", "rate_limits", "receipt", "spec", "whole")
 
     def __init__(
         self,
@@ -42,6 +43,8 @@ class Call(Generic[ChunkT]):
         """Whether the answer is read only when complete, from the next attempt on: it may come in few, large chunks."""
         self.receipt: receipt_pb2.Receipt | None = None
         """The receipt, once the request has ended; None before."""
+        self.rate_limits: RateLimitStatus | None = None
+        """How much more its caller may ask for, once the router has heard of the request; None: nothing limits it."""
         self._run = run
 
     def chunks(self) -> AsyncGenerator[ChunkT]:

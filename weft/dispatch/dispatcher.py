@@ -254,13 +254,20 @@ class _RequestRun(Generic[T]):
             caller=context.caller,
             task_id=context.task_id,
         )
-        return ReconnectingPlacement(self.deps.placement, request, self.deps.clock, self.deps.steady)
+        return ReconnectingPlacement(
+            self.deps.placement,
+            request,
+            self.deps.clock,
+            self.deps.steady,
+            knows=lambda name: name in known_names(self.deps.view()),
+        )
 
     async def _next_decision(self, placement: ReconnectingPlacement) -> Decision:
         try:
             decision = await placement.next_decision()
         except WeftError as rejection:
             raise reported_error(rejection, self._last_error) from rejection
+        self.call.rate_limits = decision.rate_limits or self.call.rate_limits
         now = self.deps.clock.monotonic()
         if isinstance(decision, Grant):
             self.trace.note_grant(decision, now, remote=self.deps.may_leave(decision))

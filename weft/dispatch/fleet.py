@@ -1,6 +1,7 @@
 """The read model of the mesh: every runner, model, agent, route, alias and workflow, from the registry's Watch."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -10,6 +11,7 @@ import grpc
 from google.protobuf.message import Message
 from typing_extensions import override
 
+from weft import __version__
 from weft.api.registry.v1 import (
     agent_pb2,
     alias_pb2,
@@ -17,8 +19,10 @@ from weft.api.registry.v1 import (
     registry_service_pb2,
     registry_service_pb2_grpc,
     route_pb2,
+    router_pb2,
     runner_pb2,
     settings_pb2,
+    tenant_pb2,
     wake_pb2,
     workflow_pb2,
 )
@@ -57,6 +61,8 @@ class RunnerView:
     """Tools of the mesh that it has."""
     clock_offset_seconds: float = 0.0
     """How far its clock is ahead of the mesh's; negative: behind; 0: not notably."""
+    worker_hosts: tuple[str, ...] = ()
+    """Other hosts that have a part of its models."""
     clock_refused: bool = False
     """Whether that exceeds the allowed deviation, so that it gets no requests."""
 
@@ -97,6 +103,18 @@ class ModelView:
         return self.active or self.hibernating
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterView:
+    """A router as the mesh knows it."""
+
+    name: str
+    incarnation: str
+    address: str
+    """Where gateways and other routers reach it, as a gRPC target."""
+    draining: bool = False
+    """Whether it is about to stop, and owns no scheduling domain."""
+
+
 class FleetSource(Protocol):
     """The source of the current FleetView; see `FleetWatcher`."""
 
@@ -119,6 +137,10 @@ class FleetView:
     """Nothing is allowed until the registry has said so."""
     aliases: Mapping[str, alias_pb2.Alias] = field(default_factory=dict)
     workflows: Mapping[str, workflow_pb2.RegisteredWorkflow] = field(default_factory=dict)
+    routers: Mapping[str, RouterView] = field(default_factory=dict)
+    """Those that have announced themselves, by name."""
+    tenants: Mapping[str, tenant_pb2.Tenant] = field(default_factory=dict)
+    """Those that are declared or configured, by name."""
 
     def pool_members(self, model_or_pool: str) -> list[ModelView]:
         """Returns the models that answer for a name: of the pool, or of the model's pool.
@@ -165,34 +187,27 @@ def apply_watch(view: FleetView, response: registry_service_pb2.WatchResponse) -
             _kept(response.snapshot.settings),
             MappingProxyType({alias.manifest.name: _kept(alias) for alias in response.snapshot.aliases}),
             MappingProxyType({each.manifest.name: _kept(each) for each in response.snapshot.workflows}),
+            MappingProxyType({router.name: _router(router) for router in response.snapshot.routers}),
+            MappingProxyType({tenant.manifest.name: _kept(tenant) for tenant in response.snapshot.tenants}),
         )
     return replace(view, revision=response.revision, **_changed(view, response.change))
 
 
+_PREFIX_OF_DELETION = "deleted_"
+
+
 def _changed(view: FleetView, change: registry_service_pb2.Change) -> dict[str, Any]:
     """The parts of a view that one change replaces; none for a change that this version does not know."""
-    changed: dict[str, Any] = {}
-    match change.WhichOneof("kind"):
-        case "runner":
-            changed = {"runners": _with(view.runners, change.runner.runner.name, _runner(change.runner))}
-        case "model":
-            changed = {"models": _with(view.models, change.model.manifest.name, _model(change.model))}
-        case "agent":
-            changed = {"agents": _with(view.agents, change.agent.manifest.name, _agent(change.agent))}
-        case "route":
-            changed = {"routes": _with(view.routes, change.route.manifest.name, _kept(change.route))}
-        case "alias":
-            changed = {"aliases": _with(view.aliases, change.alias.manifest.name, _kept(change.alias))}
-        case "deleted_alias":
-            changed = {"aliases": _without(view.aliases, change.deleted_alias)}
-        case "workflow":
-            changed = {"workflows": _with(view.workflows, change.workflow.manifest.name, _kept(change.workflow))}
-        case "settings":
-            changed = {"settings": _kept(change.settings)}
-        case "deleted_runner" | "deleted_model" | "deleted_agent" | "deleted_route" | "deleted_workflow" as kind:
-            part = f"{kind.removeprefix('deleted_')}s"
-            changed = {part: _without(getattr(view, part), getattr(change, kind))}
-    return changed
+    kind = change.WhichOneof("kind") or ""
+    if kind == "settings":
+        return {"settings": _kept(change.settings)}
+    folding = _FOLDINGS.get(kind.removeprefix(_PREFIX_OF_DELETION))
+    if folding is None:
+        return {}
+    known, value = getattr(view, folding.part), getattr(change, kind)
+    if kind.startswith(_PREFIX_OF_DELETION):
+        return {folding.part: _without(known, value)}
+    return {folding.part: _with(known, folding.name_of(value), folding.fold(value))}
 
 
 def _with(part: Mapping[str, T], name: str, value: T) -> Mapping[str, T]:
@@ -220,6 +235,7 @@ def _runner(watched: registry_service_pb2.WatchedRunner) -> RunnerView:
         tool_names=frozenset(runner.capability.tool_names),
         clock_offset_seconds=runner.capability.clock_offset.ToNanoseconds() / 1e9,
         clock_refused=runner.capability.clock_refused,
+        worker_hosts=tuple(runner.capability.worker_hosts),
     )
 
 
@@ -266,11 +282,40 @@ def _agent(agent: agent_pb2.Agent) -> agent_pb2.Agent:
     return kept
 
 
+def _router(router: router_pb2.Router) -> RouterView:
+    return RouterView(
+        name=router.name, incarnation=router.incarnation, address=router.address, draining=router.draining
+    )
+
+
 def _kept(message: M) -> M:
     """A copy: a part of a message would keep the memory of all of it, such as a snapshot's."""
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
+
+
+@dataclass(frozen=True, slots=True)
+class _Folding:
+    """How a change of one kind becomes an entry of a view."""
+
+    part: str
+    fold: Callable[[Any], Any]
+    name_of: Callable[[Any], str] = lambda message: str(message.manifest.name)
+
+
+_FOLDINGS: Mapping[str, _Folding] = MappingProxyType(
+    {
+        "runner": _Folding("runners", _runner, lambda watched: str(watched.runner.name)),
+        "router": _Folding("routers", _router, lambda router: str(router.name)),
+        "model": _Folding("models", _model),
+        "agent": _Folding("agents", _agent),
+        "route": _Folding("routes", _kept),
+        "alias": _Folding("aliases", _kept),
+        "workflow": _Folding("workflows", _kept),
+        "tenant": _Folding("tenants", _kept),
+    }
+)
 
 
 log = get_logger("weft.fleet")
@@ -284,7 +329,11 @@ FleetListener = Callable[[FleetView], None]
 class FleetWatcher:
     """Follows the registry's Watch and passes each new FleetView to listeners; reconnects for as long as it runs."""
 
-    def __init__(self, registry: grpc.aio.Channel, clock: Clock, *, include_ticket_keys: bool = False) -> None:
+    def __init__(
+        self, registry: grpc.aio.Channel, clock: Clock, *, include_ticket_keys: bool = False, service: str = ""
+    ) -> None:
+        """`service`: the service that watches, which the registry lists; empty: it is not listed."""
+        self._service = service
         self._stub = cast("RegistryServiceAsyncStub", registry_service_pb2_grpc.RegistryServiceStub(registry))
         self._clock = clock
         self._include_ticket_keys = include_ticket_keys
@@ -346,7 +395,12 @@ class FleetWatcher:
             await self._clock.sleep(pause)
 
     async def _follow_once(self) -> None:
-        request = registry_service_pb2.WatchRequest(include_ticket_keys=self._include_ticket_keys)
+        request = registry_service_pb2.WatchRequest(
+            include_ticket_keys=self._include_ticket_keys,
+            service=self._service,
+            host=socket.gethostname() if self._service else "",
+            version=__version__ if self._service else "",
+        )
         async for response in self._stub.Watch(request):
             self._view = apply_watch(self._view, response)
             self._first_snapshot.set()

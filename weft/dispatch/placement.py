@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -33,6 +34,8 @@ class PlacementRequest:
     """How long ago it first arrived: a request placed again after a lost router keeps its age."""
     seconds_left: float | None = None
     """Time to its deadline; None: no deadline."""
+    is_counted: bool = False
+    """Whether an earlier placement of it was counted by the limits of its tenant and client."""
     attempts_used: int = 0
     """Attempts granted by an earlier placement of it; attempt numbers go on from there."""
     traceparent: str = ""
@@ -61,6 +64,8 @@ class PlacementRequest:
     """Who sent it: `key:<id>`, `service:<name>` or `local`; empty: not known."""
     task_id: str = ""
     """The task that it is an attempt of; empty: none. Tasks are placed inside the router: it does not travel."""
+    unreachable_routers: frozenset[str] = frozenset()
+    """Routers that its dispatcher cannot reach; they own no domain for it. At most MAX_UNREACHABLE_ROUTERS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,8 @@ class WaitingInQueue:
     position: int
     reason: str
     eta_seconds: float | None = None
+    rate_limits: RateLimitStatus | None = None
+    """See `Grant.rate_limits`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +86,8 @@ class LoadingModel:
     stage: str
     progress: float | None = None
     eta_seconds: float | None = None
+    rate_limits: RateLimitStatus | None = None
+    """See `Grant.rate_limits`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +110,8 @@ class Grant:
     """The priority class of the grant; None: as requested."""
     seconds_left: float | None = None
     """Until the answer must be complete, by the request or its route; None: as the request says."""
+    rate_limits: RateLimitStatus | None = None
+    """How much more its caller may ask for. The first decision has it where a limit counts the request. Read-only."""
 
 
 Decision = WaitingInQueue | LoadingModel | Grant
@@ -137,6 +148,19 @@ def request_cancelled(cancelled_by: str) -> WeftError:
     )
 
 
+MAX_UNREACHABLE_ROUTERS = 16
+
+
+def request_moved(target: str, owner: str, address: str) -> WeftError:
+    """Returns the error MOVED of a request that another router places."""
+    return WeftError(
+        Reason.MOVED,
+        f"the router {owner} schedules {target}; requests for it are placed there",
+        metadata={"router": owner, "address": address},
+        retry_after_seconds=1,
+    )
+
+
 def canceller_of(error: BaseException | None) -> str:
     """Returns the name of the caller who cancelled the request that ended with an error; empty: not cancelled so."""
     return error.metadata.get(CANCELLED_BY, "") if isinstance(error, WeftError) else ""
@@ -155,7 +179,7 @@ class Placement(Protocol):
         """The scheduler's next decision.
 
         Raises the error of a rejection, `request_cancelled` for a cancelled request, SERVICE_UNAVAILABLE for a lost
-        router.
+        router, `request_moved` where another router has to place it.
         """
         ...
 

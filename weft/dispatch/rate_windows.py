@@ -1,24 +1,30 @@
-"""Sliding windows: how much each key used in the last second, minute or hour. One implementation for every API.
+"""Rates of many keys over sliding windows, on a `Clock`. One implementation for every API.
 
-A moving window, counted on a `Clock` in at most BUCKETS_PER_WINDOW steps; amounts can be corrected afterwards. A leaky
-bucket (GCRA) would be smaller, but lets up to twice the rate through one window, and cannot take back one amount.
+A window is that of a key, a unit and a length, not of an amount: where the amount of a rate changes, what was counted
+in its window stays counted. The arithmetic is that of `weft.kernel.sliding_window`.
 """
 
-from collections import OrderedDict, deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
+from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus, RateLimitWindow
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.units import Rate
+from weft.kernel.sliding_window import BUCKETS_PER_WINDOW, SlidingWindow
+from weft.kernel.timestamps import duration_of
+from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
 
-BUCKETS_PER_WINDOW = 256
-"""Amounts within a 256th of a window expire together, at the time of the newest: never too early."""
 EVERYBODY_ELSE = "+everybody-else"
-"""The key shared by all keys beyond a bound. It cannot collide: names of tenants and clients begin with a letter or a
-digit.
+"""The key shared by all keys beyond a bound. It cannot collide: names of tenants, clients, keys and models begin with a
+letter or a digit.
 """
+_WINDOW_WORDS: Mapping[int, str] = MappingProxyType(
+    {SECOND: "second", MINUTE: "minute", HOUR: "hour", DAY: "day", WEEK: "week", MONTH: "month"}
+)
+_UNIT_WORDS: Mapping[RateUnit, str] = MappingProxyType({RateUnit.REQUESTS: "requests", RateUnit.TOKENS: "tokens"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +37,8 @@ class Claim:
     """The same for people, such as "Tenant community-x"."""
     rate: Rate
     amount: int = 1
+    about: Mapping[str, str] = field(default_factory=dict)
+    """What the limit is of besides, for the metadata of a refusal."""
 
 
 class RateWindows:
@@ -38,20 +46,26 @@ class RateWindows:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._windows: dict[tuple[str, Rate], _Window] = {}
+        self._windows: dict[tuple[str, RateUnit, int], SlidingWindow] = {}
 
     def take(self, claims: Sequence[Claim]) -> float:
         """Counts all of them, or none; returns the time on the monotonic clock, for a correction.
 
-        A claim above its whole rate is let through when its window is empty. Raises RATE_LIMIT_EXCEEDED with limit,
-        remaining and resetAt (unix time in seconds), naming the first that is too much.
+        A claim above its whole rate is let through when its window is empty. Raises RATE_LIMIT_EXCEEDED with what
+        `_refusal` says of the claim that has to wait longest.
         """
         now = self._clock.monotonic()
-        for claim in claims:
-            if self._settled(claim, now).total + _within(claim) > claim.rate.amount:
-                raise self._refusal(claim, now)
-        for claim in claims:
-            self._windows[claim.key, claim.rate].add(now, claim.rate.window_seconds, claim.amount)
+        windows = [self._of(claim.key, claim.rate) for claim in claims]
+        refused = [
+            (window.seconds_until_room(now, claim.rate.amount, _within(claim)), place)
+            for place, (claim, window) in enumerate(zip(claims, windows, strict=True))
+            if window.settle(now) + _within(claim) > claim.rate.amount
+        ]
+        if refused:
+            wait, place = max(refused, key=lambda each: (each[0], -each[1]))
+            raise self._refusal(claims, claims[place], wait, now)
+        for claim, window in zip(claims, windows, strict=True):
+            window.add(now, claim.amount)
         return now
 
     def correct(self, key: str, rate: Rate, amount: int, *, counted_at: float) -> None:
@@ -59,49 +73,119 @@ class RateWindows:
 
         What is taken back is that of `counted_at`: where it has left the window already, there is nothing to take.
         """
-        now, window = self._clock.monotonic(), self._windows.get((key, rate))
+        now, window = self._clock.monotonic(), self._windows.get(_id(key, rate))
         if window is None:
             return
-        window.settle(now, rate.window_seconds)
+        window.settle(now)
         if amount > 0:
-            window.add(now, rate.window_seconds, amount)
+            window.add(now, amount)
         else:
             window.take_back(-amount, counted_at)
 
     def counted(self, key: str, rate: Rate) -> int:
         """Returns the current amount in its window."""
-        window = self._windows.get((key, rate))
-        if window is None:
-            return 0
-        window.settle(self._clock.monotonic(), rate.window_seconds)
-        return window.total
+        window = self._windows.get(_id(key, rate))
+        return 0 if window is None else window.settle(self._clock.monotonic())
+
+    def reset_seconds(self, key: str, rate: Rate) -> float:
+        """Returns the time until its window is empty, if nothing else is counted meanwhile."""
+        window = self._windows.get(_id(key, rate))
+        return 0.0 if window is None else window.seconds_until_empty(self._clock.monotonic())
+
+    def status(self, claims: Sequence[Claim]) -> RateLimitStatus:
+        """Returns how much is left for claims like these, by the tightest window of each unit."""
+        return RateLimitStatus(
+            requests=self._tightest(claims, RateUnit.REQUESTS), tokens=self._tightest(claims, RateUnit.TOKENS)
+        )
 
     def forget(self, key: str, rate: Rate) -> None:
         """Resets the windows."""
-        self._windows.pop((key, rate), None)
+        self._windows.pop(_id(key, rate), None)
 
-    def _settled(self, claim: Claim, now: float) -> "_Window":
-        """The window of a claim without what has expired."""
-        window = self._windows.setdefault((claim.key, claim.rate), _Window())
-        window.settle(now, claim.rate.window_seconds)
-        return window
+    def _of(self, key: str, rate: Rate) -> SlidingWindow:
+        found = self._windows.get(_id(key, rate))
+        if found is None:
+            found = self._windows[_id(key, rate)] = SlidingWindow(rate.window_seconds)
+        return found
 
-    def _refusal(self, claim: Claim, now: float) -> WeftError:
-        """The refusal of a claim that does not fit into its window."""
-        rate, window = claim.rate, self._windows[claim.key, claim.rate]
-        oldest = window.buckets[0].newest if window.buckets else now
-        wait = window.seconds_until_free(now, rate, _within(claim))
-        reset_unix = self._clock.utc_now().timestamp() + max(0.0, oldest + rate.window_seconds - now)
+    def _tightest(self, claims: Sequence[Claim], unit: RateUnit) -> RateLimitWindow | None:
+        """Returns the window with the least left; of several the one that is full again last."""
+        now, least = self._clock.monotonic(), -1
+        tightest: list[tuple[Rate, SlidingWindow]] = []
+        for claim in claims:
+            rate = claim.rate
+            if rate.unit is not unit:
+                continue
+            window = self._of(claim.key, rate)
+            left = max(0, rate.amount - window.settle(now))
+            if not tightest or left < least:
+                least, tightest = left, [(rate, window)]
+            elif left == least:
+                tightest.append((rate, window))
+        if not tightest:
+            return None
+        rate, window = max(tightest, key=lambda each: each[1].seconds_until_empty(now)) if tightest[1:] else tightest[0]
+        return RateLimitWindow(
+            limit=rate.amount,
+            remaining=least,
+            reset=duration_of(window.seconds_until_empty(now)),
+            window=duration_of(rate.window_seconds),
+        )
+
+    def _refusal(self, claims: Sequence[Claim], claim: Claim, wait: float, now: float) -> WeftError:
+        """Returns the refusal of a claim that does not fit into its window.
+
+        It says the limit, its unit and window, what is left of it and when some of it is free (resetAt, unix time in
+        seconds), and the same of the tightest windows as `status_metadata`.
+        """
+        rate, window = claim.rate, self._of(claim.key, claim.rate)
+        free_at = self._clock.utc_now().timestamp() + window.seconds_until_less(now)
         return WeftError(
             Reason.RATE_LIMIT_EXCEEDED,
             f"{claim.who} exceeded {rate}",
             metadata={
                 "limit": str(rate.amount),
                 "remaining": str(max(0, rate.amount - window.total)),
-                "resetAt": str(int(reset_unix) + 1),
+                "resetAt": str(int(free_at) + 1),
+                "unit": _UNIT_WORDS[rate.unit],
+                "window": _WINDOW_WORDS[rate.window_seconds],
+                **claim.about,
+                **status_metadata(self.status(claims)),
             },
             retry_after_seconds=wait,
         )
+
+
+_PARTS = ("limit", "remaining", "reset_seconds")
+
+
+def status_metadata(status: RateLimitStatus) -> dict[str, str]:
+    """Returns a status as metadata of an error, such as `limit_requests`."""
+    found: dict[str, str] = {}
+    for name, window in _windows_in(status):
+        figures = (window.limit, window.remaining, f"{window.reset.ToNanoseconds() / 1e9:.3f}")
+        found |= {f"{part}_{name}": str(figure) for part, figure in zip(_PARTS, figures, strict=True)}
+    return found
+
+
+def status_in(metadata: Mapping[str, str]) -> RateLimitStatus:
+    """Returns the status in the metadata of an error, empty where there is none: the way back of `status_metadata`."""
+    status = RateLimitStatus()
+    for name in ("requests", "tokens"):
+        limit, remaining, reset = (metadata.get(f"{part}_{name}", "") for part in _PARTS)
+        try:
+            found = RateLimitWindow(limit=int(limit), remaining=int(remaining), reset=duration_of(float(reset)))
+        except (ValueError, OverflowError):
+            continue
+        getattr(status, name).CopyFrom(found)
+    return status
+
+
+def _windows_in(status: RateLimitStatus) -> Iterator[tuple[str, RateLimitWindow]]:
+    if status.HasField("requests"):
+        yield "requests", status.requests
+    if status.HasField("tokens"):
+        yield "tokens", status.tokens
 
 
 class TrackedKeys:
@@ -132,12 +216,31 @@ class TrackedKeys:
         seen.move_to_end(name)
         return self._prefix + name
 
+    def release(self, name: str) -> bool:
+        """Tracks a name no longer, and leaves its windows as they are; returns whether it was counted separately."""
+        return self._last_seen.pop(name, None) is not None
+
+    def names(self) -> list[str]:
+        """The names that are counted separately, and EVERYBODY_ELSE."""
+        return [*self._last_seen, EVERYBODY_ELSE]
+
+    def use(self, rates: Sequence[Rate]) -> None:
+        """Counts by other rates from now on; windows whose unit and length stay keep what was counted."""
+        kept = {(rate.unit, rate.window_seconds) for rate in rates}
+        self._forget(rate for rate in self._rates if (rate.unit, rate.window_seconds) not in kept)
+        self._rates = tuple(rates)
+        self._longest_window = max((rate.window_seconds for rate in rates), default=0)
+
     def forget_all(self) -> None:
         """Removes all keys with their windows."""
-        for key in (*(self._prefix + name for name in self._last_seen), self._prefix + EVERYBODY_ELSE):
-            for rate in self._rates:
-                self._windows.forget(key, rate)
+        self._forget(self._rates)
         self._last_seen.clear()
+
+    def _forget(self, rates: Iterable[Rate]) -> None:
+        rates = tuple(rates)
+        for name in self.names():
+            for rate in rates:
+                self._windows.forget(self._prefix + name, rate)
 
     def _forget_idle(self, now: float) -> None:
         """Removes keys with empty windows."""
@@ -158,55 +261,8 @@ class TrackedKeys:
                 self._windows.forget(key, rate)
 
 
-@dataclass(slots=True)
-class _Bucket:
-    began: float
-    newest: float
-    amount: int
-
-
-class _Window:
-    __slots__ = ("buckets", "total")
-
-    def __init__(self) -> None:
-        self.buckets: deque[_Bucket] = deque()
-        self.total = 0
-
-    def settle(self, now: float, length: float) -> None:
-        """Removes expired amounts."""
-        while self.buckets and self.buckets[0].newest <= now - length:
-            self.total -= self.buckets.popleft().amount
-
-    def add(self, now: float, length: float, amount: int) -> None:
-        self.total += amount
-        if self.buckets and now - self.buckets[-1].began < length / BUCKETS_PER_WINDOW:
-            self.buckets[-1].newest = now
-            self.buckets[-1].amount += amount
-        else:
-            self.buckets.append(_Bucket(now, now, amount))
-
-    def take_back(self, amount: int, counted_at: float) -> None:
-        """Subtracts an amount that was counted then; never below zero."""
-        for place in reversed(range(len(self.buckets))):
-            bucket = self.buckets[place]
-            if bucket.began <= counted_at:
-                taken = min(amount, bucket.amount)
-                bucket.amount -= taken
-                self.total -= taken
-                if not bucket.amount:
-                    del self.buckets[place]
-                return
-
-    def seconds_until_free(self, now: float, rate: Rate, amount: int) -> float:
-        """Seconds until the amount fits, without further use."""
-        over = self.total + amount - rate.amount
-        freed_at = now - rate.window_seconds
-        for bucket in self.buckets:
-            if over <= 0:
-                break
-            over -= bucket.amount
-            freed_at = bucket.newest
-        return max(0.0, freed_at + rate.window_seconds - now)
+def _id(key: str, rate: Rate) -> tuple[str, RateUnit, int]:
+    return key, rate.unit, rate.window_seconds
 
 
 def _within(claim: Claim) -> int:

@@ -3,7 +3,7 @@
 It keeps the request's deadline itself, so that a router which is frozen or unreachable delays no answer beyond it.
 """
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -24,6 +24,7 @@ LATE_REPORT_SECONDS = 0.1
 """Time limit of a report after the request's deadline."""
 
 T = TypeVar("T")
+_PLACED_AGAIN = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.MOVED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +35,27 @@ class ReconnectConfig:
     """After this long without a router the request fails with SERVICE_UNAVAILABLE."""
     retry_interval_seconds: float = 0.1
     """First pause before placing again; doubles up to one second."""
+    view_lag_limit_seconds: float = 5.0
+    """How long a router may be behind with its view: it refuses a name for that long which this process knows."""
+
+
+def _knows_nothing(_: str) -> bool:
+    return False
 
 
 class ReconnectingPlacement(Placement):
     """A Placement over any router that answers. Keeps the request's age and its used attempts across routers."""
 
-    def __init__(self, port: PlacementPort, request: PlacementRequest, clock: Clock, config: ReconnectConfig) -> None:
+    def __init__(
+        self,
+        port: PlacementPort,
+        request: PlacementRequest,
+        clock: Clock,
+        config: ReconnectConfig,
+        knows: Callable[[str], bool] = _knows_nothing,
+    ) -> None:
+        """`knows`: whether the mesh has a name, as this process sees it now."""
+        self._knows = knows
         self._port = port
         self._request = request
         self._clock = clock
@@ -47,6 +63,8 @@ class ReconnectingPlacement(Placement):
         self._opened_at = clock.monotonic()
         self._attempts = request.attempts_used
         self._place: Placement = port.place(request)
+        self._is_counted = request.is_counted
+        """Whether a router has counted it by the limits: one that decided something has, unless it moved since."""
         self._is_lost = False
         """Whether no router has answered since the last one was lost."""
 
@@ -64,7 +82,10 @@ class ReconnectingPlacement(Placement):
         await self._place.__aexit__(kind, error, trace)
 
     async def next_decision(self) -> Decision:
-        """As Placement.next_decision; after a lost router the request is placed again, until the outage limit.
+        """As Placement.next_decision; after a lost router, or a move to another, the request is placed again.
+
+        That ends with the outage limit. A name that this process knows is asked for again as well, until the view lag
+        limit: of two watches of the registry either may be ahead.
 
         Raises DEADLINE_EXCEEDED at the request's deadline, whatever the router does.
         """
@@ -85,19 +106,28 @@ class ReconnectingPlacement(Placement):
             try:
                 decision = await self._place.next_decision()
             except WeftError as error:
-                if error.reason is not Reason.SERVICE_UNAVAILABLE:
+                is_behind = error.reason is Reason.MODEL_NOT_FOUND and self._knows(self._request.model)
+                if error.reason not in _PLACED_AGAIN and not is_behind:
                     raise
-                now, self._is_lost = self._clock.monotonic(), True
+                now, has_moved = self._clock.monotonic(), error.reason is Reason.MOVED
+                self._is_counted = self._is_counted and not has_moved
+                self._is_lost, is_first = not (has_moved or is_behind), lost_at is None
                 lost_at = now if lost_at is None else lost_at
-                if now - lost_at >= self._config.router_outage_limit_seconds:
+                if now - lost_at >= self._limit_seconds(is_behind=is_behind):
                     raise
-                await self._clock.sleep(pause)
-                pause = min(pause * 2, 1.0)
+                # A domain that moved has an owner: only where the next one is not it, the views differ for a moment.
+                if not (has_moved and is_first):
+                    await self._clock.sleep(pause)
+                    pause = min(pause * 2, 1.0)
                 await self._place_again()
                 continue
+            self._is_counted = True
             if isinstance(decision, Grant):
                 self._attempts = decision.attempt
             return decision
+
+    def _limit_seconds(self, *, is_behind: bool) -> float:
+        return self._config.view_lag_limit_seconds if is_behind else self._config.router_outage_limit_seconds
 
     async def _place_again(self) -> None:
         await self._place.__aexit__(None, None, None)
@@ -107,6 +137,7 @@ class ReconnectingPlacement(Placement):
                 age_seconds=self._request.age_seconds + self._clock.monotonic() - self._opened_at,
                 seconds_left=self._seconds_left(),
                 attempts_used=self._attempts,
+                is_counted=self._is_counted,
             )
         )
         await self._place.__aenter__()

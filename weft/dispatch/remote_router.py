@@ -1,7 +1,7 @@
 """The router over gRPC: placements, one bidirectional Place stream per request; health checks; request records."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, cast
 import grpc
 from google.protobuf import duration_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
 from typing_extensions import override
 
 from weft.api.common.v1 import receipt_pb2
@@ -54,12 +55,18 @@ if TYPE_CHECKING:
 
 
 QUEUES_TIMEOUT_SECONDS = 5.0
+THIS_ROUTER = "x-weft-this-router"
+"""Metadata of a call that asks a router for what it knows itself, and not for what all routers of the mesh know."""
+_OF_THE_MESH: tuple[tuple[str, str], ...] = ()
+_OF_THIS_ROUTER = ((THIS_ROUTER, "true"),)
 
 
 class RemotePlacement(RouterPort):
     """A PlacementPort whose scheduler is behind a channel."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, *, of_this_router: bool = False) -> None:
+        """`of_this_router`: queues are those of this router, and not of all."""
+        self._scope = _OF_THIS_ROUTER if of_this_router else _OF_THE_MESH
         self._stub = cast("PlacementServiceAsyncStub", placement_service_pb2_grpc.PlacementServiceStub(channel))
 
     @override
@@ -69,7 +76,9 @@ class RemotePlacement(RouterPort):
     @override
     async def queues(self) -> Sequence[PoolQueue]:
         try:
-            response = await self._stub.ListQueues(pb.ListQueuesRequest(), timeout=QUEUES_TIMEOUT_SECONDS)
+            response = await self._stub.ListQueues(
+                pb.ListQueuesRequest(), timeout=QUEUES_TIMEOUT_SECONDS, metadata=self._scope
+            )
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
         return [
@@ -94,6 +103,9 @@ class RemotePlace(Placement):
         self._reading: asyncio.Future[object] | None = None
         """The read of the message that follows a grant; None: no read is in progress."""
         self._on_cancelled: OnCancelled | None = None
+        self._is_abandoned = False
+        self.is_disconnected = False
+        """Whether the call ended without a word of the router."""
 
     async def __aenter__(self) -> Self:
         request = self._request
@@ -115,10 +127,28 @@ class RemotePlace(Placement):
         try:
             response = await (self._call.read() if reading is None else reading)
         except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+            if self._is_abandoned:
+                # A read that had not begun yet raises this instead of CancelledError.
+                raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router does not answer") from error
+            self.is_disconnected = error.code() == grpc.StatusCode.UNAVAILABLE and rpc_status.from_call(error) is None
+            found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+            # A router that stops is one that is lost: the request is placed again.
+            is_stopping = found.reason is Reason.SHUTTING_DOWN
+            raise (WeftError(Reason.SERVICE_UNAVAILABLE, found.message) if is_stopping else found) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._is_abandoned or (task is not None and task.cancelling()):
+                raise
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router does not answer") from None
         if not isinstance(response, pb.PlaceResponse):
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router ended the placement without a decision")
         return _decision_from_proto(response)
+
+    def abandon(self) -> None:
+        """Stop waiting for the router: `next_decision` raises SERVICE_UNAVAILABLE."""
+        self._is_abandoned = True
+        if self._call is not None:
+            self._call.cancel()
 
     @override
     def watch_cancellation(self, on_cancelled: OnCancelled) -> None:
@@ -182,6 +212,8 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
         client_id=request.client_id,
         asked_model=request.asked_model,
         caller=request.caller,
+        unreachable_routers=sorted(request.unreachable_routers),
+        is_counted=request.is_counted,
     )
     message.age.FromNanoseconds(int(request.age_seconds * 1e9))
     if request.seconds_left is not None:
@@ -190,6 +222,7 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
 
 
 def _decision_from_proto(response: pb.PlaceResponse) -> Decision:
+    rate_limits = response.rate_limits if response.HasField("rate_limits") else None
     match response.WhichOneof("kind"):
         case "queued":
             queued = response.queued
@@ -197,6 +230,7 @@ def _decision_from_proto(response: pb.PlaceResponse) -> Decision:
                 position=queued.position,
                 reason=queued.reason,
                 eta_seconds=_seconds(queued.eta) if queued.HasField("eta") else None,
+                rate_limits=rate_limits,
             )
         case "loading":
             loading = response.loading
@@ -204,6 +238,7 @@ def _decision_from_proto(response: pb.PlaceResponse) -> Decision:
                 stage=loading.stage,
                 progress=loading.progress if loading.HasField("progress") else None,
                 eta_seconds=_seconds(loading.eta) if loading.HasField("eta") else None,
+                rate_limits=rate_limits,
             )
         case "granted":
             granted = response.granted
@@ -219,6 +254,7 @@ def _decision_from_proto(response: pb.PlaceResponse) -> Decision:
                 keep_alive_seconds=_seconds(granted.keep_alive) if granted.HasField("keep_alive") else None,
                 priority=Priority.from_wire(granted.priority) if granted.priority else None,
                 seconds_left=_seconds(granted.time_left) if granted.HasField("time_left") else None,
+                rate_limits=rate_limits,
             )
         case "cancelled":
             raise request_cancelled(response.cancelled.cancelled_by)
@@ -250,10 +286,15 @@ class RouterSource(Protocol):
 class RouterWatch(RouterSource):
     """A RouterSource that checks the router's health in an interval: a frozen process keeps its connections open."""
 
-    def __init__(self, router: grpc.aio.Channel, clock: Clock) -> None:
+    def __init__(
+        self, router: grpc.aio.Channel, clock: Clock, on_change: Callable[[bool], None] = lambda _is_there: None
+    ) -> None:
+        """`on_change` is called with the first answer, and with each that differs from the one before."""
         self._stub = health_pb2_grpc.HealthStub(router)
         self._clock = clock
+        self._on_change = on_change
         self._is_there = False
+        self._was_asked = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -263,6 +304,10 @@ class RouterWatch(RouterSource):
 
     async def start(self) -> None:
         """Starts the health checks. Returns immediately."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Starts the health checks, from the event loop."""
         self._task = start_task(self._follow(), name="router-watch")
 
     async def stop(self) -> None:
@@ -278,6 +323,9 @@ class RouterWatch(RouterSource):
                 log.warning("no router answers")
             elif self._is_there and not was_there:
                 log.info("a router answers")
+            if self._is_there is not was_there or not self._was_asked:
+                self._was_asked = True
+                self._on_change(self._is_there)
             await self._clock.sleep(CHECK_INTERVAL_SECONDS)
 
     async def _answers(self) -> bool:
@@ -314,6 +362,8 @@ class ListedRequests:
     """Unfinished ones with the oldest first, ended ones with the last first; without their decisions."""
     total: int
     """Number of requests of the selection, listed or not."""
+    unreachable_routers: Sequence[str] = ()
+    """Routers that do not answer: what they know is missing."""
 
 
 class RequestSource(Protocol):
@@ -349,6 +399,10 @@ class RequestSource(Protocol):
         """Recent clients, by id."""
         ...
 
+    async def limit_uses(self, tenant: str = "") -> Sequence[request_service_pb2.LimitUse]:
+        """What is used of the limits of a tenant; empty: of all."""
+        ...
+
     async def figures(self) -> figures_pb2.Figures:
         """What was counted in the last hour, of all tenants."""
         ...
@@ -361,14 +415,16 @@ class RequestSource(Protocol):
 class RemoteRequests(RequestSource):
     """A RequestSource whose router is behind a channel."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, *, of_this_router: bool = False) -> None:
+        """`of_this_router`: what this router knows, and not what all do."""
+        self._scope = _OF_THIS_ROUTER if of_this_router else _OF_THE_MESH
         self._stub = cast("RequestServiceAsyncStub", request_service_pb2_grpc.RequestServiceStub(channel))
 
     @override
     async def request(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
         wanted = request_service_pb2.GetRequestRequest(request_id=request_id, tenant=tenant)
         try:
-            return (await self._stub.GetRequest(wanted, timeout=REQUESTS_TIMEOUT_SECONDS)).request
+            return (await self._stub.GetRequest(wanted, timeout=REQUESTS_TIMEOUT_SECONDS, metadata=self._scope)).request
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
@@ -378,17 +434,21 @@ class RemoteRequests(RequestSource):
     ) -> ListedRequests:
         wanted = request_service_pb2.ListRequestsRequest(limit=limit, tenant=tenant, selection=selection)
         try:
-            response = await self._stub.ListRequests(wanted, timeout=REQUESTS_TIMEOUT_SECONDS)
+            response = await self._stub.ListRequests(wanted, timeout=REQUESTS_TIMEOUT_SECONDS, metadata=self._scope)
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
-        return ListedRequests(requests=response.requests, total=response.total_count)
+        return ListedRequests(
+            requests=response.requests,
+            total=response.total_count,
+            unreachable_routers=tuple(response.unreachable_routers),
+        )
 
     @override
     async def watch(
         self, tenant: str = "", ended_limit: int = 0
     ) -> AsyncGenerator[request_service_pb2.WatchRequestsResponse]:
         wanted = request_service_pb2.WatchRequestsRequest(tenant=tenant, ended_limit=ended_limit)
-        call = self._stub.WatchRequests(wanted)
+        call = self._stub.WatchRequests(wanted, metadata=self._scope)
         try:
             async for response in call:
                 yield response
@@ -404,7 +464,7 @@ class RemoteRequests(RequestSource):
         )
         try:
             limit = CANCEL_WAIT_SECONDS + REQUESTS_TIMEOUT_SECONDS
-            return (await self._stub.CancelRequest(wanted, timeout=limit)).request
+            return (await self._stub.CancelRequest(wanted, timeout=limit, metadata=self._scope)).request
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
@@ -412,8 +472,18 @@ class RemoteRequests(RequestSource):
     async def clients(self) -> Sequence[request_pb2.ClientRecord]:
         try:
             return (
-                await self._stub.ListClients(request_service_pb2.ListClientsRequest(), timeout=REQUESTS_TIMEOUT_SECONDS)
+                await self._stub.ListClients(
+                    request_service_pb2.ListClientsRequest(), timeout=REQUESTS_TIMEOUT_SECONDS, metadata=self._scope
+                )
             ).clients
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+
+    @override
+    async def limit_uses(self, tenant: str = "") -> Sequence[request_service_pb2.LimitUse]:
+        wanted = request_service_pb2.ListLimitUsesRequest(tenant=tenant)
+        try:
+            return (await self._stub.ListLimitUses(wanted, timeout=REQUESTS_TIMEOUT_SECONDS, metadata=self._scope)).uses
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
@@ -421,13 +491,13 @@ class RemoteRequests(RequestSource):
     async def figures(self) -> figures_pb2.Figures:
         wanted = request_service_pb2.GetFiguresRequest()
         try:
-            return (await self._stub.GetFigures(wanted, timeout=REQUESTS_TIMEOUT_SECONDS)).figures
+            return (await self._stub.GetFigures(wanted, timeout=REQUESTS_TIMEOUT_SECONDS, metadata=self._scope)).figures
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
     @override
     async def watch_figures(self) -> AsyncGenerator[figures_pb2.Figures]:
-        call = self._stub.WatchFigures(request_service_pb2.WatchFiguresRequest())
+        call = self._stub.WatchFigures(request_service_pb2.WatchFiguresRequest(), metadata=self._scope)
         try:
             async for response in call:
                 yield response.figures

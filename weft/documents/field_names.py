@@ -13,7 +13,7 @@ from weft.documents.resources import DOCUMENT_TYPES
 from weft.kernel.field_rules import MapKey, path_text
 
 _DECLARED = re.compile(
-    r"^declarations\[(\d+)\](?:\.(model|agent|runner|pool|route|alias|profile|workflow)(?=[.\[]|$))?\.?"
+    r"^declarations\[(\d+)\](?:\.(model|agent|runner|pool|route|alias|profile|workflow|tenant)(?=[.\[]|$))?\.?"
 )
 _STEP = re.compile(r"\[(\d+)\]|\[([^\]]*)\]|([^.\[]+)")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from weft.api.registry.v1 import (
@@ -13,6 +14,7 @@ from weft.api.registry.v1 import (
     registry_service_pb2,
     route_pb2,
     runner_pb2,
+    tenant_pb2,
     workflow_pb2,
 )
 from weft.documents.resource_kinds import ResourceKind
@@ -20,6 +22,14 @@ from weft.documents.resources import AnyDocument, instance_of, model_document, o
 from weft.kernel.names import is_resource_id
 
 Key = tuple[ResourceKind, str]
+_DELETIONS: Mapping[str, ResourceKind] = MappingProxyType(
+    {
+        f"deleted_{kind.value}": kind
+        for kind in ResourceKind
+        if kind not in (ResourceKind.MODEL, ResourceKind.RUNNER, ResourceKind.POOL)
+    }
+)
+"""The changes by which a resource is gone that nothing else depends on."""
 
 
 @dataclass(slots=True)
@@ -33,6 +43,7 @@ class MeshState:
     aliases: dict[str, alias_pb2.Alias] = field(default_factory=dict)
     profiles: dict[str, profile_pb2.Profile] = field(default_factory=dict)
     workflows: dict[str, workflow_pb2.RegisteredWorkflow] = field(default_factory=dict)
+    tenants: dict[str, tenant_pb2.Tenant] = field(default_factory=dict)
     _of_pool: dict[str, set[str]] = field(default_factory=dict)
     """Names of the models of each pool."""
     _of_runner: dict[str, set[str]] = field(default_factory=dict)
@@ -56,6 +67,7 @@ class MeshState:
         yield from ((ResourceKind.ALIAS, name) for name in self.aliases)
         yield from ((ResourceKind.PROFILE, name) for name in self.profiles)
         yield from ((ResourceKind.WORKFLOW, name) for name in self.workflows)
+        yield from ((ResourceKind.TENANT, name) for name in self.tenants)
 
     def __contains__(self, key: Key) -> bool:
         """Whether there is a resource of this kind and name."""
@@ -106,6 +118,7 @@ class MeshState:
         self.aliases = {alias.manifest.name: alias for alias in snapshot.aliases}
         self.profiles = {profile.manifest.name: profile for profile in snapshot.profiles}
         self.workflows = {workflow.manifest.name: workflow for workflow in snapshot.workflows}
+        self.tenants = {tenant.manifest.name: tenant for tenant in snapshot.tenants}
         self.models, self._of_pool, self._of_runner = {}, {}, {}
         for model in snapshot.models:
             self._put(model)
@@ -125,14 +138,14 @@ class MeshState:
                 self._put(change.model)
             case "deleted_model":
                 yield from _model_keys(change.deleted_model, self._drop(change.deleted_model))
-            case "agent" | "route" | "alias" | "profile" | "workflow" as kind:
+            case "agent" | "route" | "alias" | "profile" | "workflow" | "tenant" as kind:
                 message = getattr(change, kind)
                 self._named(ResourceKind(kind))[message.manifest.name] = message
                 yield ResourceKind(kind), message.manifest.name
-            case "deleted_agent" | "deleted_route" | "deleted_alias" | "deleted_profile" | "deleted_workflow" as gone:
+            case str(gone) if gone in _DELETIONS:
                 name = getattr(change, gone)
-                self._named(ResourceKind(gone.removeprefix("deleted_"))).pop(name, None)
-                yield ResourceKind(gone.removeprefix("deleted_")), name
+                self._named(_DELETIONS[gone]).pop(name, None)
+                yield _DELETIONS[gone], name
 
     def _named(self, kind: ResourceKind) -> dict[str, Any]:
         """Returns the resources of a kind that changes replace whole, by name."""
@@ -143,6 +156,7 @@ class MeshState:
             ResourceKind.ALIAS: self.aliases,
             ResourceKind.PROFILE: self.profiles,
             ResourceKind.WORKFLOW: self.workflows,
+            ResourceKind.TENANT: self.tenants,
         }
         return named[kind]
 

@@ -19,6 +19,7 @@ class ResourceKind(StrEnum):
     ALIAS = "alias"
     PROFILE = "profile"
     WORKFLOW = "workflow"
+    TENANT = "tenant"
 
     @property
     def plural(self) -> str:

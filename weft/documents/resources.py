@@ -21,7 +21,9 @@ from weft.api.registry.v1.pool_pb2 import Pool
 from weft.api.registry.v1.profile_pb2 import Profile, ProfileManifest
 from weft.api.registry.v1.route_pb2 import Route, RouteManifest
 from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
+from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
 from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
+from weft.api.router.v1.request_service_pb2 import LimitUse
 from weft.documents.codec import document_of, without_defaults, word_of
 from weft.documents.conditions import (
     Condition,
@@ -231,6 +233,21 @@ class WorkflowDocument(Document[WorkflowManifest, RegisteredWorkflow]):
     declared_type = WorkflowManifest
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantDocument(Document[TenantManifest, Tenant]):
+    """A tenant: its share of scarce capacity and its limits."""
+
+    kind = ResourceKind.TENANT
+    declared_type = TenantManifest
+    uses: tuple[LimitUse, ...] = field(default=(), repr=False)
+    """What a router counts of its limits, where it was asked."""
+
+    @property
+    def state(self) -> str:
+        """See `Document.state`."""
+        return ""
+
+
 AnyDocument = (
     ModelDocument
     | AgentDocument
@@ -240,6 +257,7 @@ AnyDocument = (
     | AliasDocument
     | ProfileDocument
     | WorkflowDocument
+    | TenantDocument
 )
 DOCUMENT_TYPES: Mapping[ResourceKind, type[AnyDocument]] = MappingProxyType(
     {
@@ -251,6 +269,7 @@ DOCUMENT_TYPES: Mapping[ResourceKind, type[AnyDocument]] = MappingProxyType(
         ResourceKind.ALIAS: AliasDocument,
         ResourceKind.PROFILE: ProfileDocument,
         ResourceKind.WORKFLOW: WorkflowDocument,
+        ResourceKind.TENANT: TenantDocument,
     }
 )
 
@@ -309,6 +328,11 @@ def workflow_document(workflow: RegisteredWorkflow) -> WorkflowDocument:
     return WorkflowDocument(declared=workflow.manifest, observed=workflow)
 
 
+def tenant_document(tenant: Tenant) -> TenantDocument:
+    """Returns a tenant."""
+    return TenantDocument(declared=tenant.manifest, observed=tenant)
+
+
 _OBSERVED: Mapping[ResourceKind, Callable[[Any], AnyDocument]] = MappingProxyType(
     {
         ResourceKind.MODEL: model_document,
@@ -319,12 +343,14 @@ _OBSERVED: Mapping[ResourceKind, Callable[[Any], AnyDocument]] = MappingProxyTyp
         ResourceKind.ALIAS: alias_document,
         ResourceKind.PROFILE: profile_document,
         ResourceKind.WORKFLOW: workflow_document,
+        ResourceKind.TENANT: tenant_document,
     }
 )
 
 
 def observed_document(
-    kind: ResourceKind, message: Model | Agent | Runner | Pool | Route | Alias | Profile | RegisteredWorkflow
+    kind: ResourceKind,
+    message: Model | Agent | Runner | Pool | Route | Alias | Profile | RegisteredWorkflow | Tenant,
 ) -> AnyDocument:
     """Returns a resource as the registry knows it; a model is without its state on its runner."""
     return _OBSERVED[kind](message)

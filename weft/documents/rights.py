@@ -10,7 +10,8 @@ from weft.api.registry.v1.declaration_service_pb2 import Declaration
 from weft.api.registry.v1.pool_pb2 import Pool
 from weft.dispatch.agents import name_asked_for
 from weft.documents.mesh_state import pool_message
-from weft.kernel.principal import EDIT_MODELS, OPERATE, USE_MODELS, VIEW_MODELS, Principal
+from weft.documents.resource_kinds import ResourceKind
+from weft.kernel.principal import EDIT_MODELS, EDIT_SETTINGS, OPERATE, USE_MODELS, VIEW_MODELS, Principal, Resource
 
 
 def require_declarable(principal: Principal, declarations: Iterable[Declaration]) -> None:
@@ -18,8 +19,11 @@ def require_declarable(principal: Principal, declarations: Iterable[Declaration]
 
     The pool of a model is a name that it is about: its members answer for each other. An agent, a route, an alias or a
     workflow may point to what its caller may edit or use, since whoever may use it reaches that. A profile needs the
-    scope for everything.
+    scope for everything, a tenant the scope for settings.
     """
+    declarations = list(declarations)
+    if any(declaration.HasField("tenant") for declaration in declarations):
+        principal.require(EDIT_SETTINGS)
     if principal.may(EDIT_MODELS):
         return
     for declaration in declarations:
@@ -31,6 +35,13 @@ def require_declarable(principal: Principal, declarations: Iterable[Declaration]
         for name in _targets(declaration):
             if not principal.may_name(EDIT_MODELS, name):
                 principal.require_name(USE_MODELS, name)
+
+
+def resource_of(kind: ResourceKind) -> Resource:
+    """Returns what a role must be granted for to see, declare or delete resources of a kind."""
+    if kind is ResourceKind.RUNNER:
+        return Resource.RUNNERS
+    return Resource.SETTINGS if kind is ResourceKind.TENANT else Resource.MODELS
 
 
 def names_secret(declarations: Sequence[Declaration]) -> bool:

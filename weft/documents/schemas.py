@@ -14,6 +14,7 @@ from weft.api.registry.v1.profile_pb2 import Profile
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
 from weft.api.registry.v1.route_pb2 import Route
 from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
+from weft.api.registry.v1.tenant_pb2 import Tenant
 from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow
 from weft.documents.json_schema import (
     DocumentSchema,
@@ -37,6 +38,7 @@ _OBSERVED: dict[ResourceKind, type[Any]] = {
     ResourceKind.ALIAS: Alias,
     ResourceKind.PROFILE: Profile,
     ResourceKind.WORKFLOW: RegisteredWorkflow,
+    ResourceKind.TENANT: Tenant,
 }
 _TEXT: Schema = {"type": "string"}
 

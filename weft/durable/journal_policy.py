@@ -1,12 +1,14 @@
 """The policy of journaled requests: which requests are durable tasks without their callers asking for it.
 
-A model's own setting counts first, then its caller's tenant's, then that of the whole mesh. Any model of a pool, a
-route or an agent may answer its requests, so they have the strongest mode of those models.
+A model's own setting counts first, then its caller's tenant's (as it is declared, else as it is configured), then that
+of the whole mesh. Any model of a pool, a route or an agent may answer its requests, so they have the strongest mode of
+those models.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from weft.api.registry.v1.tenant_pb2 import Tenant
 from weft.dispatch.agents import models_behind
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.request_trace import WhenLeft
@@ -57,7 +59,11 @@ class JournalPolicy:
         view = self._fleet.view
         if view is not self._view:
             self._view, self._has_modes = view, any(model.journal for model in view.models.values())
-        of_tenant = self._rules.of_tenant(tenant)
+        declared = view.tenants.get(tenant)
+        if declared is not None and declared.source == Tenant.SOURCE_DECLARED:
+            of_tenant = journal_in(declared.manifest.journal)
+        else:
+            of_tenant = self._rules.of_tenant(tenant)
         if not self._has_modes:
             return of_tenant or journal_in(view.settings.journal) or JournalMode.NONE
         return journal_mode(view, name, of_tenant)

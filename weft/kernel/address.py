@@ -22,6 +22,15 @@ def target_of(address: str) -> str:
     return address.partition(_SEPARATOR)[0]
 
 
+def addresses_of(text: str) -> tuple[str, ...]:
+    """Returns the addresses of one service that a text names, with commas between them; at least one.
+
+    A comma within the path of a Unix socket separates nothing: an address has a colon.
+    """
+    parts = tuple(part for each in text.split(",") if (part := each.strip()))
+    return parts if len(parts) > 1 and all(":" in part for part in parts) else (text.strip(),)
+
+
 def metadata_of(address: str) -> tuple[tuple[str, str], ...]:
     """Returns the metadata of every call to this address; empty unless a relay forwards them."""
     _, separator, runner = address.partition(_SEPARATOR)

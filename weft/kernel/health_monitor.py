@@ -124,6 +124,10 @@ class HealthMonitor(HealthSource):
             await self._check_all()
             self._task = start_critical(self._run(), name="health")
 
+    async def check(self) -> None:
+        """Check every component out of turn, because one has just changed."""
+        await self._check_all()
+
     async def note_stopping(self) -> None:
         """Report that the process stops and should get no further requests."""
         self._is_stopping = True

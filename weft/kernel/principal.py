@@ -42,7 +42,7 @@ class Resource(Enum):
     OPERATIONS = "operations"
     """Loads, unloads and flushes, and their audit."""
     SETTINGS = "settings"
-    """Settings of the whole mesh."""
+    """Settings of the whole mesh, and its tenants."""
     KEYS = "keys"
     """API keys."""
     SECRETS = "secrets"
@@ -95,6 +95,10 @@ USE_MODELS = Access(Resource.INFERENCE, Role.CREATE)
 """Scope that requests to models, agents and routes need."""
 OPERATE = Access(Resource.OPERATIONS, Role.CREATE)
 """Scope that loads, unloads and flushes need."""
+EDIT_SETTINGS = Access(Resource.SETTINGS, Role.EDIT)
+"""Scope that declaring and deleting tenants needs: their limits bind those who may declare models."""
+VIEW_SETTINGS = Access(Resource.SETTINGS, Role.VIEW)
+"""Scope that seeing tenants needs."""
 USE_SECRETS = Access(Resource.SECRETS, Role.CREATE)
 """Scope that declaring a model with a secret needs: the secret is sent to the address that the declaration names."""
 ANY_SOURCE = Access(Resource.MODELS, Role.EDIT)

@@ -66,6 +66,8 @@ class Reason(IntEnum):
     INSUFFICIENT_MEMORY = 77
     INTERNAL = 90
     SERVICE_UNAVAILABLE = 91
+    MOVED = 92
+    REGISTRY_STANDBY = 93
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,13 @@ TRAITS: dict[Reason, ReasonTraits] = {
     Reason.INSUFFICIENT_MEMORY: _busy(503),
     Reason.INTERNAL: ReasonTraits("INTERNAL", 500, retryable=False, safe_to_retry=False),
     Reason.SERVICE_UNAVAILABLE: _not_begun(503),
+    Reason.MOVED: _not_begun(503),
+    Reason.REGISTRY_STANDBY: _not_begun(503),
 }
+
+
+REGISTRY_AWAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.REGISTRY_STANDBY})
+"""Reasons of a call that no registry has begun: it cannot be reached, or waits for the end of the owner."""
 
 
 def reason_of(number: int) -> Reason:

@@ -12,8 +12,9 @@ from google.protobuf import any_pb2, descriptor, duration_pb2, message_factory
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from weft.kernel.address import needs_tls, target_of
+from weft.kernel.address import addresses_of, needs_tls, target_of
 from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.failover_channel import BlockingFailoverChannel, FailoverChannel
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.tls import TlsFiles
@@ -61,6 +62,10 @@ POOLED_OPTIONS: tuple[tuple[str, int], ...] = (
     # Without it a call takes 6 KB less for as long as it lasts (measured, grpcio 1.85).
     ("grpc.enable_retries", 0),
 )
+FAILOVER_OPTIONS: tuple[tuple[str, int], ...] = tuple(
+    # A frozen owner is noticed when its standby has taken over; servers allow no pings more often than every 10 s.
+    (dict(CHANNEL_OPTIONS) | {"grpc.keepalive_time_ms": 12_000, "grpc.http2.ping_timeout_ms": 4_000}).items()
+)
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON_OPTIONS,
     # Both ends must agree, or the server ends the connection with too_many_pings.
@@ -73,14 +78,26 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 def open_channel(address: str, security: ChannelSecurity | None = None) -> grpc.aio.Channel:
     """A channel to an address: plaintext to this machine, TLS elsewhere (see `weft.kernel.address`).
 
+    Of several addresses, with commas between them, calls go to the one that serves.
+
     Without `security` the usual roots vouch for who is there. Calls to a runner's address also carry
     `weft.kernel.address.metadata_of` it. Raises INVALID_ARGUMENT naming an invalid file of `security`.
     """
+    addresses = addresses_of(address)
+    if len(addresses) > 1:
+        return FailoverChannel(
+            {each: _opener(each, security).open(target_of(each), FAILOVER_OPTIONS) for each in addresses}
+        )
     return _opener(address, security).open(target_of(address), CHANNEL_OPTIONS)
 
 
 def open_blocking_channel(address: str, security: ChannelSecurity | None = None) -> grpc.Channel:
     """As `open_channel`, for programs without an event loop."""
+    addresses = addresses_of(address)
+    if len(addresses) > 1:
+        return BlockingFailoverChannel(
+            [_opener(each, security).open_sync(target_of(each), CHANNEL_OPTIONS) for each in addresses]
+        )
     return _opener(address, security).open_sync(target_of(address), CHANNEL_OPTIONS)
 
 
@@ -192,15 +209,20 @@ def error_from_call(error: grpc.RpcError, peer_lost: Reason) -> WeftError:
     call = cast("grpc.Call", error)
     status = rpc_status.from_call(call)
     if status is not None:
-        found = _error_from_details(status)
+        found = error_from_details(status)
         if found is not None:
             return found
     code, details = call.code(), call.details() or ""
-    if code == grpc.StatusCode.UNAVAILABLE or (code == grpc.StatusCode.INTERNAL and "RST_STREAM" in details):
+    was_reset = code == grpc.StatusCode.INTERNAL and "RST_STREAM" in details
+    # Our services say why they cancel. A server that closes resets the calls that are left, and says nothing.
+    was_closed = code == grpc.StatusCode.CANCELLED and details == _CLOSED_BY_SERVER
+    if code == grpc.StatusCode.UNAVAILABLE or was_reset or was_closed:
         return WeftError(peer_lost, _lost_words(details))
     return WeftError(_BARE_CODES.get(code, Reason.INTERNAL), details or code.name.lower())
 
 
+_CLOSED_BY_SERVER = "CANCELLED"
+"""gRPC's details of a call that the server's end has reset; a cancellation by the caller has others."""
 _CLOSED_AT_ONCE = "the peer closed the connection at once; it may ask for TLS, or for another certificate"
 _HANDSHAKE_WORDS: tuple[tuple[str, str], ...] = (
     ("CERTIFICATE_VERIFY_FAILED: certificate has expired", "the peer's certificate has expired"),
@@ -222,7 +244,8 @@ def _lost_words(details: str) -> str:
     return next((words for said, words in _HANDSHAKE_WORDS if said in details), CONNECTION_LOST)
 
 
-def _error_from_details(status: status_pb2.Status) -> WeftError | None:
+def error_from_details(status: status_pb2.Status) -> WeftError | None:
+    """Returns the WeftError that the details of a status describe; None: they describe none."""
     info = error_details_pb2.ErrorInfo()
     retry = error_details_pb2.RetryInfo()
     has_info = any(detail.Unpack(info) for detail in status.details)

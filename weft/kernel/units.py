@@ -8,18 +8,20 @@ from enum import Enum
 
 from weft.kernel.errors import FieldError, invalid_field
 
-MAX_AMOUNT = 100_000
+MAX_AMOUNT = 1_000_000_000
 """Maximum requests of one window."""
-MAX_TOKENS = 100_000_000
+MAX_TOKENS = 1_000_000_000_000
 """Maximum tokens of one window."""
 MAX_RATES = 8
 """Maximum number of rates of one caller."""
 
-_WINDOW = r"/ ?(s|sec|second|m|min|minute|h|hour)"
-_RATE = re.compile(rf"(\d{{1,9}}) ?(?:req|reqs|requests?)?{_WINDOW}", re.IGNORECASE)
-_TOKEN_RATE = re.compile(rf"(\d{{1,9}}) ?(?:tok|toks|tokens?){_WINDOW}", re.IGNORECASE)
-_WINDOWS = {"s": 1, "m": 60, "h": 3600}
-_WORDS = {1: "sec", 60: "min", 3600: "hour"}
+_WINDOW = r"/ ?(s|sec|second|m|min|minute|h|hour|d|day|w|week|mo|month)"
+_RATE = re.compile(rf"(\d{{1,13}}) ?(?:req|reqs|requests?)?{_WINDOW}", re.IGNORECASE)
+_TOKEN_RATE = re.compile(rf"(\d{{1,13}}) ?(?:tok|toks|tokens?){_WINDOW}", re.IGNORECASE)
+SECOND, MINUTE, HOUR, DAY, WEEK, MONTH = 1, 60, 3_600, 86_400, 7 * 86_400, 30 * 86_400
+"""Lengths of windows in seconds. No calendar plays a part: a month is 30 days."""
+_WINDOWS = {"s": SECOND, "m": MINUTE, "h": HOUR, "d": DAY, "w": WEEK}
+_WORDS = {SECOND: "sec", MINUTE: "min", HOUR: "hour", DAY: "day", WEEK: "week", MONTH: "month"}
 
 
 class RateUnit(Enum):
@@ -32,7 +34,7 @@ class RateUnit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most `amount` in any `window_seconds` (1, 60 or 3600)."""
+    """At most `amount` in any `window_seconds`: one of SECOND to MONTH."""
 
     amount: int
     window_seconds: int
@@ -47,8 +49,11 @@ def parse_rate(text: str, field: str) -> Rate:
     found = _RATE.fullmatch(text.strip())
     amount = int(found[1]) if found is not None else 0
     if found is None or not 1 <= amount <= MAX_AMOUNT:
-        raise invalid_field(field, f"must be a rate such as 100req/min (or /sec, /hour), of 1 to {MAX_AMOUNT} requests")
-    return Rate(amount, _WINDOWS[found[2][0].lower()])
+        raise invalid_field(
+            field,
+            f"must be a rate such as 100req/min (or /sec, /hour, /day, /week, /month), of 1 to {MAX_AMOUNT} requests",
+        )
+    return Rate(amount, _window(found[2]))
 
 
 def parse_any_rate(text: str, field: str) -> Rate:
@@ -58,7 +63,11 @@ def parse_any_rate(text: str, field: str) -> Rate:
         return parse_rate(text, field)
     if not 1 <= int(found[1]) <= MAX_TOKENS:
         raise invalid_field(field, f"must be a rate such as 20000tok/min, of 1 to {MAX_TOKENS} tokens")
-    return Rate(int(found[1]), _WINDOWS[found[2][0].lower()], RateUnit.TOKENS)
+    return Rate(int(found[1]), _window(found[2]), RateUnit.TOKENS)
+
+
+def _window(word: str) -> int:
+    return MONTH if word.lower().startswith("mo") else _WINDOWS[word[0].lower()]
 
 
 def parse_rates(texts: Iterable[str], field: str) -> tuple[Rate, ...]:

@@ -6,16 +6,19 @@ once it was sent, received or kept.
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import IntEnum
 
 import grpc
 from google.protobuf import duration_pb2
+from google.protobuf.message import DecodeError
+from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_to_status
+from weft.kernel.rpc import error_from_details, error_to_status
 
 WINDOW_BYTES = 256 * 1024
 """Bytes that either side of a call may send before the other has read some of them."""
@@ -106,6 +109,16 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 def grpc_code(status: pb.CallEnd) -> grpc.StatusCode:
     """Returns gRPC's code of a status; UNKNOWN for an unknown number."""
     return _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
+
+
+def error_of(status: pb.CallEnd) -> WeftError:
+    """Returns the error of a status that is not OK; INTERNAL where its details name no reason."""
+    found: WeftError | None = None
+    for entry in status.trailing_metadata:
+        if entry.key == STATUS_DETAILS:
+            with suppress(DecodeError):
+                found = error_from_details(status_pb2.Status.FromString(entry.value))
+    return found or WeftError(Reason.INTERNAL, status.message)
 
 
 _METHOD = re.compile(r"/[A-Za-z0-9_.]+/[A-Za-z0-9_]+")

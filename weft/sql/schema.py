@@ -5,6 +5,8 @@ from pathlib import Path
 
 from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, inspect, select
 
+from weft import __version__
+from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -25,6 +27,12 @@ class Schema:
     """The revision at which its tables are as in `metadata`."""
     version_table: str
     """The table that holds the revision of the database. Every service has its own."""
+
+
+def schema_in(connection: Connection, schema: Schema) -> DatabaseSchema:
+    """Returns the revision of a schema that this process knows, and the one that the database has."""
+    found = connection.execute(select(_version_table(schema).c.version_num)).scalar()
+    return DatabaseSchema(service=schema.owner, known_revision=schema.newest, database_revision=found or "")
 
 
 def bring_up_to_date(connection: Connection, schema: Schema) -> None:
@@ -65,9 +73,11 @@ def migrate(connection: Connection, schema: Schema, revision: str = "head") -> N
     try:
         command.upgrade(config, revision)
     except CommandError as error:
+        found = schema_in(connection, schema).database_revision
         raise WeftError(
             Reason.SERVICE_UNAVAILABLE,
-            "it has a schema this release does not know; run the release that wrote it, or a newer one",
+            f"it has the schema {found}, which weft {__version__} does not know (its newest is {schema.newest}); run "
+            "the release that wrote it, or a newer one",
         ) from error
 
 

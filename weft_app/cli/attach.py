@@ -21,7 +21,7 @@ def attach(
         str, typer.Option("--api-key-env", help="Environment variable of the runner that holds the server's key.")
     ] = "",
     remote: Annotated[
-        bool | None, typer.Option("--remote/--no-remote", help="Whether requests to it leave the premises.")
+        bool | None, typer.Option("--remote/--no-remote", help="Whether it is remote, beyond networks of your own.")
     ] = None,
     runner: Annotated[str, typer.Option("--runner", help="The runner that reaches it. Default: the only one.")] = "",
     token: TokenOption = None,

@@ -226,7 +226,8 @@ def name_for_task(name: str, home: Path, *, wait_for_model: bool) -> str:
         if error.reason not in _MISSING:
             raise
         if not wait_for_model:
-            hint = f"{error.message}; --wait-for-model accepts a task for a model that does not exist yet"
+            end = "" if error.message.endswith("?") else ";"
+            hint = f"{error.message}{end} --wait-for-model accepts a task for a model that does not exist yet"
             raise WeftError(error.reason, hint, metadata=error.metadata) from error
         _aside(f"no runner serves {name} yet; the task waits for it")
         return name

@@ -9,11 +9,14 @@ from weft.api.registry.v1.event_pb2 import Event
 from weft.api.registry.v1.model_pb2 import Model
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.registry.v1.tags_pb2 import Tags
+from weft.api.registry.v1.tenant_pb2 import TenantManifest
 from weft.documents.codec import document_of, word_of
 from weft.documents.profiles import declarations_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, ModelDocument, ProfileDocument, plain
 from weft.kernel.abilities import skill_words
+from weft.kernel.tenant_rules import limit_words
+from weft_app.cli.limit_uses import used_text
 from weft_app.cli.output import Column, Listing
 
 _USELESS = frozenset({"failed", "crash-loop"})
@@ -218,6 +221,40 @@ _WORKFLOW_WIDE = (
 )
 
 
+_TENANT = (
+    Column("NAME", "{name}"),
+    Column("WEIGHT", lambda tenant: f"{weight_of(tenant.declared):g}"),
+    Column("LIMITS", lambda tenant: limits_text(tenant.declared)),
+    Column("USED", used_text),
+    Column("SOURCE", "{observed.source}"),
+)
+_TENANT_WIDE = (
+    *_TENANT[:2],
+    Column("MAX RUNNING", "[{declared.max_in_flight}|-]"),
+    Column("REMOTE", lambda tenant: remote_text(tenant.declared)),
+    *_TENANT[2:],
+    Column("AGE", "[{observed.create_time:age}]", ticks=True),
+    Column("DESCRIPTION", "{declared.description}"),
+)
+
+
+def weight_of(tenant: TenantManifest) -> float:
+    """A tenant's share of scarce capacity, relative to the other tenants'."""
+    return tenant.weight if tenant.HasField("weight") else 1.0
+
+
+def remote_text(tenant: TenantManifest) -> str:
+    """Whether a tenant's requests may leave the premises, as a word of documents."""
+    return word_of(tenant, "allow_remote") if tenant.allow_remote else "on_request"
+
+
+def limits_text(tenant: TenantManifest) -> str:
+    """The limits of a tenant as text."""
+    if tenant.unlimited:
+        return "none"
+    return ", ".join(map(limit_words, tenant.limits)) or "default"
+
+
 _EMPTY: Mapping[ResourceKind, str] = {
     ResourceKind.MODEL: "there are no models yet; weft load hf:OWNER/REPO adds one",
     ResourceKind.AGENT: "there are no agents; weft apply -f FILE declares them",
@@ -226,6 +263,7 @@ _EMPTY: Mapping[ResourceKind, str] = {
     ResourceKind.ROUTE: "there are no routes; weft apply -f FILE declares them",
     ResourceKind.ALIAS: "there are no aliases; weft apply -f FILE declares them",
     ResourceKind.WORKFLOW: "there are no workflows; weft apply -f FILE declares them",
+    ResourceKind.TENANT: "no tenant is declared or configured; weft apply -f FILE declares them",
     ResourceKind.PROFILE: "there are no profiles; weft profile save NAME makes one of what is now",
 }
 NOTHING = f"the mesh is empty: {_EMPTY[ResourceKind.MODEL]}"
@@ -255,6 +293,7 @@ RESOURCES: Mapping[ResourceKind, Listing] = {
         (ResourceKind.ALIAS, _ALIAS, _ALIAS_WIDE),
         (ResourceKind.PROFILE, _PROFILE, _PROFILE_WIDE),
         (ResourceKind.WORKFLOW, _WORKFLOW, _WORKFLOW_WIDE),
+        (ResourceKind.TENANT, _TENANT, _TENANT_WIDE),
     )
 }
 

@@ -8,7 +8,7 @@ import typer
 from weft.documents.resource_kinds import ResourceKind, kind_words
 from weft.kernel.errors import WeftError
 from weft_app.cli.options import DEFAULT_HOME
-from weft_app.cli.targets import ALL, CLIENT_WORDS, LEASE_WORDS, REQUEST_WORDS, TASK_WORDS
+from weft_app.cli.targets import ALL, CLIENT_WORDS, LEASE_WORDS, REQUEST_WORDS, ROUTER_WORDS, TASK_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,10 +20,13 @@ MODEL = "model"
 TASKS = "tasks"
 REQUESTS = "requests"
 LEASES = "leases"
+ROUTERS = "routers"
 CANCELLED_KINDS = (REQUESTS, TASKS, "batches", "operations")
 """Plurals of what `weft cancel` takes."""
 REMEMBERED = ("clients", REQUESTS, TASKS)
 """Plurals of what a router stores; their names are not completed, since they change constantly."""
+SHOWN = (*REMEMBERED, LEASES, ROUTERS, ALL)
+"""What `weft get` takes beside kinds of resources."""
 AGENT_PREFIX = "agent/"
 ROUTE_PREFIX = "route/"
 WORKFLOW_PREFIX = "workflow/"
@@ -58,9 +61,12 @@ def complete_named(ctx: typer.Context, incomplete: str) -> list[str]:
 def complete_shown(ctx: typer.Context, incomplete: str) -> list[str]:
     """As `complete_resource`, with requests, clients and tasks."""
     words = ctx.params.get("resources") or ()
-    if words and words[0].lower() in REQUEST_WORDS | CLIENT_WORDS | TASK_WORDS | LEASE_WORDS:
+    if words and words[0].lower() in REQUEST_WORDS | CLIENT_WORDS | TASK_WORDS | LEASE_WORDS | ROUTER_WORDS:
         return []
-    return [*complete_named(ctx, incomplete), *([] if words else _offer((*REMEMBERED, LEASES, ALL), incomplete))]
+    return [
+        *complete_named(ctx, incomplete),
+        *([] if words else _offer(SHOWN, incomplete)),
+    ]
 
 
 def complete_described(ctx: typer.Context, incomplete: str) -> list[str]:

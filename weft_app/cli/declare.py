@@ -14,7 +14,7 @@ from weft.client.resources import Registry, connect_registry
 from weft.documents.codec import word_of
 from weft.documents.field_names import declared_field
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import AnyDocument, applied_document, declared, declared_document
+from weft.documents.resources import AnyDocument, ModelDocument, applied_document, declared, declared_document
 from weft.documents.yaml_documents import (
     MAX_DOCUMENTS,
     MAX_FILE_BYTES,
@@ -282,6 +282,7 @@ _DELETED_FIRST: Mapping[ResourceKind, int] = MappingProxyType(
 def _delete(registry: Registry, target: Target, ignore_not_found: bool, *, force: bool) -> int:
     """Deletes one resource; returns 0 or the exit code of its failure."""
     try:
+        runner = _returns_with(registry.document(target.kind, target.name)) if force else ""
         registry.delete(target.kind, target.name, force=force)
     except WeftError as error:
         if is_missing(error) and ignore_not_found:
@@ -289,4 +290,13 @@ def _delete(registry: Registry, target: Target, ignore_not_found: bool, *, force
         note(error.message)
         return exit_code(error)
     say(f"{target} deleted\n")
+    if runner:
+        note(f"{target} comes back when {runner} is started again (weft restart), unless its weft.yaml is without it")
     return 0
+
+
+def _returns_with(document: AnyDocument) -> str:
+    """Returns the live runner whose configuration names a model; empty: nothing brings it back."""
+    if not isinstance(document, ModelDocument) or document.instance is None or document.instance.added_source:
+        return ""
+    return document.observed.runner if document.observed is not None else ""

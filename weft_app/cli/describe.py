@@ -1,6 +1,7 @@
 """`weft describe`: everything known about one resource."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, TypeVar
 
@@ -21,6 +22,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
 from weft_app.cli.completion import complete_described
 from weft_app.cli.description import Facts, Rung, description, facts_document
+from weft_app.cli.limit_uses import limit_uses
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import print_page
 from weft_app.cli.targets import Target, find, one_named
@@ -36,7 +38,8 @@ def describe(
         list[str],
         typer.Argument(
             metavar="[KIND] NAME",
-            help="A model, agent, runner, pool, route, alias, profile or workflow: KIND NAME, KIND/NAME or NAME.",
+            help="A model, agent, runner, pool, route, alias, profile, workflow or tenant: KIND NAME, KIND/NAME or "
+            "NAME.",
             autocompletion=complete_described,
         ),
     ],
@@ -56,6 +59,8 @@ def describe(
         return
     with connect_registry(home=home) as registry:
         facts = gather(registry, one_named(registry, resources))
+    if facts.document.kind is ResourceKind.TENANT:
+        facts = replace(facts, uses=limit_uses(home, facts.document.name))
     print_page(output, lambda: description(facts), lambda: facts_document(facts))
 
 

@@ -13,6 +13,7 @@ from weft.api.common.v1 import error_reason_pb2
 from weft.api.common.v1.workflow_pb2 import WorkflowInput
 from weft.api.registry.v1.event_pb2 import Event
 from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
+from weft.api.router.v1.request_service_pb2 import LimitUse
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1.load_pb2 import LoadParameter
 from weft.documents.codec import document_of, moment_of, without_defaults, word_of
@@ -32,7 +33,17 @@ from weft.documents.resources import (
     plain,
 )
 from weft.kernel.abilities import mode_words, skill_words
-from weft_app.cli.columns import labels_text, source_of, unloads_text, upstream_of, who_wakes
+from weft_app.cli.columns import (
+    labels_text,
+    limits_text,
+    remote_text,
+    source_of,
+    unloads_text,
+    upstream_of,
+    weight_of,
+    who_wakes,
+)
+from weft_app.cli.limit_uses import USES
 from weft_app.cli.output import INDENT, Column, block, page, safe_text, table_block
 from weft_app.cli.templates import filled, seconds_ago
 
@@ -222,21 +233,21 @@ _MODEL = (
     Column("Type", "{observed.type}"),
     Column("Model", upstream_of),
     Column("Tier", "{manifest.tags.tier}"),
-    Column("Labels", lambda model: labels_text(model.manifest.tags)),
+    Column("Labels", lambda model: labels_text(model.manifest.tags) or None),
     Column("Owner", "{manifest.tags.owner}"),
     Column("Key", "{manifest.provider.api_key_ref}"),
-    Column("Adapter of", lambda model: model.instance.base_model if model.instance else ""),
+    Column("Adapter of", lambda model: (model.instance.base_model if model.instance else "") or None),
     Column("Pinned to", "{declared.runner}"),
     Column("Operations", "[{manifest.operations}|none]"),
     Column("Context", "[{manifest.context_tokens}|{instance.context_tokens}|unknown until loaded]"),
     Column("Digest", "[{manifest.digest}|-]"),
     Column("Remote", lambda model: "yes" if model.manifest.remote else "no"),
     Column("Skills", _skills),
-    Column("Thinking", lambda model: ", ".join(mode_words(model.abilities.thinking_modes))),
-    Column("Translates from", lambda model: ", ".join(model.abilities.source_languages)),
-    Column("Translates into", lambda model: ", ".join(model.abilities.target_languages)),
-    Column("Voices", lambda model: _voices(model.abilities.voices)),
-    Column("Journal", lambda model: word_of(model.manifest, "journal") if model.manifest.journal else ""),
+    Column("Thinking", lambda model: ", ".join(mode_words(model.abilities.thinking_modes)) or None),
+    Column("Translates from", lambda model: ", ".join(model.abilities.source_languages) or None),
+    Column("Translates into", lambda model: ", ".join(model.abilities.target_languages) or None),
+    Column("Voices", lambda model: _voices(model.abilities.voices) or None),
+    Column("Journal", lambda model: word_of(model.manifest, "journal") if model.manifest.journal else None),
     Column("Woken by", _woken_by),
     _CREATED,
     _HEARTBEAT,
@@ -342,6 +353,19 @@ _WORKFLOW = (
 )
 
 
+_TENANT = (
+    Column("Kind", lambda _: "tenant"),
+    Column("Source", "{observed.source}"),
+    Column("Weight", lambda tenant: f"{weight_of(tenant.declared):g}"),
+    Column("Max running", "[{declared.max_in_flight}|any number]"),
+    Column("Remote", lambda tenant: remote_text(tenant.declared)),
+    Column("Journal", lambda tenant: word_of(tenant.declared, "journal") if tenant.declared.journal else "as the mesh"),
+    Column("Limits", lambda tenant: limits_text(tenant.declared)),
+    Column("Description", "[{declared.description}|-]"),
+    _CREATED,
+)
+
+
 def _input(each: WorkflowInput) -> str:
     """Returns the line of an input of a workflow."""
     parts = [each.name, word_of(each, "type"), f"from {word_of(each, 'source')}", f"node {each.node}.{each.input}"]
@@ -380,6 +404,7 @@ _PAGES: Mapping[ResourceKind, Sequence[Column]] = {
     ResourceKind.ALIAS: _ALIAS,
     ResourceKind.PROFILE: _PROFILE,
     ResourceKind.WORKFLOW: _WORKFLOW,
+    ResourceKind.TENANT: _TENANT,
     ResourceKind.RUNNER: _RUNNER,
     ResourceKind.POOL: _POOL,
 }
@@ -425,6 +450,8 @@ class Facts:
     """Routes that name it or its pool."""
     aliases: Sequence[AliasDocument] = ()
     """Aliases that lead to it."""
+    uses: Sequence[LimitUse] = ()
+    """What is used of the limits of a tenant."""
     rungs: Sequence[Rung] = ()
     """Candidates of a route, best first."""
     runner: pb.DescribeResponse | None
@@ -457,6 +484,7 @@ def _lines(facts: Facts) -> Iterator[str]:
         yield from block("Inputs", map(safe_text, map(_input, document.declared.workflow.inputs)))
     if isinstance(document, ProfileDocument) and document.observed is not None:
         yield from block("Not as it says", map(safe_text, document.observed.changes))
+    yield from table_block("Used", USES, facts.uses)
     yield from block("Agents", map(_user, facts.agents))
     yield from block("Routes", map(_user, facts.routes))
     yield from block("Aliases", map(_alias, facts.aliases))
@@ -471,6 +499,7 @@ def facts_document(facts: Facts) -> dict[str, Any]:
         "resource": plain(facts.document),
         "events": [document_of(event) for event in facts.events],
         "runner": described,
+        **({"uses": [document_of(use) for use in facts.uses]} if facts.document.kind is ResourceKind.TENANT else {}),
     }
 
 

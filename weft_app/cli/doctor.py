@@ -26,7 +26,7 @@ from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in_names, installed
 from runner_svc.runtimes.unmanaged_server import read_key
 from runner_svc.settings import RunnerSettings
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
-from weft.client._channel import mesh_address
+from weft.client._channel import ADDRESS_VARIABLES, mesh_address
 from weft.client._lease_renewal import LeaseClient
 from weft.client.resources import connect_registry
 from weft.documents.codec import seconds_of
@@ -45,6 +45,7 @@ from weft_app.cli.machine_checks import (
     platform_finding,
     port_findings,
 )
+from weft_app.cli.mesh_processes import examine_mesh
 from weft_app.cli.network_options import NetworkOptions
 from weft_app.cli.options import (
     DEFAULT_HOME,
@@ -56,6 +57,7 @@ from weft_app.cli.options import (
 )
 from weft_app.cli.output import Column, Listing
 from weft_app.cli.provider_checks import check_central_models
+from weft_app.cli.registry_checks import registry_findings
 from weft_app.cli.secrets import all_secrets
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.environment import environment_of_mesh
@@ -89,13 +91,21 @@ def doctor(
         int | None, typer.Option("--port", "-p", min=0, max=MAX_PORT, help="HTTP port to check, as of weft up.")
     ] = None,
     output: OutputOption = OutputFormat.TABLE,
+    *,
+    mesh: Annotated[
+        bool,
+        typer.Option("--mesh", help="Check the running mesh alone: the versions of all its processes."),
+    ] = False,
 ) -> None:
     """Check what a mesh on this machine needs. Exit code 1 when something is missing.
+
+    With --mesh it lists the version of each process of the running mesh, and which releases and schemas do not go
+    together.
 
     Example: weft doctor -o json
     """
     folder = WeftHome(home.expanduser().absolute())
-    findings = list(examine(folder, config, port, host))
+    findings = list(examine_mesh(home) if mesh else examine(folder, config, port, host))
     _FINDINGS.print(findings, output)
     if any(finding.verdict is Verdict.FAILED for finding in findings):
         raise typer.Exit(EXIT_FAILED)
@@ -119,6 +129,7 @@ def examine(home: WeftHome, config_path: Path | None, port: int | None, host: st
     yield _startable(config, home, config_path)
     yield _kept_tasks(home, config)
     yield attempt("models", lambda: _models(config), "name a file that exists")
+    yield from registry_findings(config.addresses.registry or os.environ.get(ADDRESS_VARIABLES["registry"]))
     yield from _keys(config)
     yield from _runtimes()
     yield from _runners(config, home)

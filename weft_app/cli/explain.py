@@ -52,13 +52,13 @@ _ATTEMPT = "[{model} on ]{runner}: [{reason}|answered]"
 _OUTCOME = Column("Outcome", "{outcome}")
 _USAGE = "{usage.prompt_tokens} in[ ({usage.cached_prompt_tokens} cached)], {usage.completion_tokens} out"
 _ENGINE = (
-    "[{engine_timings.wall_time:.3g} s in its calls]"
-    "[, {engine_timings.tokenize_time:.3g} s to tokenize]"
-    "[, {engine_timings.prefill_time:.3g} s to the first token]"
-    "[, {engine_timings.decode_time:.3g} s from there to the last]"
-    "[, {engine_timings.outside_time:.3g} s outside of it]"
+    "[{engine_timings.wall_time:span} in its calls]"
+    "[, {engine_timings.tokenize_time:span} to tokenize]"
+    "[, {engine_timings.prefill_time:span} to the first token]"
+    "[, {engine_timings.decode_time:span} from there to the last]"
+    "[, {engine_timings.outside_time:span} outside of it]"
 )
-_DEVICE = "{device_usage.device_time:.3g} s of device time"
+_DEVICE = "{device_usage.device_time:span} of device time"
 _GAPS = {
     DeviceUsage.GAP_NOT_SAMPLED: "too short for the sampling interval, or no figures of the driver",
     DeviceUsage.GAP_FOREIGN_PROCESS: "a process of others used the device, or what ran there cannot be seen",
@@ -84,8 +84,8 @@ def _tokens(receipt: Receipt) -> str | None:
 
 
 _COSTS = (
-    Column("Waited", "{queue_wait:.3g} s in the queue, {load_wait:.3g} s for loads"),
-    Column("First token", "[after {time_to_first_token:.3g} s]"),
+    Column("Waited", "{queue_wait:span} in the queue, {load_wait:span} for loads"),
+    Column("First token", "[after {time_to_first_token:span}]"),
     Column("Engine", _ENGINE),
     Column("GPU", _device_usage),
     Column("Tokens", _tokens),

@@ -9,14 +9,14 @@ from weft.client.resources import connect_registry
 from weft.documents.mesh_state import Key, MeshState
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.reasons import REGISTRY_AWAY, Reason
 from weft_app.cli.options import note
 
 RETRY_PAUSE_SECONDS = 1.0
 RETRY_LIMIT_SECONDS = 60.0
 """Longest outage that is retried."""
 MAX_PAST_EVENTS = 1000
-AWAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.SHUTTING_DOWN})
+AWAY = REGISTRY_AWAY | {Reason.SHUTTING_DOWN}
 """Reasons after which a registry may be back soon."""
 
 

@@ -21,6 +21,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.columns import MIXED, NOTHING, RESOURCES, labelled_listing
 from weft_app.cli.completion import complete_shown, complete_with_tasks
+from weft_app.cli.limit_uses import limit_uses, with_uses
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_OK,
@@ -41,6 +42,7 @@ from weft_app.cli.targets import (
     CLIENT_WORDS,
     LEASE_WORDS,
     REQUEST_WORDS,
+    ROUTER_WORDS,
     Scope,
     SelectorOption,
     find,
@@ -133,6 +135,11 @@ def is_about_requests(words: Sequence[str]) -> bool:
     return words[0].lower() in REQUEST_WORDS | CLIENT_WORDS
 
 
+def is_about_routers(words: Sequence[str]) -> bool:
+    """Whether the first argument of `weft get` names routers."""
+    return words[0].partition("/")[0].lower() in ROUTER_WORDS
+
+
 def is_about_leases(words: Sequence[str]) -> bool:
     """Whether the first argument of `weft get` names leases."""
     return words[0].partition("/")[0].lower() in LEASE_WORDS
@@ -166,6 +173,8 @@ def show_requests(
     left = found.total_count - len(found.requests)
     if left > 0 and output in TEXTS:
         say(f"and {left} more\n")
+    if found.unreachable_routers and output in TEXTS:
+        note(f"no answer of {', '.join(found.unreachable_routers)}: requests that only they know are missing")
 
 
 def _watch_requests(
@@ -228,8 +237,8 @@ ResourcesArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="KIND [NAME...]",
-        help="models, agents, runners, pools, routes, aliases, profiles or workflows, and names; or KIND/NAME...; "
-        "also task and an id",
+        help="models, agents, runners, pools, routes, aliases, profiles, workflows or tenants, and names; or "
+        "KIND/NAME...; also task and an id",
         autocompletion=complete_with_tasks,
     ),
 ]
@@ -237,8 +246,8 @@ ShownArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="KIND [NAME...]",
-        help="models, agents, runners, pools, routes, aliases, profiles, workflows or all, and names; or KIND/NAME..., "
-        "or NAME; requests, clients, tasks, secrets, leases",
+        help="models, agents, runners, pools, routes, aliases, profiles, workflows, tenants or all, and names; or "
+        "KIND/NAME..., or NAME; requests, clients, tasks, secrets, leases, routers",
         autocompletion=complete_shown,
     ),
 ]
@@ -262,7 +271,7 @@ def get(
     ] = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """List resources, requests, clients, tasks, secrets or leases. Resources printed as YAML can be applied again.
+    """List resources, requests, clients, tasks, secrets, leases or routers. Resources in YAML can be applied again.
 
     One kind, several (models,runners or model/qwen runner/box), or all of them, each with its own table. The kind can
     be left out where one kind alone has the name.
@@ -273,7 +282,7 @@ def get(
     Examples: weft get models -o wide; weft get requests -w; weft get all; weft get model/qwen runner/box
     """
     with reporting(interrupted=EXIT_OK if watch else 130):
-        others = (is_about_tasks, is_about_secrets, is_about_requests, is_about_leases)
+        others = (is_about_tasks, is_about_secrets, is_about_requests, is_about_leases, is_about_routers)
         if selector and any(is_about(resources) for is_about in others):
             raise invalid_field("--selector", "goes with models and agents")
         if caller and not is_about_tasks(resources):
@@ -294,6 +303,11 @@ def get(
 
             show_leases(resources, output, home, watch=watch)
             return
+        if is_about_routers(resources):
+            from weft_app.cli.router_table import show_routers  # noqa: PLC0415 - the other kinds start without it
+
+            show_routers(resources, output, home, watch=watch)
+            return
         _show_resources(resources, selector, output, home, watch=watch)
 
 
@@ -304,6 +318,8 @@ def _show_resources(words: list[str], selector: str, output: ResourceFormat, hom
         wanted = parse_selector(selector, "--selector")
         if not watch:
             found = {kind: selected(_documents(registry, scope, kind), wanted) for kind in scope.kinds}
+    if not watch and found.get(ResourceKind.TENANT):
+        found[ResourceKind.TENANT] = with_uses(found[ResourceKind.TENANT], limit_uses(home))
     if watch:
         ResourceWatch(scope, output, wanted).run(home)
         return

@@ -148,11 +148,13 @@ def port_findings(config: WeftConfig, running: Mapping[str, Any] | None) -> Iter
     if config.grpc_port is not None:
         remedy = f"weft up --grpc-port {config.grpc_port + 1}"
         uses.append(_PortUse(what=" (grpc_port)", host="127.0.0.1", port=config.grpc_port, remedy=remedy))
-    if config.relay.listen is not None:
-        host, _, port = config.relay.listen.rpartition(":")
+    for name, listen, remedy in (
+        ("relay.listen", config.relay.listen, "weft up --join-port PORT, or another port in relay.listen"),
+        ("publishers.listen", config.publishers.listen, "another port in publishers.listen"),
+    ):
+        host, _, port = (listen or "").rpartition(":")
         if port.isdecimal():
-            remedy = "weft up --join-port PORT, or another port in relay.listen"
-            uses.append(_PortUse(what=" (relay.listen)", host=host.strip("[]"), port=int(port), remedy=remedy))
+            uses.append(_PortUse(what=f" ({name})", host=host.strip("[]"), port=int(port), remedy=remedy))
     for use in uses:
         yield _port(use, running)
 

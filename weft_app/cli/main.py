@@ -55,6 +55,10 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "weft_app.cli.status:status",
         "Show whether a mesh runs on a home, since when, where, how its processes are, and which models it serves.",
     ),
+    "health": CommandPlace(
+        "weft_app.cli.health:health",
+        "Ask the processes of a home whether they can do their work: a probe for containers and supervisors.",
+    ),
     "version": CommandPlace(
         "weft_app.cli.version:show_version",
         "Show the versions of the client, of the running mesh and its runners, of the API, Python and gRPC.",
@@ -90,7 +94,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "get": CommandPlace(
         "weft_app.cli.get:get",
-        "List resources, requests, clients, tasks, secrets or leases. Resources printed as YAML can be applied again.",
+        "List resources, requests, clients, tasks, secrets, leases or routers. Resources in YAML can be applied again.",
     ),
     "describe": CommandPlace(
         "weft_app.cli.describe:describe",
@@ -160,7 +164,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "usage": CommandPlace(
         "weft_app.cli.usage:usage",
-        "Show what tenants, keys and models used: requests, tokens, media, accelerator time, what left the premises.",
+        "Show what tenants, keys and models used: requests, tokens, media, accelerator time, remote requests.",
     ),
     "operation": CommandPlace(
         "weft_app.cli.operations:app",
@@ -223,6 +227,10 @@ COMMANDS: Mapping[str, CommandPlace] = {
     "serve": CommandPlace(
         "weft_app.cli.serve:app",
         "Run one service of a mesh in this process, for meshes that span processes or machines.",
+    ),
+    "service": CommandPlace(
+        "weft_app.cli.service:app",
+        "Install, show and remove services of systemd: a mesh, one of its services, a runner.",
     ),
     "runtime": CommandPlace(
         "weft_app.cli.runtime:app", "Install, list and remove the environments that engines such as vLLM run in."
@@ -288,6 +296,8 @@ HELP_PANELS: Mapping[str, tuple[str, ...]] = {
         "runtime",
         "lease",
         "serve",
+        "service",
+        "health",
         "operation",
         "audit",
         "usage",

@@ -39,7 +39,9 @@ MESH = "mesh"
 COMPONENTS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "gateway": frozenset({"weft.gateway", "weft.request", "weft.keys", "weft.router_watch"}),
-        "router": frozenset({"weft.router", "weft.waker", "weft.tasks", "weft.relay", "weft.memory_watch"}),
+        "router": frozenset(
+            {"weft.router", "weft.waker", "weft.tasks", "weft.relay", "weft.publishers", "weft.memory_watch"}
+        ),
         "registry": frozenset({"weft.registry"}),
     }
 )

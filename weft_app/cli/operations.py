@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from weft.api.operations.v1.operation_pb2 import LoadModel, Operation, OperationAction, OperationResult
 from weft.api.operations.v1.operation_service_pb2 import ListOperationsResponse
@@ -41,6 +40,9 @@ from weft_app.cli.output import Column, Listing, document_text, print_page, safe
 from weft_app.cli.progress import ProgressStyle, shown_progress
 from weft_app.cli.record_watch import RecordChanges
 from weft_app.cli.targets import selected, selector_of
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 MAX_DETAIL_CHARS = 100
 DONE_SHARE = 100.0
@@ -337,16 +339,18 @@ def _words(operation: Operation) -> str:
     return safe_text(": ".join(parts)).replace("[", "(").replace("]", ")")
 
 
-_PROGRESS = ProgressStyle(
-    line=_words,
-    columns=lambda: (
-        SpinnerColumn(),
-        BarColumn(bar_width=30),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    ),
-    bar=_bar,
-)
+def _columns() -> "Sequence[ProgressColumn]":
+    from rich.progress import (  # noqa: PLC0415 - completion of options draws no bar
+        BarColumn,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    return SpinnerColumn(), BarColumn(bar_width=30), TimeElapsedColumn(), TextColumn("{task.description}")
+
+
+_PROGRESS = ProgressStyle(line=_words, columns=_columns, bar=_bar)
 
 
 def action_text(operation: Operation) -> str:

@@ -4,12 +4,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-from rich.console import Console
-from rich.progress import Progress, ProgressColumn
+from typing import TYPE_CHECKING, Any
 
 from weft_app.cli.options import note
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 Show = Callable[[Any], None]
 """Shows the current state of a record."""
@@ -21,7 +21,7 @@ class ProgressStyle:
 
     line: Callable[[Any], str]
     """Returns the line of a state, where there is no terminal."""
-    columns: Callable[[], Sequence[ProgressColumn]]
+    columns: Callable[[], "Sequence[ProgressColumn]"]
     """Returns the columns of the bar, which are of one bar only."""
     bar: Callable[[Any], Mapping[str, Any]]
     """Returns what the bar shows of a state: description, total (None: it pulses), completed, and its own fields."""
@@ -35,6 +35,9 @@ def shown_progress(style: ProgressStyle, *, is_shown: bool = True) -> Iterator[S
     elif not sys.stderr.isatty():
         yield _line_per_change(style)
     else:
+        from rich.console import Console  # noqa: PLC0415 - completion of options draws no bar
+        from rich.progress import Progress  # noqa: PLC0415
+
         with Progress(*style.columns(), console=Console(stderr=True, highlight=False)) as progress:
             task = progress.add_task("", total=None, failed="")
             yield lambda record: progress.update(task, **style.bar(record))

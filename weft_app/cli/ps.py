@@ -174,7 +174,7 @@ def _row(runner: Runner, state: InstanceState, instance: pb.InstanceDescription 
         "model": state.model,
         "runner": runner.name,
         "host": runner.host,
-        "runtime": runner.runtime,
+        "runtime": state.runtime or runner.runtime,
         "state": word,
         "detail": state.detail,
         "slotsUsed": len(instance.active_request_ids) if instance is not None else state.slots_used,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from weft_app.config.document import Document
 
 MAX_TOKEN_CHARS = 256
+URL_VARIABLE = "WEFT_JOIN_URL"
 TOKEN_VARIABLE = "WEFT_JOIN_TOKEN"  # noqa: S105 - the variable's name
 
 app = typer.Typer(help="Join a mesh with the models of this machine, and manage join tokens.", no_args_is_help=True)
@@ -37,8 +38,10 @@ UrlArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[URL]",
+        envvar=URL_VARIABLE,
+        show_envvar=False,
         help="The invitation that the mesh shows, weft://..., or where runners join, https://host:port. "
-        "Default: a mesh that is announced on this network.",
+        "Default: the variable WEFT_JOIN_URL, then a mesh that is announced on this network.",
         show_default=False,
     ),
 ]

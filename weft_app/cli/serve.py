@@ -22,7 +22,7 @@ from weft_app.cli.serving import run_service, serving
 from weft_app.compose.demo import load_without_demo
 from weft_app.compose.discovery import loads_discovered
 from weft_app.compose.environment import LogFormat, RunnerEnvironment, read_environment, with_rates
-from weft_app.compose.home import WeftHome
+from weft_app.compose.home import RUNNER_FILE, WeftHome
 from weft_app.compose.serving import Announce
 from weft_app.config.config import WeftConfig
 from weft_app.config.document import Document
@@ -42,7 +42,9 @@ app = typer.Typer(
 ListenOption = Annotated[
     str | None, typer.Option("--listen", help="gRPC address, such as unix:/run/weft/x.sock or 127.0.0.1:7070.")
 ]
-RegistryOption = Annotated[str | None, typer.Option("--registry", help="gRPC target of the registry.")]
+RegistryOption = Annotated[
+    str | None, typer.Option("--registry", help="gRPC target of the registry; several with commas between them.")
+]
 MetricsOption = Annotated[
     str | None,
     typer.Option("--metrics", help="Also serve /metrics here, without keys: such as 127.0.0.1:9464, or unix:/path."),
@@ -140,7 +142,7 @@ def serve_runner(
     Example: weft serve runner --config weft.yaml --runner gpu-0 --registry 127.0.0.1:7070
     """
     with serving():
-        name = f"runner-{runner}" if runner else "runner"
+        name = f"{RUNNER_FILE}{runner}" if runner else "runner"
         environment = read_environment(os.environ)
         form, below = environment.log_format, environment.applied_to
         load = load_without_demo if no_demo else load_config
@@ -155,8 +157,8 @@ def serve_runner(
         http_api = _http_api(loaded, folder, environment, runner, http_port)
         addresses = {} if registry is None else {"registry": registry}
         reread = partial(load, config, {"addresses": addresses}, below)
-        announce = _announce("runner")
-        run_service(run(loaded, folder, listen, announce, name=runner, make_http_api=http_api, reread=reread))
+        with _known(folder, name, "runner") as announce:
+            run_service(run(loaded, folder, listen, announce, name=runner, make_http_api=http_api, reread=reread))
 
 
 @app.command("central")
@@ -178,7 +180,8 @@ def serve_central(
         with large_imports():
             from weft_app.compose.central import serve_central as run  # noqa: PLC0415 - see the module docstring
 
-        run_service(run(loaded, folder, listen, _announce("central")))
+        with _known(folder, "runner-central-models", "central") as announce:
+            run_service(run(loaded, folder, listen, announce))
 
 
 def _http_api(
@@ -238,15 +241,18 @@ def _prepare(
 
 
 @contextmanager
-def _known(home: WeftHome, service: str) -> Iterator[Announce]:
-    """Yields what announces the address of a service; commands on the same home find it there until the block ends."""
-    file = home.address_file(service)
+def _known(home: WeftHome, file_name: str, service: str | None = None) -> Iterator[Announce]:
+    """Yields what announces the addresses of a service; the first is in a file of the home until the block ends."""
+    file = home.address_file(file_name)
+    announced: list[str] = []
 
     def announce(address: str) -> None:
         # A folder that takes no file any more must not end a service: commands then need its address.
-        with suppress(OSError):
-            replace_file(file, address.encode())
-        _announce(service)(address)
+        if not announced:
+            with suppress(OSError):
+                replace_file(file, address.encode())
+        announced.append(address)
+        _announce(service or file_name)(address)
 
     try:
         yield announce

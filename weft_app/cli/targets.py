@@ -29,6 +29,8 @@ OPERATION_WORDS = frozenset({"operation", "operations"})
 """Names of what is cancelled, and not listed by `weft get`."""
 LEASE_WORDS = frozenset({"lease", "leases"})
 """Names of the leases of accelerator memory."""
+ROUTER_WORDS = frozenset({"router", "routers"})
+"""Names of the routers, which register themselves."""
 LABELLED = frozenset({ResourceKind.MODEL, ResourceKind.AGENT})
 """Kinds of resources that have labels."""
 SelectorOption = Annotated[
@@ -37,6 +39,7 @@ SelectorOption = Annotated[
 ]
 ALL = "all"
 """What stands for every kind in `weft get all`."""
+KINDS_HINT = "weft get -h lists the kinds"
 _NOT_FOUND = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
 
 
@@ -103,7 +106,9 @@ def named(registry: "Registry", name: str) -> Target:
         case [one]:
             return Target(one.kind, name)
         case []:
-            raise unknown_name(RESOURCE, name, {each for kind in ResourceKind for each in registry.names(kind)})
+            error = unknown_name(RESOURCE, name, {each for kind in ResourceKind for each in registry.names(kind)})
+            error.message += f" {KINDS_HINT}" if error.message.endswith("?") else f"; {KINDS_HINT}"
+            raise error
         case _:
             kinds = [document.kind.value for document in found]
             raise invalid_field(

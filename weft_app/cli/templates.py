@@ -23,6 +23,7 @@ from weft.kernel.field_rules import enum_words
 from weft.kernel.units import size_words, wait_words
 
 MAX_SHORT_CHARS = 60
+LEAST_SHOWN_SECONDS = 0.001
 _OPTIONAL = re.compile(r"\[([^\]]*)\]")
 
 
@@ -112,6 +113,11 @@ def shortened(text: str) -> str:
     return text if len(text) <= MAX_SHORT_CHARS else f"{text[: MAX_SHORT_CHARS - 1]}…"
 
 
+def span(seconds: float) -> str:
+    """Returns a measured time with three digits, such as "0.313 s"; below a millisecond only that it is."""
+    return f"{seconds:.3g} s" if seconds >= LEAST_SHOWN_SECONDS or seconds == 0 else "under 0.001 s"
+
+
 FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
     {
         "age": age,
@@ -121,6 +127,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
         "local": lambda time: f"{time.astimezone():%Y-%m-%d %H:%M:%S}",
         "short": lambda found: shortened(found if isinstance(found, str) else ",".join(found)),
         "size": size_words,
+        "span": span,
         "spaced": lambda word: str(word).replace("_", " "),
         "yes": lambda flag: "yes" if flag else "no",
         "wait": wait_words,

@@ -49,7 +49,7 @@ def usage(
     output: Annotated[UsageFormat, typer.Option("--output", "-o", help="How to print.")] = UsageFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Show what tenants, keys and models used: requests, tokens, media, accelerator time, what left the premises.
+    """Show what tenants, keys and models used: requests, tokens, media, accelerator time, remote requests.
 
     Whole hours are counted, in UTC. What receipts do not know is counted as not known, never as zero.
 
@@ -170,7 +170,7 @@ _COUNTS = (
     _count("cached_prompt_tokens", "CACHED"),
     _count("completion_tokens", "OUT"),
     Column("GPU SECONDS", _gpu),
-    _count("remote_count", "LEFT"),
+    _count("remote_count", "REMOTE"),
 )
 _WIDE = (
     *_COUNTS,
@@ -178,8 +178,8 @@ _WIDE = (
     _count("image_steps", "IMAGE STEPS"),
     Column("MEGAPIXELS", _megapixels),
     Column("AUDIO SECONDS", _audio),
-    _count("remote_prompt_tokens", "LEFT IN"),
-    _count("remote_completion_tokens", "LEFT OUT"),
+    _count("remote_prompt_tokens", "REMOTE IN"),
+    _count("remote_completion_tokens", "REMOTE OUT"),
     _count("unknown_count", "UNKNOWN"),
     _count("retried_count", "RETRIED"),
     _count("unknown_tokens_count", "TOKENS UNKNOWN"),

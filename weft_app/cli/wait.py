@@ -30,7 +30,7 @@ RETRY_PAUSE_SECONDS = 0.2
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
-_WITHOUT_STATUS = frozenset({ResourceKind.POOL, ResourceKind.ALIAS, ResourceKind.WORKFLOW})
+_WITHOUT_STATUS = frozenset({ResourceKind.POOL, ResourceKind.ALIAS, ResourceKind.WORKFLOW, ResourceKind.TENANT})
 _STATES = frozenset({"active", "inactive", "hibernating"})
 _BREAKS = AWAY | {Reason.WATCH_LAGGED}
 
@@ -96,6 +96,7 @@ def wait(
 
 _NO_STATUS_OF_ALIAS = "an alias has no status; wait for exists or delete, or for its target"
 _NO_STATUS_OF_WORKFLOW = "a workflow has no status here; wait for its model, or for exists or delete"
+_NO_STATUS_OF_TENANT = "a tenant has no status; wait for exists or delete"
 _UNKNOWN: Mapping[tuple[str, ResourceKind], str] = MappingProxyType(
     {
         ("status", ResourceKind.POOL): "a pool has no status; wait for condition=Ready",
@@ -103,6 +104,8 @@ _UNKNOWN: Mapping[tuple[str, ResourceKind], str] = MappingProxyType(
         ("condition", ResourceKind.ALIAS): _NO_STATUS_OF_ALIAS,
         ("status", ResourceKind.WORKFLOW): _NO_STATUS_OF_WORKFLOW,
         ("condition", ResourceKind.WORKFLOW): _NO_STATUS_OF_WORKFLOW,
+        ("status", ResourceKind.TENANT): _NO_STATUS_OF_TENANT,
+        ("condition", ResourceKind.TENANT): _NO_STATUS_OF_TENANT,
         ("condition", ResourceKind.PROFILE): "a profile has no conditions; wait for status=active, exists or delete",
     }
 )
@@ -157,6 +160,7 @@ def _condition_types(kind: ResourceKind) -> tuple[str, ...]:
         ResourceKind.ALIAS: (),
         ResourceKind.PROFILE: (),
         ResourceKind.WORKFLOW: (),
+        ResourceKind.TENANT: (),
     }[kind]
 
 

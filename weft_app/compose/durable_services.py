@@ -74,7 +74,7 @@ def durable_services(config: WeftConfig, database: RouterDatabase, router: Route
     clock = SystemClock()
     files = FileManager(database, config.router.batches, clock, results=config.router.results)
     parts = TaskServiceDeps(
-        placement=router.placement,
+        placement=router.own_placement,
         fleet=router,
         channels=router.channels,
         subscribe=router.subscribe,

@@ -40,7 +40,7 @@ from weft.dispatch.fleet import FleetSource, FleetWatcher
 from weft.dispatch.fleet_health import fleet_check, router_check
 from weft.dispatch.placement import QueueSource
 from weft.dispatch.reconnecting_placement import ReconnectConfig
-from weft.dispatch.remote_router import RemotePlacement, RemoteRequests, RequestSource, RouterSource, RouterWatch
+from weft.dispatch.remote_router import RequestSource, RouterSource
 from weft.durable.batches import BatchPort, FilePort
 from weft.durable.journal_policy import JournalPolicy
 from weft.durable.remote_stores import RemoteBatches, RemoteFiles, RemoteResponses, RemoteTasks
@@ -57,6 +57,7 @@ from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.settings import values_of
 from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
 from weft_app.compose.edge_certificate import with_edge_certificate
+from weft_app.compose.gateway_routers import GatewayRouters
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
 from weft_app.compose.invitation import join_command
@@ -191,13 +192,13 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     router = open_channel(router_address(config, home), security)
     itself = open_channel(home.address("gateway"))
     channels = ChannelPool(security=security)
-    fleet = FleetWatcher(registry, clock)
+    fleet = FleetWatcher(registry, clock, service="gateway")
     steady = ReconnectConfig(router_outage_limit_seconds=config.gateway.router_outage_limit_seconds)
-    router_watch, placement = RouterWatch(router, clock), RemotePlacement(router)
+    routers = GatewayRouters(router, fleet, clock, security)
     tracing = tracing_of(os.environ)
-    monitor = HealthMonitor([router_check(router_watch), fleet_check(fleet, config.health)], clock, config.health)
+    monitor = HealthMonitor([router_check(routers), fleet_check(fleet, config.health)], clock, config.health)
     dispatcher = Dispatcher(
-        placement,
+        routers.placement,
         channels,
         clock=clock,
         steady=steady,
@@ -211,18 +212,18 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
         dispatcher=dispatcher,
         fleet=fleet,
         registry=registry,
-        processes={"mesh": registry, "registry": registry, "router": router, "gateway": itself},
+        processes={"mesh": registry, "registry": registry, "router": routers.channel, "gateway": itself},
         channels=channels,
-        queues=placement,
-        requests=RemoteRequests(router),
-        responses=RemoteResponses(router, timeout_seconds=config.gateway.response_store_timeout_seconds),
-        usage=RemoteUsage(router),
-        tasks=RemoteTasks(router, timeout_seconds=config.gateway.task_timeout_seconds),
-        files=RemoteFiles(router, timeout_seconds=config.gateway.batches.store_timeout_seconds),
-        batches=RemoteBatches(router, timeout_seconds=config.gateway.batches.store_timeout_seconds),
+        queues=routers.queues,
+        requests=routers.requests,
+        responses=RemoteResponses(routers.channel, timeout_seconds=config.gateway.response_store_timeout_seconds),
+        usage=RemoteUsage(routers.channel),
+        tasks=RemoteTasks(routers.channel, timeout_seconds=config.gateway.task_timeout_seconds),
+        files=RemoteFiles(routers.channel, timeout_seconds=config.gateway.batches.store_timeout_seconds),
+        batches=RemoteBatches(routers.channel, timeout_seconds=config.gateway.batches.store_timeout_seconds),
         keys=keys,
         clock=clock,
-        router=router_watch,
+        router=routers,
         tracing=tracing,
         health=monitor,
         metrics=page,
@@ -242,14 +243,14 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
             if keys is not None:
                 ends.push_async_callback(keys.stop)
             ends.push_async_callback(fleet.stop)
-            ends.push_async_callback(router_watch.stop)
+            ends.push_async_callback(routers.stop)
             for each in figures:
                 ends.push_async_callback(each.stop, config.drain_seconds)
             ends.push_async_callback(own.stop, config.drain_seconds)
             ends.push_async_callback(service.stop, config.drain_seconds)
             ends.push_async_callback(monitor.note_stopping)
+            await routers.start()
             await fleet.start()
-            await router_watch.start()
             if keys is not None:
                 await keys.follow(registry)
             await service.start()

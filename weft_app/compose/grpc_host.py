@@ -33,12 +33,15 @@ class GrpcHost:
         tls: ServerTls | None = None,
         has_keys: bool = False,
         guard: RpcGuard | None = None,
+        first_guard: RpcGuard | None = None,
     ) -> None:
         """`server`: None for the options of the mesh. `is_public`: unauthenticated callers see its health only.
 
         `tls`: for addresses with TLS. `has_keys`: every call is admitted by a key, whatever its certificate.
+
+        `guard`: checks the keys of calls. `first_guard`: checks calls before that.
         """
-        guards = () if guard is None else (guard,)
+        guards = tuple(each for each in (first_guard, guard) if each is not None)
         self._server = server or new_server((*allowing_clients(() if tls is None else tls.allowed_clients), *guards))
         self._is_public = is_public
         self._tls = tls

@@ -23,7 +23,9 @@ MAX_SOCKET_PATH_BYTES = 100
 PROBE_BYTES = 4096
 """Bytes written to test whether a folder takes files: a block of the usual file systems."""
 SERVED = ("registry", "router", "gateway")
-"""Services whose address `weft serve` writes to the home; runners are known by the registry."""
+"""Services whose address `weft serve` writes to the home, so that commands find them."""
+RUNNER_FILE = "runner-"
+"""Begin of the name of the address file of a runner; commands ask the registry for runners, and probes the file."""
 LOCK_ATTEMPTS = 3
 LOCK_PAUSE_SECONDS = 0.02
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -84,6 +86,17 @@ class WeftHome:
         for service in SERVED:
             with suppress(OSError, ValueError):
                 found[service] = self.address_file(service).read_text("utf-8").strip()
+        return found
+
+    def served_runners(self) -> dict[str, str]:
+        """Returns the gRPC addresses of the runners that `weft serve` runs on this home, or ran until killed.
+
+        Their names are those of processes: `runner/NAME`, or `runner` where it was started without a name.
+        """
+        found = {}
+        for file in sorted(self.run.glob("runner*.address")):
+            with suppress(OSError, ValueError):
+                found[file.stem.replace(RUNNER_FILE, "runner/", 1)] = file.read_text("utf-8").strip()
         return found
 
     @property

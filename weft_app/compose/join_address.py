@@ -104,9 +104,9 @@ async def open_any_join_channel(
 ) -> grpc.aio.Channel:
     """Returns a channel to the first of the addresses where the relay is; each gets FETCH_SECONDS.
 
-    Where it is at none of them, and `find` is given, at the first one that this returns. Raises the error of the last
-    address, or PERMISSION_DENIED where all of them show other certificates: on another network the same address is
-    another machine's.
+    Where it is at none of them, and `find` is given, at the first one that this returns. Raises an error that says of
+    each address why, which is PERMISSION_DENIED where all of them show other certificates, else CONNECT_FAILED: on
+    another network the same address is another machine's.
     """
     try:
         return await _open_first(addresses, trust)
@@ -120,15 +120,16 @@ async def open_any_join_channel(
 
 
 async def _open_first(addresses: Sequence[JoinAddress], trust: Trust) -> grpc.aio.Channel:
-    error: WeftError | None = None
+    failures: list[WeftError] = []
     for address in addresses:
         try:
             return await open_join_channel(address, trust)
         except WeftError as failure:
-            if error is None or failure.reason is Reason.CONNECT_FAILED:
-                error = failure
-    assert error is not None, "an invitation names an address"
-    raise error
+            failures.append(failure)
+    assert failures, "an invitation names an address"
+    denied = all(failure.reason is Reason.PERMISSION_DENIED for failure in failures)
+    reason = Reason.PERMISSION_DENIED if denied else Reason.CONNECT_FAILED
+    raise WeftError(reason, "; ".join(dict.fromkeys(failure.message for failure in failures)))
 
 
 async def open_join_channel(address: JoinAddress, trust: Trust) -> grpc.aio.Channel:

@@ -1,12 +1,13 @@
 """ProcessService over gRPC: the health of this process with reasons, and the level of its log."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC
 from typing import Any
 
 import grpc
 from typing_extensions import override
 
+from weft import __version__
 from weft.api.operations.v1 import (
     operation_service_pb2,
     operation_service_pb2_grpc,
@@ -23,6 +24,9 @@ from weft.kernel.rpc_auth import caller
 from weft.kernel.service import Service
 
 log = get_logger("weft.log_level")
+
+FindSchema = Callable[[], Awaitable[pb.DatabaseSchema]]
+WatchingProcesses = Callable[[], Sequence[pb.WatchingProcess]]
 
 AUDIT_TIMEOUT_SECONDS = 2.0
 """How long a change of the log level waits for its entry in the audit log."""
@@ -49,12 +53,21 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
     service_names = (pb.DESCRIPTOR.services_by_name["ProcessService"].full_name,)
 
     def __init__(
-        self, process: str, health: HealthSource, open_registry: Callable[[], grpc.aio.Channel] | None
+        self,
+        process: str,
+        health: HealthSource,
+        open_registry: Callable[[], grpc.aio.Channel] | None,
+        *,
+        schemas: Sequence[FindSchema] = (),
+        watching: WatchingProcesses | None = None,
     ) -> None:
         """`process` is its name in the audit log; `open_registry` opens a channel to the registry, which keeps that.
 
-        None: a runner that has joined; the relay that forwards the call writes the entry.
+        None: a runner that has joined; the relay that forwards the call writes the entry. `schemas`: of the databases
+        that it uses. `watching`: the processes that follow its watch; None: it has none.
         """
+        self._schemas = schemas
+        self._watching = watching or tuple
         self._process = process
         self._health = health
         self._open_registry = open_registry
@@ -83,7 +96,13 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
         """See the contract."""
         report, current = self._health.report, self._level.current
         response = pb.GetHealthResponse(
-            status=report.status, live=report.is_live, ready=report.is_ready, log_level=current.level
+            status=report.status,
+            live=report.is_live,
+            ready=report.is_ready,
+            log_level=current.level,
+            version=__version__,
+            schemas=[await find() for find in self._schemas],
+            watching_processes=self._watching(),
         )
         if current.until is not None:
             response.log_level_end_time.FromDatetime(current.until)

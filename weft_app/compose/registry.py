@@ -15,6 +15,7 @@ from registry_svc.config import (
     RegistryConfig,
     RegistrySettings,
 )
+from registry_svc.ownership import OwnershipGuard
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.health_monitor import HealthMonitor
@@ -27,6 +28,7 @@ from weft_app.compose.metrics import add_span_counts, metrics_services, page_if_
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.security import channel_security, key_check, new_host
 from weft_app.compose.serving import Announce, serve_until_stopped
+from weft_app.compose.tenants import configured_tenants
 from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
 
@@ -44,19 +46,24 @@ def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
         "keys": replace(section.keys, pepper_file=section.keys.pepper_file or home.state / "key-pepper"),
         "secrets": replace(section.secrets, key_file=section.secrets.key_file or home.state / "secret-keys"),
     }
-    return RegistryConfig(**values, security=channel_security(config))
+    return RegistryConfig(**values, tenants=configured_tenants(config.router), security=channel_security(config))
 
 
 async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce) -> None:
     """Serves the registry until a signal arrives."""
     keys = key_check(config, SystemClock())
-    host = new_host(config, "registry", keys)
+    guard = OwnershipGuard()
+    host = new_host(config, "registry", keys, first_guard=guard)
     address = host.bind(listen or home.address("registry"))
     tracing = tracing_of(os.environ)
-    service = registry_svc.service.build(registry_config(config, home), tracing=tracing)
+    paired, service = registry_svc.service.build_paired(
+        replace(registry_config(config, home), address=address), names_owner=keys is None, tracing=tracing
+    )
+    guard.use(paired)
     if keys is not None:
         keys.use(lambda: service.key_ring)
-    monitor = HealthMonitor(service.health_checks(config.health), SystemClock(), config.health)
+    monitor = HealthMonitor(paired.health_checks(config.health), SystemClock(), config.health)
+    paired.on_takeover(monitor.check)
     page = page_if_served(config)
     if page is not None:
         from registry_svc.metrics import RegistryMetrics  # noqa: PLC0415 - only where there is a page
@@ -64,12 +71,18 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
         RegistryMetrics(service, page)
         add_span_counts(page, tracing)
     companions = [
-        ProcessService("registry", monitor, lambda: open_channel(address, channel_security(config))),
+        ProcessService(
+            "registry",
+            monitor,
+            lambda: open_channel(address, channel_security(config)),
+            schemas=(service.schema,),
+            watching=service.watching.listed,
+        ),
         *metrics_services(config, page, "registry", monitor),
     ]
     try:
         await serve_until_stopped(
-            host, service, config, lambda: announce(address), companions=companions, monitor=monitor
+            host, paired, config, lambda: announce(address), companions=companions, monitor=monitor
         )
     finally:
         await close_tracing(tracing)

@@ -39,13 +39,17 @@ class RelayEndpoint:
 class RelayListener(Service):
     """The relay as a service with a gRPC server of its own: runners that join reach nothing but the relay."""
 
-    def __init__(self, section: RelaySettings, home: WeftHome, relay: Relay) -> None:
+    def __init__(self, section: RelaySettings, home: WeftHome, relay: Relay, *, has_publishers: bool = False) -> None:
+        """`has_publishers`: whether it listens at a private address, too, for runners of this process."""
         self._section = section
+        self._has_publishers = has_publishers
         self._home = home
         self._relay = relay
         self._host: GrpcHost | None = None
         self.endpoint = RelayEndpoint(url="")
         """The address at which runners join, once it is started."""
+        self.private_address = ""
+        """The gRPC target of the private address, once it is started; empty: there is none."""
 
     @property
     @override
@@ -62,13 +66,15 @@ class RelayListener(Service):
         """Listens. Raises ALREADY_EXISTS when the address is taken, INVALID_ARGUMENT for invalid settings."""
         listen = self._section.listen or ""
         host, port = split_address(listen, "relay.listen")
-        certificate = _certificate(self._section, self._home, host)
+        certificate = relay_certificate(self._section, self._home, host)
         most = self._section.max_links + MAX_CALLS_BESIDE_LINKS
         server = grpc.aio.server(options=LINK_SERVER_OPTIONS, maximum_concurrent_rpcs=most)
         self._host = GrpcHost(server, is_public=True)
         bound = self._host.bind(listen, None if certificate is None else certificate.credentials())
         port = int(bound.rpartition(":")[2]) or port
         self.endpoint = _endpoint(host, port, certificate)
+        if self._has_publishers:
+            self.private_address = self._host.bind(self._home.address("relay"))
         await self._host.start([_RelayService(self._relay)])
         try:
             replace_file(_endpoint_file(self._home), f"{json.dumps(asdict(self.endpoint))}\n".encode())
@@ -111,11 +117,6 @@ class _RelayService(Service):
         """Does nothing: `RelayListener` stops the relay."""
 
 
-def relay_listeners(section: RelaySettings, home: WeftHome, relay: Relay | None) -> tuple[RelayListener, ...]:
-    """Returns the relay's listener, where one is configured."""
-    return () if relay is None else (RelayListener(section, home, relay),)
-
-
 def known_endpoint(home: WeftHome) -> RelayEndpoint | None:
     """Returns the address at which runners join the mesh of this home; None when no relay runs here."""
     with suppress(OSError, ValueError, TypeError):
@@ -131,7 +132,8 @@ def split_address(address: str, field: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _certificate(section: RelaySettings, home: WeftHome, host: str) -> ServerCertificate | None:
+def relay_certificate(section: RelaySettings, home: WeftHome, host: str) -> ServerCertificate | None:
+    """Returns the certificate of a listener at `host`; None on loopback, where none is configured."""
     if (section.certificate_file is None) != (section.key_file is None):
         raise invalid_field("relay.certificate_file", "and relay.key_file must be set together")
     if section.certificate_file is not None and section.key_file is not None:

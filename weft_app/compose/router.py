@@ -1,10 +1,12 @@
 """Configuration and serving of a router."""
 
 import os
+import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import router_svc.service
+from router_svc.announcement import default_router_name
 from router_svc.client_registry import ClientsConfig
 from router_svc.config import RelayConfig, RouterConfig
 from router_svc.policy.limits import QueueLimits, SchedulerLimits, SchedulingLimits
@@ -16,10 +18,10 @@ from weft.kernel.rpc import open_channel
 from weft.kernel.settings import values_of
 from weft_app.compose.environment import DEFAULT_RATES
 from weft_app.compose.home import WeftHome
+from weft_app.compose.join_listeners import join_listeners
 from weft_app.compose.journal import journal_rules
 from weft_app.compose.metrics import metrics_services, page_if_served
 from weft_app.compose.process_service import ProcessService
-from weft_app.compose.relay import relay_listeners
 from weft_app.compose.security import channel_security, key_check, key_followers, new_host
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
 from weft_app.compose.tracing import close_tracing, tracing_of
@@ -32,10 +34,16 @@ if TYPE_CHECKING:
 
 
 def router_config(config: WeftConfig, registry_address: str, address: str = "") -> RouterConfig:
-    """Returns the configuration of a router over a registry; `address` is its own, for runners behind its relay."""
+    """Returns the configuration of a router over a registry.
+
+    `address`: its own, for gateways, other routers and runners behind its relay. Without one it is no part of the mesh,
+    and places everything.
+    """
     section = config.router
     return RouterConfig(
         registry_address=registry_address,
+        name=(section.name or default_router_name(socket.gethostname(), address)) if address else "",
+        address=address,
         security=channel_security(config),
         ticket_lifetime_seconds=section.ticket_lifetime_seconds,
         default_timeout_seconds=config.gateway.request_timeout_seconds,
@@ -119,12 +127,19 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
         response_service(config, database),
         *durable.in_order(),
         *key_followers(keys, registry, channel_security(config)),
-        *relay_listeners(config.relay, home, service.relay),
+        *join_listeners(config, home, service.relay).in_order(),
     ]
     checks = [*service.health_checks(config.health), journal_check(database, companions, config.health)]
     monitor = HealthMonitor(checks, SystemClock(), config.health)
     companions += metrics_services(config, page, "router", monitor)
-    companions.append(ProcessService("router", monitor, lambda: open_channel(registry, channel_security(config))))
+    companions.append(
+        ProcessService(
+            "router",
+            monitor,
+            lambda: open_channel(registry, channel_security(config)),
+            schemas=(database.schema,),
+        )
+    )
     try:
         await serve_until_stopped(
             host,

@@ -16,7 +16,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.principal import KeyRing
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
-from weft.kernel.rpc_auth import AuthInterceptor
+from weft.kernel.rpc_auth import AuthInterceptor, RpcGuard
 from weft.kernel.service import Service
 from weft.kernel.tls import ServerTls, read_material
 from weft.kernel.tls_channel import ChannelSecurity
@@ -157,7 +157,14 @@ def server_tls(config: WeftConfig, service: Literal["registry", "router", "runne
 
 
 def new_host(
-    config: WeftConfig, service: Literal["registry", "router", "runner"], keys: KeyCheck | None = None
+    config: WeftConfig,
+    service: Literal["registry", "router", "runner"],
+    keys: KeyCheck | None = None,
+    first_guard: RpcGuard | None = None,
 ) -> GrpcHost:
-    """Returns the gRPC server of a service, with TLS where a certificate is configured. `keys` admit its callers."""
-    return GrpcHost(tls=server_tls(config, service), guard=None if keys is None else keys.interceptor())
+    """Returns the gRPC server of a service, with TLS where a certificate is configured. `keys` admit its callers.
+
+    `first_guard` checks calls before their keys are.
+    """
+    guard = None if keys is None else keys.interceptor()
+    return GrpcHost(tls=server_tls(config, service), guard=guard, first_guard=first_guard)

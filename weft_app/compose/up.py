@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -63,18 +63,21 @@ from weft_app.compose.engine_environments import require_environments
 from weft_app.compose.gateway import MeshClients, build_gateway
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
+from weft_app.compose.join_listeners import join_listeners
 from weft_app.compose.machine import local_url, network_urls
 from weft_app.compose.mesh_runners import MeshRunners
 from weft_app.compose.metrics import add_runner_pages, metrics_page, metrics_services
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.registry import registry_config
-from weft_app.compose.relay import RelayEndpoint, relay_listeners
 from weft_app.compose.reload import MeshReload, ReloadedMesh
 from weft_app.compose.router import router_config
 from weft_app.compose.runner_processes import StartedRunners, retirement_notes
 from weft_app.compose.security import KeyCheck, channel_security, is_on_loopback, key_check, keys_required
 from weft_app.compose.startable import expected_mesh, require_startable
 from weft_app.compose.tracing import close_tracing, tracing_of
+
+if TYPE_CHECKING:
+    from weft_app.compose.relay import RelayEndpoint
 
 MODEL_CHECK_SECONDS = 0.05
 PROCESSES = ("mesh", "registry", "router", "gateway")
@@ -165,6 +168,8 @@ class UpHost:
         self._stack = AsyncExitStack()
         self._listed_models: list[str] = []
         """The models of the servers that runners follow, as far as they were there at the start."""
+        self._not_listed = set[str]()
+        """Configured models that their servers did not have at the start."""
         self._tracing: Tracing = NO_TRACING
         self._reloads: MeshReload | None = None
         self._is_up = False
@@ -187,6 +192,8 @@ class UpHost:
         """The TCP address of gRPC, once started; empty: none."""
         self.relay: RelayEndpoint | None = None
         """The relay's address, once started; None: no relay."""
+        self.publishers_url = ""
+        """Where publishers register, once started; empty: nowhere."""
         self._announcer: Announcer | None = None
 
     @property
@@ -220,6 +227,7 @@ class UpHost:
         """A model to try, and the command for it where it does not chat, else an empty text; chat models first."""
         configured = [(model.name, model.tried_by) for runner in self._runners for model in runner.published_models]
         models = [*configured, *((name, "") for name in self._listed_models)]
+        models = [each for each in models if each[0] not in self._not_listed] or models
         return min(models, key=lambda each: bool(each[1]), default=("<model>", ""))
 
     @property
@@ -298,7 +306,7 @@ class UpHost:
         responses, durable = response_service(self._config, database), durable_services(self._config, database, router)
         usage = usage_service(self._config, database, router, self._page)
         TaskMetrics(self._page, lambda: durable.tasks.states, lambda: durable.tasks.released, durable.tasks.utc_now)
-        listeners = relay_listeners(self._config.relay, self._home, router.relay)
+        listeners = join_listeners(self._config, self._home, router.relay)
         # The other services go on from what they know while the registry cannot write.
         limits = self._config.health
         for check in (
@@ -307,11 +315,18 @@ class UpHost:
             journal_check(database, [responses, *durable.in_order()], limits),
         ):
             self._monitor.add(check)
-        process = ProcessService("mesh", self._monitor, lambda: open_channel(address))
+        process = ProcessService(
+            "mesh",
+            self._monitor,
+            lambda: open_channel(address),
+            schemas=(registry.schema, database.schema),
+            watching=registry.watching.listed,
+        )
         stores = [registry, usage, router, responses, *durable.in_order()]
-        services = [*stores, *listeners, self.configuration, process]
+        services = [*stores, *listeners.in_order(), self.configuration, process]
         await host.start(services, self._monitor)
-        self.relay = listeners[0].endpoint if listeners else None
+        self.relay = None if listeners.relay is None else listeners.relay.endpoint
+        self.publishers_url = "" if listeners.publishers is None else listeners.publishers.url
         if database.notice:
             self.notice = f"{database.notice}; {database.remedy}"
         return RouterSide(
@@ -330,7 +345,7 @@ class UpHost:
         side = await self._start_grpc(keys)
         router = side.router
         channel, channels = open_channel(self.grpc_address), ChannelPool(security=channel_security(self._config))
-        fleet = FleetWatcher(channel, self._clock)
+        fleet = FleetWatcher(channel, self._clock, service="gateway")
         self._stack.push_async_callback(channel.close)
         self._stack.push_async_callback(channels.close)
         self._stack.push_async_callback(fleet.stop)
@@ -355,7 +370,7 @@ class UpHost:
             registry=channel,
             processes=dict.fromkeys(PROCESSES, channel),
             channels=channels,
-            queues=router.placement,
+            queues=router.queues,
             requests=router.requests,
             responses=side.responses,
             usage=side.usage,
@@ -458,6 +473,8 @@ class UpHost:
                         show(pulling)
                 else:
                     del waiting[model]
+                    if settled.startswith(MODEL_NOT_LISTED):
+                        self._not_listed.add(model)
                     is_warning = settled.startswith((MODEL_NOT_LISTED, f"hibernating on {runner}: "))
                     show(Stage(name=model, detail=settled, done=True, is_warning=is_warning))
             self._children.require_willing()

@@ -9,10 +9,11 @@ from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 from gateway.config import GatewaySettings
 from registry_svc.config import RegistrySettings
 from router_svc.settings import RelayLimits, RouterSettings
+from runner_svc.publishers.settings import PublisherLimits
 from runner_svc.settings import DEFAULT_DEVICE_SAMPLE_SECONDS, ModelStoreSettings
 from weft.kernel.health import HealthLimits
 from weft.kernel.metric_limits import MetricLimits
-from weft.kernel.settings import PUBLIC, Before, PathText, Pattern, Port, Seconds, word_for_flag
+from weft.kernel.settings import PUBLIC, Before, PathText, Pattern, Port, Read, Seconds, word_for_flag
 from weft.kernel.tls import TlsFiles
 from weft_app.config.runners import MAX_MODELS, STRICT, ConfiguredRunner, adapter_names, pool_names, replica_names
 
@@ -21,6 +22,15 @@ DEFAULT_PORT = 8080
 USUAL_ADDRESSES = ("127.0.0.1:11434", "127.0.0.1:1234", "127.0.0.1:8080", "127.0.0.1:8000", "127.0.0.1:30000")
 """Where Ollama, LM Studio, llama.cpp, vLLM and SGLang listen unless they are told otherwise."""
 HostAndPort = Annotated[str, Pattern(r"^(\[[0-9a-fA-F:.]{2,64}\]|[A-Za-z0-9._-]{1,253}):\d{1,5}$")]
+MAX_ADDRESSES = 8
+Addresses = Annotated[
+    str,
+    Read(
+        str | Annotated[tuple[Annotated[str, MinLen(1)], ...], MinLen(1), MaxLen(MAX_ADDRESSES)],
+        lambda written: written if isinstance(written, str) else ",".join(written),
+    ),
+]
+"""One address or several, kept as one text with commas, as command lines and environment variables have them."""
 UriPattern = Annotated[str, MinLen(1), MaxLen(2048)]
 UriPatterns = Annotated[tuple[UriPattern, ...], MaxLen(256)]
 
@@ -48,6 +58,15 @@ class RelaySettings(RelayLimits):
     first_invitation_days: Annotated[int, Ge(1), Le(3650), PUBLIC] = 30
     """Lifetime of the invitation that the first `weft up --host` makes. A runner that joined with it needs a new one to
     dial again after that; `weft runner token create` makes others, with any lifetime."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherSettings(PublisherLimits):
+    """Where publishers register over HTTP. It is part of the router, and needs its relay."""
+
+    listen: Annotated[str | None, PUBLIC] = None
+    """Address and port, such as `0.0.0.0:7480`. Default: off. Anything but loopback uses TLS, with the relay's
+    certificate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +133,10 @@ class DiscoverySettings:
 class AddressSettings:
     """Where services find each other when they run apart, as gRPC targets. `weft up` needs none of it."""
 
-    registry: Annotated[str | None, PUBLIC] = None
-    """Such as `mesh.example:7070`. A Unix socket and loopback are plaintext, everything else is TLS, and so is loopback
-    with `tls:` in front. Default: a socket under the home."""
+    registry: Annotated[Addresses | None, PUBLIC] = None
+    """Such as `mesh.example:7070`; a list, or a text with commas, for a registry and its standby. A Unix socket and
+    loopback are plaintext, everything else is TLS, and so is loopback with `tls:` in front. Default: a socket under the
+    home."""
     router: Annotated[str | None, PUBLIC] = None
     """Default: a socket under the home."""
 
@@ -224,6 +244,8 @@ class WeftConfig:
     """The scheduler."""
     relay: RelaySettings = field(default_factory=RelaySettings)
     """Where dial-out runners join."""
+    publishers: PublisherSettings = field(default_factory=PublisherSettings)
+    """Where publishers register over HTTP."""
     announce: AnnounceSettings = field(default_factory=AnnounceSettings)
     """The announcement on the local network."""
     registry: RegistrySettings = field(default_factory=RegistrySettings)

@@ -5,13 +5,13 @@ import asyncio
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from weft_testing.postgres_server import NoPostgresError, running_postgres
 from weft_testing.torture.mesh import Folder
-from weft_testing.torture.plan import STALE_ROUTERS, USUAL_WEIGHTS, Plan
+from weft_testing.torture.plan import CLUSTER_WEIGHTS, STALE_ROUTERS, USUAL_WEIGHTS, Plan, Target
 from weft_testing.torture.run import torture
 
 MAX_SEED = 2**32
@@ -23,6 +23,9 @@ SQLITE, POSTGRES = "sqlite", "postgres"
 def main(arguments: Sequence[str]) -> int:
     """Exit codes: 0 no violation; 1 a violation, or too few kills or tasks; 2 unusable arguments; 130 Ctrl-C."""
     given = _parser().parse_args(arguments)
+    if max(given.routers, given.registries) > 1 and given.store == SQLITE and not given.database_url:
+        _report("several routers or registries need a database that they share: add --store postgres")
+        return USAGE
     seed = secrets.randbelow(MAX_SEED) if given.seed is None else given.seed
     try:
         with _database(given.store, given.database_url) as url:
@@ -52,7 +55,11 @@ def _run(given: argparse.Namespace, seed: int, url: str) -> int:
         max_minutes=given.minutes,
         database_url=url,
         is_fenced=not given.unfenced,
-        weights=STALE_ROUTERS if given.unfenced else USUAL_WEIGHTS,
+        routers=given.routers,
+        registries=given.registries,
+        gateways=given.gateways,
+        streams=given.streams if given.gateways else 0,
+        weights=_weights(given),
     )
     # Under /tmp, because the path of a Unix socket must be short.
     folder = Folder(given.folder or Path(tempfile.mkdtemp(prefix="weft-torture-", dir="/tmp")))
@@ -66,6 +73,12 @@ def _run(given: argparse.Namespace, seed: int, url: str) -> int:
         return INTERRUPTED
     say("\n".join(outcome.lines()) + "\n")
     return 0 if outcome.is_good else 1
+
+
+def _weights(given: argparse.Namespace) -> Mapping[Target, int]:
+    if given.unfenced:
+        return STALE_ROUTERS
+    return CLUSTER_WEIGHTS if given.gateways else USUAL_WEIGHTS
 
 
 def _report(text: str) -> None:
@@ -83,6 +96,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=60.0, help="time limit of the run")
     parser.add_argument("--store", choices=(SQLITE, POSTGRES), default=SQLITE, help="the database of the routers")
     parser.add_argument("--database-url", default="", help="URL of an empty database; default: a new one of --store")
+    parser.add_argument("--routers", type=int, default=1, help="more than one need --store postgres")
+    parser.add_argument("--registries", type=int, default=1, help="two, of which one is a standby: --store postgres")
+    parser.add_argument(
+        "--gateways",
+        type=int,
+        default=0,
+        help="over which streams run; then routers, gateways and the registry are killed, and no runner",
+    )
+    parser.add_argument("--streams", type=int, default=6, help="streams at once, over all gateways")
     parser.add_argument("--folder", type=Path, help="folder for histories and logs; default: a new one under /tmp")
     parser.add_argument(
         "--unfenced",

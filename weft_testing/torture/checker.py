@@ -21,6 +21,10 @@ from weft_testing.torture.history import (
     expected_text,
 )
 
+STREAM_PREFIX = "stream-"
+"""Begins the ids of requests that are streams, and no tasks."""
+DEATH_SECONDS = 1.0
+"""How long after a kill was noted its process may still take a request."""
 CLOCK_GRAIN_SECONDS = 0.002
 """Times of two processes that are closer count as equal: logs have milliseconds."""
 
@@ -141,6 +145,8 @@ def _starts(history: History) -> Iterator[Violation]:
     """No backend starts a request of a task that no router has claimed."""
     claims = _claims(history)
     for event in history.of_kind(Kind.BEGUN):
+        if event.task.startswith(STREAM_PREFIX):
+            continue
         before = event.at + CLOCK_GRAIN_SECONDS
         if not any(claim.at <= before for claim in claims.get(event.task, ())):
             yield Violation("start without claim", event.task, f"begun by {event.source}")
@@ -256,6 +262,28 @@ def _usage(history: History) -> Iterator[Violation]:
         yield Violation("usage", "-", f"{counts['retried_count']} of {attempts} attempts are counted as begun again")
 
 
+def _streams(history: History) -> Iterator[Violation]:
+    """No stream breaks but those of a gateway that was killed meanwhile."""
+    kills: dict[str, list[float]] = defaultdict(list)
+    for event in history.of_kind(Kind.KILLED):
+        kills[event.key].append(event.at)
+    for event in history.of_kind(Kind.STREAM_BROKEN):
+        if not any(event.asked_at - DEATH_SECONDS <= at <= event.at for at in kills[event.key]):
+            yield Violation("broken stream", event.task, f"over {event.key}: {event.note}")
+
+
+def _overbooked(history: History) -> Iterator[Violation]:
+    """No backend works on more requests than it has slots."""
+    if not history.slots:
+        return
+    at_work: Counter[str] = Counter()
+    for event in history.of_kind(Kind.BEGUN, Kind.LEFT):
+        at_work[event.source] += 1 if event.kind is Kind.BEGUN else -1
+        if at_work[event.source] > history.slots:
+            detail = f"{event.source} works on {at_work[event.source]} requests with {history.slots} slots"
+            yield Violation("overbooked", event.task, detail)
+
+
 def _damage(history: History) -> Iterator[Violation]:
     """The database is intact."""
     for line in history.damage:
@@ -286,5 +314,7 @@ _RULES: Sequence[Callable[[History], Iterator[Violation]]] = (
     _answers,
     _keys,
     _usage,
+    _streams,
+    _overbooked,
     _damage,
 )

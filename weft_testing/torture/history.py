@@ -46,6 +46,12 @@ class Kind(StrEnum):
     """A backend has started a request of the task."""
     LEFT = "left"
     """A backend has ended the request: `note` says how."""
+    STREAM_ENDED = "stream-ended"
+    """A stream over the gateway `key` was whole."""
+    STREAM_BROKEN = "stream-broken"
+    """A stream over the gateway `key`, begun at `asked_at`, was refused or not whole: `note` says why."""
+    KILLED = "killed"
+    """The process `key` is about to be killed."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -161,6 +167,8 @@ class History:
     """Tasks by id, as the database has them."""
     usage: Mapping[str, int] | None = None
     """The counts of usage in the database, by column, without tokens; None: not read."""
+    slots: int = 0
+    """Requests that one backend may have at once; 0: any number."""
     damage: Sequence[str] = field(default=())
     """Damage that the database's own checks report."""
 

@@ -14,9 +14,11 @@ from typing import Any
 import psutil
 
 from weft_testing.fake_backend.process import fake_backend_command
+from weft_testing.free_port import free_ports
 from weft_testing.torture import submitter
 from weft_testing.torture.final_state import SQLITE_PREFIX
 from weft_testing.torture.plan import RARE_MODEL, STEADY_MODEL, TOKENS_PER_SECOND, Plan
+from weft_testing.torture.streams import GatewayAddress
 from weft_testing.torture.submitter import SubmitterOptions
 
 SLOTS = 6
@@ -67,8 +69,12 @@ class Folder:
 
     @property
     def address(self) -> str:
-        """Address of the router."""
-        return f"unix:{self.home}/run/router.sock"
+        """Address of the first router."""
+        return self.socket("router")
+
+    def socket(self, name: str) -> str:
+        """Returns the address of a service."""
+        return f"unix:{self.home}/run/{name}.sock"
 
     def make(self) -> None:
         """Creates the folders. Raises OSError."""
@@ -106,11 +112,22 @@ def configuration(plan: Plan, folder: Folder) -> Mapping[str, Any]:
         "poll_interval_seconds": 0.5,
         "piece_interval_seconds": plan.piece_interval_seconds,
     }
+    # Of two registries, the standby takes over in the database of both.
+    registry = {"database_url": plan.database_url} if plan.registries > 1 else {}
     return {
         "runners": runners,
+        "registry": registry,
+        "addresses": {"registry": _registry_addresses(plan, folder)},
         "log": {"max_file_bytes": MAX_LOG_BYTES},
         "router": {"database_url": database_url(plan, folder), "tasks": tasks},
     }
+
+
+def _registry_addresses(plan: Plan, folder: Folder) -> list[str]:
+    return [
+        folder.socket("registry"),
+        *(folder.socket(f"registry-{number}") for number in range(2, plan.registries + 1)),
+    ]
 
 
 class Member:
@@ -191,8 +208,21 @@ class Mesh:
         self._folder = folder
         self._routers = 0
         """Routers that were made."""
-        self.registry = self._service("registry")
+        self.registries = [
+            self._service("registry", "--listen", address, name=f"registry-{number}")
+            for number, address in enumerate(_registry_addresses(plan, folder), start=1)
+        ]
         self.router = self._service("router")
+        self.further_routers = [
+            self._service("router", "--listen", folder.socket(f"router-{number}"), name=f"router-{number}")
+            for number in range(2, plan.routers + 1)
+        ]
+        first_port = free_ports(plan.gateways) if plan.gateways else 0
+        self.gateway_addresses = [
+            GatewayAddress(f"gateway-{number}", f"http://127.0.0.1:{first_port + number}")
+            for number in range(plan.gateways)
+        ]
+        self.gateways = [self._gateway(gateway) for gateway in self.gateway_addresses]
         self.runners = [
             self._service("runner", "--runner", model.removeprefix("m-")) for model in (STEADY_MODEL, RARE_MODEL)
         ]
@@ -202,7 +232,12 @@ class Mesh:
     @property
     def members(self) -> list[Member]:
         """All processes."""
-        return [self.registry, self.router, *self.runners, *self.submitters]
+        return [*self.registries, *self.routers, *self.gateways, *self.runners, *self.submitters]
+
+    @property
+    def routers(self) -> list[Member]:
+        """All routers, without those that were replaced."""
+        return [self.router, *self.further_routers]
 
     async def start(self) -> None:
         """Starts every process; they retry connections by themselves."""
@@ -227,13 +262,34 @@ class Mesh:
         self._replaced.append(old)
         return old
 
+    @property
+    def _further_addresses(self) -> list[str]:
+        return [self._folder.socket(f"router-{number}") for number in range(2, self._plan.routers + 1)]
+
     def backends(self) -> list[psutil.Process]:
         """Returns the fake backends of the runners, in the order of the runners."""
         pids = [runner.pid for runner in self.runners if runner.pid]
         return [child for pid in pids for child in _children(pid) if _is_fake(child)]
 
-    def _service(self, service: str, *arguments: str) -> Member:
-        name = "-".join([service, *arguments[1:]])
+    def _gateway(self, gateway: GatewayAddress) -> Member:
+        """A gateway with a home of its own: each has a socket and a lock there."""
+        home = self._folder.root / gateway.name
+        home.mkdir(parents=True, exist_ok=True)
+        configuration = {
+            "port": int(gateway.url.rpartition(":")[2]),
+            "addresses": {
+                "registry": _registry_addresses(self._plan, self._folder),
+                "router": self._folder.address,
+            },
+            "log": {"max_file_bytes": MAX_LOG_BYTES},
+        }
+        config = home / "weft.yaml"
+        config.write_text(json.dumps(configuration), "utf-8")
+        what = ["-m", "weft_app.cli.main", "serve", "gateway", "--home", str(home), "--config", str(config)]
+        return Member(gateway.name, what, self._folder.outputs / f"{gateway.name}.out")
+
+    def _service(self, service: str, *arguments: str, name: str = "") -> Member:
+        name = name or "-".join([service, *arguments[1:]])
         what = ["-m", "weft_app.cli.main", "serve", service]
         if service == "router" and (breakage := self._breakage()):
             what = ["-m", BROKEN_ROUTER, *breakage]
@@ -251,7 +307,7 @@ class Mesh:
         options = SubmitterOptions(
             seed=self._plan.seed,
             name=name,
-            address=self._folder.address,
+            addresses=(self._folder.address, *self._further_addresses),
             file=self._folder.histories / f"{name}.jsonl",
             count=self._plan.tasks_per_submitter,
             per_second=self._plan.tasks_per_second,

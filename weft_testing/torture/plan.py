@@ -30,6 +30,9 @@ class Target(StrEnum):
     RUNNER = "runner"
     ROUTER = "router"
     REGISTRY = "registry"
+    GATEWAY = "gateway"
+    FROZEN = "frozen"
+    """A router, a gateway or one of two registries is stopped for a while, and then resumed."""
     STALE_ROUTER = "stale router"
     """A router is paused for longer than its leases while another takes its place, then resumed, then killed."""
 
@@ -42,6 +45,15 @@ USUAL_WEIGHTS: Mapping[Target, int] = {
     Target.REGISTRY: 8,
     Target.STALE_ROUTER: 3,
 }
+CLUSTER_WEIGHTS: Mapping[Target, int] = {
+    Target.ROUTER: 45,
+    Target.GATEWAY: 25,
+    Target.REGISTRY: 15,
+    Target.FROZEN: 10,
+}
+"""Weights where streams must not break: no runner and no backend is killed."""
+FREEZE_SECONDS = (1.0, 14.0)
+"""Range of the pauses of a frozen process: a router's session lasts 10 s, the silence of a registry too."""
 STALE_ROUTERS: Mapping[Target, int] = {Target.STALE_ROUTER: 1}
 """Weights for the negative control: only a router that lost its leases unknowingly can violate the fence."""
 
@@ -69,6 +81,13 @@ class Plan:
     stop_before_end: int = 0
     """The end before which the first router stops itself, counted from 1: the one moment in which only the fence keeps
     a stale router from a second end. It is the stale router of the plan. 0: they are paused at any moment."""
+    routers: int = 1
+    """More than one need a database that they share."""
+    registries: int = 1
+    """The second one is the standby of the first; they need a PostgreSQL database."""
+    gateways: int = 0
+    streams: int = 0
+    """Streams at once, over all gateways."""
     weights: Mapping[Target, int] = field(default_factory=lambda: USUAL_WEIGHTS)
 
     @property

@@ -17,6 +17,7 @@ from weft_testing.torture.checker import Violation, check, rules_broken
 from weft_testing.torture.final_state import is_any_open, read_database, read_service, read_usage
 from weft_testing.torture.history import (
     Event,
+    EventFile,
     History,
     Kind,
     occurrences,
@@ -24,8 +25,9 @@ from weft_testing.torture.history import (
     read_events,
     read_router_log,
 )
-from weft_testing.torture.mesh import Folder, Member, Mesh, database_url
-from weft_testing.torture.plan import WAKE_SECONDS, Plan, Target, kills
+from weft_testing.torture.mesh import SLOTS, Folder, Member, Mesh, database_url
+from weft_testing.torture.plan import FREEZE_SECONDS, WAKE_SECONDS, Plan, Target, kills
+from weft_testing.torture.streams import Streams
 from weft_testing.torture.submitter import task_stub
 
 if TYPE_CHECKING:
@@ -61,6 +63,8 @@ class Killer:
         self._random = Random(f"{plan.seed}/whom")  # noqa: S311 - the seed must decide it
         self._restarters: dict[str, asyncio.Task[None]] = {}
         self._stale: asyncio.Task[None] | None = None
+        self._frozen: asyncio.Task[None] | None = None
+        self._file = EventFile(folder.histories / "killer.jsonl", "killer")
         self.done: Counter[Target] = Counter()
         """Kills that hit a process, by target."""
         self.exits: Counter[str] = Counter()
@@ -80,8 +84,9 @@ class Killer:
             await self._wait_for_tasks()
             if await self._kill(target):
                 self.done[target] += 1
-        if self._stale is not None:
-            await self._stale
+        for woken in (self._stale, self._frozen):
+            if woken is not None:
+                await woken
 
     async def _wait_for_tasks(self) -> None:
         """Waits until the share of acknowledged tasks reaches the share of done kills.
@@ -98,7 +103,7 @@ class Killer:
 
     async def stop(self) -> None:
         """Stops restarting processes."""
-        tasks = [*self._restarters.values(), *([self._stale] if self._stale else [])]
+        tasks = [*self._restarters.values(), *(each for each in (self._stale, self._frozen) if each is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -123,11 +128,32 @@ class Killer:
             Target.SUBMITTER: lambda: self._random.choice(self._mesh.submitters).kill(),
             Target.BACKEND: self._kill_backend,
             Target.RUNNER: lambda: _kill_serving(self._random.choice(self._mesh.runners)),
-            Target.ROUTER: lambda: _kill_serving(self._mesh.router),
-            Target.REGISTRY: lambda: _kill_serving(self._mesh.registry),
+            Target.ROUTER: lambda: _kill_serving(self._random.choice(self._mesh.routers)),
+            Target.GATEWAY: self._kill_gateway,
+            Target.FROZEN: self._freeze,
+            Target.REGISTRY: lambda: _kill_serving(self._random.choice(self._mesh.registries)),
             Target.STALE_ROUTER: self._make_stale,
         }
         return await ways[target]()
+
+    async def _kill_gateway(self) -> bool:
+        gateway = self._random.choice(self._mesh.gateways)
+        if not gateway.serves:
+            return False
+        # Before the kill: its streams break before its exit is seen.
+        self._file.write(Kind.KILLED, key=gateway.name)
+        return await gateway.kill()
+
+    async def _freeze(self) -> bool:
+        """Stops a process for a while; one at a time."""
+        mesh = self._mesh
+        registries = mesh.registries if self._plan.registries > 1 else ()
+        member = self._random.choice([*mesh.routers, *mesh.gateways, *registries])
+        if not (self._frozen is None or self._frozen.done()) or not member.serves:
+            return False
+        member.signal(signal.SIGSTOP)
+        self._frozen = asyncio.create_task(_thawed(member, self._random.uniform(*FREEZE_SECONDS)))
+        return True
 
     async def _kill_backend(self) -> bool:
         backends = await asyncio.to_thread(self._mesh.backends)
@@ -183,12 +209,20 @@ class Killer:
             await old.kill()
 
 
+async def _thawed(member: Member, seconds: float) -> None:
+    """Resumes a stopped process after a pause; a process that was killed meanwhile is left alone."""
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        member.signal(signal.SIGCONT)
+
+
 async def _kill_serving(member: Member) -> bool:
     """Kills a process that serves; returns whether it was hit. One that is still starting is spared."""
     return member.serves and await member.kill()
 
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 SETTLE_SECONDS = 300.0
 """How long tasks may take to become terminal after the last kill."""
 READ_SECONDS = 600.0
@@ -263,15 +297,20 @@ async def torture(plan: Plan, folder: Folder, report: Callable[[str], None] = _n
     `report`: called with the progress every PROGRESS_SECONDS.
     """
     mesh = Mesh(plan, folder)
+    folder.make()
     killer = Killer(plan, mesh, folder)
+    streams = Streams(plan, mesh.gateway_addresses, folder.histories / "streams.jsonl")
     reporter: asyncio.Task[None] | None = None
     try:
         await mesh.start()
         killer.restart_all()
+        async with asyncio.timeout(START_SECONDS):
+            await streams.until_served()
+        streams.start()
         async with open_channel(folder.address) as channel:
             stub = task_stub(channel)
             reporter = start_task(_report_progress(plan, folder, killer, report), name="torture-progress")
-            trouble = await _wait_for_end(plan, folder, killer, stub)
+            trouble = await _wait_for_end(plan, folder, killer, streams, stub)
             async with asyncio.timeout(READ_SECONDS):
                 served = await read_service(stub, _acked(folder))
     finally:
@@ -284,7 +323,9 @@ async def torture(plan: Plan, folder: Folder, report: Callable[[str], None] = _n
         events=_events(folder),
         served=served,
         stored=stored,
-        usage=await read_usage(database_url(plan, folder)),
+        # Usage counts streams, too.
+        usage=None if plan.gateways else await read_usage(database_url(plan, folder)),
+        slots=SLOTS,
         damage=[*damage, *_false_alarms(folder)],
     )
     return Outcome(
@@ -301,7 +342,9 @@ async def torture(plan: Plan, folder: Folder, report: Callable[[str], None] = _n
     )
 
 
-async def _wait_for_end(plan: Plan, folder: Folder, killer: Killer, stub: "TaskServiceAsyncStub") -> str:
+async def _wait_for_end(
+    plan: Plan, folder: Folder, killer: Killer, streams: Streams, stub: "TaskServiceAsyncStub"
+) -> str:
     """Waits until every task is terminal; returns what did not end in time, empty: everything did."""
     stage = "no task was acknowledged"
     try:
@@ -311,6 +354,8 @@ async def _wait_for_end(plan: Plan, folder: Folder, killer: Killer, stub: "TaskS
         stage = f"kills and submitters are not done after {plan.max_minutes} minutes"
         async with asyncio.timeout(60.0 * plan.max_minutes):
             await asyncio.gather(killer.run(), killer.submitters_done())
+            # Tasks come after live requests: while streams fill the slots, none of them ends.
+            await streams.stop()
         stage = "tasks do not reach their ends"
         async with asyncio.timeout(SETTLE_SECONDS):
             while await is_any_open(stub):  # noqa: ASYNC110 - another process ends them

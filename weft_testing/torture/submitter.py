@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -24,6 +24,7 @@ from grpc.aio import AioRpcError, Channel
 
 from weft.api.common.v1 import chat_pb2, priority_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2, task_pb2, task_service_pb2, task_service_pb2_grpc
+from weft.kernel.picked_channel import PickedChannel
 from weft.kernel.rpc import open_channel
 from weft_testing.torture.history import Event, EventFile, Kind, read_events
 from weft_testing.torture.plan import MAX_ATTEMPTS, Submission, submission
@@ -118,7 +119,8 @@ class SubmitterOptions:
 
     seed: int
     name: str
-    address: str
+    addresses: Sequence[str]
+    """Of routers: any of them takes every call."""
     file: Path
     count: int
     """Total number of submissions, over all restarts."""
@@ -243,8 +245,11 @@ async def submit(options: SubmitterOptions) -> None:
     """Runs a submitter once. Raises AioRpcError for an unexpected refusal."""
     file = EventFile(options.file, options.name)
     past = list(read_events(options.file))
-    async with open_channel(options.address) as channel:
-        await Submitter(options, task_stub(channel), file, past).run()
+    random = Random(f"{options.seed}/{options.name}/routers")  # noqa: S311 - the seed must decide it
+    async with AsyncExitStack() as opened:
+        channels = [await opened.enter_async_context(open_channel(address)) for address in options.addresses]
+        stub = task_stub(PickedChannel(lambda: random.choice(channels)))
+        await Submitter(options, stub, file, past).run()
     file.close()
 
 
@@ -254,7 +259,7 @@ def command_line(options: SubmitterOptions) -> list[str]:
         *("-m", "weft_testing.torture.submitter"),
         *("--seed", str(options.seed)),
         *("--name", options.name),
-        *("--address", options.address),
+        *(part for address in options.addresses for part in ("--address", address)),
         *("--file", str(options.file)),
         *("--count", str(options.count)),
         *("--per-second", str(options.per_second)),
@@ -266,7 +271,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="weft_testing.torture.submitter", allow_abbrev=False)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--name", required=True)
-    parser.add_argument("--address", required=True)
+    parser.add_argument("--address", dest="addresses", action="append", required=True)
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--per-second", type=float, required=True)

@@ -336,7 +336,7 @@ class _MeshShape:
         runners = frozenset(
             (runner.name, runner.incarnation, runner.active, runner.draining) for runner in view.runners.values()
         )
-        before, self._shape = self._shape, (view.models, view.agents, view.routes, view.settings, runners)
+        before, self._shape = self._shape, (view.models, view.agents, view.routes, view.settings, view.routers, runners)
         *parts, known = before or (None, None)
         return known != runners or any(
             old is not new and old != new for old, new in zip(parts, self._shape[:-1], strict=False)

@@ -154,6 +154,20 @@ class FairShare:
         """Return the weight of an active tenant."""
         return self.active[tenant].weight
 
+    def reweigh(self, tenant: str) -> float:
+        """Take the present weight of a tenant; returns the one before.
+
+        What it was served by its old weight stays as it is; its mean cost and what it was overcharged are of tokens.
+        """
+        account = self.active.get(tenant) or self._idle.get(tenant)
+        if account is None:
+            return self._weight_of(tenant)
+        before, account.weight = account.weight, self._weight_of(tenant)
+        account.credit *= before / account.weight
+        if account.was_charged:
+            account.mean_cost *= before / account.weight
+        return before
+
     def _served(self, tenant: str) -> float | None:
         account = self.active.get(tenant)
         return None if account is None else account.served

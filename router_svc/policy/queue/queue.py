@@ -271,6 +271,11 @@ class Queue:
         backlog = self._backlogs[priority].get(tenant)
         return None if backlog is None else backlog.grant_rate
 
+    def reweigh(self, tenant: str, before: float) -> None:
+        """Record that a tenant's weight is another than `before`."""
+        if tenant in self._places:
+            self._weight_waiting += self._shares.weight(tenant) - before
+
     def share_of(self, tenant: str) -> float:
         """Return the share of an active tenant among all waiting callers and itself, 0 to 1."""
         weight = self._shares.weight(tenant)

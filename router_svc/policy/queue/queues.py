@@ -1,6 +1,6 @@
 """All queues, the requests that wait in them, and the concurrency caps of tenants."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
@@ -8,25 +8,25 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.fair_share import FairShare
 from router_svc.policy.queue.live_request import LiveRequest, RequestClass
 from router_svc.policy.queue.queue import Queue
-from router_svc.policy.settings import Settings
+from router_svc.policy.queue.tenants import TenantTable
+from router_svc.policy.settings import Settings, TenantSettings
 
 
 class TenantCaps:
     """Counts how many requests each tenant has running, and how many it may have."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._most = {name: tenant.max_in_flight for name, tenant in settings.tenants.items()}
-        self._usual_most = settings.default_tenant.max_in_flight
+    def __init__(self, tenants: TenantTable) -> None:
+        self._tenants = tenants
         self._running: dict[str, int] = {}
 
     def may_run(self, tenant: str) -> bool:
         """Whether the tenant may have one more request running."""
-        most = self._most.get(tenant, self._usual_most)
+        most = self.most(tenant)
         return not most or self._running.get(tenant, 0) < most
 
     def most(self, tenant: str) -> int:
         """Return the tenant's maximum of running requests; 0: unlimited."""
-        return self._most.get(tenant, self._usual_most)
+        return self._tenants.get(tenant).max_in_flight
 
     def running(self, tenant: str) -> int:
         """Return the number of running requests of the tenant."""
@@ -38,7 +38,7 @@ class TenantCaps:
 
     def release(self, tenant: str) -> bool:
         """Count one running request less. Returns whether the tenant was at its cap."""
-        most, running = self._most.get(tenant, self._usual_most), self._running[tenant]
+        most, running = self.most(tenant), self._running[tenant]
         if running > 1:
             self._running[tenant] = running - 1
         else:
@@ -54,12 +54,13 @@ class Queues:
 
     def __init__(self, limits: SchedulerLimits, settings: Settings) -> None:
         self._limits = limits
+        self.tenants = TenantTable(settings)
         self.shares = FairShare(
-            lambda tenant: settings.tenant(tenant).weight,
+            lambda tenant: self.tenants.get(tenant).weight,
             max_lag=limits.max_fair_lag_tokens,
             max_remembered=limits.max_remembered_tenants,
         )
-        self.caps = TenantCaps(settings)
+        self.caps = TenantCaps(self.tenants)
         self._queues: dict[str, Queue] = {}
         self._backlogged: dict[str, Queue] = {}
         self._of_tenant: dict[str, set[str]] = {}
@@ -125,6 +126,18 @@ class Queues:
             names.discard(queue.name)
             if not names:
                 del self._of_tenant[tenant]
+
+    def declare_tenants(self, tenants: Mapping[str, TenantSettings]) -> set[str]:
+        """Use other settings of tenants. Returns the queues in which a tenant waits that may now run more."""
+        touched = set[str]()
+        for tenant in self.tenants.declare(tenants):
+            waits_in = self._of_tenant.get(tenant, set())
+            before = self.shares.reweigh(tenant)
+            for name in waits_in:
+                self._queues[name].reweigh(tenant, before)
+            if self.caps.may_run(tenant):
+                touched |= self.reactivate(tenant)
+        return touched
 
     def reactivate(self, tenant: str) -> set[str]:
         """Reactivate a tenant that may have more requests running again. Returns the queues in which it waits."""

@@ -159,6 +159,12 @@ class _Registry(registry_service_pb2_grpc.RegistryServiceServicer):
     def ListAliases(self, request: Any, context: Any) -> Any:  # noqa: N802
         return pb.ListAliasesResponse(aliases=self._mesh.state.aliases.values())
 
+    def ListTenants(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.ListTenantsResponse(tenants=self._mesh.state.tenants.values())
+
+    def GetTenant(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.GetTenantResponse(tenant=self._one(self._mesh.state.tenants, request.name, context, "tenant"))
+
     def ListWorkflows(self, request: Any, context: Any) -> Any:  # noqa: N802
         return pb.ListWorkflowsResponse(workflows=self._mesh.state.workflows.values())
 

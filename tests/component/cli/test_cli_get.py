@@ -259,8 +259,9 @@ def test_words_of_others_cannot_steer_a_terminal(mesh: ScriptedMesh) -> None:
         (
             ("get", "widgets"),
             3,
-            "there is no model, agent, runner, pool, route, alias, profile or workflow widgets; there are big, coder, ",
+            "there is no model, agent, runner, pool, route, alias, profile, workflow or tenant widgets; there are big",
         ),
+        (("get", "pods"), 3, "weft get -h lists the kinds"),
         (("describe", "codre"), 3, "did you mean coder"),
         (("get", "model", "qwem"), 3, "did you mean qwen"),
         (("get", "agent", "zzz"), 3, "there is coder"),
@@ -405,6 +406,7 @@ def test_a_model_is_described_with_its_pool_conditions_process_and_events(mesh: 
     assert "\x1b" not in out
     assert "- coder [runner/active]" in out
     assert "it woke up" in out
+    assert not [line for line in out.splitlines() if line.rstrip().endswith(("Voices:", "Adapter of:", "Journal:"))]
 
 
 def test_a_solo_model_has_no_pool_block(mesh: ScriptedMesh) -> None:

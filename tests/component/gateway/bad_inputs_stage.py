@@ -67,7 +67,7 @@ _CHAT = {"model": "tiny", "messages": _HI}
 _MESSAGES = {"model": "tiny", "max_tokens": 9, "messages": _HI}
 _BATCH = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 _MODEL = {"kind": "model", "name": "tiny"}
-RESOURCE_KINDS = ("models", "agents", "runners", "pools", "routes", "aliases", "profiles", "workflows")
+RESOURCE_KINDS = ("models", "agents", "runners", "pools", "routes", "aliases", "profiles", "workflows", "tenants")
 
 ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", "chat", _CHAT),
@@ -106,6 +106,7 @@ ENDPOINTS = (
     Endpoint("PUT", "/api/v1/routes/{name}", "declaration", {"kind": "route", "name": "tiny"}),
     Endpoint("PUT", "/api/v1/aliases/{name}", "declaration", {"kind": "alias", "name": "tiny", "target": "tiny"}),
     Endpoint("PUT", "/api/v1/workflows/{name}", "declaration", {"kind": "workflow", "name": "tiny", "model": "tiny"}),
+    Endpoint("PUT", "/api/v1/tenants/{name}", "declaration", {"kind": "tenant", "name": "tiny"}),
     Endpoint("PUT", "/api/v1/profiles/{name}", "declaration", {"kind": "profile", "name": "tiny"}),
     Endpoint("POST", "/api/v1/profiles/{name}/save", "admin", {}),
     Endpoint("POST", "/api/v1/profiles/{name}/switch", "action"),

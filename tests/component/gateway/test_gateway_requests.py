@@ -13,7 +13,7 @@ from gateway_script import RawResponse, serving
 from weft.api.common.v1 import priority_pb2, receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.api.router.v1.figures_pb2 import Figures
-from weft.api.router.v1.request_service_pb2 import REQUEST_SELECTION_FAILED, WatchRequestsResponse
+from weft.api.router.v1.request_service_pb2 import REQUEST_SELECTION_FAILED, LimitUse, WatchRequestsResponse
 from weft.dispatch.remote_router import UNDER_WAY, ListedRequests, Selection, not_remembered
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -110,6 +110,9 @@ class ScriptedRequests:
             figures = await self.changed.get()
             assert isinstance(figures, Figures)
             yield figures
+
+    async def limit_uses(self, tenant: str = "") -> Sequence[LimitUse]:
+        return [LimitUse(tenant=tenant or "a", limit=10, used=1)]
 
     async def clients(self) -> Sequence[pb.ClientRecord]:
         self._note()

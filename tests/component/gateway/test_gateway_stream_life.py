@@ -1,5 +1,7 @@
 import asyncio
 import json
+import socket
+from contextlib import ExitStack
 
 import pytest
 from gateway_script import (
@@ -247,6 +249,41 @@ async def test_stop_lets_running_requests_finish() -> None:
         rest = await reader.read()
         await asyncio.wait_for(stopping, 1)
     assert b"data: [DONE]" in rest
+
+
+async def test_a_request_on_a_connection_that_was_idle_when_the_stop_began_is_answered() -> None:
+    async with serving(ScriptedDispatcher(hello())) as gateway, gateway.connection() as (reader, writer):
+        await gateway.request("GET", "/health")
+        stopping = asyncio.create_task(gateway.service.stop(grace_seconds=5))
+        while await _accepts(gateway):  # noqa: ASYNC110 - what it looks at has no event
+            await asyncio.sleep(0)
+        writer.write(gateway.post(CHAT, STREAM))
+        answer = await reader.read()
+        await asyncio.wait_for(stopping, 2)
+    assert b"data: [DONE]" in answer
+
+
+async def _accepts(gateway: RunningGateway) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.service.port)
+    except ConnectionRefusedError:
+        return False
+    writer.close()
+    return True
+
+
+async def test_requests_of_connections_that_wait_to_be_accepted_when_the_stop_begins_are_answered() -> None:
+    async with serving(ScriptedDispatcher(hello())) as gateway:
+        # The event loop accepts none of them before the stop: nothing here waits for it.
+        with ExitStack() as sockets:
+            callers = [sockets.enter_context(socket.socket()) for _ in range(20)]
+            for caller in callers:
+                caller.connect(("127.0.0.1", gateway.service.port))
+                caller.sendall(gateway.post("/v1/chat/completions", UNARY))
+                caller.setblocking(False)
+            await asyncio.wait_for(gateway.service.stop(grace_seconds=5), 5)
+            answers = [caller.recv(65_536) for caller in callers]
+    assert {answer.split(b"\r\n", 1)[0].strip() for answer in answers} == {b"HTTP/1.1 200 OK"}
 
 
 @pytest.mark.parametrize("began", [True, False])

@@ -1,14 +1,10 @@
 """One running registry for the tests that need no more."""
 
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from registry_harness import RunningRegistry, running_registry
-
-# The databases of the store's tests: modules that run on all of them name the plugin `database_fixtures`.
-sys.path.append(str(Path(__file__).parents[2] / "contract"))
 
 
 @pytest.fixture

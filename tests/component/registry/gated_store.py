@@ -5,15 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from registry_svc.mesh.domain import JoinToken
-from registry_svc.mesh.rows import NO_NAMES, DeclaredNames, StoredMesh, StoredPulse, StoredSession
+from registry_svc.mesh.rows import NO_NAMES, DeclaredNames, DeclaredRecords, StoredMesh, StoredPulse, StoredSession
 from registry_svc.mesh.store import SqlStore
-from weft.api.registry.v1.agent_pb2 import Agent
-from weft.api.registry.v1.alias_pb2 import Alias
-from weft.api.registry.v1.model_pb2 import Model
-from weft.api.registry.v1.profile_pb2 import Profile
-from weft.api.registry.v1.route_pb2 import Route
 from weft.api.registry.v1.settings_pb2 import MeshSettings
-from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -58,18 +52,9 @@ class GatedStore:
         await self._pass()
         await self.inner.delete_sessions(session_ids)
 
-    async def save_declarations(
-        self,
-        models: Sequence[Model],
-        agents: Sequence[Agent],
-        routes: Sequence[Route] = (),
-        aliases: Sequence[Alias] = (),
-        profiles: Sequence[Profile] = (),
-        workflows: Sequence[RegisteredWorkflow] = (),
-        gone: DeclaredNames = NO_NAMES,
-    ) -> None:
+    async def save_declarations(self, declared: DeclaredRecords, gone: DeclaredNames = NO_NAMES) -> None:
         await self._pass()
-        await self.inner.save_declarations(models, agents, routes, aliases, profiles, workflows, gone)
+        await self.inner.save_declarations(declared, gone)
 
     async def delete_names(
         self,
@@ -79,9 +64,10 @@ class GatedStore:
         aliases: Sequence[str] = (),
         profiles: Sequence[str] = (),
         workflows: Sequence[str] = (),
+        tenants: Sequence[str] = (),
     ) -> None:
         await self._pass()
-        await self.inner.delete_names(models, agents, routes, aliases, profiles, workflows)
+        await self.inner.delete_names(models, agents, routes, aliases, profiles, workflows, tenants)
 
     async def save_settings(self, settings: MeshSettings) -> None:
         await self._pass()

@@ -178,6 +178,24 @@ async def test_a_load_carries_its_options_and_a_permit_that_the_runner_takes(sta
     assert stage.runner.heard == ["load m1 of op-1"]
 
 
+async def test_nothing_is_asked_of_a_runner_before_this_registry_is_the_owner(stage: RunnerStage) -> None:
+    asked, owner, channels = asyncio.Event(), asyncio.Event(), ChannelPool()
+
+    async def until_owner() -> None:
+        asked.set()
+        await owner.wait()
+
+    calls = GrpcRunnerCalls(stage.registry.core, channels, until_owner)
+    unload = asyncio.create_task(calls.unload("r1", "m1", operation_id="op-1"))
+    async with asyncio.timeout(LIMIT_SECONDS):
+        await asked.wait()
+        assert stage.runner.heard == []
+        owner.set()
+        await unload
+    assert stage.runner.heard == ["unload m1 of op-1"]
+    await channels.close()
+
+
 async def test_each_call_has_a_permit_of_its_own_kind(stage: RunnerStage) -> None:
     answer = await stage.calls.unload("r1", "m1", operation_id="op-1")
     assert answer.memory_freed_bytes == 9

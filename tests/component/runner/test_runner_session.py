@@ -121,6 +121,20 @@ async def test_a_change_is_reported_at_once_and_no_change_is_not(tmp_path: Path)
         assert stage.beat_seconds == [0.0, 0.0]
 
 
+async def test_another_registry_hears_of_the_runner_at_once_and_after_its_refusal_again(tmp_path: Path) -> None:
+    async with _session(tmp_path) as stage:
+        await stage.until_beats(1)
+        await stage.clock.wait_for_sleepers(1)
+        stage.registry.failures = [WeftError(Reason.REGISTRY_STANDBY, "not yet")]
+        stage.session.note_other_registry()
+        await stage.until_beats(2)
+        await stage.clock.wait_for_sleepers(1)
+        await stage.clock.advance(0.1)
+        await stage.until_beats(3)
+        await stage.pass_time(20)
+        assert [round(at, 3) for at in stage.beat_seconds] == [0.0, 0.0, 0.1]
+
+
 async def test_an_unacknowledged_report_is_sent_again_after_a_pause(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
         await stage.until_beats(1)

@@ -12,6 +12,7 @@ import typer
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
+from weft.api.common.v1 import receipt_pb2
 from weft.api.common.v1.usage_pb2 import Usage
 from weft.api.registry.v1.model_pb2 import Model, ModelManifest
 from weft.api.registry.v1.runner_pb2 import InstanceState
@@ -57,6 +58,16 @@ def test_the_first_alternative_whose_fields_are_set_is_taken() -> None:
     assert filled(template, state) == "crash-loop"
     state.load_progress = 0.0
     assert filled(template, state) == "0% of weights", "a field with presence may be zero"
+
+
+def test_a_time_below_a_millisecond_is_no_power_of_ten() -> None:
+    receipt = receipt_pb2.Receipt()
+    template = "{queue_wait:span} in the queue"
+    assert filled(template, receipt) == "0 s in the queue"
+    receipt.queue_wait.FromMicroseconds(4)
+    assert filled(template, receipt) == "under 0.001 s in the queue"
+    receipt.queue_wait.FromMilliseconds(313)
+    assert filled(template, receipt) == "0.313 s in the queue"
 
 
 def test_a_page_has_no_line_for_an_empty_text() -> None:

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,12 +121,15 @@ def test_an_apple_gpu_follows_from_the_machine(tmp_path: Path) -> None:
 def test_every_port_of_a_start_is_checked_and_named_with_its_way_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as other:
         ports = taken.getsockname()[1], other.getsockname()[1]
-        document = {"port": 0, "grpc_port": ports[0], "relay": {"listen": f"127.0.0.1:{ports[1]}"}}
-        http, grpc, relay = port_findings(parse_config(document), None)
-        assert (http.verdict, grpc.verdict, relay.verdict) == (Verdict.OK, Verdict.FAILED, Verdict.FAILED)
+        document: dict[str, Any] = {"port": 0, "grpc_port": ports[0], "relay": {"listen": f"127.0.0.1:{ports[1]}"}}
+        document["publishers"] = {"listen": f"127.0.0.1:{ports[1]}"}
+        http, grpc, relay, publishers = port_findings(parse_config(document), None)
+        assert http.verdict is Verdict.OK
+        assert {each.verdict for each in (grpc, relay, publishers)} == {Verdict.FAILED}
         assert f"{ports[0]} (grpc_port)" in grpc.detail
         assert "--grpc-port" in grpc.remedy
         assert "--join-port" in relay.remedy
+        assert f"{ports[1]} (publishers.listen)" in publishers.detail
         # They are taken by the mesh that runs here.
         running = {"url": "http://127.0.0.1:0"}
         assert {each.verdict for each in port_findings(parse_config(document), running)} == {Verdict.OK}

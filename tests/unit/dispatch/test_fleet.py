@@ -3,10 +3,18 @@
 import pytest
 
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
-from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, route_pb2, runner_pb2, settings_pb2
+from weft.api.registry.v1 import (
+    agent_pb2,
+    model_pb2,
+    registry_service_pb2,
+    route_pb2,
+    router_pb2,
+    runner_pb2,
+    settings_pb2,
+)
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.agents import target_of
-from weft.dispatch.fleet import FleetView, apply_watch
+from weft.dispatch.fleet import FleetView, RouterView, apply_watch
 from weft.kernel.request import Operation, Skill
 
 
@@ -208,3 +216,19 @@ def test_skills_that_nobody_says_are_unknown_and_not_none() -> None:
     model.manifest.skills.extend([model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_IMAGE])
     view = apply_watch(FleetView(), _change(1, model=model))
     assert view.models["m"].skills == frozenset({Skill.TEXT, Skill.IMAGE})
+
+
+def test_routers_come_change_and_go_with_the_watch() -> None:
+    first = router_pb2.Router(name="r1", incarnation="a", address="10.0.0.1:7071")
+    snapshot = registry_service_pb2.Snapshot(routers=[first])
+    view = apply_watch(FleetView(), registry_service_pb2.WatchResponse(revision=1, snapshot=snapshot))
+    assert view.routers == {"r1": RouterView(name="r1", incarnation="a", address="10.0.0.1:7071")}
+
+    second = router_pb2.Router(name="r2", incarnation="b", address="10.0.0.2:7071", draining=True)
+    for number, change in enumerate(
+        (registry_service_pb2.Change(router=second), registry_service_pb2.Change(deleted_router="r1")), start=2
+    ):
+        view = apply_watch(view, registry_service_pb2.WatchResponse(revision=number, change=change))
+    assert view.routers == {
+        "r2": RouterView(name="r2", incarnation="b", address="10.0.0.2:7071", draining=True),
+    }

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from weft.dispatch.rate_windows import BUCKETS_PER_WINDOW, Claim, RateWindows, TrackedKeys
+from weft.dispatch.rate_windows import Claim, RateWindows, TrackedKeys
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.sliding_window import BUCKETS_PER_WINDOW
 from weft.kernel.units import Rate, RateUnit
 from weft_testing.fake_clock import FakeClock
 
@@ -52,7 +53,16 @@ async def test_the_refusal_says_limit_remaining_reset_and_how_long_to_wait() -> 
     with pytest.raises(WeftError, match="Tenant a exceeded 1000 tok/min") as refused:
         windows.take([claim(TOKENS, 500)])
     now = clock.utc_now().timestamp()
-    assert refused.value.metadata == {"limit": "1000", "remaining": "100", "resetAt": str(int(now + 40) + 1)}
+    assert refused.value.metadata == {
+        "limit": "1000",
+        "remaining": "100",
+        "resetAt": str(int(now + 40) + 1),
+        "unit": "tokens",
+        "window": "minute",
+        "limit_tokens": "1000",
+        "remaining_tokens": "100",
+        "reset_seconds_tokens": "60.000",
+    }
     assert refused.value.retry_after_seconds == pytest.approx(40), "the 600 tokens leave first, and that is enough"
     with pytest.raises(WeftError) as refused:
         windows.take([claim(TOKENS, 900)])

@@ -8,7 +8,7 @@ from typing import Self
 import pytest
 
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.placement import Decision, Grant, OnCancelled, PlacementRequest, WaitingInQueue
+from weft.dispatch.placement import Decision, Grant, OnCancelled, PlacementRequest, WaitingInQueue, request_moved
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
@@ -79,6 +79,37 @@ async def test_a_request_whose_router_is_lost_is_placed_again_with_its_age_and_w
     assert second.age_seconds == pytest.approx(12.5)
     assert second.seconds_left == pytest.approx(89.5)
     assert port.left == 2, "the lost placement was not left"
+
+
+MOVED = request_moved("m", "other", "unix:/other")
+
+
+@pytest.mark.parametrize(
+    ("script", "counted"),
+    [
+        ((WAITING, LOST, GRANT), [False, True]),
+        ((LOST, GRANT), [False, False]),
+        ((MOVED, GRANT), [False, False]),
+        ((WAITING, MOVED, GRANT), [False, False]),
+        ((WAITING, LOST, MOVED, GRANT), [False, True, False]),
+    ],
+)
+async def test_the_next_router_counts_a_request_unless_the_one_that_was_lost_has(
+    script: tuple[Decision | WeftError, ...], counted: list[bool]
+) -> None:
+    clock = FakeClock()
+    port = ScriptedPort(*script)
+    async with ReconnectingPlacement(port, REQUEST, clock, ReconnectConfig(retry_interval_seconds=0.5)) as placement:
+        deciding = asyncio.create_task(_until_granted(placement))
+        while not deciding.done():
+            await clock.advance(1.0)
+        await deciding
+    assert [request.is_counted for request in port.placed] == counted
+
+
+async def _until_granted(placement: ReconnectingPlacement) -> None:
+    while await placement.next_decision() != GRANT:
+        pass
 
 
 async def test_attempts_that_were_granted_before_the_loss_count() -> None:
@@ -176,3 +207,37 @@ async def test_the_end_of_a_call_at_its_own_deadline_is_told_as_that_of_the_requ
 async def test_a_report_to_a_frozen_router_does_not_hold_up_an_answer_that_is_complete() -> None:
     async with ReconnectingPlacement(FrozenPort(), REQUEST, SystemClock(), ReconnectConfig()) as placement:
         await placement.report_finished(Reason.UNSPECIFIED)
+
+
+UNKNOWN = WeftError(Reason.MODEL_NOT_FOUND, "there is no model m")
+
+
+async def test_a_name_that_the_caller_s_side_knows_is_asked_for_again_while_the_router_is_behind() -> None:
+    clock = FakeClock()
+    port = ScriptedPort(UNKNOWN, UNKNOWN, GRANT)
+    config = ReconnectConfig(retry_interval_seconds=0.5)
+    async with ReconnectingPlacement(port, REQUEST, clock, config, knows=lambda name: name == "m") as placement:
+        assert await _decide(placement, clock, 2.0) == GRANT
+    assert len(port.placed) == 3
+
+
+async def test_a_name_that_nobody_knows_is_refused_at_once() -> None:
+    port = ScriptedPort(UNKNOWN)
+    async with ReconnectingPlacement(port, REQUEST, FakeClock(), ReconnectConfig(), knows=lambda _: False) as placement:
+        with pytest.raises(WeftError, match="there is no model m"):
+            await placement.next_decision()
+    assert len(port.placed) == 1
+
+
+async def test_a_router_that_stays_behind_is_believed_after_the_limit() -> None:
+    clock = FakeClock()
+    port = ScriptedPort(*[UNKNOWN] * 100)
+    async with ReconnectingPlacement(port, REQUEST, clock, ReconnectConfig(), knows=lambda _: True) as placement:
+        deciding = asyncio.create_task(placement.next_decision())
+        while not deciding.done():
+            await clock.advance(0.5)
+        with pytest.raises(WeftError) as raised:
+            await deciding
+    assert raised.value.reason is Reason.MODEL_NOT_FOUND
+    # Pauses of 0.1, 0.2, 0.4, 0.8 and then of a second.
+    assert len(port.placed) in range(8, 11)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from router_svc.announcement import default_router_name
+from weft.kernel.names import is_name
 from weft_app.compose.router import router_config
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config
@@ -22,3 +24,18 @@ def test_recipes_see_the_search_path_and_what_was_set_for_them_and_nothing_else(
     assert config.wake_environment["WEFT_WAKE_TOKEN"] == "for-recipes"
     assert "WEFT_SECRET" not in config.wake_environment
     assert "for-recipes" not in repr(config)
+
+
+def test_a_router_without_a_name_has_that_of_its_machine_and_address_after_a_restart_too() -> None:
+    name = default_router_name("Gaming-PC.lan", "unix:/run/router.sock")
+    assert name == default_router_name("gaming-pc", "unix:/run/router.sock")
+    assert name.startswith("router-gaming-pc-")
+    assert name != default_router_name("gaming-pc", "gaming-pc:7071")
+    assert is_name(default_router_name("…", "a"))
+    assert is_name(default_router_name("x" * 300, "a"))
+
+
+def test_a_router_takes_part_under_the_name_of_its_settings_and_without_an_address_not_at_all() -> None:
+    config = parse_config({"router": {"name": "left"}})
+    assert router_config(config, "unix:/registry", "unix:/router").name == "left"
+    assert router_config(config, "unix:/registry").name == ""

@@ -46,6 +46,7 @@ def test_a_field_error_names_its_field_once_on_the_other_side() -> None:
         (grpc.StatusCode.INTERNAL, "a bug", Reason.INTERNAL),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", Reason.DEADLINE_EXCEEDED),
         (grpc.StatusCode.CANCELLED, "Locally cancelled", Reason.CANCELLED),
+        (grpc.StatusCode.CANCELLED, "CANCELLED", Reason.WORKER_LOST),
     ],
 )
 def test_a_bare_status_of_grpc_itself_is_mapped_on_purpose(

@@ -1,9 +1,13 @@
 """Invitations of runners: one word that says where, by which certificate, and with which token."""
 
+from pathlib import Path
+
+import grpc
 import pytest
 
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
+from weft_app.compose.certificate import self_signed_certificate
 from weft_app.compose.invitation import invitation_to, parse_invitation
 from weft_app.compose.join_address import JoinAddress, Trust, open_any_join_channel
 from weft_app.compose.machine import this_machine
@@ -74,3 +78,26 @@ async def test_where_no_address_is_reached_the_runner_dials_again() -> None:
     with pytest.raises(WeftError) as caught:
         await open_any_join_channel(dead, Trust(fingerprint=PIN))
     assert caught.value.reason is Reason.CONNECT_FAILED
+
+
+async def test_why_each_address_is_not_joined_is_said(tmp_path: Path) -> None:
+    """The address that cannot be reached does not hide the one that shows another certificate."""
+    certificate = self_signed_certificate(tmp_path, [])
+    server = grpc.aio.server()
+    port = server.add_secure_port("127.0.0.1:0", certificate.credentials())
+    await server.start()
+    try:
+        stranger = JoinAddress(host="127.0.0.1", port=port, is_tls=True)
+        dead = JoinAddress(host="127.0.0.1", port=1, is_tls=True)
+        with pytest.raises(WeftError) as caught:
+            await open_any_join_channel([stranger, dead], Trust(fingerprint=PIN))
+        assert caught.value.reason is Reason.CONNECT_FAILED, "it dials again"
+        first, *_, last = caught.value.message.split("; ")
+        assert first == f"127.0.0.1:{port} showed another certificate than the one with this fingerprint"
+        assert last == "127.0.0.1:1 cannot be reached"
+        with pytest.raises(WeftError) as caught:
+            await open_any_join_channel([stranger, stranger], Trust(fingerprint=PIN))
+        assert caught.value.reason is Reason.PERMISSION_DENIED
+        assert caught.value.message.count("another certificate") == 1
+    finally:
+        await server.stop(None)

@@ -1,6 +1,8 @@
 """What a model and an agent look like, given what was declared, what is published and who lives."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 import pytest
 from kit.messages import changed
@@ -32,13 +34,16 @@ DECLARED = model_pb2.Model(manifest=PLAIN, kind=model_pb2.Model.KIND_PUBLIC, dec
 PUBLISHED = model_pb2.Model(manifest=PLAIN, kind=model_pb2.Model.KIND_VIRTUAL, runner="r1", create_time=NOW)
 
 
-def publisher(*, active: bool = True, sleeping: frozenset[str] = frozenset()) -> Publisher:
+def publisher(
+    *, active: bool = True, sleeping: frozenset[str] = frozenset(), runtimes: Mapping[str, str] = MappingProxyType({})
+) -> Publisher:
     return Publisher(
-        profile=runner_pb2.Runner(name="r1"),
+        profile=runner_pb2.Runner(name="r1", runtime="llama_server"),
         ticket_key=b"",
         capability=Held(runner_pb2.Capability()),
         active=active,
         sleeping=sleeping,
+        runtimes=runtimes,
         last_heartbeat_time=NOW,
         inactive_time=None if active else NOW,
     )
@@ -89,6 +94,13 @@ def test_views_say_who_declared_and_who_serves() -> None:
     assert (lonely.HasField("last_heartbeat_time"), lonely.HasField("inactive_time")) == (False, False)
     virtual = virtual_model(Held(PUBLISHED), publisher(active=False))
     assert (virtual.kind, virtual.runner, virtual.inactive_time) == (model_pb2.Model.KIND_VIRTUAL, "r1", NOW)
+
+
+def test_the_type_of_a_model_is_the_runtime_that_serves_it() -> None:
+    assert virtual_model(Held(PUBLISHED), publisher()).type == "llama_server"
+    attached = publisher(runtimes={"m1": "openai_http"})
+    assert virtual_model(Held(PUBLISHED), attached).type == "openai_http"
+    assert public_model(DECLARED, Held(PUBLISHED), attached).type == "openai_http"
 
 
 @pytest.mark.parametrize("target", list(Status))

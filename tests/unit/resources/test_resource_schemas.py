@@ -81,6 +81,6 @@ def test_every_field_is_documented(kind: str) -> None:
 def test_the_documented_examples_are_good() -> None:
     page = (FOLDER.parent / "resources.md").read_text("utf-8")
     examples = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 8
+    assert len(examples) == 9
     for example in examples:
         assert len(read_documents(example, "resources.md")) == 1

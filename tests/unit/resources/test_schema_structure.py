@@ -25,6 +25,8 @@ CHANGED = {
     "DeviceDocument.properties.index.minimum",
     # What a registry of a later version may say.
     "LeaseDocument.properties.priority.enum",
+    # The hosts of a model over several hosts are new.
+    "RunnerStatus.properties.workerHosts",
     # What a model takes, and what its engine says of its load, is new.
     "InstanceStatus.properties.engineLoad",
     "InstanceStatus.properties.abilities",
@@ -36,7 +38,9 @@ CHANGED = {
     "InstanceStatus.properties.baseModel",
     "CandidateDocument.properties.engineLoad",
     # Models that a runner serves by their source are new.
+    "RequestList.properties.unreachableRouters",
     "InstanceStatus.properties.addedSource",
+    "InstanceStatus.properties.runtime",
     "OperationActionDocument.properties.form",
     "OperationActionDocument.properties.source",
     "OperationActionDocument.properties.type.enum",

@@ -263,3 +263,36 @@ def test_a_broken_promise_is_found(what: str) -> None:
 def test_every_rule_has_a_history_that_breaks_it() -> None:
     rules = {violation.rule for _, history in _BROKEN.values() for violation in check(history)}
     assert rules == {rule for rule, _ in _BROKEN.values()}
+
+
+def _broken_stream(begun: float, at: float, gateway: str = "gateway-1") -> Event:
+    return _event(Kind.STREAM_BROKEN, at, task="stream-1", key=gateway, asked_at=begun, note="it ended early")
+
+
+@pytest.mark.parametrize(
+    ("kills", "is_wrong"),
+    [
+        ([], True),
+        ([("gateway-1", 105.0)], False),
+        ([("gateway-1", 99.5)], False),
+        ([("gateway-1", 95.0)], True),
+        ([("gateway-1", 111.0)], True),
+        ([("gateway-2", 105.0)], True),
+    ],
+)
+def test_a_stream_may_break_with_its_gateway_alone(kills: list[tuple[str, float]], is_wrong: bool) -> None:
+    killed = [_event(Kind.KILLED, at, task="", key=gateway) for gateway, at in kills]
+    found = check(_history(*killed, _broken_stream(100.0, 110.0)))
+    assert rules_broken(found) == ({"broken stream": 1} if is_wrong else {})
+
+
+@pytest.mark.parametrize(("slots", "is_wrong"), [(0, False), (1, True), (2, False)])
+def test_a_backend_never_works_on_more_requests_than_it_has_slots(slots: int, is_wrong: bool) -> None:
+    events = (
+        _event(Kind.BEGUN, 20.0, task="stream-1", source="backend 7"),
+        _event(Kind.LEFT, 21.0, task="stream-1", source="backend 7"),
+        _event(Kind.BEGUN, 22.0, task="stream-2", source="backend 7"),
+        _event(Kind.BEGUN, 22.5, task="stream-3", source="backend 7"),
+    )
+    found = check(replace(_history(*events, without=Kind.BEGUN), slots=slots))
+    assert rules_broken(found) == ({"overbooked": 1} if is_wrong else {})

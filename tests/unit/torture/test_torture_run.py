@@ -16,7 +16,7 @@ from weft_testing.torture.history import (
     read_router_log,
 )
 from weft_testing.torture.mesh import Folder
-from weft_testing.torture.plan import RARE_MODEL, Plan, Target, kills, submission
+from weft_testing.torture.plan import CLUSTER_WEIGHTS, RARE_MODEL, Plan, Target, kills, submission
 from weft_testing.torture.run import Outcome
 
 PLAN = Plan(seed=7, kills=3, tasks=5)
@@ -72,7 +72,9 @@ def test_the_seed_decides_what_is_killed_and_what_is_sent() -> None:
 
 
 def test_a_plan_has_every_kind_of_kill_and_every_kind_of_submission() -> None:
-    assert {target for _, target in islice(kills(PLAN), 500)} == set(Target)
+    cluster = replace(PLAN, weights=CLUSTER_WEIGHTS)
+    kinds = {target for plan in (PLAN, cluster) for _, target in islice(kills(plan), 500)}
+    assert kinds == set(Target)
     sent = [submission(7, "s0", number) for number in range(500)]
     assert {planned.model == RARE_MODEL for planned in sent} == {True, False}
     assert {planned.is_sent_twice for planned in sent} == {True, False}

@@ -138,6 +138,14 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """A fault in weft itself."""
     ERROR_REASON_SERVICE_UNAVAILABLE: _ErrorReason.ValueType  # 91
     """A service of the mesh (registry or router) cannot be reached."""
+    ERROR_REASON_MOVED: _ErrorReason.ValueType  # 92
+    """Another router owns the scheduling domain of what was asked for; the metadata has its name (`router`) and its address
+    (`address`). Dispatchers place such a request again there, with its age; callers do not see this reason.
+    """
+    ERROR_REASON_REGISTRY_STANDBY: _ErrorReason.ValueType  # 93
+    """This registry waits for the end of the one that owns the database; the metadata has the owner's address (`address`)
+    where it is known. Services that have the addresses of both use the owner's.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the single list of reasons why a request or call did not succeed.
@@ -264,4 +272,12 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 90
 """A fault in weft itself."""
 ERROR_REASON_SERVICE_UNAVAILABLE: ErrorReason.ValueType  # 91
 """A service of the mesh (registry or router) cannot be reached."""
+ERROR_REASON_MOVED: ErrorReason.ValueType  # 92
+"""Another router owns the scheduling domain of what was asked for; the metadata has its name (`router`) and its address
+(`address`). Dispatchers place such a request again there, with its age; callers do not see this reason.
+"""
+ERROR_REASON_REGISTRY_STANDBY: ErrorReason.ValueType  # 93
+"""This registry waits for the end of the one that owns the database; the metadata has the owner's address (`address`)
+where it is known. Services that have the addresses of both use the owner's.
+"""
 global___ErrorReason = ErrorReason

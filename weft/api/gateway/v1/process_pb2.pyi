@@ -29,6 +29,7 @@ class ProcessHealth(google.protobuf.message.Message):
     COMPONENTS_FIELD_NUMBER: builtins.int
     LOG_LEVEL_FIELD_NUMBER: builtins.int
     LOG_LEVEL_END_TIME_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     process: builtins.str
     """The process: "mesh", "gateway", "router", "registry" or "runner/NAME"."""
     status: builtins.str
@@ -39,6 +40,8 @@ class ProcessHealth(google.protobuf.message.Message):
     """Whether it should get requests."""
     log_level: builtins.str
     """The lowest level that it logs."""
+    version: builtins.str
+    """The version of weft that it runs. Absent: it is of a release that does not say it."""
     @property
     def components(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProcessComponent]:
         """What it needs for its work."""
@@ -57,9 +60,10 @@ class ProcessHealth(google.protobuf.message.Message):
         components: collections.abc.Iterable[global___ProcessComponent] | None = ...,
         log_level: builtins.str = ...,
         log_level_end_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        version: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["log_level_end_time", b"log_level_end_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["components", b"components", "live", b"live", "log_level", b"log_level", "log_level_end_time", b"log_level_end_time", "process", b"process", "ready", b"ready", "status", b"status"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["components", b"components", "live", b"live", "log_level", b"log_level", "log_level_end_time", b"log_level_end_time", "process", b"process", "ready", b"ready", "status", b"status", "version", b"version"]) -> None: ...
 
 global___ProcessHealth = ProcessHealth
 

@@ -38,6 +38,9 @@ class GetHealthResponse(google.protobuf.message.Message):
     COMPONENTS_FIELD_NUMBER: builtins.int
     LOG_LEVEL_FIELD_NUMBER: builtins.int
     LOG_LEVEL_END_TIME_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    SCHEMAS_FIELD_NUMBER: builtins.int
+    WATCHING_PROCESSES_FIELD_NUMBER: builtins.int
     status: builtins.str
     """"ok", "degraded", "starting", "not_ready" or "stopping"."""
     live: builtins.bool
@@ -46,6 +49,8 @@ class GetHealthResponse(google.protobuf.message.Message):
     """Whether it should get requests."""
     log_level: builtins.str
     """The lowest level that it logs."""
+    version: builtins.str
+    """The version of weft that it runs. Empty: it is of a release that does not say it."""
     @property
     def components(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HealthComponent]:
         """What it needs for its work."""
@@ -53,6 +58,14 @@ class GetHealthResponse(google.protobuf.message.Message):
     @property
     def log_level_end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the configured level holds again; absent: it is the configured one."""
+
+    @property
+    def schemas(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DatabaseSchema]:
+        """The schemas of the databases that it uses."""
+
+    @property
+    def watching_processes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WatchingProcess]:
+        """Of a registry: the routers and gateways that follow its watch now, at most 1,000."""
 
     def __init__(
         self,
@@ -63,11 +76,66 @@ class GetHealthResponse(google.protobuf.message.Message):
         components: collections.abc.Iterable[global___HealthComponent] | None = ...,
         log_level: builtins.str = ...,
         log_level_end_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        version: builtins.str = ...,
+        schemas: collections.abc.Iterable[global___DatabaseSchema] | None = ...,
+        watching_processes: collections.abc.Iterable[global___WatchingProcess] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["log_level_end_time", b"log_level_end_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["components", b"components", "live", b"live", "log_level", b"log_level", "log_level_end_time", b"log_level_end_time", "ready", b"ready", "status", b"status"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["components", b"components", "live", b"live", "log_level", b"log_level", "log_level_end_time", b"log_level_end_time", "ready", b"ready", "schemas", b"schemas", "status", b"status", "version", b"version", "watching_processes", b"watching_processes"]) -> None: ...
 
 global___GetHealthResponse = GetHealthResponse
+
+@typing.final
+class DatabaseSchema(google.protobuf.message.Message):
+    """DatabaseSchema is the schema of the tables that one service has in a database."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SERVICE_FIELD_NUMBER: builtins.int
+    KNOWN_REVISION_FIELD_NUMBER: builtins.int
+    DATABASE_REVISION_FIELD_NUMBER: builtins.int
+    service: builtins.str
+    """The service that has the tables: "registry" or "router"."""
+    known_revision: builtins.str
+    """The newest revision that the process knows, such as "0015"."""
+    database_revision: builtins.str
+    """The revision of the database, read for this answer. Empty: the process has not opened it, or it does not answer."""
+    def __init__(
+        self,
+        *,
+        service: builtins.str = ...,
+        known_revision: builtins.str = ...,
+        database_revision: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["database_revision", b"database_revision", "known_revision", b"known_revision", "service", b"service"]) -> None: ...
+
+global___DatabaseSchema = DatabaseSchema
+
+@typing.final
+class WatchingProcess(google.protobuf.message.Message):
+    """WatchingProcess is a process that follows the registry's watch, as it named itself."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SERVICE_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    service: builtins.str
+    """"router" or "gateway"."""
+    host: builtins.str
+    """The machine that it runs on."""
+    version: builtins.str
+    """The version of weft that it runs."""
+    def __init__(
+        self,
+        *,
+        service: builtins.str = ...,
+        host: builtins.str = ...,
+        version: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["host", b"host", "service", b"service", "version", b"version"]) -> None: ...
+
+global___WatchingProcess = WatchingProcess
 
 @typing.final
 class HealthComponent(google.protobuf.message.Message):

@@ -17,6 +17,7 @@ import weft.api.registry.v1.model_pb2
 import weft.api.registry.v1.profile_pb2
 import weft.api.registry.v1.resource_kind_pb2
 import weft.api.registry.v1.route_pb2
+import weft.api.registry.v1.tenant_pb2
 import weft.api.registry.v1.workflow_pb2
 
 if sys.version_info >= (3, 10):
@@ -40,6 +41,7 @@ class Declaration(google.protobuf.message.Message):
     ALIAS_FIELD_NUMBER: builtins.int
     PROFILE_FIELD_NUMBER: builtins.int
     WORKFLOW_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
     @property
     def model(self) -> weft.api.registry.v1.model_pb2.ModelDeclaration:
         """A model."""
@@ -72,6 +74,10 @@ class Declaration(google.protobuf.message.Message):
     def workflow(self) -> weft.api.registry.v1.workflow_pb2.WorkflowManifest:
         """A workflow."""
 
+    @property
+    def tenant(self) -> weft.api.registry.v1.tenant_pb2.TenantManifest:
+        """A tenant. It needs the scope settings:edit, too."""
+
     def __init__(
         self,
         *,
@@ -83,10 +89,11 @@ class Declaration(google.protobuf.message.Message):
         alias: weft.api.registry.v1.alias_pb2.AliasManifest | None = ...,
         profile: weft.api.registry.v1.profile_pb2.ProfileManifest | None = ...,
         workflow: weft.api.registry.v1.workflow_pb2.WorkflowManifest | None = ...,
+        tenant: weft.api.registry.v1.tenant_pb2.TenantManifest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "model", b"model", "pool", b"pool", "profile", b"profile", "resource", b"resource", "route", b"route", "runner", b"runner", "workflow", b"workflow"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "model", b"model", "pool", b"pool", "profile", b"profile", "resource", b"resource", "route", b"route", "runner", b"runner", "workflow", b"workflow"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["resource", b"resource"]) -> typing.Literal["model", "agent", "runner", "pool", "route", "alias", "profile", "workflow"] | None: ...
+    def HasField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "model", b"model", "pool", b"pool", "profile", b"profile", "resource", b"resource", "route", b"route", "runner", b"runner", "tenant", b"tenant", "workflow", b"workflow"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "model", b"model", "pool", b"pool", "profile", b"profile", "resource", b"resource", "route", b"route", "runner", b"runner", "tenant", b"tenant", "workflow", b"workflow"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["resource", b"resource"]) -> typing.Literal["model", "agent", "runner", "pool", "route", "alias", "profile", "workflow", "tenant"] | None: ...
 
 global___Declaration = Declaration
 

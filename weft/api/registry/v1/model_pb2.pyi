@@ -482,8 +482,8 @@ class Model(google.protobuf.message.Message):
     declared_runner: builtins.str
     """The one runner that a public model was pinned to; empty: any."""
     type: builtins.str
-    """What kind of engine or provider serves it: the runtime of its runner, such as "llama_server", or the interface of
-    its provider, such as "openai". Empty: not known.
+    """What kind of engine or provider serves it: its runtime, such as "llama_server", or the interface of its provider, such
+    as "openai". Empty: not known.
     """
     id: builtins.str
     """Its id, which is taken wherever its name is. Another one after it was deleted and made again."""

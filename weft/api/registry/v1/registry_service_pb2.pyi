@@ -17,8 +17,10 @@ import weft.api.registry.v1.pool_pb2
 import weft.api.registry.v1.profile_pb2
 import weft.api.registry.v1.resource_kind_pb2
 import weft.api.registry.v1.route_pb2
+import weft.api.registry.v1.router_pb2
 import weft.api.registry.v1.runner_pb2
 import weft.api.registry.v1.settings_pb2
+import weft.api.registry.v1.tenant_pb2
 import weft.api.registry.v1.workflow_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -712,6 +714,97 @@ class GetWorkflowResponse(google.protobuf.message.Message):
 global___GetWorkflowResponse = GetWorkflowResponse
 
 @typing.final
+class ListTenantsRequest(google.protobuf.message.Message):
+    """ListTenantsRequest asks for a page of tenants."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    NAMES_FIELD_NUMBER: builtins.int
+    page_size: builtins.int
+    """At most this many; 0 means 100, more than 1,000 means 1,000."""
+    page_token: builtins.str
+    """Where the last page ended."""
+    @property
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Only those with such names, each a name or a beginning and "*". Empty: all."""
+
+    def __init__(
+        self,
+        *,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+        names: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["names", b"names", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+
+global___ListTenantsRequest = ListTenantsRequest
+
+@typing.final
+class ListTenantsResponse(google.protobuf.message.Message):
+    """ListTenantsResponse is a page of tenants."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENANTS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Token of the next page; empty at the end."""
+    @property
+    def tenants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.tenant_pb2.Tenant]:
+        """The tenants."""
+
+    def __init__(
+        self,
+        *,
+        tenants: collections.abc.Iterable[weft.api.registry.v1.tenant_pb2.Tenant] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "tenants", b"tenants"]) -> None: ...
+
+global___ListTenantsResponse = ListTenantsResponse
+
+@typing.final
+class GetTenantRequest(google.protobuf.message.Message):
+    """GetTenantRequest names a tenant."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The tenant's name."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+global___GetTenantRequest = GetTenantRequest
+
+@typing.final
+class GetTenantResponse(google.protobuf.message.Message):
+    """GetTenantResponse is the tenant."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    @property
+    def tenant(self) -> weft.api.registry.v1.tenant_pb2.Tenant:
+        """The tenant."""
+
+    def __init__(
+        self,
+        *,
+        tenant: weft.api.registry.v1.tenant_pb2.Tenant | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["tenant", b"tenant"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["tenant", b"tenant"]) -> None: ...
+
+global___GetTenantResponse = GetTenantResponse
+
+@typing.final
 class ListRunnersRequest(google.protobuf.message.Message):
     """ListRunnersRequest asks for a page of runners."""
 
@@ -803,14 +896,26 @@ class WatchRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     INCLUDE_TICKET_KEYS_FIELD_NUMBER: builtins.int
+    SERVICE_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     include_ticket_keys: builtins.bool
     """Whether runner changes carry the session's ticket key. For routers only."""
+    service: builtins.str
+    """Which service watches, for `ProcessService/GetHealth` of the registry: "router" or "gateway". Empty: neither."""
+    host: builtins.str
+    """The machine that it runs on."""
+    version: builtins.str
+    """The version of weft that it runs."""
     def __init__(
         self,
         *,
         include_ticket_keys: builtins.bool = ...,
+        service: builtins.str = ...,
+        host: builtins.str = ...,
+        version: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["include_ticket_keys", b"include_ticket_keys"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["host", b"host", "include_ticket_keys", b"include_ticket_keys", "service", b"service", "version", b"version"]) -> None: ...
 
 global___WatchRequest = WatchRequest
 
@@ -860,6 +965,8 @@ class Snapshot(google.protobuf.message.Message):
     ALIASES_FIELD_NUMBER: builtins.int
     PROFILES_FIELD_NUMBER: builtins.int
     WORKFLOWS_FIELD_NUMBER: builtins.int
+    ROUTERS_FIELD_NUMBER: builtins.int
+    TENANTS_FIELD_NUMBER: builtins.int
     @property
     def runners(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WatchedRunner]:
         """Every runner."""
@@ -892,6 +999,14 @@ class Snapshot(google.protobuf.message.Message):
     def workflows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.workflow_pb2.RegisteredWorkflow]:
         """Every workflow."""
 
+    @property
+    def routers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.router_pb2.Router]:
+        """Every router that has announced itself."""
+
+    @property
+    def tenants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.tenant_pb2.Tenant]:
+        """Every tenant that is declared or configured."""
+
     def __init__(
         self,
         *,
@@ -903,9 +1018,11 @@ class Snapshot(google.protobuf.message.Message):
         aliases: collections.abc.Iterable[weft.api.registry.v1.alias_pb2.Alias] | None = ...,
         profiles: collections.abc.Iterable[weft.api.registry.v1.profile_pb2.Profile] | None = ...,
         workflows: collections.abc.Iterable[weft.api.registry.v1.workflow_pb2.RegisteredWorkflow] | None = ...,
+        routers: collections.abc.Iterable[weft.api.registry.v1.router_pb2.Router] | None = ...,
+        tenants: collections.abc.Iterable[weft.api.registry.v1.tenant_pb2.Tenant] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["settings", b"settings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "aliases", b"aliases", "models", b"models", "profiles", b"profiles", "routes", b"routes", "runners", b"runners", "settings", b"settings", "workflows", b"workflows"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "aliases", b"aliases", "models", b"models", "profiles", b"profiles", "routers", b"routers", "routes", b"routes", "runners", b"runners", "settings", b"settings", "tenants", b"tenants", "workflows", b"workflows"]) -> None: ...
 
 global___Snapshot = Snapshot
 
@@ -930,6 +1047,10 @@ class Change(google.protobuf.message.Message):
     DELETED_PROFILE_FIELD_NUMBER: builtins.int
     WORKFLOW_FIELD_NUMBER: builtins.int
     DELETED_WORKFLOW_FIELD_NUMBER: builtins.int
+    ROUTER_FIELD_NUMBER: builtins.int
+    DELETED_ROUTER_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    DELETED_TENANT_FIELD_NUMBER: builtins.int
     deleted_runner: builtins.str
     """The runner of this name is gone."""
     deleted_model: builtins.str
@@ -944,6 +1065,10 @@ class Change(google.protobuf.message.Message):
     """The profile of this name is gone."""
     deleted_workflow: builtins.str
     """The workflow of this name is gone."""
+    deleted_router: builtins.str
+    """The router of this name is gone."""
+    deleted_tenant: builtins.str
+    """The tenant of this name is gone."""
     @property
     def runner(self) -> global___WatchedRunner:
         """A runner appeared or changed."""
@@ -976,6 +1101,14 @@ class Change(google.protobuf.message.Message):
     def workflow(self) -> weft.api.registry.v1.workflow_pb2.RegisteredWorkflow:
         """A workflow appeared or changed."""
 
+    @property
+    def router(self) -> weft.api.registry.v1.router_pb2.Router:
+        """A router announced itself or changed."""
+
+    @property
+    def tenant(self) -> weft.api.registry.v1.tenant_pb2.Tenant:
+        """A tenant appeared or changed."""
+
     def __init__(
         self,
         *,
@@ -994,10 +1127,14 @@ class Change(google.protobuf.message.Message):
         deleted_profile: builtins.str = ...,
         workflow: weft.api.registry.v1.workflow_pb2.RegisteredWorkflow | None = ...,
         deleted_workflow: builtins.str = ...,
+        router: weft.api.registry.v1.router_pb2.Router | None = ...,
+        deleted_router: builtins.str = ...,
+        tenant: weft.api.registry.v1.tenant_pb2.Tenant | None = ...,
+        deleted_tenant: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "deleted_agent", b"deleted_agent", "deleted_alias", b"deleted_alias", "deleted_model", b"deleted_model", "deleted_profile", b"deleted_profile", "deleted_route", b"deleted_route", "deleted_runner", b"deleted_runner", "deleted_workflow", b"deleted_workflow", "kind", b"kind", "model", b"model", "profile", b"profile", "route", b"route", "runner", b"runner", "settings", b"settings", "workflow", b"workflow"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "deleted_agent", b"deleted_agent", "deleted_alias", b"deleted_alias", "deleted_model", b"deleted_model", "deleted_profile", b"deleted_profile", "deleted_route", b"deleted_route", "deleted_runner", b"deleted_runner", "deleted_workflow", b"deleted_workflow", "kind", b"kind", "model", b"model", "profile", b"profile", "route", b"route", "runner", b"runner", "settings", b"settings", "workflow", b"workflow"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["runner", "model", "deleted_runner", "deleted_model", "agent", "deleted_agent", "route", "deleted_route", "settings", "alias", "deleted_alias", "profile", "deleted_profile", "workflow", "deleted_workflow"] | None: ...
+    def HasField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "deleted_agent", b"deleted_agent", "deleted_alias", b"deleted_alias", "deleted_model", b"deleted_model", "deleted_profile", b"deleted_profile", "deleted_route", b"deleted_route", "deleted_router", b"deleted_router", "deleted_runner", b"deleted_runner", "deleted_tenant", b"deleted_tenant", "deleted_workflow", b"deleted_workflow", "kind", b"kind", "model", b"model", "profile", b"profile", "route", b"route", "router", b"router", "runner", b"runner", "settings", b"settings", "tenant", b"tenant", "workflow", b"workflow"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "deleted_agent", b"deleted_agent", "deleted_alias", b"deleted_alias", "deleted_model", b"deleted_model", "deleted_profile", b"deleted_profile", "deleted_route", b"deleted_route", "deleted_router", b"deleted_router", "deleted_runner", b"deleted_runner", "deleted_tenant", b"deleted_tenant", "deleted_workflow", b"deleted_workflow", "kind", b"kind", "model", b"model", "profile", b"profile", "route", b"route", "router", b"router", "runner", b"runner", "settings", b"settings", "tenant", b"tenant", "workflow", b"workflow"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["runner", "model", "deleted_runner", "deleted_model", "agent", "deleted_agent", "route", "deleted_route", "settings", "alias", "deleted_alias", "profile", "deleted_profile", "workflow", "deleted_workflow", "router", "deleted_router", "tenant", "deleted_tenant"] | None: ...
 
 global___Change = Change
 

@@ -110,6 +110,16 @@ class RegistryServiceStub(object):
                 request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowResponse.FromString,
                 _registered_method=True)
+        self.ListTenants = channel.unary_unary(
+                '/weft.api.registry.v1.RegistryService/ListTenants',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsResponse.FromString,
+                _registered_method=True)
+        self.GetTenant = channel.unary_unary(
+                '/weft.api.registry.v1.RegistryService/GetTenant',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantResponse.FromString,
+                _registered_method=True)
         self.ListRunners = channel.unary_unary(
                 '/weft.api.registry.v1.RegistryService/ListRunners',
                 request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRunnersRequest.SerializeToString,
@@ -246,6 +256,20 @@ class RegistryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTenants(self, request, context):
+        """ListTenants returns tenants by name, a page at a time: those that are declared or configured.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTenant(self, request, context):
+        """GetTenant returns one tenant; NOT_FOUND / NOT_FOUND when there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRunners(self, request, context):
         """ListRunners returns runners by name, a page at a time.
         """
@@ -361,6 +385,16 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.GetWorkflow,
                     request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowRequest.FromString,
                     response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowResponse.SerializeToString,
+            ),
+            'ListTenants': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTenants,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsResponse.SerializeToString,
+            ),
+            'GetTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTenant,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantResponse.SerializeToString,
             ),
             'ListRunners': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRunners,
@@ -794,6 +828,60 @@ class RegistryService(object):
             '/weft.api.registry.v1.RegistryService/GetWorkflow',
             weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowRequest.SerializeToString,
             weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTenants(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.registry.v1.RegistryService/ListTenants',
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.registry.v1.RegistryService/GetTenant',
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantResponse.FromString,
             options,
             channel_credentials,
             insecure,

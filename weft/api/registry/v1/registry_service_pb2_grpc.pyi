@@ -111,6 +111,18 @@ class RegistryServiceStub:
     ]
     """GetWorkflow returns one workflow; NOT_FOUND / NOT_FOUND when there is none."""
 
+    ListTenants: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListTenantsRequest,
+        weft.api.registry.v1.registry_service_pb2.ListTenantsResponse,
+    ]
+    """ListTenants returns tenants by name, a page at a time: those that are declared or configured."""
+
+    GetTenant: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetTenantRequest,
+        weft.api.registry.v1.registry_service_pb2.GetTenantResponse,
+    ]
+    """GetTenant returns one tenant; NOT_FOUND / NOT_FOUND when there is none."""
+
     ListRunners: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.registry_service_pb2.ListRunnersRequest,
         weft.api.registry.v1.registry_service_pb2.ListRunnersResponse,
@@ -238,6 +250,18 @@ class RegistryServiceAsyncStub:
         weft.api.registry.v1.registry_service_pb2.GetWorkflowResponse,
     ]
     """GetWorkflow returns one workflow; NOT_FOUND / NOT_FOUND when there is none."""
+
+    ListTenants: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListTenantsRequest,
+        weft.api.registry.v1.registry_service_pb2.ListTenantsResponse,
+    ]
+    """ListTenants returns tenants by name, a page at a time: those that are declared or configured."""
+
+    GetTenant: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetTenantRequest,
+        weft.api.registry.v1.registry_service_pb2.GetTenantResponse,
+    ]
+    """GetTenant returns one tenant; NOT_FOUND / NOT_FOUND when there is none."""
 
     ListRunners: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.registry_service_pb2.ListRunnersRequest,
@@ -396,6 +420,22 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetWorkflowResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetWorkflowResponse]]:
         """GetWorkflow returns one workflow; NOT_FOUND / NOT_FOUND when there is none."""
+
+    @abc.abstractmethod
+    def ListTenants(
+        self,
+        request: weft.api.registry.v1.registry_service_pb2.ListTenantsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListTenantsResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListTenantsResponse]]:
+        """ListTenants returns tenants by name, a page at a time: those that are declared or configured."""
+
+    @abc.abstractmethod
+    def GetTenant(
+        self,
+        request: weft.api.registry.v1.registry_service_pb2.GetTenantRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetTenantResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetTenantResponse]]:
+        """GetTenant returns one tenant; NOT_FOUND / NOT_FOUND when there is none."""
 
     @abc.abstractmethod
     def ListRunners(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(weft/api/registry/v1/resource_kind.proto\x12\x14weft.api.registry.v1\x1a!weft/api/common/v1/document.proto*\x8c\x02\n\x0cResourceKind\x12\'\n\x19RESOURCE_KIND_UNSPECIFIED\x10\x00\x1a\x08\xa2\xb5\x18\x04mesh\x12\x17\n\x13RESOURCE_KIND_MODEL\x10\x01\x12\x17\n\x13RESOURCE_KIND_AGENT\x10\x02\x12\x18\n\x14RESOURCE_KIND_RUNNER\x10\x03\x12\x16\n\x12RESOURCE_KIND_POOL\x10\x04\x12\x17\n\x13RESOURCE_KIND_ROUTE\x10\x05\x12\x17\n\x13RESOURCE_KIND_ALIAS\x10\x06\x12\x19\n\x15RESOURCE_KIND_PROFILE\x10\x07\x12\x1a\n\x16RESOURCE_KIND_WORKFLOW\x10\x08\x1a\x06\x9a\xb5\x18\x02\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(weft/api/registry/v1/resource_kind.proto\x12\x14weft.api.registry.v1\x1a!weft/api/common/v1/document.proto*\xa6\x02\n\x0cResourceKind\x12\'\n\x19RESOURCE_KIND_UNSPECIFIED\x10\x00\x1a\x08\xa2\xb5\x18\x04mesh\x12\x17\n\x13RESOURCE_KIND_MODEL\x10\x01\x12\x17\n\x13RESOURCE_KIND_AGENT\x10\x02\x12\x18\n\x14RESOURCE_KIND_RUNNER\x10\x03\x12\x16\n\x12RESOURCE_KIND_POOL\x10\x04\x12\x17\n\x13RESOURCE_KIND_ROUTE\x10\x05\x12\x17\n\x13RESOURCE_KIND_ALIAS\x10\x06\x12\x19\n\x15RESOURCE_KIND_PROFILE\x10\x07\x12\x1a\n\x16RESOURCE_KIND_WORKFLOW\x10\x08\x12\x18\n\x14RESOURCE_KIND_TENANT\x10\t\x1a\x06\x9a\xb5\x18\x02\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,5 +37,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESOURCEKIND'].values_by_name["RESOURCE_KIND_UNSPECIFIED"]._loaded_options = None
   _globals['_RESOURCEKIND'].values_by_name["RESOURCE_KIND_UNSPECIFIED"]._serialized_options = b'\242\265\030\004mesh'
   _globals['_RESOURCEKIND']._serialized_start=102
-  _globals['_RESOURCEKIND']._serialized_end=370
+  _globals['_RESOURCEKIND']._serialized_end=396
 # @@protoc_insertion_point(module_scope)

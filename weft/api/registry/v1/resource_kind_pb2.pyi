@@ -40,6 +40,8 @@ class _ResourceKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     """A Profile. Profiles have a namespace of their own."""
     RESOURCE_KIND_WORKFLOW: _ResourceKind.ValueType  # 8
     """A RegisteredWorkflow."""
+    RESOURCE_KIND_TENANT: _ResourceKind.ValueType  # 9
+    """A Tenant. Tenants have a namespace of their own."""
 
 class ResourceKind(_ResourceKind, metaclass=_ResourceKindEnumTypeWrapper):
     """ResourceKind is a kind of thing with a name. All kinds share one namespace; only a pool may be called like a model."""
@@ -62,4 +64,6 @@ RESOURCE_KIND_PROFILE: ResourceKind.ValueType  # 7
 """A Profile. Profiles have a namespace of their own."""
 RESOURCE_KIND_WORKFLOW: ResourceKind.ValueType  # 8
 """A RegisteredWorkflow."""
+RESOURCE_KIND_TENANT: ResourceKind.ValueType  # 9
+"""A Tenant. Tenants have a namespace of their own."""
 global___ResourceKind = ResourceKind

@@ -128,6 +128,7 @@ class Capability(google.protobuf.message.Message):
     ADDS_MODELS_FIELD_NUMBER: builtins.int
     ATTACHES_SERVERS_FIELD_NUMBER: builtins.int
     ATTACHED_SERVERS_FIELD_NUMBER: builtins.int
+    WORKER_HOSTS_FIELD_NUMBER: builtins.int
     draining: builtins.bool
     """Whether it drains: running work goes on, new work is refused."""
     max_requests: builtins.int
@@ -156,6 +157,12 @@ class Capability(google.protobuf.message.Message):
     def attached_servers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The servers that are attached to it, by name; at most 1,024."""
 
+    @property
+    def worker_hosts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Other hosts that have a part of its models, by the names that runners on them report as theirs: the workers of an engine
+        that runs on several hosts. They are one scheduling domain with its own host. At most 256.
+        """
+
     def __init__(
         self,
         *,
@@ -168,9 +175,10 @@ class Capability(google.protobuf.message.Message):
         adds_models: builtins.bool = ...,
         attaches_servers: builtins.bool = ...,
         attached_servers: collections.abc.Iterable[builtins.str] | None = ...,
+        worker_hosts: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["clock_offset", b"clock_offset"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adds_models", b"adds_models", "attached_servers", b"attached_servers", "attaches_servers", b"attaches_servers", "clock_offset", b"clock_offset", "clock_refused", b"clock_refused", "draining", b"draining", "instances", b"instances", "max_requests", b"max_requests", "tool_names", b"tool_names"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adds_models", b"adds_models", "attached_servers", b"attached_servers", "attaches_servers", b"attaches_servers", "clock_offset", b"clock_offset", "clock_refused", b"clock_refused", "draining", b"draining", "instances", b"instances", "max_requests", b"max_requests", "tool_names", b"tool_names", "worker_hosts", b"worker_hosts"]) -> None: ...
 
 global___Capability = Capability
 
@@ -246,6 +254,7 @@ class InstanceState(google.protobuf.message.Message):
     BASE_MODEL_FIELD_NUMBER: builtins.int
     ADDED_SOURCE_FIELD_NUMBER: builtins.int
     MODEL_FILE_FIELD_NUMBER: builtins.int
+    RUNTIME_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by name."""
     phase: global___InstanceState.Phase.ValueType
@@ -263,7 +272,7 @@ class InstanceState(google.protobuf.message.Message):
     pinned: builtins.bool
     """Whether it is never evicted for another model."""
     fault_count: builtins.int
-    """How often its backend ended because of a fault since its runner started."""
+    """How often its engine ended because of a fault since its runner started."""
     base_model: builtins.str
     """The model whose engine serves it, where it is an adapter of that model: they share process, slots and memory, and
     are loaded and unloaded together. Empty: it has an engine of its own.
@@ -271,6 +280,10 @@ class InstanceState(google.protobuf.message.Message):
     added_source: builtins.str
     """What the files of a model come from that was asked for by its source, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M"; of a
     URL without its query. Empty: the runner's configuration names the model.
+    """
+    runtime: builtins.str
+    """The runtime that serves it where that is not the one of its runner, such as "openai_http" of a server that was attached.
+    Empty: that of its runner.
     """
     @property
     def memory(self) -> global___InstanceMemory:
@@ -330,9 +343,10 @@ class InstanceState(google.protobuf.message.Message):
         base_model: builtins.str = ...,
         added_source: builtins.str = ...,
         model_file: weft.api.registry.v1.model_pb2.ModelFile | None = ...,
+        runtime: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "engine_load", b"engine_load", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model_file", b"model_file", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "added_source", b"added_source", "base_model", b"base_model", "context_tokens", b"context_tokens", "detail", b"detail", "engine_load", b"engine_load", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "model_file", b"model_file", "phase", b"phase", "pinned", b"pinned", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "added_source", b"added_source", "base_model", b"base_model", "context_tokens", b"context_tokens", "detail", b"detail", "engine_load", b"engine_load", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "model_file", b"model_file", "phase", b"phase", "pinned", b"pinned", "runtime", b"runtime", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_load_progress", b"_load_progress"]) -> typing.Literal["load_progress"] | None: ...
 
 global___InstanceState = InstanceState
@@ -433,7 +447,7 @@ class InstanceFault(google.protobuf.message.Message):
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
     """What kind of fault it was."""
     detail: builtins.str
-    """How the backend ended, in words: the signal or the exit code, and the likely cause where there is one."""
+    """How the engine ended, in words: the signal or the exit code, and the likely cause where there is one."""
     def __init__(
         self,
         *,

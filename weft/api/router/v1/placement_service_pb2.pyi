@@ -13,6 +13,7 @@ import typing
 import weft.api.common.v1.error_reason_pb2
 import weft.api.common.v1.event_pb2
 import weft.api.common.v1.priority_pb2
+import weft.api.common.v1.rate_limit_pb2
 import weft.api.common.v1.receipt_pb2
 import weft.api.registry.v1.model_pb2
 import weft.api.runner.v1.ticket_pb2
@@ -154,6 +155,8 @@ class PlaceOpen(google.protobuf.message.Message):
     ASKED_MODEL_FIELD_NUMBER: builtins.int
     CALLER_FIELD_NUMBER: builtins.int
     WORK_FIELD_NUMBER: builtins.int
+    UNREACHABLE_ROUTERS_FIELD_NUMBER: builtins.int
+    IS_COUNTED_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id."""
     tenant: builtins.str
@@ -188,6 +191,10 @@ class PlaceOpen(google.protobuf.message.Message):
     """Work of a request for images (steps of denoising, times the megapixels of all of them), a transcription (seconds of the
     recording) or speech (characters); an estimate. 0: it is none, or unknown. At most 1,000,000,000.
     """
+    is_counted: builtins.bool
+    """Whether an earlier placement of the same request was counted by the limits of its tenant and client. A router that answered
+    MOVED gives back what it counted.
+    """
     @property
     def age(self) -> google.protobuf.duration_pb2.Duration:
         """How long ago it first arrived: a request placed again after a lost router keeps its age."""
@@ -207,6 +214,12 @@ class PlaceOpen(google.protobuf.message.Message):
     @property
     def prefix_digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Digests of ever longer beginnings of the prompt, salted with the tenant and the cache tag; at most 32."""
+
+    @property
+    def unreachable_routers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Routers that the dispatcher cannot reach, by name; at most 16. They are left out where it is decided which router owns
+        the request's scheduling domain, so that a router that is gone costs no wait for the end of its session.
+        """
 
     def __init__(
         self,
@@ -231,9 +244,11 @@ class PlaceOpen(google.protobuf.message.Message):
         asked_model: builtins.str = ...,
         caller: builtins.str = ...,
         work: builtins.float = ...,
+        unreachable_routers: collections.abc.Iterable[builtins.str] | None = ...,
+        is_counted: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "age", b"age", "max_output_tokens", b"max_output_tokens", "time_left", b"time_left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "work", b"work"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "is_counted", b"is_counted", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "unreachable_routers", b"unreachable_routers", "work", b"work"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_output_tokens", b"_max_output_tokens"]) -> typing.Literal["max_output_tokens"] | None: ...
 
 global___PlaceOpen = PlaceOpen
@@ -313,6 +328,7 @@ class PlaceResponse(google.protobuf.message.Message):
     LOADING_FIELD_NUMBER: builtins.int
     GRANTED_FIELD_NUMBER: builtins.int
     CANCELLED_FIELD_NUMBER: builtins.int
+    RATE_LIMITS_FIELD_NUMBER: builtins.int
     @property
     def queued(self) -> weft.api.common.v1.event_pb2.Queued:
         """The request waits."""
@@ -329,6 +345,10 @@ class PlaceResponse(google.protobuf.message.Message):
     def cancelled(self) -> global___PlaceCancelled:
         """Somebody cancelled it."""
 
+    @property
+    def rate_limits(self) -> weft.api.common.v1.rate_limit_pb2.RateLimitStatus:
+        """How much more its caller may ask for. With the first message, where a limit of its tenant or client counts the request."""
+
     def __init__(
         self,
         *,
@@ -336,9 +356,10 @@ class PlaceResponse(google.protobuf.message.Message):
         loading: weft.api.common.v1.event_pb2.Loading | None = ...,
         granted: global___Granted | None = ...,
         cancelled: global___PlaceCancelled | None = ...,
+        rate_limits: weft.api.common.v1.rate_limit_pb2.RateLimitStatus | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cancelled", b"cancelled", "granted", b"granted", "kind", b"kind", "loading", b"loading", "queued", b"queued"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cancelled", b"cancelled", "granted", b"granted", "kind", b"kind", "loading", b"loading", "queued", b"queued"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["cancelled", b"cancelled", "granted", b"granted", "kind", b"kind", "loading", b"loading", "queued", b"queued", "rate_limits", b"rate_limits"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cancelled", b"cancelled", "granted", b"granted", "kind", b"kind", "loading", b"loading", "queued", b"queued", "rate_limits", b"rate_limits"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["queued", "loading", "granted", "cancelled"] | None: ...
 
 global___PlaceResponse = PlaceResponse

@@ -6,6 +6,7 @@ isort:skip_file
 import builtins
 import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
@@ -181,19 +182,25 @@ class ListRequestsResponse(google.protobuf.message.Message):
 
     REQUESTS_FIELD_NUMBER: builtins.int
     TOTAL_COUNT_FIELD_NUMBER: builtins.int
+    UNREACHABLE_ROUTERS_FIELD_NUMBER: builtins.int
     total_count: builtins.int
     """How many there are, listed or not."""
     @property
     def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.router.v1.request_pb2.RequestRecord]:
         """Of those that go on the oldest first, of those that have ended the last first."""
 
+    @property
+    def unreachable_routers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The routers that do not answer, by name: requests that only they know are missing."""
+
     def __init__(
         self,
         *,
         requests: collections.abc.Iterable[weft.api.router.v1.request_pb2.RequestRecord] | None = ...,
         total_count: builtins.int = ...,
+        unreachable_routers: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["requests", b"requests", "total_count", b"total_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["requests", b"requests", "total_count", b"total_count", "unreachable_routers", b"unreachable_routers"]) -> None: ...
 
 global___ListRequestsResponse = ListRequestsResponse
 
@@ -228,6 +235,126 @@ class ListClientsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["clients", b"clients"]) -> None: ...
 
 global___ListClientsResponse = ListClientsResponse
+
+@typing.final
+class ListLimitUsesRequest(google.protobuf.message.Message):
+    """ListLimitUsesRequest says whose."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """Only those of this tenant. Empty: of any."""
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["tenant", b"tenant"]) -> None: ...
+
+global___ListLimitUsesRequest = ListLimitUsesRequest
+
+@typing.final
+class ListLimitUsesResponse(google.protobuf.message.Message):
+    """ListLimitUsesResponse is the windows."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    USES_FIELD_NUMBER: builtins.int
+    @property
+    def uses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LimitUse]:
+        """By tenant, those of the whole tenant first; at most 10,000."""
+
+    def __init__(
+        self,
+        *,
+        uses: collections.abc.Iterable[global___LimitUse] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["uses", b"uses"]) -> None: ...
+
+global___ListLimitUsesResponse = ListLimitUsesResponse
+
+@typing.final
+class LimitUse(google.protobuf.message.Message):
+    """LimitUse is one window of a limit."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    class _Unit:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _UnitEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[LimitUse._Unit.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        UNIT_UNSPECIFIED: LimitUse._Unit.ValueType  # 0
+        """Not set."""
+        UNIT_REQUESTS: LimitUse._Unit.ValueType  # 1
+        """Requests."""
+        UNIT_TOKENS: LimitUse._Unit.ValueType  # 2
+        """Tokens of prompts and answers."""
+
+    class Unit(_Unit, metaclass=_UnitEnumTypeWrapper):
+        """Unit is what a window counts."""
+
+    UNIT_UNSPECIFIED: LimitUse.Unit.ValueType  # 0
+    """Not set."""
+    UNIT_REQUESTS: LimitUse.Unit.ValueType  # 1
+    """Requests."""
+    UNIT_TOKENS: LimitUse.Unit.ValueType  # 2
+    """Tokens of prompts and answers."""
+
+    TENANT_FIELD_NUMBER: builtins.int
+    KEY_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    CLIENT_FIELD_NUMBER: builtins.int
+    WINDOW_FIELD_NUMBER: builtins.int
+    UNIT_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    USED_FIELD_NUMBER: builtins.int
+    RESET_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """The tenant."""
+    key: builtins.str
+    """The API key that it is of, as "key:<id>". Empty: of all."""
+    model: builtins.str
+    """The model, pool or route that it is of, as it is asked for, or the names that its limit is for, with "*" at their end.
+    Empty: of all.
+    """
+    client: builtins.str
+    """The client that it is of, by the profile of that client. Empty: of all."""
+    unit: global___LimitUse.Unit.ValueType
+    """What it counts."""
+    limit: builtins.int
+    """The most that it admits."""
+    used: builtins.int
+    """What was counted in it; it may be more than the limit: tokens of answers are counted when they end, and
+    several routers admit up to the limit each.
+    """
+    @property
+    def window(self) -> google.protobuf.duration_pb2.Duration:
+        """Its length."""
+
+    @property
+    def reset(self) -> google.protobuf.duration_pb2.Duration:
+        """How long until it is empty, if nothing else is asked for meanwhile."""
+
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        key: builtins.str = ...,
+        model: builtins.str = ...,
+        client: builtins.str = ...,
+        window: google.protobuf.duration_pb2.Duration | None = ...,
+        unit: global___LimitUse.Unit.ValueType = ...,
+        limit: builtins.int = ...,
+        used: builtins.int = ...,
+        reset: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["reset", b"reset", "window", b"window"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "key", b"key", "limit", b"limit", "model", b"model", "reset", b"reset", "tenant", b"tenant", "unit", b"unit", "used", b"used", "window", b"window"]) -> None: ...
+
+global___LimitUse = LimitUse
 
 @typing.final
 class WatchRequestsRequest(google.protobuf.message.Message):

@@ -26,8 +26,11 @@ if _version_not_supported:
 
 
 class RequestServiceStub(object):
-    """RequestService answers what a router remembers of requests and of who sent them, and cancels those that go on. Nothing
-    of it is kept over a restart.
+    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Nothing of
+    it is kept over a restart.
+
+    Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
+    alone. Counts of several routers are added; of percentiles the greatest is shown.
     """
 
     def __init__(self, channel):
@@ -61,6 +64,11 @@ class RequestServiceStub(object):
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListClientsRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListClientsResponse.FromString,
                 _registered_method=True)
+        self.ListLimitUses = channel.unary_unary(
+                '/weft.api.router.v1.RequestService/ListLimitUses',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListLimitUsesRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListLimitUsesResponse.FromString,
+                _registered_method=True)
         self.GetFigures = channel.unary_unary(
                 '/weft.api.router.v1.RequestService/GetFigures',
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.GetFiguresRequest.SerializeToString,
@@ -74,8 +82,11 @@ class RequestServiceStub(object):
 
 
 class RequestServiceServicer(object):
-    """RequestService answers what a router remembers of requests and of who sent them, and cancels those that go on. Nothing
-    of it is kept over a restart.
+    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Nothing of
+    it is kept over a restart.
+
+    Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
+    alone. Counts of several routers are added; of percentiles the greatest is shown.
     """
 
     def GetRequest(self, request, context):
@@ -110,8 +121,7 @@ class RequestServiceServicer(object):
         otherwise if its end came first. Its caller gets CANCELLED with the name of who cancelled it, its slot is free, and
         a durable task whose attempt it is ends as cancelled. Of several requests of a tenant with one id it ends all. A
         request that has ended stays as it is. NOT_FOUND / NOT_FOUND for one that neither runs nor is remembered;
-        INVALID_ARGUMENT / INVALID_ARGUMENT naming `tenant` where several tenants have a running request of this id. Routers
-        know the requests that they placed: it is to be asked of that router.
+        INVALID_ARGUMENT / INVALID_ARGUMENT naming `tenant` where several tenants have a running request of this id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,6 +129,15 @@ class RequestServiceServicer(object):
 
     def ListClients(self, request, context):
         """ListClients returns the clients that were seen lately, by id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListLimitUses(self, request, context):
+        """ListLimitUses returns how much of the limits of tenants is used: every window that counts something now, and those of
+        tenants with limits of their own that have a window for the whole tenant. Each router counts what it admits; of several
+        it is the sum.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,6 +185,11 @@ def add_RequestServiceServicer_to_server(servicer, server):
                     request_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListClientsRequest.FromString,
                     response_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListClientsResponse.SerializeToString,
             ),
+            'ListLimitUses': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLimitUses,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListLimitUsesRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListLimitUsesResponse.SerializeToString,
+            ),
             'GetFigures': grpc.unary_unary_rpc_method_handler(
                     servicer.GetFigures,
                     request_deserializer=weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.GetFiguresRequest.FromString,
@@ -185,8 +209,11 @@ def add_RequestServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RequestService(object):
-    """RequestService answers what a router remembers of requests and of who sent them, and cancels those that go on. Nothing
-    of it is kept over a restart.
+    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Nothing of
+    it is kept over a restart.
+
+    Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
+    alone. Counts of several routers are added; of percentiles the greatest is shown.
     """
 
     @staticmethod
@@ -314,6 +341,33 @@ class RequestService(object):
             '/weft.api.router.v1.RequestService/ListClients',
             weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListClientsRequest.SerializeToString,
             weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListClientsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLimitUses(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.router.v1.RequestService/ListLimitUses',
+            weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListLimitUsesRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_request__service__pb2.ListLimitUsesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -18,8 +18,11 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class RequestServiceStub:
-    """RequestService answers what a router remembers of requests and of who sent them, and cancels those that go on. Nothing
-    of it is kept over a restart.
+    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Nothing of
+    it is kept over a restart.
+
+    Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
+    alone. Counts of several routers are added; of percentiles the greatest is shown.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -57,8 +60,7 @@ class RequestServiceStub:
     otherwise if its end came first. Its caller gets CANCELLED with the name of who cancelled it, its slot is free, and
     a durable task whose attempt it is ends as cancelled. Of several requests of a tenant with one id it ends all. A
     request that has ended stays as it is. NOT_FOUND / NOT_FOUND for one that neither runs nor is remembered;
-    INVALID_ARGUMENT / INVALID_ARGUMENT naming `tenant` where several tenants have a running request of this id. Routers
-    know the requests that they placed: it is to be asked of that router.
+    INVALID_ARGUMENT / INVALID_ARGUMENT naming `tenant` where several tenants have a running request of this id.
     """
 
     ListClients: grpc.UnaryUnaryMultiCallable[
@@ -66,6 +68,15 @@ class RequestServiceStub:
         weft.api.router.v1.request_service_pb2.ListClientsResponse,
     ]
     """ListClients returns the clients that were seen lately, by id."""
+
+    ListLimitUses: grpc.UnaryUnaryMultiCallable[
+        weft.api.router.v1.request_service_pb2.ListLimitUsesRequest,
+        weft.api.router.v1.request_service_pb2.ListLimitUsesResponse,
+    ]
+    """ListLimitUses returns how much of the limits of tenants is used: every window that counts something now, and those of
+    tenants with limits of their own that have a window for the whole tenant. Each router counts what it admits; of several
+    it is the sum.
+    """
 
     GetFigures: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.request_service_pb2.GetFiguresRequest,
@@ -80,8 +91,11 @@ class RequestServiceStub:
     """WatchFigures streams the same, then each step as it ends; it ends like WatchRequests."""
 
 class RequestServiceAsyncStub:
-    """RequestService answers what a router remembers of requests and of who sent them, and cancels those that go on. Nothing
-    of it is kept over a restart.
+    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Nothing of
+    it is kept over a restart.
+
+    Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
+    alone. Counts of several routers are added; of percentiles the greatest is shown.
     """
 
     GetRequest: grpc.aio.UnaryUnaryMultiCallable[
@@ -118,8 +132,7 @@ class RequestServiceAsyncStub:
     otherwise if its end came first. Its caller gets CANCELLED with the name of who cancelled it, its slot is free, and
     a durable task whose attempt it is ends as cancelled. Of several requests of a tenant with one id it ends all. A
     request that has ended stays as it is. NOT_FOUND / NOT_FOUND for one that neither runs nor is remembered;
-    INVALID_ARGUMENT / INVALID_ARGUMENT naming `tenant` where several tenants have a running request of this id. Routers
-    know the requests that they placed: it is to be asked of that router.
+    INVALID_ARGUMENT / INVALID_ARGUMENT naming `tenant` where several tenants have a running request of this id.
     """
 
     ListClients: grpc.aio.UnaryUnaryMultiCallable[
@@ -127,6 +140,15 @@ class RequestServiceAsyncStub:
         weft.api.router.v1.request_service_pb2.ListClientsResponse,
     ]
     """ListClients returns the clients that were seen lately, by id."""
+
+    ListLimitUses: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.router.v1.request_service_pb2.ListLimitUsesRequest,
+        weft.api.router.v1.request_service_pb2.ListLimitUsesResponse,
+    ]
+    """ListLimitUses returns how much of the limits of tenants is used: every window that counts something now, and those of
+    tenants with limits of their own that have a window for the whole tenant. Each router counts what it admits; of several
+    it is the sum.
+    """
 
     GetFigures: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.request_service_pb2.GetFiguresRequest,
@@ -141,8 +163,11 @@ class RequestServiceAsyncStub:
     """WatchFigures streams the same, then each step as it ends; it ends like WatchRequests."""
 
 class RequestServiceServicer(metaclass=abc.ABCMeta):
-    """RequestService answers what a router remembers of requests and of who sent them, and cancels those that go on. Nothing
-    of it is kept over a restart.
+    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Nothing of
+    it is kept over a restart.
+
+    Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
+    alone. Counts of several routers are added; of percentiles the greatest is shown.
     """
 
     @abc.abstractmethod
@@ -187,8 +212,7 @@ class RequestServiceServicer(metaclass=abc.ABCMeta):
         otherwise if its end came first. Its caller gets CANCELLED with the name of who cancelled it, its slot is free, and
         a durable task whose attempt it is ends as cancelled. Of several requests of a tenant with one id it ends all. A
         request that has ended stays as it is. NOT_FOUND / NOT_FOUND for one that neither runs nor is remembered;
-        INVALID_ARGUMENT / INVALID_ARGUMENT naming `tenant` where several tenants have a running request of this id. Routers
-        know the requests that they placed: it is to be asked of that router.
+        INVALID_ARGUMENT / INVALID_ARGUMENT naming `tenant` where several tenants have a running request of this id.
         """
 
     @abc.abstractmethod
@@ -198,6 +222,17 @@ class RequestServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.request_service_pb2.ListClientsResponse, collections.abc.Awaitable[weft.api.router.v1.request_service_pb2.ListClientsResponse]]:
         """ListClients returns the clients that were seen lately, by id."""
+
+    @abc.abstractmethod
+    def ListLimitUses(
+        self,
+        request: weft.api.router.v1.request_service_pb2.ListLimitUsesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.router.v1.request_service_pb2.ListLimitUsesResponse, collections.abc.Awaitable[weft.api.router.v1.request_service_pb2.ListLimitUsesResponse]]:
+        """ListLimitUses returns how much of the limits of tenants is used: every window that counts something now, and those of
+        tenants with limits of their own that have a window for the whole tenant. Each router counts what it admits; of several
+        it is the sum.
+        """
 
     @abc.abstractmethod
     def GetFigures(

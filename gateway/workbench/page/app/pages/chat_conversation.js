@@ -13,9 +13,10 @@ import { signal } from "@preact/signals";
  * @typedef {{
  *   id: string, model: string, requestId: string, state: "waiting" | "streaming" | "complete" | "stopped" | "failed",
  *   parts: Part[], status: string, share: number | null, finishReason: string, usage: any, facts: Record<string, string>,
- *   error: {message: string, code: string} | null, receipt: any,
+ *   error: {message: string, code: string} | null, receipt: any, isReceiptSought: boolean,
  * }} Answer
  * `status`, `share`: what it waits for, and how far that is. `facts`: the receipt as the stream has it.
+ * `isReceiptSought`: the mesh has given its receipt, or was asked in vain.
  */
 /** @typedef {{id: string, text: string, attachments: Attachment[], answers: Answer[]}} Turn One answer per model. */
 /** @typedef {{system: string, temperature: string, maxTokens: string, thinking: "" | "on" | "off", allowRemote: boolean}} Options */
@@ -56,7 +57,7 @@ export function newConversation(models, options = defaultOptions()) {
 export function newAnswer(model) {
   return {
     id: newId("answer-"), model, requestId: newId("req-"), state: "waiting", parts: [], status: "", share: null,
-    finishReason: "", usage: null, facts: {}, error: null, receipt: null,
+    finishReason: "", usage: null, facts: {}, error: null, receipt: null, isReceiptSought: false,
   };
 }
 

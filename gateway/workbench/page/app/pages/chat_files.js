@@ -54,13 +54,15 @@ export function FileChips({ files, onChange }) {
 
 /** @param {{file: Attachment, onChange: (file: Attachment | null) => void}} props */
 function FileChip({ file, onChange }) {
-  const [image, setImage] = useState(/** @type {HTMLImageElement | null} */ (null));
-  const sides = image ? `${image.naturalWidth} x ${image.naturalHeight}, ` : "";
-  const isLarge = image !== null && Math.max(image.naturalWidth, image.naturalHeight) > SMALL_PIXELS;
+  // An object of its own per load: the element stays the same when its picture is made smaller.
+  const [loaded, setLoaded] = useState(/** @type {{image: HTMLImageElement, width: number, height: number} | null} */ (null));
+  const sides = loaded ? `${loaded.width} x ${loaded.height}, ` : "";
+  const isLarge = loaded !== null && Math.max(loaded.width, loaded.height) > SMALL_PIXELS;
+  const onLoad = (/** @type {any} */ { target: image }) => setLoaded({ image, width: image.naturalWidth, height: image.naturalHeight });
   return html`<li>
-    ${file.kind === "image" && html`<img src=${file.data} alt="" onLoad=${(/** @type {any} */ event) => setImage(event.target)} />`}
+    ${file.kind === "image" && html`<img src=${file.data} alt="" onLoad=${onLoad} />`}
     <span class="name">${file.name}</span> <span class="faint">${sides}${bytes(file.bytes)}</span>
-    ${isLarge && html`<button class="quiet" onClick=${() => void attempt(async () => onChange(await smaller(file, image)))}>Make smaller</button>`}
+    ${isLarge && html`<button class="quiet" onClick=${() => void attempt(async () => onChange(await smaller(file, loaded.image)))}>Make smaller</button>`}
     <button class="quiet" aria-label=${`Remove ${file.name}`} onClick=${() => onChange(null)}>×</button>
   </li>`;
 }

@@ -33,19 +33,28 @@ export async function open(id, model = "") {
     go("chat", {}, { replace: true });
     return;
   }
-  if (!conversationOf(id)) found.turns.forEach((turn) => turn.answers.forEach(interrupted));
   shown.value = found;
+  if (!conversationOf(id)) void complete(found);
 }
 
 /** The conversation of that id if an answer of it comes now. @param {string} id */
 const conversationOf = (id) => [...running.values()].find((each) => each.conversation.id === id)?.conversation;
 
+/** Completes what was missing when the page was closed: answers that were coming, receipts that were awaited.
+ * @param {Conversation} conversation */
+async function complete(conversation) {
+  const unsettled = conversation.turns.flatMap((turn) => turn.answers).filter((answer) => isRunning(answer) || !answer.isReceiptSought);
+  if (!unsettled.length) return;
+  for (const answer of unsettled) if (isRunning(answer)) interrupt(answer);
+  await Promise.all(unsettled.map(fetchReceipt));
+  await keep(conversation);
+}
+
 /** An answer that was coming when the page was closed. @param {Answer} answer */
-function interrupted(answer) {
-  if (!isRunning(answer)) return;
-  Object.assign(answer, { state: "failed", status: "", share: null });
+function interrupt(answer) {
+  Object.assign(answer, { state: "failed", status: "", share: null, isReceiptSought: false });
   answer.error = { message: "The page was closed before the answer was complete.", code: "" };
-  void fetchReceipt(answer);
+  touch(answer);
 }
 
 /** Begins a new conversation, which is kept once it has a message. @param {string[]} models */

@@ -120,19 +120,24 @@ function show(answer, status, share = null) {
 
 /** Asks for the receipt of an answer that has ended: the mesh may write it a moment later. @param {Answer} answer */
 export async function fetchReceipt(answer) {
+  const found = await soughtReceipt(answer.requestId);
+  if (found) answer.receipt = found;
+  answer.isReceiptSought = true;
+  touch(answer);
+}
+
+/** @param {string} requestId */
+async function soughtReceipt(requestId) {
   for (let tries = 0; tries < RECEIPT_TRIES; tries += 1) {
     try {
-      const found = await get(`/v1/requests/${segment(answer.requestId)}`);
-      if (found.state === "ended") {
-        answer.receipt = found;
-        touch(answer);
-        return;
-      }
+      const found = await get(`/v1/requests/${segment(requestId)}`);
+      if (found.state === "ended") return found;
     } catch (error) {
-      if (error instanceof ApiError && error.status === 403) return;
+      if (error instanceof ApiError && error.status === 403) return null;
     }
     await new Promise((resolve) => setTimeout(resolve, RECEIPT_MILLISECONDS * (tries + 1)));
   }
+  return null;
 }
 
 /** Shows a growing answer at most once per frame, and less often where drawing it takes long. */

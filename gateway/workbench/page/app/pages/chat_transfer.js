@@ -74,6 +74,7 @@ function answerOf(given) {
   );
   return Object.assign(answer, {
     requestId: textOf(given?.requestId), state, error, parts: listOf(given?.parts).flatMap(partOf), finishReason: textOf(given?.finishReason),
+    isReceiptSought: true, // It may be a request of another mesh.
   });
 }
 

@@ -1,0 +1,193 @@
+"""What callers notice when a router is lost: `python -m bench.router_failover`.
+
+A registry, three `weft serve router`, a gateway, and a runner on a fake engine that answers at once. A caller sends one
+chat after the other; each round ends the router that owns the pool and brings it back. It asserts nothing.
+"""
+
+import argparse
+import asyncio
+import json
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, cast
+
+import aiohttp
+
+from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc
+from weft.dispatch.domains import Domains, owner_of
+from weft.dispatch.fleet import FleetView, apply_watch
+from weft.kernel.rpc import open_channel
+from weft_testing.fake_backend.process import fake_backend_command
+
+if TYPE_CHECKING:
+    from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
+
+POOL = "pool"
+ROUTERS = ("r1", "r2", "r3")
+AFTER_SECONDS = 15.0
+"""How long a round looks after the signal: longer than the session of a router."""
+QUIET_SECONDS = 3.0
+POLL_SECONDS = 0.05
+REQUEST_SECONDS = 60.0
+
+
+class Process:
+    """One `weft serve`, with a home and a configuration of its own."""
+
+    def __init__(self, folder: Path, service: str, configuration: object, *arguments: str) -> None:
+        folder.mkdir(parents=True)
+        config = folder / "weft.yaml"
+        config.write_text(json.dumps(configuration))
+        where = ["--home", str(folder / "home"), "--config", str(config)]
+        self._command = [sys.executable, "-m", "weft_app.cli.main", "serve", service, *where, *arguments]
+        self._process: subprocess.Popen[str] | None = None
+        self.address = ""
+
+    def start(self) -> None:
+        """Starts it, and returns once it serves."""
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True
+        )
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().split()[-1]
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends it a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def end(self) -> None:
+        """Kills it, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            self._process = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What a caller noticed of one loss."""
+
+    slowest: float
+    """The longest chat that was sent after the signal, in seconds."""
+    usual: float
+    """The median of those before it."""
+    failed: int
+    """Chats without an answer."""
+
+
+class Mesh:
+    """The processes of a mesh."""
+
+    def __init__(self, folder: Path, ends: ExitStack) -> None:
+        registry = f"unix:{folder}/registry/home/run/registry.sock"
+        addresses = {"addresses": {"registry": registry}}
+        engine = fake_backend_command(answer_tokens=2)
+        models = [{"name": "m", "pool": POOL, "path": __file__, "slots": 4}]
+        runner = {"runners": [{"name": "box", "command": engine, "models": models}], **addresses}
+        self.registry = Process(folder / "registry", "registry", {})
+        self.routers = {
+            name: Process(folder / name, "router", {"router": {"name": name}, **addresses}) for name in ROUTERS
+        }
+        self._runner = Process(folder / "runner", "runner", runner)
+        self.gateway = Process(folder / "gateway", "gateway", {"port": 0, **addresses})
+        for each in (self.registry, *self.routers.values(), self._runner, self.gateway):
+            ends.callback(each.end)
+            each.start()
+
+    async def view(self) -> FleetView:
+        """The registry's view of the mesh."""
+        async with open_channel(self.registry.address) as channel:
+            stub = cast("RegistryServiceAsyncStub", registry_service_pb2_grpc.RegistryServiceStub(channel))
+            call = stub.Watch(registry_service_pb2.WatchRequest())
+            response = await call.read()
+            call.cancel()
+            assert isinstance(response, registry_service_pb2.WatchResponse)
+            return apply_watch(FleetView(), response)
+
+    async def owner(self) -> Process:
+        """Returns the router that owns the pool, once all routers are registered."""
+        while len((view := await self.view()).routers) < len(ROUTERS):  # noqa: ASYNC110 - processes are asked
+            await asyncio.sleep(POLL_SECONDS)
+        found = owner_of(Domains(view).key_of(POOL), view.routers.values())
+        assert found is not None
+        return self.routers[found.name]
+
+    async def until_served(self, http: aiohttp.ClientSession) -> None:
+        """Returns once a chat has an answer."""
+        while not (await chat(http))[1]:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def lose(self, http: aiohttp.ClientSession, number: signal.Signals) -> Round:
+        """Ends the owner by a signal, looks what callers notice, and brings it back."""
+        owner = await self.owner()
+        before = [await chat(http) for _ in range(50)]
+        began = time.monotonic()
+        owner.send(number)
+        after = []
+        while time.monotonic() - began < AFTER_SECONDS:
+            after.append(await chat(http))
+        owner.end()
+        owner.start()
+        await self.owner()
+        await asyncio.sleep(QUIET_SECONDS)
+        return Round(
+            slowest=max(seconds for seconds, _ in after),
+            usual=median(seconds for seconds, _ in before),
+            failed=sum(not is_good for _, is_good in after),
+        )
+
+
+async def chat(http: aiohttp.ClientSession) -> tuple[float, bool]:
+    """Returns how long one chat took, and whether it had an answer."""
+    began = time.monotonic()
+    body = {"model": POOL, "messages": [{"role": "user", "content": "hi"}]}
+    try:
+        async with http.post("/v1/chat/completions", json=body) as response:
+            await response.read()
+            return time.monotonic() - began, response.status == 200
+    except aiohttp.ClientError:
+        return time.monotonic() - began, False
+
+
+async def measure(rounds: int) -> None:
+    """Measures, and prints a table."""
+    with ExitStack() as ends:
+        mesh = Mesh(Path(ends.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))), ends)
+        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+        async with aiohttp.ClientSession(mesh.gateway.address, timeout=timeout) as http:
+            await mesh.until_served(http)
+            print(f"{platform.machine()}, Python {platform.python_version()}, three routers, one caller")
+            print("| event | rounds | slowest chat after it, s | usual chat, s | failed |")
+            print("|---|---|---|---|---|")
+            for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP):
+                found = [await mesh.lose(http, number) for _ in range(rounds)]
+                print(f"| {number.name} | {rounds} | {_row(found)} |", flush=True)
+
+
+def _row(found: Sequence[Round]) -> str:
+    slowest = [each.slowest for each in found]
+    usual = median(each.usual for each in found)
+    return f"{median(slowest):.2f} (at most {max(slowest):.2f}) | {usual:.3f} | {sum(each.failed for each in found)}"
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    asyncio.run(measure(parser.parse_args().rounds))
+
+
+if __name__ == "__main__":
+    main()

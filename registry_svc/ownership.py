@@ -1,0 +1,284 @@
+"""Ownership of the database by this process: the heartbeats of an owner, and the wait of a standby for its turn."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import grpc
+from typing_extensions import override
+
+from registry_svc.store.database import RegistryDatabase, Transactions
+from registry_svc.store.postgres import TakenOverError
+from registry_svc.store.standby import OwnerWatch
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.health import WELL, HealthCheck, HealthLimits, Observation, down
+from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc_auth import Context, RpcGuard
+from weft.kernel.service import Service, start_critical, stop_tasks
+
+log = get_logger("weft.registry.ownership")
+
+MAX_BEAT_SECONDS = 1.0
+BEATS_PER_SILENCE = 5
+LEASE_SHARE = 0.8
+"""An owner that has a standby answers calls for this share of the silence that a standby puts up with. What is left is
+for a call that began at the very end."""
+RETRY_AFTER_SECONDS = 1.0
+FILES_CHECK_SECONDS = 60.0
+"""Time between two comparisons of a standby's files with the database."""
+
+
+class OwnerBeats:
+    """Writes the heartbeats of the owner of a database, and knows since when none was written."""
+
+    def __init__(
+        self, database: RegistryDatabase, clock: Clock, silence_seconds: float, on_return: Callable[[], None]
+    ) -> None:
+        """`silence_seconds`: how long a standby puts up with silence.
+
+        `on_return` is called once calls are answered again, after a time in which they were refused.
+        """
+        self._database = database
+        self._clock = clock
+        self._interval_seconds = min(MAX_BEAT_SECONDS, silence_seconds / BEATS_PER_SILENCE)
+        self._lease_seconds = LEASE_SHARE * silence_seconds
+        self._on_return = on_return
+        self._has_standby = False
+        self._is_lost = False
+        self._beaten_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no other registry can own the database by now.
+
+        Without a standby none can, and a registry whose database is away goes on with what it knows.
+        """
+        if self._is_lost:
+            return False
+        return not self._has_standby or self._clock.monotonic() - self._beaten_at < self._lease_seconds
+
+    async def until_current(self) -> None:
+        """Returns once no other registry can own the database; never, where another one has taken over."""
+        while not self.is_current:
+            await self._clock.sleep(self._interval_seconds)
+
+    async def start(self) -> None:
+        """Begin, once the database is owned. Does nothing for a database that has no standbys."""
+        if self._database.may_have_standby:
+            self._is_lost, self._beaten_at = False, self._clock.monotonic()
+            self._task = start_critical(self._run(), name="registry-owner")
+
+    async def stop(self) -> None:
+        """End. Safe to call twice, or when never started."""
+        if self._task is not None:
+            task, self._task = self._task, None
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        is_silent = False
+        while True:
+            # Before the statement: a standby counts from the time at which the database carries it out.
+            began, was_current = self._clock.monotonic(), self.is_current
+            try:
+                has_standby = await self._database.beat()
+            except TakenOverError:
+                self._is_lost = True
+                # Without the driver's errors, which led to it.
+                raise TakenOverError from None
+            except WeftError as error:
+                if not is_silent:
+                    log.warning("the heartbeat of the owner was not written", error=error.message)
+                is_silent = True
+            else:
+                self._note_written(began, has_standby=has_standby, was_current=was_current, was_silent=is_silent)
+                is_silent = False
+            await self._clock.sleep(self._interval_seconds)
+
+    def _note_written(self, began: float, *, has_standby: bool, was_current: bool, was_silent: bool) -> None:
+        if has_standby and not self._has_standby:
+            log.info("a standby waits for this registry's end")
+        # A standby that was there once may be there again, and the database may be away by then.
+        self._has_standby = self._has_standby or has_standby
+        if was_silent or not was_current:
+            log.warning("the heartbeat of the owner is written again", seconds=round(began - self._beaten_at, 1))
+        self._beaten_at = began
+        if not was_current:
+            self._on_return()
+
+
+class OwnedService(Service, Protocol):
+    """The service that the owner of the database runs alone."""
+
+    @property
+    def beats(self) -> OwnerBeats:
+        """Its heartbeats."""
+        ...
+
+    def health_checks(self, limits: HealthLimits) -> Sequence[HealthCheck]:
+        """Returns the checks of an owner."""
+        ...
+
+    async def require_files(self, transactions: Transactions) -> None:
+        """Raise INVALID_ARGUMENT when files of this machine do not fit what is in the database."""
+        ...
+
+
+class PairedRegistry(Service):
+    """A registry of which several processes have one database: it starts as the owner, or waits as a standby."""
+
+    def __init__(
+        self, registry: OwnedService, watch: OwnerWatch | None, clock: Clock, *, names_owner: bool = True
+    ) -> None:
+        """`watch`: None for a database of one machine, where a second registry fails to start.
+
+        `names_owner`: whether callers may learn the owner's address, although no standby can check their keys.
+        """
+        self._registry = registry
+        self._watch = watch
+        self._clock = clock
+        self._names_owner = names_owner
+        self._waiting: list[asyncio.Task[None]] = []
+        self._unfit = ""
+        """Why this standby cannot take over; empty: it can."""
+        self._is_owner = False
+        self._on_change: Callable[[], Awaitable[None]] | None = None
+
+    @property
+    @override
+    def service_names(self) -> Sequence[str]:
+        return self._registry.service_names
+
+    @override
+    def register(self, server: grpc.aio.Server) -> None:
+        self._registry.register(server)
+
+    def on_takeover(self, notice: Callable[[], Awaitable[None]]) -> None:
+        """Have `notice` called when this standby has become the owner."""
+        self._on_change = notice
+
+    @override
+    async def start(self) -> None:
+        """Starts as the owner, or begins to wait; raises ALREADY_EXISTS where waiting is not possible."""
+        try:
+            await self._registry.start()
+        except WeftError as error:
+            if error.reason is not Reason.ALREADY_EXISTS or self._watch is None:
+                raise
+            await self._require_files(self._watch)
+            log.info("another registry owns the database: this one is its standby")
+            works = {"registry-standby": self._wait(self._watch), "registry-standby-files": self._check(self._watch)}
+            self._waiting = [start_critical(work, name=name) for name, work in works.items()]
+        else:
+            self._is_owner = True
+
+    @override
+    async def stop(self, grace_seconds: float) -> None:
+        waiting, self._waiting = self._waiting, []
+        await stop_tasks(each for each in waiting if not each.done())
+        await self._registry.stop(grace_seconds)
+
+    def require_owner(self) -> None:
+        """Raises REGISTRY_STANDBY, which names the owner as far as it is known, where another registry may own it."""
+        if self._is_owner and self._registry.beats.is_current:
+            return
+        address = self._owner_address if self._names_owner else ""
+        raise WeftError(
+            Reason.REGISTRY_STANDBY,
+            f"this registry is a standby; the owner of the database serves{f' at {address}' if address else ''}",
+            metadata={"address": address} if address else {},
+            retry_after_seconds=RETRY_AFTER_SECONDS,
+        )
+
+    def health_checks(self, limits: HealthLimits) -> Sequence[HealthCheck]:
+        """Returns the check of its ownership, and those of an owner, which a standby has no part in."""
+        owner = HealthCheck(name="owner", look=self._look, services=tuple(self.service_names))
+        return (owner, *(replace(each, look=self._owners(each.look)) for each in self._registry.health_checks(limits)))
+
+    def _owners(self, look: Callable[[], Awaitable[Observation]]) -> Callable[[], Awaitable[Observation]]:
+        async def owners_look() -> Observation:
+            return await look() if self._is_owner else await self._look()
+
+        return owners_look
+
+    async def _look(self) -> Observation:
+        if not self._is_owner and self._unfit:
+            return down("standby_unfit", f"this standby cannot take over: {self._unfit}")
+        if not self._is_owner:
+            where = f" at {self._owner_address}" if self._owner_address else ""
+            return down("standby", f"the registry{where} owns the database; this one waits for its end")
+        if not self._registry.beats.is_current:
+            return down("not_owner", "its heartbeat is not written, so another registry may own the database")
+        return WELL
+
+    @property
+    def _owner_address(self) -> str:
+        return "" if self._watch is None else self._watch.owner_address
+
+    async def _require_files(self, watch: OwnerWatch) -> None:
+        try:
+            await self._registry.require_files(watch.reads)
+        except WeftError as error:
+            # A database that is away, or of another version, says nothing about files.
+            if error.reason is not Reason.SERVICE_UNAVAILABLE:
+                raise WeftError(
+                    error.reason,
+                    f"this standby could not take over, copy the file from the owner's machine: {error.message}",
+                    metadata=error.metadata,
+                ) from None
+
+    async def _check(self, watch: OwnerWatch) -> None:
+        """Checks again and again what keys and secrets were made with: the first of them may be younger than this."""
+        while not self._is_owner:
+            await self._clock.sleep(FILES_CHECK_SECONDS)
+            try:
+                await self._require_files(watch)
+            except WeftError as error:
+                if error.message != self._unfit:
+                    log.error("this standby cannot take over", why=error.message)  # noqa: TRY400 - no failure of ours
+                self._unfit = error.message
+            else:
+                self._unfit = ""
+
+    async def _wait(self, watch: OwnerWatch) -> None:
+        while not self._is_owner:
+            await watch.until_free()
+            try:
+                await self._registry.start()
+            except WeftError as error:
+                # Another standby was quicker, the owner has connected again, or the database is away.
+                if error.reason not in {Reason.ALREADY_EXISTS, Reason.SERVICE_UNAVAILABLE}:
+                    raise
+                log.info("the standby goes on waiting", why=error.message)
+                await self._clock.sleep(RETRY_AFTER_SECONDS)
+            else:
+                self._is_owner = True
+        log.warning("this registry has taken over the database", former=watch.owner_address)
+        if self._on_change is not None:
+            await self._on_change()
+
+
+class OwnershipGuard(RpcGuard):
+    """Refuses the calls of a registry's services while another registry may own the database."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._registry: PairedRegistry | None = None
+        self._services: frozenset[str] = frozenset()
+
+    def use(self, registry: PairedRegistry) -> None:
+        """Guards the services of `registry`; before that, none."""
+        self._registry, self._services = registry, frozenset(registry.service_names)
+
+    @override
+    def is_open(self, method: str) -> bool:
+        return method.removeprefix("/").partition("/")[0] not in self._services
+
+    @override
+    def check(self, method: str, context: Context) -> None:
+        if self._registry is not None:
+            self._registry.require_owner()

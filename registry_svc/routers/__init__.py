@@ -1,0 +1,1 @@
+"""The routers of the mesh and their sessions."""

@@ -1,0 +1,159 @@
+"""Sessions of routers: who is registered, who was heard when, and the end of those that are silent."""
+
+import asyncio
+from collections.abc import Iterable
+
+from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.policy.limits import require_room
+from registry_svc.routers.router_store import RouterStore
+from weft.api.registry.v1 import router_session_service_pb2 as pb
+from weft.api.registry.v1.registry_service_pb2 import Change
+from weft.api.registry.v1.router_pb2 import Router
+from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
+from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.timestamps import stamp_of
+
+log = get_logger("weft.registry")
+
+FROZEN_AFTER_INTERVALS = 3
+"""A round that comes more than this many intervals late means that the registry itself was frozen."""
+
+
+class RouterSessions:
+    """Registers routers, takes their beats, and deletes those that have been silent for the lifetime of a session.
+
+    Sessions outlive a restart of the registry, and begin a new lifetime with it. What is known is the core's `routers`.
+    """
+
+    def __init__(self, core: RegistryCore, store: RouterStore) -> None:
+        self._core = core
+        self._store = store
+        self._clock = core.clock
+        self._lifetime_seconds = core.config.router_session_seconds
+        self._interval_seconds = core.config.router_beat_interval_seconds
+        self._heard: dict[str, float] = {}
+        """When each router was last heard, monotonic."""
+        self._has_routers = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Reads the routers back. Raises SERVICE_UNAVAILABLE when the database fails."""
+        self._core.routers = {router.name: router for router in await self._store.load()}
+        self._hear_all()
+        self._task = start_critical(self._run(), name="registry-routers")
+
+    async def stop(self) -> None:
+        """Ends the sessions' loop; the routers stay known. Safe to call twice, or when never started."""
+        if self._task is not None:
+            task, self._task = self._task, None
+            await stop_tasks([task])
+        self._core.routers = {}
+
+    async def register(self, request: pb.RegisterRouterRequest) -> None:
+        """Make a router known by a valid request.
+
+        Raises ALREADY_EXISTS for the name of a router at another address, TOO_MANY_RESOURCES and SERVICE_UNAVAILABLE.
+        """
+        await self._core.write(lambda: self._register(request))
+
+    async def beat(self, request: pb.BeatRouterRequest) -> None:
+        """Note a sign of life; raises SESSION_UNKNOWN."""
+        self._core.require_open()
+        known = self._core.routers.get(request.name)
+        if known is None or known.incarnation != request.incarnation:
+            raise WeftError(Reason.SESSION_UNKNOWN, f"no such router is registered: {request.name}; register it again")
+        self._heard[request.name] = self._clock.monotonic()
+        if known.draining != request.draining:
+            changed = Router()
+            changed.CopyFrom(known)
+            changed.draining = request.draining
+            self._keep(changed)
+
+    async def unregister(self, name: str, incarnation: str) -> None:
+        """Delete a router at once; an unknown one is ignored, and an earlier incarnation."""
+
+        async def leave() -> None:
+            known = self._core.routers.get(name)
+            if known is not None and known.incarnation == incarnation:
+                await self._delete([name])
+                log.info("router left", router=name)
+
+        await self._core.write(leave)
+
+    async def sweep(self) -> None:
+        """Delete the routers that are silent."""
+        now = self._clock.monotonic()
+        silent = [name for name, heard in self._heard.items() if now - heard >= self._lifetime_seconds]
+        if silent:
+            await self._delete(silent)
+            log.warning("routers are silent", routers=", ".join(sorted(silent)))
+
+    async def _register(self, request: pb.RegisterRouterRequest) -> None:
+        known = self._core.routers.get(request.name)
+        if known is not None and known.address != request.address:
+            raise WeftError(
+                Reason.ALREADY_EXISTS,
+                f"the name {request.name} belongs to the router at {known.address}; "
+                "give this one another (router.name), or wait until that one's session has ended",
+                metadata={"field": "name"},
+            )
+        require_room("routers", len(self._core.routers), int(known is None), self._core.config.max_routers)
+        router = Router(
+            name=request.name,
+            incarnation=request.incarnation,
+            address=request.address,
+            version=request.version,
+            register_time=stamp_of(self._clock.utc_now()),
+        )
+        await self._store.save(router)
+        self._heard[router.name] = self._clock.monotonic()
+        self._keep(router)
+        self._has_routers.set()
+        log.info("router registered", router=router.name, address=router.address)
+
+    def _keep(self, router: Router) -> None:
+        self._core.routers[router.name] = router
+        self._core.publish([Change(router=router)])
+
+    async def _delete(self, names: Iterable[str]) -> None:
+        gone = sorted(names)
+        await self._store.delete(gone)
+        for name in gone:
+            self._heard.pop(name, None)
+            self._core.routers.pop(name, None)
+        self._core.publish([Change(deleted_router=name) for name in gone])
+
+    def extend_grace(self) -> None:
+        """Count every router as heard now: none could be while the registry refused their calls."""
+        self._hear_all()
+
+    def _hear_all(self) -> None:
+        now = self._clock.monotonic()
+        self._heard = dict.fromkeys(self._core.routers, now)
+        if self._heard:
+            self._has_routers.set()
+
+    async def _run(self) -> None:
+        while True:
+            # A mesh without routers of their own, as one of `weft up` alone, has nothing to wake up for.
+            self._has_routers.clear()
+            if not self._core.routers:
+                await self._has_routers.wait()
+            slept_at = self._clock.monotonic()
+            await self._clock.sleep(self._interval_seconds)
+            if self._clock.monotonic() - slept_at > FROZEN_AFTER_INTERVALS * self._interval_seconds:
+                log.warning("registry was away", seconds=round(self._clock.monotonic() - slept_at, 1))
+                self._hear_all()
+                continue
+            await self._safely_swept()
+
+    async def _safely_swept(self) -> None:
+        # The next round repeats what this one could not do; if the loop ended, no round would.
+        try:
+            await self._core.writer.run(self.sweep)
+        except WeftError as error:
+            log.error("sweep failed", reason=error.reason.name)  # noqa: TRY400 - the store has logged the cause
+        except Exception:
+            log.exception("sweep failed unexpectedly")

@@ -1,0 +1,73 @@
+"""The store of routers: its port, and its implementation on SQL."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from sqlalchemy import insert, select
+from typing_extensions import override
+
+from registry_svc.store.database import Transactions, delete_rows
+from registry_svc.store.schema import routers
+from weft.api.registry.v1.router_pb2 import Router
+from weft.kernel.timestamps import datetime_of, stamp_of
+
+
+class RouterStore(Protocol):
+    """Store of the routers with a session.
+
+    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
+    database fails; then nothing was written, unless the acknowledgement of the commit was lost.
+    """
+
+    async def load(self) -> Sequence[Router]:
+        """Returns all routers by name. None of them drains: that lasts for seconds."""
+        ...
+
+    async def save(self, router: Router) -> None:
+        """Stores a router; one of the same name is replaced."""
+        ...
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Deletes these; unknown names are ignored."""
+        ...
+
+
+class SqlRouterStore(RouterStore):
+    """See RouterStore."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    @override
+    async def load(self) -> Sequence[Router]:
+        async with self._transactions.transaction() as connection:
+            rows = (await connection.execute(select(routers))).all()
+        found = (
+            Router(
+                name=row.name,
+                incarnation=row.incarnation,
+                address=row.address,
+                version=row.version,
+                register_time=stamp_of(row.registered_at),
+            )
+            for row in rows
+        )
+        return sorted(found, key=lambda router: router.name)
+
+    @override
+    async def save(self, router: Router) -> None:
+        row = {
+            "name": router.name,
+            "incarnation": router.incarnation,
+            "address": router.address,
+            "version": router.version,
+            "registered_at": datetime_of(router.register_time),
+        }
+        async with self._transactions.transaction() as connection:
+            await delete_rows(connection, routers.c.name, [router.name])
+            await connection.execute(insert(routers), [row])
+
+    @override
+    async def delete(self, names: Sequence[str]) -> None:
+        async with self._transactions.transaction() as connection:
+            await delete_rows(connection, routers.c.name, names)

@@ -1,0 +1,114 @@
+"""This router's session with the registry: it registers, beats while it serves, and says good-bye."""
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, cast
+
+import grpc
+
+from weft import __version__
+from weft.api.registry.v1 import router_session_service_pb2 as pb
+from weft.api.registry.v1 import router_session_service_pb2_grpc
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
+from weft.kernel.names import MAX_NAME_CHARS, new_id
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call
+from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.timestamps import seconds_of
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from weft.api.registry.v1.router_session_service_pb2_grpc import RouterSessionServiceAsyncStub
+
+log = get_logger("weft.router")
+
+CALL_TIMEOUT_SECONDS = 2.0
+LEAVE_TIMEOUT_SECONDS = 1.0
+FIRST_RETRY_SECONDS = 0.25
+MAX_RETRY_SECONDS = 2.0
+DIGEST_CHARS = 6
+
+
+def default_router_name(host: str, address: str) -> str:
+    """Returns the name of a router that has none in its settings: the same one after a restart at the same address."""
+    plain = re.sub(r"[^a-z0-9-]+", "-", host.partition(".")[0].lower()).strip("-") or "host"
+    digest = hashlib.blake2b(address.encode()).hexdigest()[:DIGEST_CHARS]
+    return f"router-{plain[: MAX_NAME_CHARS // 2]}-{digest}"
+
+
+class RouterAnnouncement:
+    """Keeps one router registered, and registers it again with a registry that does not know it."""
+
+    def __init__(self, name: str, address: str, clock: Clock) -> None:
+        """`address`: where gateways and other routers reach it."""
+        self._name = name
+        self._address = address
+        self._incarnation = new_id("inc")
+        self._clock = clock
+        self._stub: RouterSessionServiceAsyncStub | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._refused = ""
+        """Why the last registration was refused, so that it is logged once."""
+
+    def start(self, registry: grpc.aio.Channel) -> None:
+        """Begin. Returns at once; it is registered as soon as the registry answers."""
+        self._stub = cast(
+            "RouterSessionServiceAsyncStub", router_session_service_pb2_grpc.RouterSessionServiceStub(registry)
+        )
+        self._task = start_critical(self._keep(), name="router-announcement")
+
+    async def stop(self) -> None:
+        """Say good-bye: the other routers own its part from now on. Safe to call twice, or when never started."""
+        if self._task is None or self._stub is None:
+            return
+        task, self._task = self._task, None
+        await stop_tasks([task])
+        request = pb.UnregisterRouterRequest(name=self._name, incarnation=self._incarnation)
+        try:
+            await self._stub.UnregisterRouter(request, timeout=LEAVE_TIMEOUT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            # Its session ends by itself.
+            log.info("router could not leave", router=self._name, why=error.details())
+
+    async def _keep(self) -> None:
+        pause = FIRST_RETRY_SECONDS
+        interval: float | None = None
+        while True:
+            try:
+                if interval is None:
+                    interval = await self._register()
+                else:
+                    await self._beat()
+            except grpc.aio.AioRpcError as failure:
+                error = error_from_call(failure, Reason.SERVICE_UNAVAILABLE)
+                if error.reason is Reason.SESSION_UNKNOWN:
+                    interval = None
+                    continue
+                self._note_refusal(error)
+                await self._clock.sleep(pause)
+                pause = min(pause * 2, MAX_RETRY_SECONDS)
+                continue
+            self._refused, pause = "", FIRST_RETRY_SECONDS
+            await self._clock.sleep(interval)
+
+    async def _register(self) -> float:
+        assert self._stub is not None, "started"
+        request = pb.RegisterRouterRequest(
+            name=self._name, incarnation=self._incarnation, address=self._address, version=__version__
+        )
+        answer = await self._stub.RegisterRouter(request, timeout=CALL_TIMEOUT_SECONDS)
+        log.info("registered", router=self._name, address=self._address)
+        return seconds_of(answer.beat_interval)
+
+    async def _beat(self) -> None:
+        assert self._stub is not None, "started"
+        request = pb.BeatRouterRequest(name=self._name, incarnation=self._incarnation)
+        await self._stub.BeatRouter(request, timeout=CALL_TIMEOUT_SECONDS)
+
+    def _note_refusal(self, error: WeftError) -> None:
+        if error.reason is not Reason.SERVICE_UNAVAILABLE and error.message != self._refused:
+            self._refused = error.message
+            log.warning("router not registered", router=self._name, reason=error.reason.name, why=error.message)

@@ -1,0 +1,86 @@
+"""`weft health`: what it asks, and its exit codes."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from typer.testing import CliRunner, Result
+
+from weft_app.cli.main import app
+from weft_app.cli.options import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_OK
+from weft_app.compose.home import WeftHome
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def _weft(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, ["health", *(str(word) for word in words)])
+
+
+@contextmanager
+def _served(home: Path, file: str, *, ready: bool, live: bool = True) -> Iterator[None]:
+    """A process with this health, whose address is in a file of the home."""
+    folder = WeftHome(home)
+    folder.create()
+    servicer = health.HealthServicer()
+    servicer.set("readiness", SERVING if ready else NOT_SERVING)
+    servicer.set("liveness", SERVING if live else NOT_SERVING)
+    server = grpc.server(ThreadPoolExecutor(1))
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    folder.address_file(file).write_text(f"127.0.0.1:{port}")
+    try:
+        yield
+    finally:
+        server.stop(0).wait()
+
+
+def test_a_process_that_is_ready_is_well(tmp_path: Path) -> None:
+    with _served(tmp_path, "registry", ready=True):
+        done = _weft("--home", tmp_path)
+    assert done.exit_code == EXIT_OK
+    assert done.stdout.splitlines()[1].split() == ["registry", "ready"]
+
+
+def test_one_of_several_that_is_not_ready_fails_the_probe(tmp_path: Path) -> None:
+    with _served(tmp_path, "registry", ready=True), _served(tmp_path, "runner-box", ready=False):
+        done = _weft("--home", tmp_path, "-o", "json")
+    assert done.exit_code == EXIT_FAILED
+    assert json.loads(done.stdout)["items"] == [
+        {"process": "registry", "health": "ready"},
+        {"process": "runner/box", "health": "not ready"},
+    ]
+
+
+def test_a_process_that_is_not_ready_is_live(tmp_path: Path) -> None:
+    with _served(tmp_path, "runner", ready=False):
+        assert _weft("--home", tmp_path).exit_code == EXIT_FAILED
+        assert _weft("--home", tmp_path, "--live").exit_code == EXIT_OK
+    with _served(tmp_path, "runner", ready=True, live=False):
+        assert _weft("--home", tmp_path, "--live").exit_code == EXIT_FAILED
+
+
+def test_a_process_that_was_killed_does_not_answer(tmp_path: Path) -> None:
+    with _served(tmp_path, "router", ready=True):
+        pass
+    done = _weft("--home", tmp_path)
+    assert done.exit_code == EXIT_FAILED
+    assert done.stdout.splitlines()[1].split() == ["router", "no", "answer"]
+
+
+def test_a_mesh_that_starts_is_not_ready(tmp_path: Path) -> None:
+    folder = WeftHome(tmp_path)
+    folder.create()
+    with folder.claim():
+        assert _weft("--home", tmp_path).exit_code == EXIT_FAILED
+
+
+def test_a_home_without_a_process_is_told_from_one_that_fails(tmp_path: Path) -> None:
+    done = _weft("--home", tmp_path)
+    assert done.exit_code == EXIT_NOT_FOUND
+    assert "no process of weft runs on this home" in done.stderr

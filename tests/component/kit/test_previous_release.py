@@ -1,0 +1,33 @@
+"""The previous release for tests: from the repository's history, or from a wheel that is named."""
+
+import zipfile
+from pathlib import Path
+
+import pytest
+from kit import previous_release
+from kit.previous_release import WHEEL_VARIABLE, install_previous_release, recorded_commit
+
+
+def test_the_recorded_commit_is_a_whole_name() -> None:
+    assert len(recorded_commit()) == 40
+    assert set(recorded_commit()) <= set("0123456789abcdef")
+
+
+def test_a_wheel_that_is_named_is_installed_before_all_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = tmp_path / "weft-0.0.9-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("weft/__init__.py", '__version__ = "0.0.9"\n')
+    monkeypatch.setenv(WHEEL_VARIABLE, str(wheel))
+    installed = install_previous_release(tmp_path)
+    assert installed.evaluate("import weft", "weft.__version__") == "0.0.9"
+    assert installed.evaluate("import importlib.util", "importlib.util.find_spec('registry_svc')") == "None"
+    assert installed.evaluate("import grpc", "bool(grpc.__version__)") == "True"
+
+
+def test_without_its_commit_the_tests_are_skipped_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(WHEEL_VARIABLE, raising=False)
+    monkeypatch.setattr(previous_release, "recorded_commit", lambda: "0" * 40)
+    with pytest.raises(pytest.skip.Exception, match=f"0{{12}}, is not here.*{WHEEL_VARIABLE}"):
+        install_previous_release(tmp_path)

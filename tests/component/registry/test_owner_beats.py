@@ -1,0 +1,260 @@
+"""The heartbeats of an owner, and the calls that it refuses once it may have been replaced."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from registry_svc.ownership import FILES_CHECK_SECONDS, LEASE_SHARE, OwnerBeats, PairedRegistry
+from registry_svc.store.postgres import TakenOverError
+from weft.kernel.errors import WeftError
+from weft.kernel.health import HealthLimits, HealthState
+from weft.kernel.reasons import Reason
+from weft.kernel.service import CRITICAL_TASK
+from weft_testing.fake_clock import FakeClock, let_all_run
+
+if TYPE_CHECKING:
+    from registry_svc.store.standby import OwnerWatch
+
+SILENCE = 10.0
+LEASE = LEASE_SHARE * SILENCE
+
+
+class BeatenDatabase:
+    """A database that takes heartbeats, or fails."""
+
+    may_have_standby = True
+
+    def __init__(self) -> None:
+        self.beats = 0
+        self.has_standby = False
+        self.error: WeftError | None = None
+
+    async def beat(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        self.beats += 1
+        return self.has_standby
+
+
+class BareRegistry:
+    """What an owner runs, without a registry in it."""
+
+    service_names = ("weft.api.registry.v1.RegistryService",)
+
+    def __init__(self, beats: OwnerBeats) -> None:
+        self.beats = beats
+        self.owned_elsewhere = False
+        self.unfit: WeftError | None = None
+        self.starts = 0
+
+    def health_checks(self, limits: HealthLimits) -> tuple[()]:
+        del limits
+        return ()
+
+    async def require_files(self, transactions: object) -> None:
+        del transactions
+        if self.unfit is not None:
+            raise self.unfit
+
+    async def start(self) -> None:
+        if self.owned_elsewhere:
+            raise WeftError(Reason.ALREADY_EXISTS, "another registry runs on this database")
+        self.starts += 1
+        await self.beats.start()
+
+    async def stop(self, grace_seconds: float) -> None:
+        del grace_seconds
+        await self.beats.stop()
+
+
+class Turn:
+    """A watch whose owner ends when a test says so."""
+
+    owner_address = "127.0.0.1:7070"
+    reads = None
+
+    def __init__(self) -> None:
+        self.free = asyncio.Event()
+
+    async def until_free(self) -> None:
+        await self.free.wait()
+        self.free.clear()
+
+
+class Stage:
+    """Heartbeats on a fake clock."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.database = BeatenDatabase()
+        self.returns = 0
+        self.beats = OwnerBeats(cast("Any", self.database), self.clock, SILENCE, self._note_return)
+
+    def _note_return(self) -> None:
+        self.returns += 1
+
+    async def pass_seconds(self, seconds: float) -> None:
+        for _ in range(round(seconds)):
+            await self.clock.advance(1.0)
+            await let_all_run()
+
+
+@asynccontextmanager
+async def beating() -> AsyncIterator[Stage]:
+    stage = Stage()
+    await stage.beats.start()
+    await let_all_run()
+    try:
+        yield stage
+    finally:
+        await stage.beats.stop()
+
+
+async def test_an_owner_writes_a_heartbeat_each_second() -> None:
+    async with beating() as stage:
+        before = stage.database.beats
+        await stage.pass_seconds(10)
+        assert stage.database.beats == before + 10
+
+
+async def test_without_a_standby_an_owner_goes_on_while_its_database_is_away() -> None:
+    async with beating() as stage:
+        stage.database.error = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
+        await stage.pass_seconds(60)
+        assert stage.beats.is_current
+
+
+async def test_with_a_standby_an_owner_refuses_before_its_silence_is_over_and_returns_with_grace() -> None:
+    async with beating() as stage:
+        stage.database.has_standby = True
+        await stage.pass_seconds(1)
+        stage.database.error = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
+        await stage.pass_seconds(LEASE - 1)
+        states = [stage.beats.is_current]
+        await stage.pass_seconds(1)
+        states.append(stage.beats.is_current)
+        assert stage.returns == 0
+        stage.database.error = None
+        await stage.pass_seconds(1)
+        assert [*states, stage.beats.is_current] == [True, False, True]
+        assert stage.returns == 1
+
+
+async def test_what_an_owner_wants_of_runners_waits_while_another_registry_may_want_it_too() -> None:
+    async with beating() as stage:
+        stage.database.has_standby = True
+        await stage.pass_seconds(1)
+        await asyncio.wait_for(stage.beats.until_current(), 1.0)
+        stage.database.error = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
+        await stage.pass_seconds(LEASE)
+        command = asyncio.create_task(stage.beats.until_current())
+        await stage.pass_seconds(30)
+        assert not command.done()
+        stage.database.error = None
+        await stage.pass_seconds(2)
+        assert command.done()
+
+
+async def test_a_short_silence_extends_no_grace() -> None:
+    async with beating() as stage:
+        stage.database.has_standby = True
+        await stage.pass_seconds(1)
+        stage.database.error = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
+        await stage.pass_seconds(3)
+        stage.database.error = None
+        await stage.pass_seconds(1)
+        assert stage.returns == 0
+
+
+async def test_an_owner_that_was_replaced_answers_nothing_and_ends_its_process() -> None:
+    deaths = list[str]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: deaths.append(context[CRITICAL_TASK]))
+    async with beating() as stage:
+        stage.database.error = TakenOverError()
+        await stage.pass_seconds(1)
+        assert not stage.beats.is_current
+        assert deaths == ["registry-owner"]
+
+
+async def test_a_standby_refuses_with_the_owners_address_until_it_has_taken_over() -> None:
+    stage = Stage()
+    registry, turn, told = BareRegistry(stage.beats), Turn(), list[str]()
+    registry.owned_elsewhere = True
+    paired = PairedRegistry(cast("Any", registry), cast("OwnerWatch", turn), stage.clock)
+
+    async def note() -> None:
+        told.append("owner")
+
+    paired.on_takeover(note)
+    await paired.start()
+    (check,) = paired.health_checks(HealthLimits())
+    with pytest.raises(WeftError) as refused:
+        paired.require_owner()
+    assert refused.value.reason is Reason.REGISTRY_STANDBY
+    assert refused.value.metadata == {"address": "127.0.0.1:7070"}
+    assert (await check.look()).state is HealthState.DOWN
+    # The lock was free, and another one was quicker.
+    turn.free.set()
+    await stage.pass_seconds(2)
+    assert registry.starts == 0
+    registry.owned_elsewhere = False
+    turn.free.set()
+    await let_all_run()
+    paired.require_owner()
+    assert (await check.look()).state is HealthState.OK
+    assert (registry.starts, told) == (1, ["owner"])
+    await paired.stop(0.0)
+
+
+async def test_a_standby_whose_callers_are_not_known_names_no_address() -> None:
+    stage = Stage()
+    registry = BareRegistry(stage.beats)
+    registry.owned_elsewhere = True
+    paired = PairedRegistry(cast("Any", registry), cast("OwnerWatch", Turn()), stage.clock, names_owner=False)
+    await paired.start()
+    with pytest.raises(WeftError) as refused:
+        paired.require_owner()
+    assert refused.value.metadata == {}
+    assert "7070" not in refused.value.message
+    await paired.stop(0.0)
+
+
+async def test_a_standby_without_the_owners_files_does_not_start() -> None:
+    stage = Stage()
+    registry = BareRegistry(stage.beats)
+    registry.owned_elsewhere = True
+    registry.unfit = WeftError(Reason.INVALID_ARGUMENT, "another pepper")
+    with pytest.raises(WeftError, match="copy the file from the owner's machine: another pepper") as refused:
+        await PairedRegistry(cast("Any", registry), cast("OwnerWatch", Turn()), stage.clock).start()
+    assert refused.value.reason is Reason.INVALID_ARGUMENT
+
+
+async def test_a_standby_says_when_the_first_key_was_made_with_another_pepper_than_its_own() -> None:
+    stage = Stage()
+    registry = BareRegistry(stage.beats)
+    registry.owned_elsewhere = True
+    # The database is away: nothing is known of its keys.
+    registry.unfit = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
+    paired = PairedRegistry(cast("Any", registry), cast("OwnerWatch", Turn()), stage.clock)
+    await paired.start()
+    await let_all_run()
+    (check,) = paired.health_checks(HealthLimits())
+    reasons = [(await check.look()).reason]
+    for unfit in (WeftError(Reason.INVALID_ARGUMENT, "another pepper"), None):
+        registry.unfit = unfit
+        await stage.pass_seconds(FILES_CHECK_SECONDS)
+        reasons.append((await check.look()).reason)
+    assert reasons == ["standby", "standby_unfit", "standby"]
+    await paired.stop(0.0)
+
+
+async def test_on_a_database_without_standbys_a_second_registry_fails_to_start() -> None:
+    stage = Stage()
+    registry = BareRegistry(stage.beats)
+    registry.owned_elsewhere = True
+    with pytest.raises(WeftError) as refused:
+        await PairedRegistry(cast("Any", registry), None, stage.clock).start()
+    assert refused.value.reason is Reason.ALREADY_EXISTS

@@ -1,0 +1,155 @@
+"""Tenants that operators declare: the router takes them from the registry's watch while requests wait and run."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from test_request_log_of_loop import SlowWaker, asked, one_slot
+
+from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer
+from router_svc.placement import LocalPlacement
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.settings import RateLimitConfig, Settings, TenantSettings
+from router_svc.request_servicer import LocalRequests
+from weft.api.registry.v1.tenant_pb2 import REMOTE_PERMISSION_ALWAYS, Tenant, TenantLimit, TenantManifest
+from weft.api.runner.v1.ticket_pb2 import TicketClaims
+from weft.dispatch.fleet import FleetView
+from weft.dispatch.placement import Grant, WaitingInQueue
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.units import Rate
+
+
+class Router:
+    def __init__(self, loop: SchedulingLoop, records: RouterRecords, view: FleetView) -> None:
+        self.loop = loop
+        self.view = view
+        self.placement = LocalPlacement(loop)
+        self.requests = LocalRequests(records.requests, records.clients, SystemClock(), loop)
+
+    def declare(self, *manifests: TenantManifest, source: "Tenant.Source.ValueType" = Tenant.SOURCE_DECLARED) -> None:
+        """What the next view has: these tenants, and no others."""
+        tenants = {each.name: Tenant(manifest=each, source=source) for each in manifests}
+        self.view = replace(self.view, revision=self.view.revision + 1, tenants=tenants)
+        self.loop.update_view(self.view)
+
+
+@asynccontextmanager
+async def router(
+    slots: int = 8, rates: RateLimitConfig | None = None, settings: Settings | None = None
+) -> AsyncIterator[Router]:
+    clock = SystemClock()
+    records = RouterRecords.empty(clock, rate_limits=rates)
+    deps = LoopDeps(waker=SlowWaker(), tickets=TicketIssuer(clock, lifetime_seconds=30.0), records=records)
+    loop = SchedulingLoop(SchedulerLimits(), settings or Settings(), clock, deps)
+    view = one_slot()
+    instance = view.runners["titan"].instances["qwen"]
+    more = type(instance)()
+    more.CopyFrom(instance)
+    more.slots_total = slots
+    view = replace(view, runners={"titan": replace(view.runners["titan"], instances={"qwen": more})})
+    mesh = Router(loop, records, view)
+    loop.update_view(view)
+    try:
+        yield mesh
+    finally:
+        loop.close()
+
+
+def minutely(requests: int) -> TenantLimit:
+    return TenantLimit(window=TenantLimit.WINDOW_MINUTE, requests=requests)
+
+
+async def test_a_limit_holds_from_its_declaration_on_and_no_longer_than_that() -> None:
+    async with router() as mesh:
+        for name in ("r-1", "r-2"):
+            async with mesh.placement.place(asked(name)) as place:
+                assert isinstance(await place.next_decision(), Grant)
+        mesh.declare(TenantManifest(name="a", limits=[minutely(1)]))
+        async with mesh.placement.place(asked("r-3")) as place:
+            await place.next_decision()
+        async with mesh.placement.place(asked("r-4")) as place:
+            with pytest.raises(WeftError) as caught:
+                await place.next_decision()
+        assert caught.value.reason is Reason.RATE_LIMIT_EXCEEDED
+        mesh.declare(TenantManifest(name="a", limits=[minutely(2)]))
+        async with mesh.placement.place(asked("r-5")) as place:
+            assert isinstance(await place.next_decision(), Grant), "one more than before"
+        mesh.declare()
+        async with mesh.placement.place(asked("r-6")) as place:
+            assert isinstance(await place.next_decision(), Grant)
+
+
+async def test_requests_that_wait_and_run_are_not_disturbed_by_a_change_of_their_tenant() -> None:
+    async with router(slots=1) as mesh:
+        first, second = mesh.placement.place(asked("r-1")), mesh.placement.place(asked("r-2"))
+        async with first, second:
+            assert isinstance(await first.next_decision(), Grant)
+            assert isinstance(await second.next_decision(), WaitingInQueue)
+            mesh.declare(TenantManifest(name="a", weight=5, limits=[minutely(1)]))
+            mesh.declare(TenantManifest(name="a", weight=0.5, limits=[minutely(3)]))
+            record = await mesh.requests.request("r-2")
+            assert record.queued.position == 1
+            await first.report_finished(Reason.UNSPECIFIED)
+            while not isinstance(decision := await second.next_decision(), Grant):
+                assert isinstance(decision, WaitingInQueue)
+            await second.report_finished(Reason.UNSPECIFIED)
+
+
+async def test_a_tenant_that_may_run_more_gets_the_free_slots_at_once() -> None:
+    settings = Settings(tenants={"a": TenantSettings(max_in_flight=1)})
+    async with router(slots=2, settings=settings) as mesh:
+        first, second = mesh.placement.place(asked("r-1")), mesh.placement.place(asked("r-2"))
+        async with first, second:
+            assert isinstance(await first.next_decision(), Grant)
+            assert isinstance(await second.next_decision(), WaitingInQueue)
+            mesh.declare(TenantManifest(name="a", max_in_flight=2))
+            async with asyncio.timeout(5):
+                while not isinstance(await second.next_decision(), Grant):
+                    pass
+
+
+async def test_the_permission_to_leave_the_premises_is_the_declared_one() -> None:
+    async with router() as mesh:
+        for manifest, expected in (
+            (None, False),
+            (TenantManifest(name="a", allow_remote=REMOTE_PERMISSION_ALWAYS), True),
+        ):
+            mesh.declare(*([manifest] if manifest else []))
+            async with mesh.placement.place(asked("r")) as place:
+                grant = await place.next_decision()
+                assert isinstance(grant, Grant)
+                assert TicketClaims.FromString(grant.claims).allow_remote is expected
+
+
+async def test_a_tenant_of_the_registrys_file_changes_nothing_at_a_router_that_has_its_own() -> None:
+    async with router(rates=RateLimitConfig(tenants={"a": (Rate(2, 60),)})) as mesh:
+        mesh.declare(TenantManifest(name="a", limits=[minutely(1)]), source=Tenant.SOURCE_CONFIGURED)
+        for name in ("r-1", "r-2"):
+            async with mesh.placement.place(asked(name)) as place:
+                assert isinstance(await place.next_decision(), Grant)
+
+
+async def test_the_first_decision_says_what_is_left_and_the_uses_say_the_same() -> None:
+    async with router(slots=1) as mesh:
+        mesh.declare(TenantManifest(name="a", limits=[minutely(5)]))
+        first, second = mesh.placement.place(asked("r-1")), mesh.placement.place(asked("r-2"))
+        async with first, second:
+            granted, waiting = await first.next_decision(), await second.next_decision()
+            assert granted.rate_limits is not None
+            assert waiting.rate_limits is not None
+            assert (granted.rate_limits.requests.remaining, waiting.rate_limits.requests.remaining) == (4, 3)
+            await first.report_finished(Reason.UNSPECIFIED)
+            while not isinstance(later := await second.next_decision(), Grant):
+                pass
+            assert later.rate_limits is None, "it was told before"
+        assert [(use.used, use.limit) for use in await mesh.requests.limit_uses("a")] == [(2, 5)]
+        assert await mesh.requests.limit_uses("b") == []
+
+
+async def test_a_request_of_a_tenant_without_limits_is_told_nothing() -> None:
+    async with router() as mesh, mesh.placement.place(asked("r-1")) as place:
+        assert (await place.next_decision()).rate_limits is None

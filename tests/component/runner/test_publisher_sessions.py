@@ -1,0 +1,157 @@
+"""A publisher's session and its tasks: stepped with a clock of the test, without HTTP."""
+
+import asyncio
+
+import pytest
+
+from runner_svc.publishers.messages import Chunk, TaskRequest
+from runner_svc.publishers.session import EventStream, PublisherSession
+from runner_svc.publishers.settings import PublisherLimits
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_testing.fake_clock import FakeClock
+
+LIMITS = PublisherLimits(max_tasks=2, max_waiting_chunks=2)
+LIMIT_SECONDS = 5.0
+
+
+def _request(request_id: str = "req-1") -> TaskRequest:
+    return TaskRequest(path="/v1/chat/completions", model="m", stream=True, request_id=request_id, body=b"{}")
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def session(clock: FakeClock) -> PublisherSession:
+    return PublisherSession("ann", "pub_secret", LIMITS, clock)
+
+
+async def _events(stream: EventStream) -> str:
+    async with asyncio.timeout(LIMIT_SECONDS):
+        return (await stream.take()).decode()
+
+
+async def test_a_task_waits_for_the_stream_and_is_sent_again_until_it_is_begun(session: PublisherSession) -> None:
+    task = session.submit(_request())
+    first = session.open_stream()
+    assert task.id in await _events(first)
+    session.close_stream(first)
+    second = session.open_stream()
+    assert task.id in await _events(second)
+    await task.put(Chunk(b"{}", done=False), now=0.0)
+    third = session.open_stream()
+    assert "event: end" in await _events(second), "the stream that was replaced does not end"
+    assert second.is_over
+    assert not third.waiting
+
+
+async def test_no_task_beyond_the_limit(session: PublisherSession) -> None:
+    for number in range(2):
+        session.submit(_request(f"req-{number}"))
+    with pytest.raises(WeftError, match=r"publishers\.max_tasks") as refused:
+        session.submit(_request())
+    assert refused.value.reason is Reason.NO_SLOT_AVAILABLE
+
+
+async def test_a_publisher_waits_while_its_caller_reads_slowly(session: PublisherSession) -> None:
+    task = session.submit(_request())
+    for number in range(2):
+        await task.put(Chunk(b"%d" % number, done=False), now=0.0)
+    third = asyncio.create_task(task.put(Chunk(b"2", done=True), now=0.0))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not third.done()
+    read = [await task.next() for _ in range(3)]
+    assert [piece.data for piece in read if isinstance(piece, Chunk)] == [b"0", b"1", b"2"]
+    await third
+    with pytest.raises(WeftError, match="its answer is complete"):
+        await task.put(Chunk(b"3", done=False), now=0.0)
+
+
+async def test_a_post_that_waits_ends_with_its_task(session: PublisherSession) -> None:
+    task = session.submit(_request())
+    for _ in range(2):
+        await task.put(Chunk(b"{}", done=False), now=0.0)
+    waiting = asyncio.create_task(task.put(Chunk(b"{}", done=False), now=0.0))
+    await asyncio.sleep(0)
+    task.fail(WeftError(Reason.CANCELLED, "the caller has left"))
+    with pytest.raises(WeftError) as refused:
+        await waiting
+    assert refused.value.reason is Reason.NOT_FOUND
+
+
+async def test_a_post_that_waits_ends_when_the_caller_leaves(session: PublisherSession) -> None:
+    task = session.submit(_request())
+    stream = session.open_stream()
+    await _events(stream)
+    for _ in range(2):
+        await task.put(Chunk(b"{}", done=False), now=0.0)
+    waiting = asyncio.create_task(task.put(Chunk(b"{}", done=False), now=0.0))
+    await asyncio.sleep(0)
+    session.close_task(task)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        with pytest.raises(WeftError, match="the caller has left"):
+            await waiting
+    assert "event: cancel" in await _events(stream)
+
+
+async def test_the_end_of_a_session_ends_its_tasks_after_what_had_arrived(session: PublisherSession) -> None:
+    task, complete = session.submit(_request()), session.submit(_request("req-2"))
+    await task.put(Chunk(b"{}", done=False), now=0.0)
+    await complete.put(Chunk(b"{}", done=True), now=0.0)
+    session.end(WeftError(Reason.WORKER_LOST, "gone"))
+    assert await task.next() == Chunk(b"{}", done=False)
+    with pytest.raises(WeftError) as lost:
+        await task.next()
+    assert lost.value.reason is Reason.WORKER_LOST
+    assert await complete.next() == Chunk(b"{}", done=True)
+    with pytest.raises(WeftError):
+        session.submit(_request())
+
+
+async def test_a_session_ends_by_the_clock_without_a_stream_and_without_heartbeats(
+    session: PublisherSession, clock: FakeClock
+) -> None:
+    await clock.advance(LIMITS.reconnect_seconds - 0.1)
+    session.look()
+    assert not session.ended.is_set()
+    session.open_stream()
+    for _ in range(10):
+        await clock.advance(LIMITS.heartbeat_interval_seconds)
+        session.note_request()
+        session.look()
+    assert not session.ended.is_set()
+    await clock.advance(LIMITS.silence_timeout_seconds)
+    session.look()
+    assert session.end_error is not None
+    assert session.end_error.reason is Reason.WORKER_LOST
+
+
+async def test_a_stalled_task_fails_alone(session: PublisherSession, clock: FakeClock) -> None:
+    session.open_stream()
+    silent, alive = session.submit(_request()), session.submit(_request("req-2"))
+    await clock.advance(LIMITS.task_silence_seconds - 40)
+    session.note_request()
+    alive.last_line = clock.monotonic()
+    await clock.advance(40)
+    session.look()
+    assert silent.failure is not None
+    assert silent.failure.reason is Reason.STALL_TIMEOUT
+    assert alive.failure is None
+    assert session.end_error is None
+    session.close_task(silent)
+    assert session.failure_of("req-1") is silent.failure
+    assert session.failure_of("req-1") is None
+
+
+async def test_failures_that_nobody_asks_for_are_forgotten(session: PublisherSession) -> None:
+    for number in range(400):
+        task = session.submit(_request(f"req-{number}"))
+        task.fail(WeftError(Reason.BACKEND_ERROR, "broken"))
+        session.close_task(task)
+    assert session.failure_of("req-0") is None
+    assert session.failure_of("req-399") is not None
+    assert session.task_count == 0

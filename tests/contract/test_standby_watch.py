@@ -1,0 +1,134 @@
+"""The watch of a standby on a real PostgreSQL: who holds the lock, whether it is alive, and what is ended."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+from stored_values import stored
+
+from registry_svc.mesh.store import SqlStore
+from registry_svc.store.postgres import LOCK_KEY, TakenOverError
+from registry_svc.store.standby import OwnerWatch, owner_watch_of
+from weft.kernel.clock import SystemClock
+from weft_testing.postgres_server import PostgresServer
+
+pytest_plugins = ("database_fixtures",)
+
+LIMIT_SECONDS = 30.0
+SILENCE_SECONDS = 2.5
+
+
+@pytest.fixture
+async def owner(postgres_url: str) -> AsyncIterator[SqlStore]:
+    store = SqlStore(postgres_url, "10.0.0.1:7070")
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def admin(postgres: PostgresServer, postgres_database: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(postgres.dsn(postgres_database))
+    yield connection
+    await connection.close()
+
+
+def watch_of(url: str) -> OwnerWatch:
+    watch = owner_watch_of(url, SystemClock(), SILENCE_SECONDS)
+    assert watch is not None
+    return watch
+
+
+async def beat_for(store: SqlStore, seconds: float) -> list[bool]:
+    """Beats several times a second, for several silences."""
+    loop = asyncio.get_running_loop()
+    end, seen = loop.time() + seconds, list[bool]()
+    while loop.time() < end:
+        seen.append(await store.beat())
+        await asyncio.sleep(0.2)
+    return seen
+
+
+async def test_a_standby_waits_while_the_owner_beats_and_goes_on_when_it_closes(
+    owner: SqlStore, postgres_url: str
+) -> None:
+    watch = watch_of(postgres_url)
+    waiting = asyncio.create_task(watch.until_free())
+    seen = await beat_for(owner, 2 * SILENCE_SECONDS)
+    assert not waiting.done()
+    assert watch.owner_address == "10.0.0.1:7070"
+    # The owner notices that it has a standby.
+    assert seen[-1]
+    await owner.close()
+    async with asyncio.timeout(LIMIT_SECONDS):
+        await waiting
+
+
+async def test_a_silent_owner_is_ended_and_writes_nothing_once_it_was_replaced(
+    owner: SqlStore, postgres_url: str
+) -> None:
+    await owner.beat()
+    async with asyncio.timeout(LIMIT_SECONDS):
+        await watch_of(postgres_url).until_free()
+    successor = SqlStore(postgres_url)
+    await successor.open()
+    try:
+        with pytest.raises(TakenOverError):
+            await owner.beat()
+        with pytest.raises(TakenOverError):
+            await owner.save_session(stored())
+        assert (await successor.load()).sessions == ()
+    finally:
+        await successor.close()
+
+
+async def test_a_connection_that_was_ended_is_owned_again_where_no_other_registry_came(
+    owner: SqlStore, postgres_url: str
+) -> None:
+    async with asyncio.timeout(LIMIT_SECONDS):
+        await watch_of(postgres_url).until_free()
+    await owner.beat()
+    await owner.save_session(stored())
+    assert (await owner.load()).sessions == (stored(),)
+
+
+async def test_a_holder_without_heartbeats_is_never_ended(owner: SqlStore, admin: Any, postgres_url: str) -> None:
+    # As a registry of an earlier version.
+    await admin.execute("UPDATE ownership SET beat_at = NULL, backend_pid = NULL")
+    waiting = asyncio.create_task(watch_of(postgres_url).until_free())
+    await asyncio.sleep(2 * SILENCE_SECONDS)
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await owner.save_session(stored())
+
+
+async def test_a_database_without_tables_is_no_reason_to_end_who_makes_them(admin: Any, postgres_url: str) -> None:
+    await admin.execute("SELECT pg_advisory_lock($1)", LOCK_KEY)
+    waiting = asyncio.create_task(watch_of(postgres_url).until_free())
+    await asyncio.sleep(2 * SILENCE_SECONDS)
+    assert not waiting.done()
+    await admin.execute("SELECT pg_advisory_unlock($1)", LOCK_KEY)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        await waiting
+
+
+async def test_a_standby_whose_connection_is_cut_watches_again(owner: SqlStore, admin: Any, postgres_url: str) -> None:
+    watch = watch_of(postgres_url)
+    waiting = asyncio.create_task(watch.until_free())
+    cut = (
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'weft-registry-standby'"
+    )
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while not await admin.fetchval(cut):  # noqa: ASYNC110 - the server is asked
+            await asyncio.sleep(0.05)
+    await beat_for(owner, 2 * SILENCE_SECONDS)
+    await owner.close()
+    async with asyncio.timeout(LIMIT_SECONDS):
+        await waiting
+
+
+def test_sqlite_has_no_standbys(sqlite_url: str) -> None:
+    assert owner_watch_of(sqlite_url, SystemClock(), SILENCE_SECONDS) is None

@@ -1,0 +1,60 @@
+"""`weft doctor --mesh` on a mesh apart and on one process, and on a registry that does not answer."""
+
+import json
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from apart_mesh import Apart, running_apart
+from mesh_process import eventually, fake_runner, run_weft, running_mesh, write_config
+
+from registry_svc.store.schema import SCHEMA
+from weft import __version__
+
+
+async def _findings(home: Path, expected_code: int) -> list[dict[str, Any]]:
+    code, out, error = await run_weft("doctor", "--mesh", "-o", "json", home=home)
+    assert code == expected_code, out + error
+    found: list[dict[str, Any]] = json.loads(out)["items"]
+    return found
+
+
+async def _until_listed(mesh: Apart, prefix: str) -> list[dict[str, Any]]:
+    async def listed() -> list[dict[str, Any]]:
+        found = await _findings(mesh.home, 0)
+        return found if any(each["detail"].startswith(prefix) for each in found) else []
+
+    found: list[dict[str, Any]] = await eventually(listed, 20.0, f"{prefix} is not listed")
+    return found
+
+
+async def test_each_process_of_a_mesh_apart_is_listed_with_its_version(tmp_path: Path) -> None:
+    with running_apart(tmp_path, write_config(tmp_path, fake_runner("a"))) as mesh:
+        details = [each["detail"] for each in await _until_listed(mesh, "gateway@")]
+        version = f"weft {__version__}"
+        assert details[0] == f"registry: {version}, registry schema {SCHEMA.newest}"
+        assert any(detail.startswith("router/") and f"{version}, router schema" in detail for detail in details)
+        assert f"runner/a: {version}" in details
+        assert details[-1] == f"one release: {__version__}"
+
+
+async def test_a_registry_whose_database_a_newer_release_has_changed_is_named(tmp_path: Path) -> None:
+    with running_apart(tmp_path, write_config(tmp_path, fake_runner("a")), ("registry",)) as mesh:
+        with closing(sqlite3.connect(mesh.home / "state" / "registry.db")) as database, database:
+            database.execute(f"UPDATE {SCHEMA.version_table} SET version_num = '9999'")
+        (finding,) = [each for each in await _findings(mesh.home, 1) if each["check"] == "schema"]
+        assert finding["detail"].startswith("registry: the registry database has the schema 9999")
+        assert finding["remedy"] == "upgrade registry"
+
+
+async def test_the_process_of_up_is_listed_once(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_runner("a"))
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        names = [each["detail"].partition(":")[0] for each in await _findings(mesh.home, 0)]
+        assert names.count("mesh") == 1
+        assert names.count("runner/a") == 1
+        mesh.stop(signal.SIGTERM)
+        (gone,) = await _findings(mesh.home, 1)
+        assert gone["detail"].startswith("the registry does not answer")

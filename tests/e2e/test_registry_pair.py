@@ -1,0 +1,223 @@
+"""A pair of registries whose owner is killed, frozen, stopped or cut off: one serves and writes at any time."""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+import yaml
+from kit.cut_socket import cut_socket
+from mesh_process import eventually, run_weft
+from registry_pair import Member, Pair, running_pair, until
+
+from weft.api.registry.v1 import (
+    join_token_service_pb2,
+    join_token_service_pb2_grpc,
+    key_service_pb2,
+    key_service_pb2_grpc,
+    registry_service_pb2,
+    registry_service_pb2_grpc,
+)
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call
+from weft_testing.postgres_server import PostgresServer
+
+pytest_plugins = ("database_fixtures",)
+
+SILENCE_SECONDS = 3.0
+CALL_SECONDS = 10.0
+STATUS_SECONDS = 10.0
+
+
+@pytest.fixture
+def pair(tmp_path: Path, postgres_url: str) -> Iterator[Pair]:
+    with running_pair(tmp_path, postgres_url, owner_silence_seconds=SILENCE_SECONDS) as pair:
+        yield pair
+
+
+def make_token(member: Member, description: str) -> None:
+    """Writes a row."""
+    with grpc.insecure_channel(member.address) as channel:
+        stub = join_token_service_pb2_grpc.JoinTokenServiceStub(channel)
+        stub.CreateJoinToken(
+            join_token_service_pb2.CreateJoinTokenRequest(description=description), timeout=CALL_SECONDS
+        )
+
+
+def tokens(member: Member) -> list[str]:
+    with grpc.insecure_channel(member.address) as channel:
+        stub = join_token_service_pb2_grpc.JoinTokenServiceStub(channel)
+        answer = stub.ListJoinTokens(join_token_service_pb2.ListJoinTokensRequest(), timeout=CALL_SECONDS)
+    return sorted(each.description for each in answer.join_tokens)
+
+
+def wrote(member: Member, description: str) -> bool:
+    """Whether a member took a row, or was not there or not the owner."""
+    try:
+        make_token(member, description)
+    except grpc.RpcError:
+        return False
+    return True
+
+
+def tokens_or_none(member: Member) -> list[str] | None:
+    try:
+        return tokens(member)
+    except grpc.RpcError:
+        return None
+
+
+def refusal(member: Member) -> tuple[Reason, str]:
+    """Why a member answers nothing, and whom it names."""
+    with grpc.insecure_channel(member.address) as channel:
+        stub = registry_service_pb2_grpc.RegistryServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.ListModels(registry_service_pb2.ListModelsRequest(), timeout=CALL_SECONDS)
+    error = error_from_call(refused.value, Reason.SERVICE_UNAVAILABLE)
+    return error.reason, error.metadata.get("address", "")
+
+
+def test_a_standby_serves_nothing_names_the_owner_and_takes_over_when_it_is_killed(pair: Pair) -> None:
+    first, second = pair.members
+    make_token(first, "before")
+    until(lambda: refusal(second) == (Reason.REGISTRY_STANDBY, first.address))
+    assert not second.serves
+    first.send(signal.SIGKILL)
+    until(lambda: second.serves)
+    first.wait()
+    make_token(second, "after")
+    assert tokens(second) == ["after", "before"]
+    # The one that was killed comes back as the standby.
+    first.start()
+    until(lambda: refusal(first) == (Reason.REGISTRY_STANDBY, second.address))
+    assert not first.serves
+
+
+def test_a_frozen_owner_is_replaced_and_neither_writes_nor_serves_when_it_goes_on(
+    pair: Pair, postgres: PostgresServer, postgres_database: str
+) -> None:
+    first, second = pair.members
+    make_token(first, "before")
+    until(lambda: "a standby waits" in first.said())
+    first.send(signal.SIGSTOP)
+    until(lambda: second.serves)
+    make_token(second, "after")
+    owned = "SELECT owner || backend_pid FROM ownership"
+    owner = postgres.sql(owned, postgres_database)
+    first.send(signal.SIGCONT)
+    with grpc.insecure_channel(first.address) as channel:
+        stub = join_token_service_pb2_grpc.JoinTokenServiceStub(channel)
+        while first.process is not None and first.process.poll() is None:
+            with pytest.raises(grpc.RpcError):
+                stub.CreateJoinToken(join_token_service_pb2.CreateJoinTokenRequest(description="never"), timeout=1.0)
+    assert first.wait() == 1
+    assert "another registry has taken over this database" in first.said()
+    assert postgres.sql(owned, postgres_database) == owner
+    assert tokens(second) == ["after", "before"]
+
+
+async def test_status_and_doctor_say_who_owns_the_database_and_who_waits(pair: Pair, tmp_path: Path) -> None:
+    first, second = pair.members
+    until(lambda: refusal(second) == (Reason.REGISTRY_STANDBY, first.address))
+
+    async def is_said() -> bool:
+        # Health is observed once a second: what was observed before may not name the owner yet.
+        code, shown, _ = await run_weft("status", home=second.home)
+        return code == 0 and f"the registry at {first.address} owns the database; this one waits for its end" in shown
+
+    await eventually(is_said, STATUS_SECONDS, "the status of the standby does not name the owner")
+    config = tmp_path / "weft.yaml"
+    config.write_text(yaml.safe_dump({"addresses": {"registry": [each.address for each in pair.members]}}))
+    _, shown, _ = await run_weft("doctor", "--config", str(config), home=tmp_path / "client")
+    assert f"{first.address} owns the database; {second.address} is its standby" in shown
+
+
+def test_an_owner_that_is_stopped_in_order_hands_over(pair: Pair) -> None:
+    first, second = pair.members
+    first.send(signal.SIGTERM)
+    assert first.wait() == 0
+    until(lambda: second.serves)
+
+
+def test_a_standby_that_is_stopped_or_killed_disturbs_nobody(pair: Pair) -> None:
+    first, second = pair.members
+    second.send(signal.SIGTERM)
+    assert second.wait() == 0
+    second.start()
+    second.send(signal.SIGKILL)
+    second.wait()
+    make_token(first, "still there")
+    assert first.serves
+
+
+def test_a_standby_needs_the_pepper_that_keys_were_made_with(pair: Pair, tmp_path: Path, postgres_url: str) -> None:
+    owner = pair.members[0]
+    with grpc.insecure_channel(owner.address) as channel:
+        stub = key_service_pb2_grpc.KeyServiceStub(channel)
+        stub.CreateKey(key_service_pb2.CreateKeyRequest(description="first"), timeout=CALL_SECONDS)
+    third = Member(tmp_path / "third", database_url=postgres_url)
+    try:
+        with pytest.raises(AssertionError):
+            third.start()
+        assert third.wait() != 0
+        assert "copy the file from the owner's machine" in third.said()
+        (third.home / "state").mkdir(exist_ok=True)
+        shutil.copy(owner.home / "state" / "key-pepper", third.home / "state" / "key-pepper")
+        third.start()
+        until(lambda: "its standby" in third.said())
+    finally:
+        third.end()
+
+
+def test_an_owner_that_is_cut_off_from_the_database_answers_nothing_once_it_was_replaced(
+    tmp_path: Path, postgres: PostgresServer, postgres_database: str, postgres_url: str
+) -> None:
+    name = ".s.PGSQL.5432"
+    with (
+        cut_socket(tmp_path / name, postgres.socket_folder / name) as network,
+        running_pair(
+            tmp_path,
+            postgres_url,
+            first_url=f"postgresql+asyncpg://postgres@/{postgres_database}?host={tmp_path}",
+            owner_silence_seconds=SILENCE_SECONDS,
+        ) as pair,
+    ):
+        first, second = pair.members
+        make_token(first, "before")
+        until(lambda: "a standby waits" in first.said())
+        network.cut()
+        until(lambda: second.serves)
+        # It works, and its callers reach it; it has known for a while that it may have been replaced.
+        assert refusal(first)[0] is Reason.REGISTRY_STANDBY
+        make_token(second, "after")
+        network.heal()
+        assert first.wait() == 1
+        assert "another registry has taken over this database" in first.said()
+        assert tokens(second) == ["after", "before"]
+
+
+def test_a_postgres_that_crashes_leaves_one_owner_with_everything_that_was_acknowledged(
+    pair: Pair, postgres: PostgresServer, postgres_database: str
+) -> None:
+    make_token(pair.members[0], "before")
+    backend = "SELECT backend_pid FROM ownership"
+    until(lambda: bool(postgres.sql(backend, postgres_database)))
+    os.kill(int(postgres.sql(backend, postgres_database)), signal.SIGKILL)
+    until(lambda: any(wrote(each, "after") for each in pair.members))
+    (owner,) = [each for each in pair.members if each.process is not None and tokens_or_none(each) is not None]
+    assert tokens(owner) == ["after", "before"]
+
+
+def test_connections_that_are_cut_leave_one_owner(pair: Pair, postgres: PostgresServer, postgres_database: str) -> None:
+    make_token(pair.members[0], "before")
+    for _ in range(3):
+        postgres.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'weft-registry%'",
+            postgres_database,
+        )
+        until(lambda: any(each.serves and each.process is not None for each in pair.members))
+    survivors = [each for each in pair.members if each.process is not None and each.process.poll() is None]
+    until(lambda: any("before" in tokens(each) for each in survivors if each.serves))

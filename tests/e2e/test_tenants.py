@@ -1,0 +1,127 @@
+"""Tenants of a mesh: declared while it runs, counted by its router, and told to callers in headers."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tenants" / "teams.yaml"
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    folder = tmp_path_factory.mktemp("tenants")
+    router = {"tenants": {"filed": {"weight": 2.0}}, "rate_limits": {"tenants": {"filed": ["3req/month"]}}}
+    config = write_config(folder, fake_runner("a", answer_tokens=4), router=router)
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        yield mesh
+
+
+async def weft(mesh: MeshProcess, *words: str, stdin: str = "") -> str:
+    code, out, err = await run_weft(*words, home=mesh.home, stdin=stdin.encode() if stdin else None)
+    assert code == 0, err
+    return out
+
+
+async def ask(mesh: MeshProcess, tenant: str, **fields: Any) -> tuple[int, Mapping[str, str], str]:
+    body = {"model": POOL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **fields}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{mesh.url}/v1/chat/completions", json=body, headers={"X-Tenant-ID": tenant}) as response,
+    ):
+        return response.status, response.headers, await response.text()
+
+
+def told(headers: Mapping[str, str], unit: str) -> tuple[int, int]:
+    return int(headers[f"x-ratelimit-limit-{unit}"]), int(headers[f"x-ratelimit-remaining-{unit}"])
+
+
+def tenant_of(requests: int, **more: Any) -> str:
+    return json.dumps({"kind": "tenant", "name": "team", "limits": [{"window": "hour", "requests": requests}], **more})
+
+
+async def until_limited(mesh: MeshProcess, tenant: str, limit: int) -> None:
+    """Waits until the router has a limit, without a request that it would count."""
+
+    async def known() -> bool:
+        found = json.loads(await weft(mesh, "describe", "tenant", tenant, "-o", "json"))
+        return any(use["limit"] == limit for use in found["uses"])
+
+    await eventually(known, 20, f"the router does not count by the limit {limit}")
+
+
+async def test_the_example_is_applied_and_shown_with_what_is_used(mesh: MeshProcess) -> None:
+    assert await weft(mesh, "apply", "-f", str(EXAMPLE)) == "tenant/research created\ntenant/interns created\n"
+    assert await weft(mesh, "apply", "-f", str(EXAMPLE)) == "tenant/research unchanged\ntenant/interns unchanged\n"
+    await until_limited(mesh, "interns", 20)
+    status, headers, _ = await ask(mesh, "interns")
+    assert (status, told(headers, "requests")) == (200, (20, 19))
+    limit, remaining = told(headers, "tokens")
+    assert limit == 200_000
+    assert 199_000 < remaining < 200_000
+    table = await weft(mesh, "get", "tenants")
+    line = next(line for line in table.splitlines() if line.startswith("interns"))
+    assert "20 req/min, 200000 tok/day per key, 30 req/hour per model for big-*" in line
+    assert "1 of 20 req/min" in line
+    assert "declared" in line
+    assert "configured" in next(line for line in table.splitlines() if line.startswith("filed"))
+    page = await weft(mesh, "describe", "tenant", "interns")
+    assert "Max running:" in page
+    assert "200000 tok/day" in page
+    assert "by local" in page, "calls without a key"
+
+
+async def test_a_limit_is_told_kept_and_changed_without_a_restart(mesh: MeshProcess) -> None:
+    await weft(mesh, "apply", "-f", "-", stdin=tenant_of(2))
+    await until_limited(mesh, "team", 2)
+    for left in (1, 0):
+        status, headers, _ = await ask(mesh, "team")
+        assert (status, told(headers, "requests")) == (200, (2, left))
+    assert "x-ratelimit-limit-tokens" not in headers
+    assert headers["x-ratelimit-reset-requests"].startswith(("59m", "60m", "1h"))
+    status, headers, body = await ask(mesh, "team")
+    assert (status, told(headers, "requests")) == (429, (2, 0))
+    assert 3_000 < int(headers["retry-after"]) <= 3_600
+    assert headers["x-should-retry"] == "false"
+    error = json.loads(body)["error"]
+    assert (error["code"], error["message"]) == ("rate_limit_exceeded", "Tenant team exceeded 2 req/hour")
+    await weft(mesh, "apply", "-f", "-", stdin=tenant_of(3))
+    await until_limited(mesh, "team", 3)
+    status, headers, _ = await ask(mesh, "team", stream=True)
+    assert (status, told(headers, "requests")) == (200, (3, 0)), "a stream says it, too, and what was counted stays"
+    assert (await ask(mesh, "team"))[0] == 429
+    assert await weft(mesh, "delete", "tenant", "team") == "tenant/team deleted\n"
+
+    async def is_free() -> bool:
+        return (await ask(mesh, "team"))[0] == 200
+
+    await eventually(is_free, 20, "the limit outlives its document")
+    assert "x-ratelimit-limit-requests" not in (await ask(mesh, "team"))[1]
+
+
+async def test_a_tenant_of_the_file_counts_until_a_document_does(mesh: MeshProcess) -> None:
+    status, headers, _ = await ask(mesh, "filed")
+    assert (status, told(headers, "requests")) == (200, (3, 2))
+    async with aiohttp.ClientSession() as http:
+        async with http.get(f"{mesh.url}/api/v1/tenants/filed") as response:
+            found = await response.json()
+        assert (found["status"]["source"], found["weight"]) == ("configured", 2.0)
+        assert [(each["window"], each["requests"]) for each in found["limits"]] == [("month", 3)]
+        document = {"kind": "tenant", "name": "filed", "limits": [{"window": "month", "requests": 9}]}
+        async with http.put(f"{mesh.url}/api/v1/tenants/filed", json=document) as response:
+            assert response.status == 201, await response.text()
+        await until_limited(mesh, "filed", 9)
+        status, headers, _ = await ask(mesh, "filed")
+        assert (status, told(headers, "requests")) == (200, (9, 7)), "what the file's window counted stays"
+        async with http.delete(f"{mesh.url}/api/v1/tenants/filed") as response:
+            assert response.status == 204
+
+
+async def test_a_wrong_limit_is_refused_with_its_field(mesh: MeshProcess) -> None:
+    code, _, err = await run_weft("apply", "-f", "-", home=mesh.home, stdin=tenant_of(0).encode())
+    assert code != 0
+    assert "limits[0]" in err

@@ -1,0 +1,81 @@
+"""A Unix socket in front of another one, whose connections a test holds up, as a network that loses packets does."""
+
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+CHUNK_BYTES = 65_536
+POLL_SECONDS = 0.05
+
+
+class CutSocket:
+    """Forwards connections until it is cut; then nothing passes, and new connections are not answered."""
+
+    def __init__(self, listen: Path, target: Path) -> None:
+        self._target = target
+        self._open = threading.Event()
+        self._open.set()
+        self._stopped = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(str(listen))
+        self._server.listen()
+        self._server.settimeout(POLL_SECONDS)
+        self._begin(self._accept)
+
+    def cut(self) -> None:
+        """Lets nothing pass from now on, in either direction."""
+        self._open.clear()
+
+    def heal(self) -> None:
+        """Lets everything pass again, what was held up as well."""
+        self._open.set()
+
+    def stop(self) -> None:
+        """Closes every connection, and waits for the threads."""
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join()
+        self._server.close()
+
+    def _begin(self, work: object, *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while not self._stopped.is_set():
+            if not self._open.wait(POLL_SECONDS):
+                continue
+            with suppress(TimeoutError):
+                client, _ = self._server.accept()
+                target = socket.socket(socket.AF_UNIX)
+                target.connect(str(self._target))
+                self._begin(self._forward, client, target)
+
+    def _forward(self, client: socket.socket, target: socket.socket) -> None:
+        other = {client: target, target: client}
+        with client, target, suppress(OSError):
+            while not self._stopped.is_set():
+                if not self._open.wait(POLL_SECONDS):
+                    continue
+                for ready in select.select(list(other), [], [], POLL_SECONDS)[0]:
+                    if not self._open.is_set():
+                        break
+                    data = ready.recv(CHUNK_BYTES)
+                    if not data:
+                        return
+                    other[ready].sendall(data)
+
+
+@contextmanager
+def cut_socket(listen: Path, target: Path) -> Iterator[CutSocket]:
+    """A socket at `listen` in front of the one at `target`."""
+    found = CutSocket(listen, target)
+    try:
+        yield found
+    finally:
+        found.stop()

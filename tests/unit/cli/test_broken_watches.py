@@ -1,0 +1,34 @@
+"""Which ends of a watch are outlived by a command that follows the mesh."""
+
+import time
+
+import pytest
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_app.cli.follow import RETRY_PAUSE_SECONDS, Breaks
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found = list[float]()
+    monkeypatch.setattr(time, "sleep", found.append)
+    return found
+
+
+@pytest.mark.parametrize("reason", [Reason.SERVICE_UNAVAILABLE, Reason.REGISTRY_STANDBY, Reason.SHUTTING_DOWN])
+def test_a_watch_that_had_begun_begins_again_after_a_takeover(reason: Reason, pauses: list[float]) -> None:
+    breaks = Breaks()
+    breaks.none()
+    breaks.survive(WeftError(reason, "away"))
+    assert pauses == [RETRY_PAUSE_SECONDS]
+
+
+def test_a_watch_that_never_began_and_one_that_is_refused_end(pauses: list[float]) -> None:
+    breaks = Breaks()
+    with pytest.raises(WeftError):
+        breaks.survive(WeftError(Reason.REGISTRY_STANDBY, "away"))
+    breaks.none()
+    with pytest.raises(WeftError):
+        breaks.survive(WeftError(Reason.PERMISSION_DENIED, "no"))
+    assert pauses == []

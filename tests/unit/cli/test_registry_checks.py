@@ -1,0 +1,47 @@
+"""What weft doctor makes of a registry and its standby."""
+
+import pytest
+
+from weft.kernel.failover_channel import Reach
+from weft_app.cli.findings import Verdict
+from weft_app.cli.registry_checks import RegistryState, finding_of, registry_findings
+
+OWNER = RegistryState(address="a:1", reach=Reach.SERVING)
+STANDBY = RegistryState(address="b:1", reach=Reach.NOT_SERVING, reason="standby", message="it waits")
+UNFIT = RegistryState(address="b:1", reach=Reach.NOT_SERVING, reason="standby_unfit", message="another pepper")
+AWAY = RegistryState(address="b:1", reach=Reach.AWAY)
+SECOND_OWNER = RegistryState(address="b:1", reach=Reach.SERVING)
+SILENT = RegistryState(address="b:1", reach=Reach.NOT_SERVING)
+
+
+@pytest.mark.parametrize(
+    ("other", "verdict", "detail"),
+    [
+        (STANDBY, Verdict.OK, "a:1 owns the database; b:1 is its standby"),
+        (SILENT, Verdict.OK, "a:1 owns the database; b:1 does not serve"),
+        (UNFIT, Verdict.WARNING, "a:1 owns the database; b:1 does not serve (another pepper)"),
+        (AWAY, Verdict.WARNING, "no standby: a:1 owns the database; b:1 does not answer"),
+        (SECOND_OWNER, Verdict.FAILED, "a:1 and b:1 each own a database"),
+    ],
+)
+def test_a_pair_is_well_where_one_owns_the_database_and_the_other_one_waits(
+    other: RegistryState, verdict: Verdict, detail: str
+) -> None:
+    finding = finding_of([OWNER, other])
+    assert (finding.verdict, finding.detail) == (verdict, detail)
+    assert bool(finding.remedy) is (verdict is not Verdict.OK)
+
+
+def test_without_an_owner_the_check_fails() -> None:
+    finding = finding_of([STANDBY, AWAY])
+    assert finding.verdict is Verdict.FAILED
+    assert finding.detail.startswith("no registry serves: ")
+
+
+def test_one_address_or_none_is_no_pair() -> None:
+    def never(_: str) -> RegistryState:
+        raise AssertionError
+
+    assert list(registry_findings(None, never)) == []
+    assert list(registry_findings("a:1", never)) == []
+    assert [each.verdict for each in registry_findings("a:1,b:1", lambda _: AWAY)] == [Verdict.FAILED]

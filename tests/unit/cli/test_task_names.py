@@ -1,0 +1,29 @@
+"""The name of the model of a task, which may be one that does not exist yet."""
+
+from pathlib import Path
+
+import pytest
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_app.cli import chat
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("there is no model qwn; did you mean qwen?", "did you mean qwen? --wait-for-model accepts"),
+        ("there is no model qwn; there is llama", "there is llama; --wait-for-model accepts"),
+    ],
+)
+def test_the_flag_for_a_model_that_will_come_follows_what_is_said_of_its_name(
+    monkeypatch: pytest.MonkeyPatch, said: str, shown: str
+) -> None:
+    def resolve(*_: object) -> None:
+        raise WeftError(Reason.MODEL_NOT_FOUND, said)
+
+    monkeypatch.setattr(chat, "resolve", resolve)
+    with pytest.raises(WeftError) as caught:
+        chat.name_for_task("qwn", Path("none"), wait_for_model=False)
+    assert shown in caught.value.message
+    assert chat.name_for_task("qwn", Path("none"), wait_for_model=True) == "qwn"

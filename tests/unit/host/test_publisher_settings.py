@@ -1,0 +1,29 @@
+"""The section `publishers` of weft.yaml."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from runner_svc.publishers.settings import PublisherLimits
+from weft.kernel.errors import WeftError
+from weft_app.compose.home import WeftHome
+from weft_app.compose.join_listeners import join_listeners
+from weft_app.config.loader import parse_config
+
+
+def test_publishers_need_a_relay(tmp_path: Path) -> None:
+    config = parse_config({"publishers": {"listen": "127.0.0.1:0"}})
+    with pytest.raises(WeftError, match=r"publishers\.listen: needs relay\.listen"):
+        join_listeners(config, WeftHome(tmp_path), None)
+
+
+def test_without_an_address_there_is_no_listener(tmp_path: Path) -> None:
+    assert join_listeners(parse_config({}), WeftHome(tmp_path), None).in_order() == ()
+
+
+def test_every_limit_can_be_set_and_is_the_services_own() -> None:
+    given = {name: value - 1 for name, value in asdict(PublisherLimits()).items()}
+    section = parse_config({"publishers": given}).publishers
+    assert isinstance(section, PublisherLimits)
+    assert {name: value for name, value in asdict(section).items() if name != "listen"} == given

@@ -1,0 +1,115 @@
+"""The messages of the publisher protocol: what is read, and what is refused."""
+
+import json
+from contextlib import suppress
+
+import msgspec
+import pytest
+from hypothesis import strategies as st
+from kit.examples import given
+
+from runner_svc.publishers.engine_socket import as_chunk
+from runner_svc.publishers.messages import (
+    Alive,
+    Chunk,
+    Failed,
+    Whole,
+    read_piece,
+    read_registration,
+    read_task_request,
+    task_event,
+)
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+MODEL = {"name": "m"}
+
+
+def _raw(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def test_each_kind_of_line_is_read() -> None:
+    assert read_piece(b'{"chunk": {"data": {"choices": []}}}') == Chunk(b'{"choices": []}', done=False)
+    assert read_piece(b'{"chunk": {"done": true}}') == Chunk(b"", done=True)
+    assert read_piece(b'{"body": {"a": 1}}') == Whole(200, b'{"a": 1}')
+    assert read_piece(b'{"status": 404, "body": {}}') == Whole(404, b"{}")
+    assert read_piece(b'{"error": "no"}') == Failed("no", 500)
+    assert read_piece(b'{"error": "no", "status": 400}') == Failed("no", 400)
+    assert read_piece(b'{"alive": true}') == Alive()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {},
+        {"status": 200},
+        {"alive": True, "error": "no"},
+        {"chunk": {}},
+        {"chunk": {"data": [1]}},
+        {"chunk": {"data": "text"}},
+        {"chunk": {"data": {}}, "body": {}},
+        {"body": {}, "status": 99},
+        {"surprise": 1},
+    ],
+)
+def test_a_line_that_is_not_one_of_them_is_refused(line: object) -> None:
+    with pytest.raises(WeftError) as refused:
+        read_piece(_raw(line))
+    assert refused.value.reason is Reason.INVALID_ARGUMENT
+
+
+@given(st.binary(max_size=64))
+def test_no_bytes_make_a_line_fail_in_another_way(raw: bytes) -> None:
+    with suppress(WeftError):
+        read_piece(raw)
+
+
+@given(st.recursive(st.text() | st.integers() | st.none(), lambda kept: st.dictionaries(st.text(), kept)))
+def test_an_answer_written_over_several_lines_is_an_event_of_one_line(value: object) -> None:
+    piece = read_piece(b'{"chunk":{"data":' + json.dumps({"v": value}, indent=1).encode() + b"}}")
+    assert isinstance(piece, Chunk)
+    assert b"\n" not in piece.data
+    assert b"\r" not in piece.data
+    assert json.loads(piece.data) == {"v": value}
+
+
+def test_a_registration_has_defaults() -> None:
+    found = read_registration(_raw({"name": "ann", "models": [MODEL]}), max_models=2)
+    (model,) = found.models
+    assert (model.operations, model.slots, model.pool, model.remote) == (("chat",), 1, "", False)
+
+
+def test_too_many_models_are_refused_by_the_limit_they_are_over() -> None:
+    models = [{"name": f"m{number}"} for number in range(3)]
+    with pytest.raises(WeftError, match=r"publishers\.max_models") as refused:
+        read_registration(_raw({"name": "ann", "models": models}), max_models=2)
+    assert refused.value.reason is Reason.TOO_MANY_RESOURCES
+
+
+def test_a_task_is_an_event_with_the_body_as_it_is() -> None:
+    body = b'{"model": "m",\n "stream": true, "temperature": 0.10}'
+    request = read_task_request("/v1/chat/completions", "req-1", body)
+    name, _, data = task_event("ptk-1", request).partition(b"\ndata: ")
+    assert name == b"event: task"
+    assert data.endswith(b"\n\n")
+    assert data.count(b"\n") == 2
+    event = msgspec.json.decode(data)
+    assert (event["task"], event["operation"], event["model"], event["stream"]) == ("ptk-1", "chat", "m", True)
+    assert event["body"] == json.loads(body)
+    assert b'"temperature": 0.10' in data
+
+
+def test_a_whole_chat_becomes_one_chunk_with_its_tool_calls_numbered() -> None:
+    calls = [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    whole = {"object": "chat.completion", "choices": [{"index": 0, "message": message}], "usage": {"prompt_tokens": 1}}
+    chunk = json.loads(as_chunk(_raw(whole)))
+    assert chunk["object"] == "chat.completion.chunk"
+    assert chunk["choices"][0]["delta"]["tool_calls"][0]["index"] == 0
+    assert chunk["usage"] == {"prompt_tokens": 1}
+
+
+@pytest.mark.parametrize("body", [b"[]", b'"text"', b'{"choices": 1}', b'{"choices": [1]}', b"{}"])
+def test_an_answer_that_is_no_chat_is_left_to_the_reader_of_answers(body: bytes) -> None:
+    assert as_chunk(body) == body

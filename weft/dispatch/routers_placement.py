@@ -1,0 +1,160 @@
+"""Placement by any of several routers: each request is placed by the router that owns its scheduling domain."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from typing_extensions import override
+
+from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.domains import DomainOwners
+from weft.dispatch.fleet import FleetSource
+from weft.dispatch.placement import (
+    Decision,
+    OnCancelled,
+    Placement,
+    PlacementRequest,
+    PoolQueue,
+    RouterPort,
+)
+from weft.dispatch.router_links import RouterLink, RouterLinks
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+class RoutersPlacement(RouterPort):
+    """A RouterPort over the routers that the newest view has.
+
+    A request whose router is lost while it waits ends with SERVICE_UNAVAILABLE, and one whose domain has another owner
+    with MOVED: `ReconnectingPlacement` places both again.
+    """
+
+    def __init__(self, fleet: FleetSource, links: RouterLinks, default: RouterPort, *, own: str = "") -> None:
+        """`default` places what the router `own` owns, and everything while no router has announced itself."""
+        self._fleet = fleet
+        self._links = links
+        self._default = default
+        self._own = own
+        self._owners = DomainOwners()
+
+    @override
+    def place(self, request: PlacementRequest) -> Placement:
+        view = self._fleet.view
+        if not view.routers:
+            return self._default.place(request)
+        unreachable = self._links.unreachable
+        owner = self._owners.owner(view, request.model, unreachable)
+        if owner is None:
+            return _NoRouter()
+        if owner.name == self._own:
+            return self._default.place(request)
+        link = self._links.get(owner.name)
+        if link is None:
+            return _NoRouter()
+        return LinkedPlace(link, replace(request, unreachable_routers=unreachable))
+
+    @override
+    async def queues(self) -> Sequence[PoolQueue]:
+        return await self._default.queues()
+
+
+class LinkedPlace(Placement):
+    """A Placement over one link, which does not wait for a router that is lost."""
+
+    def __init__(self, link: RouterLink, request: PlacementRequest) -> None:
+        self._link = link
+        self._place = link.placement.place(request)
+
+    async def __aenter__(self) -> Self:
+        # A call that is cancelled before its metadata was sent never ends its first write (grpcio 1.85).
+        opening = asyncio.ensure_future(self._place.__aenter__())
+        lost = asyncio.ensure_future(self._link.until_lost())
+        try:
+            await asyncio.wait({opening, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if opening.done():
+                opening.result()
+            else:
+                self._place.abandon()
+        finally:
+            opening.cancel()
+            lost.cancel()
+            await asyncio.gather(opening, lost, return_exceptions=True)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._place.__aexit__(kind, error, trace)
+
+    @override
+    async def next_decision(self) -> Decision:
+        if self._link.is_lost:
+            raise _lost(self._link)
+        self._link.enter(self._place)
+        try:
+            return await self._place.next_decision()
+        except WeftError as error:
+            if self._place.is_disconnected:
+                # The next placement must not come here again before a health check says that it may.
+                self._link.note_lost()
+                raise _lost(self._link) from error
+            raise
+        finally:
+            self._link.leave(self._place)
+
+    @override
+    def watch_cancellation(self, on_cancelled: OnCancelled) -> None:
+        self._place.watch_cancellation(on_cancelled)
+
+    @override
+    async def report_first_content(self, attempt: int) -> None:
+        if not self._link.is_lost:
+            await self._place.report_first_content(attempt)
+
+    @override
+    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
+        if not self._link.is_lost:
+            await self._place.report_attempt_failed(attempt, reason)
+
+    @override
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
+        if not self._link.is_lost:
+            await self._place.report_finished(reason, receipt)
+
+
+class _NoRouter(Placement):
+    """A Placement of a moment in which no router can be reached."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    @override
+    async def next_decision(self) -> Decision:
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "no router of the mesh answers")
+
+    @override
+    def watch_cancellation(self, on_cancelled: OnCancelled) -> None:
+        pass
+
+    @override
+    async def report_first_content(self, attempt: int) -> None:
+        pass
+
+    @override
+    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
+        pass
+
+    @override
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
+        pass
+
+
+def _lost(link: RouterLink) -> WeftError:
+    return WeftError(Reason.SERVICE_UNAVAILABLE, f"the router {link.router.name} does not answer")

@@ -1,0 +1,78 @@
+"""A sliding window: how much was used in the last so many seconds. Pure: every method takes the time.
+
+Counted in at most BUCKETS_PER_WINDOW steps, whose amounts leave the window together; amounts can be corrected
+afterwards. A leaky bucket (GCRA) would be smaller, but lets up to twice the rate through one window, and cannot take
+back one amount.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+BUCKETS_PER_WINDOW = 256
+"""Amounts within a 256th of a window expire together, at the time of the newest: never too early."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    began: float
+    newest: float
+    amount: int
+
+
+class SlidingWindow:
+    """The amounts of the last `length` seconds. Times are seconds on one monotonic clock, and never go back."""
+
+    __slots__ = ("_buckets", "length", "total")
+
+    def __init__(self, length: float) -> None:
+        self.length = length
+        self._buckets: deque[_Bucket] = deque()
+        self.total = 0
+        """The amount in the window, as of the last `settle`."""
+
+    def settle(self, now: float) -> int:
+        """Removes what has left the window; returns what is in it."""
+        while self._buckets and self._buckets[0].newest <= now - self.length:
+            self.total -= self._buckets.popleft().amount
+        return self.total
+
+    def add(self, now: float, amount: int) -> None:
+        """Counts an amount."""
+        self.total += amount
+        if self._buckets and now - self._buckets[-1].began < self.length / BUCKETS_PER_WINDOW:
+            self._buckets[-1].newest = now
+            self._buckets[-1].amount += amount
+        else:
+            self._buckets.append(_Bucket(now, now, amount))
+
+    def take_back(self, amount: int, counted_at: float) -> None:
+        """Subtracts an amount that was counted then; never below zero, and nothing that has left the window."""
+        for place in reversed(range(len(self._buckets))):
+            bucket = self._buckets[place]
+            if bucket.began <= counted_at:
+                taken = min(amount, bucket.amount)
+                bucket.amount -= taken
+                self.total -= taken
+                if not bucket.amount:
+                    del self._buckets[place]
+                return
+
+    def seconds_until_room(self, now: float, most: int, amount: int) -> float:
+        """Seconds until `amount` more fits below `most`, if nothing else is counted meanwhile."""
+        over = self.total + amount - most
+        freed_at = now - self.length
+        for bucket in self._buckets:
+            if over <= 0:
+                break
+            over -= bucket.amount
+            freed_at = bucket.newest
+        return max(0.0, freed_at + self.length - now)
+
+    def seconds_until_less(self, now: float) -> float:
+        """Seconds until the oldest amount leaves the window; its length where it is empty."""
+        oldest = self._buckets[0].newest if self._buckets else now
+        return max(0.0, oldest + self.length - now)
+
+    def seconds_until_empty(self, now: float) -> float:
+        """Seconds until everything has left the window, if nothing else is counted meanwhile."""
+        return max(0.0, self._buckets[-1].newest + self.length - now) if self._buckets else 0.0

@@ -1,0 +1,58 @@
+"""The form of a tenant's limits: which of them make sense together."""
+
+from collections.abc import Mapping
+
+from weft.api.registry.v1.tenant_pb2 import TenantLimit, TenantManifest
+from weft.kernel.alias_rules import ANY
+from weft.kernel.errors import invalid_field
+from weft.kernel.names import MAX_NAME_CHARS, ROUTE_PREFIX, is_token
+
+
+def to_canonical_limits(manifest: TenantManifest, field: str = "") -> None:
+    """Clears what says nothing in a tenant's limits; raises INVALID_ARGUMENT naming the field, which is in `field`."""
+    within = f"{field}." if field else ""
+    if manifest.unlimited and manifest.limits:
+        raise invalid_field(f"{within}unlimited", "must not be set together with limits")
+    known: dict[tuple[int, int, str], int] = {}
+    for index, limit in enumerate(manifest.limits):
+        where = f"{within}limits[{index}]"
+        _check_limit(limit, where)
+        if limit.per == TenantLimit.SUBJECT_TENANT:
+            limit.per = TenantLimit.SUBJECT_UNSPECIFIED
+        earlier = known.setdefault((limit.window, limit.per, limit.model), index)
+        if earlier != index:
+            raise invalid_field(where, f"is of the same window, per and model as limits[{earlier}]; write one of them")
+
+
+def _check_limit(limit: TenantLimit, field: str) -> None:
+    if not (limit.requests or limit.tokens):
+        raise invalid_field(field, "must say how many requests or tokens")
+    if not limit.model:
+        return
+    name = limit.model.removeprefix(ROUTE_PREFIX).removesuffix(ANY)
+    if name and not is_token(name, MAX_NAME_CHARS):
+        raise invalid_field(
+            f"{field}.model",
+            "must be the name of a model or a pool, or route/ and that of a route; with '*' at its end all names that "
+            "begin so",
+        )
+
+
+_WINDOW_WORDS: Mapping[int, str] = {
+    TenantLimit.WINDOW_SECOND: "sec",
+    TenantLimit.WINDOW_MINUTE: "min",
+    TenantLimit.WINDOW_HOUR: "hour",
+    TenantLimit.WINDOW_DAY: "day",
+    TenantLimit.WINDOW_WEEK: "week",
+    TenantLimit.WINDOW_MONTH: "month",
+}
+
+
+def limit_words(limit: TenantLimit) -> str:
+    """A limit as text, such as "100 req/min per key for llama-*"."""
+    window = _WINDOW_WORDS.get(limit.window, "?")
+    amounts = [
+        f"{amount} {unit}/{window}" for amount, unit in ((limit.requests, "req"), (limit.tokens, "tok")) if amount
+    ]
+    subject = {TenantLimit.SUBJECT_KEY: " per key", TenantLimit.SUBJECT_MODEL: " per model"}.get(limit.per, "")
+    return " and ".join(amounts) + subject + (f" for {limit.model}" if limit.model else "")

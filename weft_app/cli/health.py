@@ -1,0 +1,93 @@
+"""`weft health`: a probe of the processes of a home, for containers and supervisors."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import grpc
+import typer
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from weft.client._channel import open_mesh_channel
+from weft.kernel.address import metadata_of
+from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, EXIT_NOT_FOUND, HomeOption, OutputFormat, OutputOption, note
+from weft_app.cli.output import Column, Listing
+from weft_app.cli.process_calls import MESH
+from weft_app.compose.home import WeftHome
+
+CALL_SECONDS = 3.0
+"""Longest wait for the answer of one process."""
+READY, NOT_READY, LIVE, STUCK, NO_ANSWER = "ready", "not ready", "live", "stuck", "no answer"
+_WORDS = {"readiness": (READY, NOT_READY), "liveness": (LIVE, STUCK)}
+"""What is said of a process that serves a service name of its health, and of one that does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessHealth:
+    """What one process answered."""
+
+    process: str
+    health: str
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it answered yes."""
+        return self.health in (READY, LIVE)
+
+
+_PROCESSES = Listing(
+    columns=(Column("PROCESS", "{process}"), Column("HEALTH", "{health}")),
+    kind="ProcessHealthList",
+    document=asdict,
+)
+
+
+def health(
+    live: Annotated[
+        bool, typer.Option("--live", help="Ask whether each process itself works, not whether it should get requests.")
+    ] = False,
+    home: HomeOption = DEFAULT_HOME,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Ask the processes of a home whether they can do their work: a probe for containers and supervisors.
+
+    Exit code 1 when one of them cannot, or does not answer within 3 s; 3 where none runs. weft status tells more.
+
+    Example: weft health --live
+    """
+    folder = WeftHome(home.expanduser().absolute())
+    question = "liveness" if live else "readiness"
+    found = [ProcessHealth(process, _answer(address, question)) for process, address in _processes(folder)]
+    if not found:
+        note(f"no process of weft runs on this home ({folder.root})")
+        raise typer.Exit(EXIT_NOT_FOUND)
+    _PROCESSES.print(found, output)
+    if not all(each.is_well for each in found):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _processes(home: WeftHome) -> Iterator[tuple[str, str]]:
+    """Yields name and address of the process of `weft up`, or of each that `weft serve` runs on the home."""
+    if home.is_claimed():
+        running = home.running()
+        # A mesh that starts has no address yet, and answers nobody.
+        yield MESH, "" if running is None else str(running["grpc"])
+        return
+    for service, address in home.served().items():
+        # A gateway is served at a URL, and has its gRPC on a socket of the home.
+        yield service, home.address(service) if service == "gateway" else address
+    yield from home.served_runners().items()
+
+
+def _answer(address: str, question: str) -> str:
+    if not address:
+        return NO_ANSWER
+    yes, no = _WORDS[question]
+    with open_mesh_channel(address) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=question), timeout=CALL_SECONDS, metadata=metadata_of(address)
+            )
+        except grpc.RpcError:
+            return NO_ANSWER
+    return yes if answer.status == health_pb2.HealthCheckResponse.SERVING else no

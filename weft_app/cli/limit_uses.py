@@ -1,0 +1,62 @@
+"""What is used of the limits of tenants, as a router counts it, for tables and pages."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from weft.api.router.v1.request_service_pb2 import LimitUse
+from weft.client.requests import connect_requests
+from weft.documents.resources import AnyDocument, TenantDocument
+from weft.kernel.errors import WeftError
+from weft.kernel.units import Rate, RateUnit, wait_words
+from weft_app.cli.output import Column
+
+MAX_SHOWN_USES = 3
+"""Windows of one tenant in a table; `weft describe` has all of them."""
+
+
+def limit_uses(home: Path, tenant: str = "") -> Sequence[LimitUse]:
+    """Returns what is used of the limits of a tenant (empty: of all); nothing where no router answers."""
+    try:
+        with connect_requests(home=home) as requests:
+            return requests.limit_uses(tenant).uses
+    except WeftError:
+        return ()
+
+
+def with_uses(documents: Iterable[AnyDocument], uses: Sequence[LimitUse]) -> list[AnyDocument]:
+    """Returns tenants with what is used of their limits; other documents as they are."""
+    return [
+        replace(document, uses=tuple(use for use in uses if use.tenant == document.name))
+        if isinstance(document, TenantDocument)
+        else document
+        for document in documents
+    ]
+
+
+def used_text(tenant: TenantDocument) -> str:
+    """The fullest windows of a tenant that count something, as one text such as "12 of 100 req/min"."""
+    found = sorted((use for use in tenant.uses if use.used), key=lambda use: use.used / use.limit, reverse=True)
+    shown = [f"{use.used} of {rate_of(use)}{_subject(use)}" for use in found[:MAX_SHOWN_USES]]
+    return ", ".join(shown) + (f" and {len(found) - MAX_SHOWN_USES} more" if len(found) > MAX_SHOWN_USES else "")
+
+
+def rate_of(use: LimitUse) -> Rate:
+    """The rate of a window."""
+    unit = RateUnit.TOKENS if use.unit == LimitUse.UNIT_TOKENS else RateUnit.REQUESTS
+    return Rate(use.limit, use.window.seconds, unit)
+
+
+def _subject(use: LimitUse) -> str:
+    parts = [f" by {use.key}" if use.key else "", f" for {use.model}" if use.model else ""]
+    return "".join([*parts, f" of client {use.client}" if use.client else ""])
+
+
+USES = (
+    Column("LIMIT", lambda use: str(rate_of(use))),
+    Column("OF", lambda use: _subject(use).strip() or "the tenant"),
+    Column("USED", lambda use: str(use.used)),
+    Column("LEFT", lambda use: str(max(0, use.limit - use.used))),
+    Column("EMPTY IN", lambda use: f"{wait_words(use.reset.ToNanoseconds() / 1e9)} s" if use.used else "-"),
+)
+"""The columns of windows on a page."""

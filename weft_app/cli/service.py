@@ -1,0 +1,168 @@
+"""`weft service`: services of systemd, for meshes and runners that start with the machine."""
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft_app.cli.options import EXIT_FAILED, EXIT_NOT_FOUND, OutputFormat, OutputOption, note, reporting
+from weft_app.cli.output import Column, Listing, say
+from weft_app.cli.runner import URL_VARIABLE
+from weft_app.compose.service_units import UnitKind, UnitPlan
+from weft_app.compose.systemd import Systemd, UnitState, user_ends_with_session
+
+app = typer.Typer(
+    help="Install, show and remove services of systemd: a mesh, one of its services, a runner.",
+    epilog="Example: weft service install mesh",
+    no_args_is_help=True,
+)
+HOMES = (Path("/root"), Path("/home"))
+"""Folders that a service of the system cannot read."""
+KindArgument = Annotated[UnitKind, typer.Argument(metavar="KIND", help=f"One of {', '.join(UnitKind)}.")]
+ScopeOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--system/--user",
+        help="For the machine, from its start on, or for this user. Default: for the machine where root asks.",
+        show_default=False,
+    ),
+]
+
+_UNITS = Listing(
+    columns=(
+        Column("UNIT", "{unit}"),
+        Column("STATE", "{state}"),
+        Column("DETAIL", "[{detail}]"),
+        Column("PID", lambda state: str(state.process) if state.process else None),
+        Column("RESTARTS", lambda state: str(state.restarts)),
+        Column("SINCE", "[{since}]"),
+    ),
+    kind="ServiceList",
+    document=asdict,
+)
+
+
+@app.command("install")
+def install(
+    kind: KindArgument,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME|URL] [-- ARGUMENTS]",
+            help="The name of a runner, or the invitation with which one joins; then arguments of the command.",
+        ),
+    ] = None,
+    *,
+    system: ScopeOption = None,
+    start: Annotated[bool, typer.Option("--start/--no-start", help="Enable and start it.")] = True,
+) -> None:
+    """Install a service and start it: it starts with the machine, is restarted when it fails, and drains when it stops.
+
+    weft.yaml and weft.env, its environment, are in /etc/weft, of a user in ~/.config/weft. An invitation is kept in
+    weft-join.env there, readable by its owner alone. The same command again replaces a service.
+
+    Example: weft service install mesh -- --host 0.0.0.0, or: weft service install join weft://...
+    """
+    with reporting():
+        manager = Systemd(is_system=_is_system(system))
+        plan, environment = _plan(kind, list(arguments or ()), is_system=manager.is_system)
+        file = manager.install(plan, environment)
+        if not start:
+            say(f"wrote {file}; start it with: systemctl {_scope(manager)}enable --now {plan.unit}\n")
+            return
+        manager.start(plan)
+        say(f"{plan.unit} is started\n\n  weft service status   journalctl {_scope(manager)}-u {plan.unit} -f\n")
+        if not manager.is_system and user_ends_with_session():
+            note("it ends with your last session, and starts with the next; loginctl enable-linger keeps it running")
+
+
+@app.command("status")
+def status(system: ScopeOption = None, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Show the services that are installed: state, process, restarts. Exit code 1 where one is not active, 3 for none.
+
+    Whether a service can do its work is what weft health asks.
+
+    Example: weft service status -o json
+    """
+    with reporting():
+        manager = Systemd(is_system=_is_system(system))
+        found: list[UnitState] = list(manager.states())
+        _UNITS.print(found, output)
+        if not found:
+            note(f"no service of weft is installed {'for the machine' if manager.is_system else 'for this user'}")
+            raise typer.Exit(EXIT_NOT_FOUND)
+        if any(each.state != "active" for each in found):
+            raise typer.Exit(EXIT_FAILED)
+
+
+@app.command("remove")
+def remove(
+    kind: KindArgument,
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="The name of a runner.", show_default=False)] = "",
+    system: ScopeOption = None,
+) -> None:
+    """Stop a service, finishing its running requests, and remove it. Settings and state stay where they are.
+
+    Example: weft service remove runner gpu-0
+    """
+    with reporting():
+        manager = Systemd(is_system=_is_system(system))
+        _require_name(kind, name)
+        plan = UnitPlan(kind=kind, is_system=manager.is_system, instance=name)
+        if not manager.remove(plan):
+            raise WeftError(Reason.NOT_FOUND, f"{plan.unit} is not installed in {manager.folder}")
+        home = "/var/lib/weft" if manager.is_system else "~/.weft"
+        say(f"removed {plan.unit}; its settings in {manager.settings} and its home {home} stay\n")
+
+
+def _plan(kind: UnitKind, arguments: list[str], *, is_system: bool) -> tuple[UnitPlan, dict[str, str]]:
+    """Returns the unit that a command line describes, and what goes into its environment file."""
+    named = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+    rest = arguments[1:] if named else arguments
+    environment = {}
+    match kind:
+        case UnitKind.RUNNER:
+            _require_name(kind, named)
+        case UnitKind.JOIN:
+            if '"' in named or "\\" in named or not named.isprintable():
+                raise invalid_field("URL", "is an invitation, weft://..., or https://host:port")
+            environment = {URL_VARIABLE: named} if named else {}
+        case _ if named:
+            raise invalid_field("ARGUMENTS", f"of {kind} are options, such as -- --config FILE, and not {named}")
+    program = Path(sys.executable).with_name("weft")
+    if is_system:
+        _require_readable(program)
+    instance = named if kind is UnitKind.RUNNER else ""
+    return UnitPlan(
+        kind=kind, is_system=is_system, instance=instance, program=str(program), arguments=tuple(rest)
+    ), environment
+
+
+def _require_readable(program: Path) -> None:
+    """Raises INVALID_ARGUMENT where a service of the system, whose user is its own, cannot read weft or its Python."""
+    for path in (program, Path(sys.executable).resolve()):
+        if any(path.is_relative_to(home) for home in HOMES):
+            raise WeftError(
+                Reason.INVALID_ARGUMENT,
+                f"a service of the machine cannot read {path}; install weft where all can: "
+                "/usr/bin/python3 -m venv /opt/weft, then /opt/weft/bin/pip install weft, and "
+                "/opt/weft/bin/weft service install; or install it for a user: --user",
+            )
+
+
+def _require_name(kind: UnitKind, name: str) -> None:
+    if kind is UnitKind.RUNNER and not name:
+        raise invalid_field("NAME", "is needed for a runner: its name in weft.yaml")
+
+
+def _is_system(chosen: bool | None) -> bool:
+    return os.geteuid() == 0 if chosen is None else chosen
+
+
+def _scope(manager: Systemd) -> str:
+    return "" if manager.is_system else "--user "

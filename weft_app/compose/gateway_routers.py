@@ -1,0 +1,64 @@
+"""The routers of the mesh as a gateway reaches them."""
+
+from typing import TYPE_CHECKING
+
+import grpc
+from typing_extensions import override
+
+from weft.dispatch.fleet import FleetWatcher
+from weft.dispatch.remote_router import RemotePlacement, RemoteRequests, RouterSource, RouterWatch
+from weft.dispatch.router_links import RouterLinks
+from weft.dispatch.routers_placement import RoutersPlacement
+from weft.kernel.clock import Clock
+from weft.kernel.picked_channel import PickedChannel
+from weft.kernel.tls_channel import ChannelSecurity
+
+if TYPE_CHECKING:
+    from weft.dispatch.placement import PlacementPort
+
+
+class GatewayRouters(RouterSource):
+    """Every router that the registry knows, and the configured one while it knows none.
+
+    Requests go to the owner of their scheduling domain. Whatever any router can answer (records, tasks, files) goes to
+    one of those that answer, and stays with it while it does.
+    """
+
+    def __init__(
+        self, configured: grpc.aio.Channel, fleet: FleetWatcher, clock: Clock, security: ChannelSecurity | None = None
+    ) -> None:
+        """`configured`: the channel to the router of the settings, which the caller closes."""
+        self._configured = configured
+        self._watch = RouterWatch(configured, clock)
+        self._links = RouterLinks(clock, security)
+        self._fleet = fleet
+        self._chosen = ""
+        """The router that answers what any can; empty: none was chosen yet."""
+        self.channel: grpc.aio.Channel = PickedChannel(self._pick)
+        """The channel to any router that answers."""
+        self.queues = RemotePlacement(self.channel)
+        self.requests = RemoteRequests(self.channel)
+        self.placement: PlacementPort = RoutersPlacement(fleet, self._links, RemotePlacement(configured))
+
+    @property
+    @override
+    def is_there(self) -> bool:
+        return self._links.is_there if self._fleet.view.routers else self._watch.is_there
+
+    async def start(self) -> None:
+        """Begin to follow the mesh's routers. Returns at once."""
+        self._fleet.subscribe(self._links.update_view)
+        await self._watch.start()
+
+    async def stop(self) -> None:
+        """Close the connections. Safe to call twice, or when never started."""
+        await self._watch.stop()
+        await self._links.close()
+
+    def _pick(self) -> grpc.aio.Channel:
+        live = self._links.live()
+        if not live:
+            return self._configured
+        chosen = next((link for link in live if link.router.name == self._chosen), live[0])
+        self._chosen = chosen.router.name
+        return chosen.channel

@@ -1,0 +1,167 @@
+"""systemd: the files of units, and the manager that runs them."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.kernel.errors import WeftError
+from weft.kernel.file_replacement import replace_file
+from weft.kernel.reasons import Reason
+from weft_app.compose.service_units import SYSTEM_SETTINGS, UnitPlan
+
+COMMAND_SECONDS = 60.0
+STOP_COMMAND_SECONDS = 960.0
+"""More than STOP_SECONDS of a unit."""
+MAX_ERROR_CHARS = 500
+MARK = "# Written by weft service install. Changes go into: systemctl edit UNIT (systemctl --user edit UNIT)."
+_PROPERTIES = ("Id", "ActiveState", "SubState", "NRestarts", "MainPID", "ActiveEnterTimestamp", "Result")
+
+
+@dataclass(frozen=True, slots=True)
+class UnitState:
+    """What the manager knows of a unit."""
+
+    unit: str
+    state: str
+    """ActiveState of systemd: active, activating, deactivating, inactive or failed."""
+    detail: str
+    since: str
+    restarts: int
+    process: int
+    """Its process id; 0: none."""
+
+
+class Systemd:
+    """The manager of the system, or of the user."""
+
+    def __init__(self, *, is_system: bool) -> None:
+        """Raises UNSUPPORTED_OPERATION where there is no systemd."""
+        if shutil.which("systemctl") is None:
+            raise WeftError(
+                Reason.UNSUPPORTED_OPERATION,
+                "this machine has no systemd (no systemctl on PATH); start weft up by its own supervisor",
+            )
+        self.is_system = is_system
+
+    @property
+    def folder(self) -> Path:
+        """Where its units are."""
+        if self.is_system:
+            return Path("/etc/systemd/system")
+        settings = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+        return Path(settings).expanduser() / "systemd" / "user"
+
+    @property
+    def settings(self) -> Path:
+        """The folder of weft.yaml and of the environment files."""
+        return Path(SYSTEM_SETTINGS) if self.is_system else Path("~/.config/weft").expanduser()
+
+    def install(self, plan: UnitPlan, environment: Mapping[str, str]) -> Path:
+        """Writes a unit, and the environment file of its own where there is something to write there.
+
+        Returns the file. Raises ALREADY_EXISTS where there is one that weft has not written, PERMISSION_DENIED.
+        """
+        file = self.folder / plan.file_name
+        try:
+            if file.exists() and not file.read_text("utf-8", errors="replace").startswith(MARK):
+                raise WeftError(Reason.ALREADY_EXISTS, f"{file} is not of weft service install; move it away first")
+            self.settings.mkdir(parents=True, exist_ok=True)
+            if environment:
+                lines = "".join(f'{name}="{value}"\n' for name, value in environment.items())
+                replace_file(self.environment_file(plan), lines.encode())
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(file, f"{MARK}\n{plan.text()}".encode())
+            file.chmod(0o644)
+        except PermissionError as error:
+            raise _denied(error) from error
+        self._run("daemon-reload")
+        return file
+
+    def environment_file(self, plan: UnitPlan) -> Path:
+        """Returns the environment file that is this kind's own."""
+        return self.settings / Path(plan.environment_files[-1]).name
+
+    def start(self, plan: UnitPlan) -> None:
+        """Enables a unit and starts it; one that runs is drained and started again."""
+        self._run("enable", plan.unit)
+        self._run("restart", plan.unit, seconds=STOP_COMMAND_SECONDS)
+
+    def remove(self, plan: UnitPlan) -> bool:
+        """Drains and stops a unit, and deletes what `install` wrote; returns whether it was installed."""
+        file = self.folder / plan.file_name
+        if not file.exists() or plan.unit not in self.installed():
+            return False
+        self._run("disable", plan.unit, seconds=STOP_COMMAND_SECONDS)
+        self._run("stop", plan.unit, seconds=STOP_COMMAND_SECONDS)
+        with suppress(WeftError):
+            self._run("reset-failed", plan.unit)
+        # The template of runners stays for the others.
+        if not any(unit.startswith(file.stem) for unit in self.installed()) or not plan.instance:
+            try:
+                file.unlink(missing_ok=True)
+                if plan.secret_environment:
+                    self.environment_file(plan).unlink(missing_ok=True)
+            except PermissionError as error:
+                raise _denied(error) from error
+        self._run("daemon-reload")
+        return True
+
+    def installed(self) -> list[str]:
+        """Returns the names of the units of weft: files, and runners that are enabled."""
+        units = {file.name for file in self.folder.glob("weft-*.service") if not file.stem.endswith("@")}
+        units.update(link.name for link in self.folder.glob("*.wants/weft-runner@*.service"))
+        return sorted(units)
+
+    def states(self) -> Iterator[UnitState]:
+        """Yields the state of each unit that is installed."""
+        for unit in self.installed():
+            said = self._run("show", unit, f"--property={','.join(_PROPERTIES)}")
+            known = dict(line.partition("=")[::2] for line in said.splitlines())
+            result = known.get("Result", "")
+            yield UnitState(
+                unit=unit,
+                state=known.get("ActiveState", ""),
+                detail=known.get("SubState", "") if result in ("", "success") else result,
+                since=known.get("ActiveEnterTimestamp", ""),
+                restarts=int(known.get("NRestarts") or 0),
+                process=int(known.get("MainPID") or 0),
+            )
+
+    def _run(self, *arguments: str, seconds: float = COMMAND_SECONDS) -> str:
+        """Runs systemctl. Raises SERVICE_UNAVAILABLE with its words, DEADLINE_EXCEEDED."""
+        command = ["systemctl", *([] if self.is_system else ["--user"]), "--no-pager", *arguments]
+        try:
+            ended = subprocess.run(  # noqa: S603 - an argument list, never a shell
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise WeftError(
+                Reason.DEADLINE_EXCEEDED, f"{' '.join(command)} has not ended within {seconds:.0f} s"
+            ) from error
+        if ended.returncode != 0:
+            said = " ".join(ended.stderr.split())[:MAX_ERROR_CHARS]
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, f"{' '.join(command)} failed: {said}")
+        return ended.stdout
+
+
+def user_ends_with_session() -> bool:
+    """Whether the services of this user end with the last session: logind does not let them linger."""
+    if shutil.which("loginctl") is None:
+        return False
+    ended = subprocess.run(  # noqa: S603 - an argument list, never a shell
+        ["loginctl", "show-user", str(os.getuid()), "--property=Linger", "--value"],  # noqa: S607 - as systemctl
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_SECONDS,
+        check=False,
+    )
+    return ended.stdout.strip() == "no"
+
+
+def _denied(error: PermissionError) -> WeftError:
+    return WeftError(Reason.PERMISSION_DENIED, f"{error.filename} cannot be written; use sudo, or --user")
