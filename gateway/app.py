@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.admin.endpoints import ADMIN, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
 from gateway.admin.join_tokens import JoinCommands, JoinTokenDeps, JoinTokensPort
 from gateway.admin.keys import KeysDeps, KeysPort
 from gateway.admin.operations import AdminDeps, AdminPorts
@@ -23,25 +24,17 @@ from gateway.config import GatewayConfig, MediaConfig
 from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.endpoints import (
     ACCESS_RULES,
-    ADMIN,
     ANTHROPIC,
     BATCHES,
     DOCUMENT,
     FILES,
     GATEWAY_GROUPS,
     HEALTH,
-    JOIN_TOKENS,
-    KEYS,
     OLLAMA,
     OPENAI,
-    REQUESTS,
-    RESOURCES,
     RESPONSES,
     RESULTS,
-    SECRETS,
-    SETTINGS,
     TASKS,
-    USAGE,
     WATCH,
     WORKBENCH,
     published_schemas,
@@ -65,6 +58,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.ollama.deps import OllamaDeps
 from gateway.ports import RegistryPort
 from gateway.request_facts import FACTS_KEY, RequestFacts, headers_of
+from gateway.resources.endpoints import RESOURCES, SETTINGS
 from gateway.responses.handlers import responses_of
 from gateway.responses.running import RunningResponses
 from gateway.result_links import ResultLinks

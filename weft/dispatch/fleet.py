@@ -113,6 +113,10 @@ class RouterView:
     """Where gateways and other routers reach it, as a gRPC target."""
     draining: bool = False
     """Whether it is about to stop, and owns no scheduling domain."""
+    version: str = ""
+    """The version of weft that it runs; empty: it does not say."""
+    registered: float = 0.0
+    """When it announced itself, UTC in seconds since the epoch; 0: not known."""
 
 
 class FleetSource(Protocol):
@@ -284,7 +288,12 @@ def _agent(agent: agent_pb2.Agent) -> agent_pb2.Agent:
 
 def _router(router: router_pb2.Router) -> RouterView:
     return RouterView(
-        name=router.name, incarnation=router.incarnation, address=router.address, draining=router.draining
+        name=router.name,
+        incarnation=router.incarnation,
+        address=router.address,
+        draining=router.draining,
+        version=router.version,
+        registered=router.register_time.ToNanoseconds() / 1e9,
     )
 
 

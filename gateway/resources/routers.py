@@ -1,0 +1,18 @@
+"""`GET /api/v1/routers`: the routers of the mesh, and which scheduling domains each of them owns."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.answers.unary import json_response
+from gateway.deps import GatewayDeps
+from gateway.intake.query import begin_read
+from gateway.resources.handlers import SURFACE
+from weft.api.gateway.v1.mesh_router_pb2 import MeshRouterList
+from weft.dispatch.mesh_routers import mesh_routers
+from weft.documents.codec import document_of
+
+
+async def list_routers(deps: GatewayDeps, request: Request) -> Response:
+    """Returns the routers of the gateway's newest view of the mesh, by name."""
+    begin_read(request, SURFACE)
+    return json_response(document_of(MeshRouterList(routers=mesh_routers(deps.fleet.view))))
