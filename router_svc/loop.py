@@ -46,6 +46,7 @@ from weft.api.registry.v1.tenant_pb2 import Tenant
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch import placement
 from weft.dispatch.fleet import FleetView
+from weft.dispatch.lane import set_lane_terms
 from weft.dispatch.tickets import sign
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
@@ -171,6 +172,9 @@ class TicketIssuer:
         )
         expires = self._clock.utc_now().timestamp() + self._lifetime_seconds
         claims.expire_time.FromNanoseconds(int(expires * 1e9))
+        seconds_left = None if placed.deadline_at is None else placed.deadline_at - self._clock.monotonic()
+        if request.report_to:
+            set_lane_terms(claims.lane, request, placed.keep_alive_seconds, seconds_left)
         signed = claims.SerializeToString()
         return placement.Grant(
             claims=signed,
@@ -183,7 +187,7 @@ class TicketIssuer:
             attempt=placed.attempt,
             keep_alive_seconds=placed.keep_alive_seconds,
             priority=request.priority,
-            seconds_left=None if placed.deadline_at is None else placed.deadline_at - self._clock.monotonic(),
+            seconds_left=seconds_left,
         )
 
 

@@ -255,6 +255,7 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
         else "",
         # A caller that is no token counts as one that is not known; no request is refused for it.
         caller=message.caller if is_token(message.caller, MAX_USAGE_KEY_CHARS) else "",
+        report_to=require_name(message.report_to, "open.report_to") if message.report_to else "",
         **_described(message),
     )
 

@@ -11,6 +11,7 @@ from router_svc.call_spans import CallSpans
 from router_svc.config import RouterConfig
 from router_svc.fleet_view import view_of_runner
 from router_svc.inference_servicer import InferenceServicer
+from router_svc.lane_servicer import LaneServicer
 from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer
 from router_svc.memory_watch import MemoryWatch
 from router_svc.mesh_requests import MeshQueues, MeshRequests
@@ -24,6 +25,7 @@ from router_svc.waker import Waker
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
 from weft.api.router.v1 import (
     inference_service_pb2,
+    lane_service_pb2_grpc,
     placement_service_pb2,
     placement_service_pb2_grpc,
     request_pb2,
@@ -35,6 +37,7 @@ from weft.dispatch.call import LayeredDispatcher
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWatcher
 from weft.dispatch.fleet_health import look_at_fleet
+from weft.dispatch.lane import AttemptReports
 from weft.dispatch.placement import QueueSource, RouterPort
 from weft.dispatch.remote_router import RequestSource
 from weft.dispatch.router_links import RouterLinks
@@ -149,6 +152,7 @@ class RouterService(Service):
         self._view = self._registry_view = FleetView()
         self._tasks: TaskPort | None = None
         self._task_files: FilePort | None = None
+        self._attempt_reports: AttemptReports | None = None
         self._expected = ExpectedMesh()
         self._listeners: list[FleetListener] = []
 
@@ -159,6 +163,10 @@ class RouterService(Service):
         """
         self._tasks, self._task_files = tasks, files
         self._requests.look_into(tasks)
+
+    def hear_attempts(self, reports: AttemptReports) -> None:
+        """Pass on how attempts ended that proxies carried to runners. Must be called before `register`."""
+        self._attempt_reports = reports
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Use other profiles of clients and rate limits from now on; every other setting stays as it is."""
@@ -280,6 +288,9 @@ class RouterService(Service):
         request_service_pb2_grpc.add_RequestServiceServicer_to_server(
             RequestServicer(self._requests, self._mesh_requests), server
         )
+        if self._attempt_reports is not None:
+            lane = LaneServicer(self._attempt_reports, lambda: self._view)
+            lane_service_pb2_grpc.add_LaneServiceServicer_to_server(lane, server)
         if self._relay is not None:
             server.add_generic_rpc_handlers((self._relay.services(),))
 

@@ -63,6 +63,8 @@ class RunnerView:
     """How far its clock is ahead of the mesh's; negative: behind; 0: not notably."""
     worker_hosts: tuple[str, ...] = ()
     """Other hosts that have a part of its models."""
+    lane_url: str = ""
+    """Where its HTTP API takes requests with tickets; empty: nowhere. See `weft.dispatch.lane`."""
     clock_refused: bool = False
     """Whether that exceeds the allowed deviation, so that it gets no requests."""
 
@@ -240,6 +242,7 @@ def _runner(watched: registry_service_pb2.WatchedRunner) -> RunnerView:
         clock_offset_seconds=runner.capability.clock_offset.ToNanoseconds() / 1e9,
         clock_refused=runner.capability.clock_refused,
         worker_hosts=tuple(runner.capability.worker_hosts),
+        lane_url=runner.capability.lane_url,
     )
 
 

@@ -66,6 +66,9 @@ class PlacementRequest:
     """The task that it is an attempt of; empty: none. Tasks are placed inside the router: it does not travel."""
     unreachable_routers: frozenset[str] = frozenset()
     """Routers that its dispatcher cannot reach; they own no domain for it. At most MAX_UNREACHABLE_ROUTERS."""
+    report_to: str = ""
+    """The router that hears from the runner how an attempt ended, by its name, of one that a proxy carries there;
+    empty: its dispatcher calls the runner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

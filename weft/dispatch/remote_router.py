@@ -214,6 +214,7 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
         caller=request.caller,
         unreachable_routers=sorted(request.unreachable_routers),
         is_counted=request.is_counted,
+        report_to=request.report_to,
     )
     message.age.FromNanoseconds(int(request.age_seconds * 1e9))
     if request.seconds_left is not None:

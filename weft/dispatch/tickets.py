@@ -5,6 +5,8 @@ parsed; the algorithm is never taken from the ticket. Permits are signed with a 
 passes for the other.
 """
 
+import base64
+import binascii
 import hashlib
 import hmac
 from collections import OrderedDict
@@ -25,6 +27,48 @@ RETRY_AFTER_SECONDS = 1.0
 def sign(claims: bytes, key: bytes) -> bytes:
     """The authentication code of serialized claims."""
     return hmac.digest(key, claims, hashlib.sha256)
+
+
+TICKET_HEADER = "x-weft-ticket"
+"""The header of a request that a proxy carries to a runner: tickets as `ticket_text`, comma-separated."""
+MAX_HEADER_TICKETS = 8
+"""Tickets that one header may have: one for each runner that the proxy may try."""
+MAX_TICKET_TEXT_CHARS = 4_096
+
+
+def ticket_text(claims: bytes, mac: bytes) -> str:
+    """Returns a ticket as a header has it: claims and authentication code in base64url, joined by a dot."""
+    return f"{_base64url(claims)}.{_base64url(mac)}"
+
+
+def tickets_in(text: str) -> tuple[ticket_pb2.Ticket, ...]:
+    """Returns the tickets of a header, in order.
+
+    Raises TICKET_INVALID for more than MAX_HEADER_TICKETS, and for one that is malformed or too long. Claims are only
+    decoded: they say nothing before a `TicketGate` has checked them.
+    """
+    parts = text.split(",")
+    if len(parts) > MAX_HEADER_TICKETS:
+        raise _refused(Reason.TICKET_INVALID)
+    return tuple(_ticket_of(part.strip()) for part in parts)
+
+
+def _ticket_of(text: str) -> ticket_pb2.Ticket:
+    claims, dot, mac = text.partition(".")
+    if not dot or len(text) > MAX_TICKET_TEXT_CHARS:
+        raise _refused(Reason.TICKET_INVALID)
+    try:
+        return ticket_pb2.Ticket(claims=_from_base64url(claims), mac=_from_base64url(mac))
+    except (binascii.Error, ValueError):
+        raise _refused(Reason.TICKET_INVALID) from None
+
+
+def _base64url(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _from_base64url(text: str) -> bytes:
+    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -232,9 +232,9 @@ def test_every_rpc_of_the_contract_has_a_rule_of_its_own_and_a_new_one_is_for_se
     # Whoever adds an rpc decides: it stands here, or its option names a resource that keys are given.
     assert {method.rpartition(".")[2] for method in ours} == {
         "BatchService/FinishBatch", "CentralModelService/WatchCentralModels", "EmbeddingService/Embed",
-        "GenerationService/Generate",
+        "EngineLaneService/HoldSlot", "GenerationService/Generate",
         "JoinTokenService/CheckJoinToken",
-        "KeyService/WatchKeys", "LeaseService/ReleaseEarlierLives",
+        "KeyService/WatchKeys", "LaneService/ReportAttempts", "LeaseService/ReleaseEarlierLives",
         "ModelCallService/Rerank", "ModelCallService/Speak", "ModelCallService/StreamImages",
         "ModelCallService/StreamTranscription", "ModelCallService/Tokenize",
         "OperationService/RecordCancellation", "OperationService/RecordLogLevel",

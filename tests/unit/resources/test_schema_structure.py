@@ -27,6 +27,9 @@ CHANGED = {
     "LeaseDocument.properties.priority.enum",
     # The hosts of a model over several hosts are new.
     "RunnerStatus.properties.workerHosts",
+    # Where proxies send requests is new.
+    "RunnerStatus.properties.laneUrl",
+    "InstanceStatus.properties.engineLane",
     # What a model takes, and what its engine says of its load, is new.
     "InstanceStatus.properties.engineLoad",
     "InstanceStatus.properties.abilities",

@@ -129,6 +129,7 @@ class Capability(google.protobuf.message.Message):
     ATTACHES_SERVERS_FIELD_NUMBER: builtins.int
     ATTACHED_SERVERS_FIELD_NUMBER: builtins.int
     WORKER_HOSTS_FIELD_NUMBER: builtins.int
+    LANE_URL_FIELD_NUMBER: builtins.int
     draining: builtins.bool
     """Whether it drains: running work goes on, new work is refused."""
     max_requests: builtins.int
@@ -139,6 +140,10 @@ class Capability(google.protobuf.message.Message):
     """Whether it serves models by their source that its configuration does not name."""
     attaches_servers: builtins.bool
     """Whether it serves what servers list that are attached while it runs."""
+    lane_url: builtins.str
+    """Where its HTTP API takes requests with tickets, such as "http://10.0.0.7:8081". Empty: it has no HTTP API, or no proxy
+    could reach it, as behind a relay.
+    """
     @property
     def instances(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___InstanceState]:
         """One entry per model it publishes."""
@@ -176,9 +181,10 @@ class Capability(google.protobuf.message.Message):
         attaches_servers: builtins.bool = ...,
         attached_servers: collections.abc.Iterable[builtins.str] | None = ...,
         worker_hosts: collections.abc.Iterable[builtins.str] | None = ...,
+        lane_url: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["clock_offset", b"clock_offset"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adds_models", b"adds_models", "attached_servers", b"attached_servers", "attaches_servers", b"attaches_servers", "clock_offset", b"clock_offset", "clock_refused", b"clock_refused", "draining", b"draining", "instances", b"instances", "max_requests", b"max_requests", "tool_names", b"tool_names", "worker_hosts", b"worker_hosts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adds_models", b"adds_models", "attached_servers", b"attached_servers", "attaches_servers", b"attaches_servers", "clock_offset", b"clock_offset", "clock_refused", b"clock_refused", "draining", b"draining", "instances", b"instances", "lane_url", b"lane_url", "max_requests", b"max_requests", "tool_names", b"tool_names", "worker_hosts", b"worker_hosts"]) -> None: ...
 
 global___Capability = Capability
 
@@ -255,6 +261,7 @@ class InstanceState(google.protobuf.message.Message):
     ADDED_SOURCE_FIELD_NUMBER: builtins.int
     MODEL_FILE_FIELD_NUMBER: builtins.int
     RUNTIME_FIELD_NUMBER: builtins.int
+    ENGINE_LANE_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by name."""
     phase: global___InstanceState.Phase.ValueType
@@ -285,6 +292,8 @@ class InstanceState(google.protobuf.message.Message):
     """The runtime that serves it where that is not the one of its runner, such as "openai_http" of a server that was attached.
     Empty: that of its runner.
     """
+    engine_lane: builtins.bool
+    """Whether proxies call its engine itself, see EngineLaneService. Otherwise they call its runner's HTTP API."""
     @property
     def memory(self) -> global___InstanceMemory:
         """Accelerator memory: what it holds, what it would take."""
@@ -344,9 +353,10 @@ class InstanceState(google.protobuf.message.Message):
         added_source: builtins.str = ...,
         model_file: weft.api.registry.v1.model_pb2.ModelFile | None = ...,
         runtime: builtins.str = ...,
+        engine_lane: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "engine_load", b"engine_load", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model_file", b"model_file", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "added_source", b"added_source", "base_model", b"base_model", "context_tokens", b"context_tokens", "detail", b"detail", "engine_load", b"engine_load", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "model_file", b"model_file", "phase", b"phase", "pinned", b"pinned", "runtime", b"runtime", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "added_source", b"added_source", "base_model", b"base_model", "context_tokens", b"context_tokens", "detail", b"detail", "engine_lane", b"engine_lane", "engine_load", b"engine_load", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "model_file", b"model_file", "phase", b"phase", "pinned", b"pinned", "runtime", b"runtime", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_load_progress", b"_load_progress"]) -> typing.Literal["load_progress"] | None: ...
 
 global___InstanceState = InstanceState

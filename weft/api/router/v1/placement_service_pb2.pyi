@@ -157,6 +157,7 @@ class PlaceOpen(google.protobuf.message.Message):
     WORK_FIELD_NUMBER: builtins.int
     UNREACHABLE_ROUTERS_FIELD_NUMBER: builtins.int
     IS_COUNTED_FIELD_NUMBER: builtins.int
+    REPORT_TO_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id."""
     tenant: builtins.str
@@ -194,6 +195,10 @@ class PlaceOpen(google.protobuf.message.Message):
     is_counted: builtins.bool
     """Whether an earlier placement of the same request was counted by the limits of its tenant and client. A router that answered
     MOVED gives back what it counted.
+    """
+    report_to: builtins.str
+    """The router that hears from the runner how an attempt ended, by its name among the routers, for a request that a proxy
+    carries to the runner. Empty: its dispatcher calls the runner itself.
     """
     @property
     def age(self) -> google.protobuf.duration_pb2.Duration:
@@ -246,9 +251,10 @@ class PlaceOpen(google.protobuf.message.Message):
         work: builtins.float = ...,
         unreachable_routers: collections.abc.Iterable[builtins.str] | None = ...,
         is_counted: builtins.bool = ...,
+        report_to: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "age", b"age", "max_output_tokens", b"max_output_tokens", "time_left", b"time_left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "is_counted", b"is_counted", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "unreachable_routers", b"unreachable_routers", "work", b"work"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "is_counted", b"is_counted", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "report_to", b"report_to", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "unreachable_routers", b"unreachable_routers", "work", b"work"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_output_tokens", b"_max_output_tokens"]) -> typing.Literal["max_output_tokens"] | None: ...
 
 global___PlaceOpen = PlaceOpen

@@ -1,0 +1,73 @@
+"""Requests that a proxy carries to a runner or to its engine itself: their endpoints, their terms, their reports."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from weft.api.registry.v1 import runner_pb2
+from weft.api.router.v1 import lane_service_pb2
+from weft.api.runner.v1 import ticket_pb2
+from weft.dispatch.fleet import RunnerView
+from weft.dispatch.placement import PlacementRequest
+
+
+class EndpointKind(StrEnum):
+    """What a proxy calls for a model."""
+
+    SIDECAR = "sidecar"
+    """The runner's HTTP API, with a ticket."""
+    ENGINE = "engine"
+    """The engine's own port, with the key of its present start; `EngineLaneService.HoldSlot` has both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneEndpoint:
+    """Where a proxy sends the requests for one model of one runner."""
+
+    kind: EndpointKind
+    url: str
+    """Base URL without path, such as `http://10.0.0.7:8081`; empty for an engine, whose address `HoldSlot` has."""
+
+
+def endpoint_in(runner: RunnerView, model: str) -> LaneEndpoint | None:
+    """Returns where a proxy sends requests for a model; None: nowhere, they go through a gateway."""
+    instance = runner.instances.get(model)
+    if instance is not None and instance.engine_lane:
+        return LaneEndpoint(kind=EndpointKind.ENGINE, url="")
+    return LaneEndpoint(kind=EndpointKind.SIDECAR, url=runner.lane_url) if runner.lane_url else None
+
+
+def kind_of(capability: runner_pb2.Capability, instance: runner_pb2.InstanceState) -> EndpointKind | None:
+    """Returns what a proxy calls for a model as its runner reports it; None: nothing."""
+    if instance.engine_lane:
+        return EndpointKind.ENGINE
+    return EndpointKind.SIDECAR if capability.lane_url else None
+
+
+def set_lane_terms(
+    terms: ticket_pb2.LaneTerms,
+    request: PlacementRequest,
+    keep_alive_seconds: float | None,
+    seconds_left: float | None,
+) -> None:
+    """Write into a ticket what the runner must know of a request that has no dispatcher."""
+    terms.report_to = request.report_to
+    terms.priority = request.priority.wire  # type: ignore[assignment]  # same numbers
+    terms.asked_model = request.asked_model
+    if keep_alive_seconds is not None:
+        terms.keep_alive.FromNanoseconds(int(keep_alive_seconds * 1e9))
+    if seconds_left is not None:
+        terms.time_left.FromNanoseconds(int(seconds_left * 1e9))
+
+
+class AttemptReports(Protocol):
+    """Port of a router: hears how the attempts ended that runners served for proxies."""
+
+    def note_attempt(self, claims: ticket_pb2.TicketClaims, report: lane_service_pb2.AttemptReport) -> bool:
+        """Notes the end of an attempt; called from the event loop, and must not block.
+
+        `claims` are those of the report's ticket, whose signature is checked: this router, or another one, has issued
+        it for the runner that it names. Returns whether the report counts; False for an attempt that is not known, or
+        whose end is known already. Reports may come twice, and before or after other signs of the end.
+        """
+        ...
