@@ -12,8 +12,9 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ PYTHON_OF_THE_WHEEL = (3, 12)
 START_LIMIT_SECONDS = 30.0
 STOP_LIMIT_SECONDS = 10.0
 SQL_LIMIT_SECONDS = 60.0
+SOCKET_NAME = ".s.PGSQL.5432"
 # Quick rather than durable; `synchronous_commit` is off so that a test sees the store turn it on.
 SETTINGS = {
     "listen_addresses": "",
@@ -57,15 +59,67 @@ class PostgresStartError(Exception):
 class PostgresServer:
     """A running server and its databases."""
 
-    def __init__(self, binaries: Path, folder: Path) -> None:
+    def __init__(self, binaries: Path, folder: Path, identity: Mapping[str, Any]) -> None:
+        """`identity`: arguments for subprocess that say as which user it runs."""
         self._binaries = binaries
+        self._identity = identity
+        self._process: subprocess.Popen[bytes] | None = None
         self.socket_folder = folder
         self._databases = 0
         self._empty: list[str] = []
 
-    def url(self, database: str) -> str:
-        """Returns the URL of a database for SQLAlchemy with asyncpg."""
-        return f"postgresql+asyncpg://postgres@/{database}?host={self.socket_folder}"
+    def start(self) -> None:
+        """Starts its process, which `await_ready` waits for. It ends with the thread that called this."""
+        settings = [word for key, value in SETTINGS.items() for word in ("-c", f"{key}={value}")]
+        stop_with_parent = partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGQUIT)
+        with (self.socket_folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - a program of the wheel
+                [self._binaries / "postgres", "-D", self._data, "-k", self.socket_folder, *settings],
+                cwd=self.socket_folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=stop_with_parent,  # noqa: PLW1509 - prctl alone, which needs no lock
+                **self._identity,
+            )
+
+    def await_ready(self) -> None:
+        """Returns once it takes connections. Raises PostgresStartError."""
+        assert self._process is not None
+        deadline = time.monotonic() + START_LIMIT_SECONDS
+        probe = [str(self._binaries / "pg_isready"), "-q", "-h", str(self.socket_folder)]
+        while subprocess.run(probe, check=False, timeout=START_LIMIT_SECONDS).returncode != 0:  # noqa: S603 - as above
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                said = (self.socket_folder / "log").read_text(errors="replace")
+                raise PostgresStartError(f"PostgreSQL did not start: {said}")
+            time.sleep(0.02)
+
+    def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
+        """Ends its process, if it runs: SIGQUIT as a crash would, SIGINT in order, which ends all connections too."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(how)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_LIMIT_SECONDS)
+        process.kill()
+        process.wait()
+
+    @property
+    def _data(self) -> Path:
+        return self.socket_folder / "data"
+
+    @property
+    def socket(self) -> Path:
+        """Path of its socket, whose name clients know."""
+        return self.socket_folder / SOCKET_NAME
+
+    def url(self, database: str, socket_folder: Path | None = None) -> str:
+        """Returns the URL of a database for SQLAlchemy with asyncpg.
+
+        `socket_folder`: where another socket leads there, under the same name.
+        """
+        return f"postgresql+asyncpg://postgres@/{database}?host={socket_folder or self.socket_folder}"
 
     def dsn(self, database: str) -> str:
         """Returns the URL of a database for asyncpg."""
@@ -110,8 +164,13 @@ def running_postgres() -> Iterator[PostgresServer]:
         identity = _identity(folder)
         binaries = _binaries(folder)
         _make_cluster(binaries, folder, identity)
-        with _running(binaries, folder, identity):
-            yield PostgresServer(binaries, folder)
+        server = PostgresServer(binaries, folder, identity)
+        try:
+            server.start()
+            server.await_ready()
+            yield server
+        finally:
+            server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -153,41 +212,3 @@ def _make_cluster(binaries: Path, folder: Path, identity: dict[str, Any]) -> Non
     )
     if done.returncode != 0:
         raise PostgresStartError(f"initdb failed: {done.stdout}{done.stderr}")
-
-
-@contextmanager
-def _running(binaries: Path, folder: Path, identity: dict[str, Any]) -> Iterator[None]:
-    settings = [word for key, value in SETTINGS.items() for word in ("-c", f"{key}={value}")]
-    log_path = folder / "log"
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(  # noqa: S603 - a program of the wheel
-            [binaries / "postgres", "-D", folder / "data", "-k", folder, *settings],
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            preexec_fn=_stop_with_parent,  # noqa: PLW1509 - no thread of the tests holds a lock this needs
-            **identity,
-        )
-    try:
-        _await_ready(process, binaries, folder)
-        yield
-    finally:
-        process.send_signal(signal.SIGQUIT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_LIMIT_SECONDS)
-        process.kill()
-        process.wait()
-
-
-def _stop_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
-
-
-def _await_ready(process: "subprocess.Popen[bytes]", binaries: Path, folder: Path) -> None:
-    deadline = time.monotonic() + START_LIMIT_SECONDS
-    probe = [str(binaries / "pg_isready"), "-q", "-h", str(folder)]
-    while subprocess.run(probe, check=False, timeout=START_LIMIT_SECONDS).returncode != 0:  # noqa: S603 - as above
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise PostgresStartError(f"PostgreSQL did not start: {(folder / 'log').read_text(errors='replace')}")
-        time.sleep(0.02)

@@ -9,7 +9,6 @@ from pathlib import Path
 import grpc
 import pytest
 import yaml
-from kit.cut_socket import cut_socket
 from mesh_process import eventually, run_weft
 from registry_pair import Member, Pair, running_pair, until
 
@@ -23,6 +22,7 @@ from weft.api.registry.v1 import (
 )
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
+from weft_testing.cut_socket import cut_socket
 from weft_testing.postgres_server import PostgresServer
 
 pytest_plugins = ("database_fixtures",)
@@ -175,13 +175,12 @@ def test_a_standby_needs_the_pepper_that_keys_were_made_with(pair: Pair, tmp_pat
 def test_an_owner_that_is_cut_off_from_the_database_answers_nothing_once_it_was_replaced(
     tmp_path: Path, postgres: PostgresServer, postgres_database: str, postgres_url: str
 ) -> None:
-    name = ".s.PGSQL.5432"
     with (
-        cut_socket(tmp_path / name, postgres.socket_folder / name) as network,
+        cut_socket(tmp_path / postgres.socket.name, postgres.socket) as network,
         running_pair(
             tmp_path,
             postgres_url,
-            first_url=f"postgresql+asyncpg://postgres@/{postgres_database}?host={tmp_path}",
+            first_url=postgres.url(postgres_database, tmp_path),
             owner_silence_seconds=SILENCE_SECONDS,
         ) as pair,
     ):

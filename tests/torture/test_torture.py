@@ -11,6 +11,7 @@ import pytest
 
 from weft_testing.postgres_server import PYTHON_OF_THE_WHEEL, running_postgres
 from weft_testing.torture.checker import rules_broken
+from weft_testing.torture.database import RunDatabase
 from weft_testing.torture.history import Kind
 from weft_testing.torture.mesh import Folder
 from weft_testing.torture.plan import CLUSTER_WEIGHTS, STALE_ROUTERS, Plan
@@ -32,6 +33,7 @@ CLUSTER = Plan(
     weights=CLUSTER_WEIGHTS,
     max_minutes=4.0,
 )
+CLUSTER_ON_A_FAILING_DATABASE = replace(CLUSTER, kills=6, tasks=120, database_restarts=3, database_cuts=4)
 STALE = Plan(
     seed=SEED,
     kills=1,
@@ -84,6 +86,19 @@ async def test_no_stream_breaks_but_those_of_killed_gateways_and_no_task_is_lost
     with running_postgres() as server, server.fresh_database() as name:
         outcome = await torture(replace(CLUSTER, database_url=server.url(name)), folder)
     assert outcome.is_good, _told(outcome)
+    assert outcome.events[Kind.STREAM_ENDED], _told(outcome)
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.skipif(sys.version_info[:2] > PYTHON_OF_THE_WHEEL, reason="there is no wheel pgserver for this Python")
+async def test_a_database_that_is_restarted_and_cut_off_costs_a_cluster_no_stream_and_no_task(folder: Folder) -> None:
+    with running_postgres() as server, server.fresh_database() as name:
+        database = RunDatabase(server, name)
+        plan = replace(CLUSTER_ON_A_FAILING_DATABASE, database_url=database.url)
+        outcome = await torture(plan, folder, database=database)
+    assert outcome.is_good, _told(outcome)
+    # Both is shown only if something was refused, and streams went on meanwhile.
+    assert outcome.events[Kind.TURNED_AWAY], _told(outcome)
     assert outcome.events[Kind.STREAM_ENDED], _told(outcome)
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from weft_testing.postgres_server import NoPostgresError, running_postgres
+from weft_testing.torture.database import RunDatabase
 from weft_testing.torture.mesh import Folder
 from weft_testing.torture.plan import CLUSTER_WEIGHTS, STALE_ROUTERS, USUAL_WEIGHTS, Plan, Target
 from weft_testing.torture.run import torture
@@ -26,26 +27,30 @@ def main(arguments: Sequence[str]) -> int:
     if max(given.routers, given.registries) > 1 and given.store == SQLITE and not given.database_url:
         _report("several routers or registries need a database that they share: add --store postgres")
         return USAGE
+    if (given.database_restarts or given.database_cuts) and (given.store == SQLITE or given.database_url):
+        _report("faults of the database need a PostgreSQL of this run: add --store postgres, without --database-url")
+        return USAGE
     seed = secrets.randbelow(MAX_SEED) if given.seed is None else given.seed
     try:
-        with _database(given.store, given.database_url) as url:
-            return _run(given, seed, url)
+        with _database(given.store, given.database_url) as (url, database):
+            return _run(given, seed, url, database)
     except NoPostgresError as error:
         _report(str(error))
         return USAGE
 
 
 @contextmanager
-def _database(store: str, url: str) -> Iterator[str]:
-    """Yields the URL of an empty database; empty: an SQLite file in the folder of the run."""
+def _database(store: str, url: str) -> Iterator[tuple[str, RunDatabase | None]]:
+    """Yields the URL of an empty database, empty: an SQLite file in the folder of the run; and its server, if new."""
     if store == SQLITE or url:
-        yield url
+        yield url, None
         return
     with running_postgres() as server, server.fresh_database() as name:
-        yield server.url(name)
+        database = RunDatabase(server, name)
+        yield database.url, database
 
 
-def _run(given: argparse.Namespace, seed: int, url: str) -> int:
+def _run(given: argparse.Namespace, seed: int, url: str, database: RunDatabase | None) -> int:
     plan = Plan(
         seed=seed,
         kills=given.kills,
@@ -59,6 +64,8 @@ def _run(given: argparse.Namespace, seed: int, url: str) -> int:
         registries=given.registries,
         gateways=given.gateways,
         streams=given.streams if given.gateways else 0,
+        database_restarts=given.database_restarts,
+        database_cuts=given.database_cuts,
         weights=_weights(given),
     )
     # Under /tmp, because the path of a Unix socket must be short.
@@ -67,7 +74,7 @@ def _run(given: argparse.Namespace, seed: int, url: str) -> int:
     say(f"seed {plan.seed}, tasks in {POSTGRES if url else SQLITE}, under {folder.root}\n")
     sys.stdout.flush()
     try:
-        outcome = asyncio.run(torture(plan, folder, _report))
+        outcome = asyncio.run(torture(plan, folder, _report, database))
     except KeyboardInterrupt:
         _report(f"stopped; what there is lies under {folder.root}")
         return INTERRUPTED
@@ -105,6 +112,18 @@ def _parser() -> argparse.ArgumentParser:
         help="over which streams run; then routers, gateways and the registry are killed, and no runner",
     )
     parser.add_argument("--streams", type=int, default=6, help="streams at once, over all gateways")
+    parser.add_argument(
+        "--database-restarts",
+        type=int,
+        default=0,
+        help="how often PostgreSQL ends under everything and is started again, over the run",
+    )
+    parser.add_argument(
+        "--database-cuts",
+        type=int,
+        default=0,
+        help="how often the connections of one router or registry to PostgreSQL are cut for a while",
+    )
     parser.add_argument("--folder", type=Path, help="folder for histories and logs; default: a new one under /tmp")
     parser.add_argument(
         "--unfenced",

@@ -13,6 +13,7 @@ from weft_testing.torture.history import (
     CANCELLED,
     COMPLETED,
     FAILED,
+    NO_REASON,
     TERMINAL,
     Event,
     History,
@@ -25,6 +26,9 @@ STREAM_PREFIX = "stream-"
 """Begins the ids of requests that are streams, and no tasks."""
 DEATH_SECONDS = 1.0
 """How long after a kill was noted its process may still take a request."""
+UNKNOWN, INTERNAL = "UNKNOWN", "INTERNAL"
+UNHANDLED = "Unexpected <class"
+"""Begins the words of gRPC about an exception that a service did not handle; the death of a service is UNKNOWN, too."""
 CLOCK_GRAIN_SECONDS = 0.002
 """Times of two processes that are closer count as equal: logs have milliseconds."""
 
@@ -272,6 +276,15 @@ def _streams(history: History) -> Iterator[Violation]:
             yield Violation("broken stream", event.task, f"over {event.key}: {event.note}")
 
 
+def _refusals(history: History) -> Iterator[Violation]:
+    """A call that a router cannot answer is refused with a reason that says what to do, never as an internal error."""
+    for event in history.of_kind(Kind.TURNED_AWAY):
+        code, reason, words = event.note.split(" ", 2)
+        is_lost = code == UNKNOWN and not words.startswith(UNHANDLED)
+        if reason == INTERNAL or (reason == NO_REASON and not is_lost):
+            yield Violation("untyped refusal", "-", f"{event.source} got {event.note}")
+
+
 def _overbooked(history: History) -> Iterator[Violation]:
     """No backend works on more requests than it has slots."""
     if not history.slots:
@@ -315,6 +328,7 @@ _RULES: Sequence[Callable[[History], Iterator[Violation]]] = (
     _keys,
     _usage,
     _streams,
+    _refusals,
     _overbooked,
     _damage,
 )

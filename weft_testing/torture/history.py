@@ -52,6 +52,14 @@ class Kind(StrEnum):
     """A stream over the gateway `key`, begun at `asked_at`, was refused or not whole: `note` says why."""
     KILLED = "killed"
     """The process `key` is about to be killed."""
+    TURNED_AWAY = "turned-away"
+    """A router refused a call that may be repeated: `note` has the code, the reason of its ErrorInfo, and its words."""
+    DATABASE_FAULT = "database-fault"
+    """A fault of the database begins (`note`: "begins") or is over; `key` is the process that is cut off."""
+
+
+NO_REASON = "-"
+"""Stands in the note of a refusal that has no ErrorInfo."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

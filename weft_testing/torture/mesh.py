@@ -16,6 +16,7 @@ import psutil
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.free_port import free_ports
 from weft_testing.torture import submitter
+from weft_testing.torture.database import RunDatabase
 from weft_testing.torture.final_state import SQLITE_PREFIX
 from weft_testing.torture.plan import RARE_MODEL, STEADY_MODEL, TOKENS_PER_SECOND, Plan
 from weft_testing.torture.streams import GatewayAddress
@@ -87,8 +88,11 @@ def database_url(plan: Plan, folder: Folder) -> str:
     return plan.database_url or f"{SQLITE_PREFIX}{folder.home}/state/router.db"
 
 
-def configuration(plan: Plan, folder: Folder) -> Mapping[str, Any]:
-    """Returns the content of weft.yaml: short delays, and no limit on restarts. JSON is YAML."""
+def configuration(plan: Plan, folder: Folder, url: str) -> Mapping[str, Any]:
+    """Returns the content of weft.yaml: short delays, and no limit on restarts. JSON is YAML.
+
+    `url`: of the database, as the reader of the file reaches it.
+    """
     engine = fake_backend_command(
         *("--request-log", str(folder.backend_log)), answer_tokens=0, tokens_per_second=TOKENS_PER_SECOND
     )
@@ -113,13 +117,13 @@ def configuration(plan: Plan, folder: Folder) -> Mapping[str, Any]:
         "piece_interval_seconds": plan.piece_interval_seconds,
     }
     # Of two registries, the standby takes over in the database of both.
-    registry = {"database_url": plan.database_url} if plan.registries > 1 else {}
+    registry = {"database_url": url} if plan.registries > 1 else {}
     return {
         "runners": runners,
         "registry": registry,
         "addresses": {"registry": _registry_addresses(plan, folder)},
         "log": {"max_file_bytes": MAX_LOG_BYTES},
-        "router": {"database_url": database_url(plan, folder), "tasks": tasks},
+        "router": {"database_url": url, "tasks": tasks},
     }
 
 
@@ -203,9 +207,12 @@ class Member:
 class Mesh:
     """All processes of the mesh."""
 
-    def __init__(self, plan: Plan, folder: Folder) -> None:
+    def __init__(self, plan: Plan, folder: Folder, database: RunDatabase | None = None) -> None:
+        """`database`: the server of the database of the plan, if that belongs to this run."""
         self._plan = plan
         self._folder = folder
+        self._database = database
+        self._folder.make()
         self._routers = 0
         """Routers that were made."""
         self.registries = [
@@ -241,8 +248,8 @@ class Mesh:
 
     async def start(self) -> None:
         """Starts every process; they retry connections by themselves."""
-        self._folder.make()
-        self._folder.config.write_text(json.dumps(configuration(self._plan, self._folder)), "utf-8")
+        shared = configuration(self._plan, self._folder, database_url(self._plan, self._folder))
+        self._folder.config.write_text(json.dumps(shared), "utf-8")
         for member in self.members:
             await member.start()
 
@@ -293,8 +300,18 @@ class Mesh:
         what = ["-m", "weft_app.cli.main", "serve", service]
         if service == "router" and (breakage := self._breakage()):
             what = ["-m", BROKEN_ROUTER, *breakage]
-        where = ["--home", str(self._folder.home), "--config", str(self._folder.config)]
+        where = ["--home", str(self._folder.home), "--config", str(self._config_of(service, name))]
         return Member(name, [*what, *where, *arguments], self._folder.outputs / f"{name}.out")
+
+    def _config_of(self, service: str, name: str) -> Path:
+        """Returns the file of a service: those whose way to the database may be cut have one of their own."""
+        uses_database = service == "router" or (service == "registry" and self._plan.registries > 1)
+        if self._database is None or not self._plan.database_cuts or not uses_database:
+            return self._folder.config
+        url = self._database.url_of(name, self._folder.root / "db" / name)
+        path = self._folder.root / f"{name}.yaml"
+        path.write_text(json.dumps(configuration(self._plan, self._folder, url)), "utf-8")
+        return path
 
     def _breakage(self) -> list[str]:
         """Returns the faults of a router that is about to be made: only the first one stops itself."""

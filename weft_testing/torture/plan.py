@@ -1,6 +1,6 @@
 """The plan of a run, drawn from its seed: the submissions, and the kills with their times."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
@@ -54,8 +54,35 @@ CLUSTER_WEIGHTS: Mapping[Target, int] = {
 """Weights where streams must not break: no runner and no backend is killed."""
 FREEZE_SECONDS = (1.0, 14.0)
 """Range of the pauses of a frozen process: a router's session lasts 10 s, the silence of a registry too."""
+DATABASE_AWAY_SECONDS = (0.0, 12.0)
+"""Range of the pauses between the end of PostgreSQL and its next start."""
+DATABASE_PAUSE_SECONDS = 2.0
+"""Pause between two faults of the database that follow the last kill."""
+CUT_SECONDS = (1.0, 14.0)
+"""Range of the cuts between a process and PostgreSQL, as of the pauses of a frozen process."""
 STALE_ROUTERS: Mapping[Target, int] = {Target.STALE_ROUTER: 1}
 """Weights for the negative control: only a router that lost its leases unknowingly can violate the fence."""
+
+
+class DatabaseFaultKind(StrEnum):
+    """What happens to the database."""
+
+    RESTART = "database restart"
+    """PostgreSQL ends under everything, and is started again after a while."""
+    CUT = "database cut"
+    """Nothing passes between one router or registry and PostgreSQL for a while."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseFault:
+    """One planned fault of the database."""
+
+    kind: DatabaseFaultKind
+    seconds: float
+    is_abrupt: bool
+    """PostgreSQL ends as in a crash; a cut ends the connections when it is over, and loses what was on its way."""
+    choice: float
+    """Which process is cut, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +115,8 @@ class Plan:
     gateways: int = 0
     streams: int = 0
     """Streams at once, over all gateways."""
+    database_restarts: int = 0
+    database_cuts: int = 0
     weights: Mapping[Target, int] = field(default_factory=lambda: USUAL_WEIGHTS)
 
     @property
@@ -106,7 +135,8 @@ class Plan:
         stale_share = self.weights.get(Target.STALE_ROUTER, 0) / sum(self.weights.values())
         # Only one router is paused at a time; the next one waits for it.
         seconds = MISSES * self.kill_interval_seconds + stale_share * (self.sleep_seconds + WAKE_SECONDS)
-        return self.tasks_per_submitter / max(1.0, self.kills * seconds)
+        faults = sum(fault.seconds + DATABASE_PAUSE_SECONDS for fault in database_faults(self))
+        return self.tasks_per_submitter / max(1.0, self.kills * seconds + faults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,3 +176,17 @@ def kills(plan: Plan) -> Iterator[tuple[float, Target]]:
     targets, weights = list(plan.weights), list(plan.weights.values())
     while True:
         yield random.expovariate(1.0 / plan.kill_interval_seconds), random.choices(targets, weights)[0]
+
+
+def database_faults(plan: Plan) -> Sequence[DatabaseFault]:
+    """Returns the faults of the database, in their order."""
+    random = Random(f"{plan.seed}/database")  # noqa: S311 - the seed must decide it
+    kinds = [DatabaseFaultKind.RESTART] * plan.database_restarts + [DatabaseFaultKind.CUT] * plan.database_cuts
+    random.shuffle(kinds)
+    ranges = {DatabaseFaultKind.RESTART: DATABASE_AWAY_SECONDS, DatabaseFaultKind.CUT: CUT_SECONDS}
+    return [
+        DatabaseFault(
+            kind=kind, seconds=random.uniform(*ranges[kind]), is_abrupt=random.random() < 0.5, choice=random.random()
+        )
+        for kind in kinds
+    ]

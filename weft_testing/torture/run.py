@@ -3,17 +3,18 @@
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from weft.kernel.rpc import open_channel
 from weft.kernel.service import start_task, stop_tasks
 from weft_testing.torture.checker import Violation, check, rules_broken
+from weft_testing.torture.database import DatabaseFaults, RunDatabase
 from weft_testing.torture.final_state import is_any_open, read_database, read_service, read_usage
 from weft_testing.torture.history import (
     Event,
@@ -26,7 +27,7 @@ from weft_testing.torture.history import (
     read_router_log,
 )
 from weft_testing.torture.mesh import SLOTS, Folder, Member, Mesh, database_url
-from weft_testing.torture.plan import FREEZE_SECONDS, WAKE_SECONDS, Plan, Target, kills
+from weft_testing.torture.plan import FREEZE_SECONDS, WAKE_SECONDS, DatabaseFaultKind, Plan, Target, kills
 from weft_testing.torture.streams import Streams
 from weft_testing.torture.submitter import task_stub
 
@@ -56,7 +57,7 @@ RARE_PAUSE_SECONDS = (1.0, 4.0)
 class Killer:
     """Kills and restarts processes until it is stopped."""
 
-    def __init__(self, plan: Plan, mesh: Mesh, folder: Folder) -> None:
+    def __init__(self, plan: Plan, mesh: Mesh, folder: Folder, database: RunDatabase | None) -> None:
         self._plan = plan
         self._mesh = mesh
         self._folder = folder
@@ -65,6 +66,7 @@ class Killer:
         self._stale: asyncio.Task[None] | None = None
         self._frozen: asyncio.Task[None] | None = None
         self._file = EventFile(folder.histories / "killer.jsonl", "killer")
+        self.database = DatabaseFaults(plan, database, self._file)
         self.done: Counter[Target] = Counter()
         """Kills that hit a process, by target."""
         self.exits: Counter[str] = Counter()
@@ -76,7 +78,7 @@ class Killer:
             self._restart_on_exit(member)
 
     async def run(self) -> None:
-        """Kills until the planned number of kills has hit a process."""
+        """Kills until the planned number of kills has hit a process, and the database had its faults."""
         for pause, target in kills(self._plan):
             if self.done.total() >= self._plan.kills:
                 break
@@ -84,6 +86,8 @@ class Killer:
             await self._wait_for_tasks()
             if await self._kill(target):
                 self.done[target] += 1
+            self.database.begin_due(self.done.total() / self._plan.kills)
+        await self.database.finish()
         for woken in (self._stale, self._frozen):
             if woken is not None:
                 await woken
@@ -102,7 +106,8 @@ class Killer:
         await asyncio.gather(*(self._restarters[member.name] for member in self._mesh.submitters))
 
     async def stop(self) -> None:
-        """Stops restarting processes."""
+        """Stops restarting processes, and what is done to the database."""
+        await self.database.stop()
         tasks = [*self._restarters.values(), *(each for each in (self._stale, self._frozen) if each is not None)]
         for task in tasks:
             task.cancel()
@@ -239,6 +244,7 @@ class Outcome:
     plan: Plan
     folder: Folder
     kills: Counter[Target]
+    database_faults: Counter[DatabaseFaultKind]
     exits: Counter[str]
     events: Counter[Kind]
     tasks: int
@@ -256,6 +262,15 @@ class Outcome:
         found = [self.trouble] if self.trouble else []
         if self.kills.total() < self.plan.kills:
             found.append(f"{self.kills.total()} kills of {self.plan.kills}")
+        planned = {
+            DatabaseFaultKind.RESTART: self.plan.database_restarts,
+            DatabaseFaultKind.CUT: self.plan.database_cuts,
+        }
+        found += [
+            f"{self.database_faults[kind]} of {count} times {kind}"
+            for kind, count in planned.items()
+            if self.database_faults[kind] < count
+        ]
         if self.tasks < self.plan.tasks:
             found.append(f"{self.tasks} tasks of {self.plan.tasks}")
         needed = (Kind.CLAIMED, Kind.BEGUN, Kind.ENDED)
@@ -273,6 +288,7 @@ class Outcome:
         return [
             f"seed {plan.seed}, everything under {self.folder.root}",
             f"kills: {self.kills.total()}{_counted(self.kills)}",
+            *([f"faults of the database{_counted(self.database_faults)}"] if self.database_faults else []),
             f"tasks acknowledged: {self.tasks}, begun more than once: {self.again}, states{_counted(self.states)}",
             f"history{_counted(self.events)}",
             *([f"ended by themselves{_counted(self.exits)}"] if self.exits else []),
@@ -283,7 +299,7 @@ class Outcome:
         ]
 
 
-def _counted(counter: Counter[Target] | Counter[Kind] | Counter[int] | Counter[str]) -> str:
+def _counted(counter: Mapping[Any, int]) -> str:
     return "".join(f"{',' if place else ':'} {count} {name}" for place, (name, count) in enumerate(counter.items()))
 
 
@@ -291,14 +307,19 @@ def _no_progress(_: str) -> None:
     pass
 
 
-async def torture(plan: Plan, folder: Folder, report: Callable[[str], None] = _no_progress) -> Outcome:
+async def torture(
+    plan: Plan,
+    folder: Folder,
+    report: Callable[[str], None] = _no_progress,
+    database: RunDatabase | None = None,
+) -> Outcome:
     """Runs a plan; no process is left when it returns. Raises OSError for an unusable folder.
 
-    `report`: called with the progress every PROGRESS_SECONDS.
+    `report`: called with the progress every PROGRESS_SECONDS. `database`: the server of the plan's database, which
+    faults of the database need.
     """
-    mesh = Mesh(plan, folder)
-    folder.make()
-    killer = Killer(plan, mesh, folder)
+    mesh = Mesh(plan, folder, database)
+    killer = Killer(plan, mesh, folder, database)
     streams = Streams(plan, mesh.gateway_addresses, folder.histories / "streams.jsonl")
     reporter: asyncio.Task[None] | None = None
     try:
@@ -318,6 +339,8 @@ async def torture(plan: Plan, folder: Folder, report: Callable[[str], None] = _n
             await stop_tasks([reporter])
         await killer.stop()
         await mesh.kill_all()
+        if database is not None:
+            database.close()
     stored, damage = await read_database(database_url(plan, folder))
     history = History(
         events=_events(folder),
@@ -332,6 +355,7 @@ async def torture(plan: Plan, folder: Folder, report: Callable[[str], None] = _n
         plan=plan,
         folder=folder,
         kills=killer.done,
+        database_faults=killer.database.done,
         exits=killer.exits,
         events=Counter(event.kind for event in history.events),
         tasks=len({event.task for event in history.of_kind(Kind.ACKED)}),

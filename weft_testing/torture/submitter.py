@@ -19,14 +19,16 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import uvloop
 from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2
 from grpc import StatusCode
 from grpc.aio import AioRpcError, Channel
+from grpc_status import rpc_status
 
 from weft.api.common.v1 import chat_pb2, priority_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2, task_pb2, task_service_pb2, task_service_pb2_grpc
 from weft.kernel.picked_channel import PickedChannel
 from weft.kernel.rpc import open_channel
-from weft_testing.torture.history import Event, EventFile, Kind, read_events
+from weft_testing.torture.history import NO_REASON, Event, EventFile, Kind, read_events
 from weft_testing.torture.plan import MAX_ATTEMPTS, Submission, submission
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 CALL_SECONDS = 5.0
 """Timeout of a call; after it the result is unknown, and the call is repeated."""
 RETRY_SECONDS = 0.1
+MAX_NOTE_CHARACTERS = 300
 PENDING_LIMIT_SECONDS = 7200
 _UNKNOWN = frozenset(
     {
@@ -46,6 +49,9 @@ _UNKNOWN = frozenset(
         StatusCode.CANCELLED,
     }
 )
+_BARE = frozenset({StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED, StatusCode.CANCELLED})
+"""Codes that gRPC itself gives to calls of a process that ended or does not answer."""
+_KINDS_OF_THEIR_OWN = frozenset({StatusCode.ALREADY_EXISTS, StatusCode.NOT_FOUND})
 
 _Answer = TypeVar("_Answer")
 
@@ -85,13 +91,21 @@ class Answered(Generic[_Answer]):
     asked_at: float
 
 
-async def until_known(call: Callable[[], Awaitable[_Answer]]) -> _Answer:
+def _ignore(_: AioRpcError) -> None:
+    pass
+
+
+async def until_known(
+    call: Callable[[], Awaitable[_Answer]], turned_away: Callable[[AioRpcError], None] = _ignore
+) -> _Answer:
     """Returns the answer of `until_answered` alone."""
-    return (await until_answered(call)).answer
+    return (await until_answered(call, turned_away)).answer
 
 
-async def until_answered(call: Callable[[], Awaitable[_Answer]]) -> Answered[_Answer]:
-    """Repeats a call until its result is known, and returns the answer.
+async def until_answered(
+    call: Callable[[], Awaitable[_Answer]], turned_away: Callable[[AioRpcError], None] = _ignore
+) -> Answered[_Answer]:
+    """Repeats a call until its result is known, and returns the answer. `turned_away`: called with each failure.
 
     Raises AioRpcError for a refusal.
     """
@@ -100,9 +114,19 @@ async def until_answered(call: Callable[[], Awaitable[_Answer]]) -> Answered[_An
         try:
             return Answered(await call(), asked_at)
         except AioRpcError as error:
+            turned_away(error)
             if error.code() not in _UNKNOWN:
                 raise
             await asyncio.sleep(RETRY_SECONDS)
+
+
+def reason_of(error: AioRpcError) -> str:
+    """Returns the reason in the ErrorInfo of a failed call; empty: it has none."""
+    status = rpc_status.from_call(error)
+    info = error_details_pb2.ErrorInfo()
+    if status is not None and any(detail.Unpack(info) for detail in status.details):
+        return str(info.reason)
+    return ""
 
 
 CONCURRENCY = 16
@@ -174,7 +198,9 @@ class Submitter:
     async def _send(self, planned: Submission) -> str:
         """Sends it until it is acknowledged; returns the id."""
         self._file.write(Kind.INTENT, key=planned.key, tokens=planned.tokens)
-        answered = await until_answered(lambda: self._stub.SubmitTask(request_of(planned), timeout=CALL_SECONDS))
+        answered = await until_answered(
+            lambda: self._stub.SubmitTask(request_of(planned), timeout=CALL_SECONDS), self._turned_away
+        )
         task = answered.answer.task
         self._file.write(
             Kind.ACKED,
@@ -191,7 +217,7 @@ class Submitter:
         """Sends the same key with another body, which must be refused without effect."""
         request = request_of(planned, more_tokens=1)
         try:
-            await until_known(lambda: self._stub.SubmitTask(request, timeout=CALL_SECONDS))
+            await until_known(lambda: self._stub.SubmitTask(request, timeout=CALL_SECONDS), self._turned_away)
         except AioRpcError as error:
             if error.code() is not StatusCode.ALREADY_EXISTS:
                 raise
@@ -203,7 +229,9 @@ class Submitter:
         self._file.write(Kind.CANCEL_INTENT, task=task)
         request = task_service_pb2.CancelTaskRequest(id=task)
         try:
-            answered = await until_answered(lambda: self._stub.CancelTask(request, timeout=CALL_SECONDS))
+            answered = await until_answered(
+                lambda: self._stub.CancelTask(request, timeout=CALL_SECONDS), self._turned_away
+            )
         except AioRpcError as error:
             self._missed(task, error)
         else:
@@ -220,7 +248,9 @@ class Submitter:
     async def _poll_task(self, task: str) -> None:
         request = task_service_pb2.GetTaskRequest(id=task)
         try:
-            answered = await until_answered(lambda: self._stub.GetTask(request, timeout=CALL_SECONDS))
+            answered = await until_answered(
+                lambda: self._stub.GetTask(request, timeout=CALL_SECONDS), self._turned_away
+            )
         except AioRpcError as error:
             self._missed(task, error)
         else:
@@ -233,6 +263,13 @@ class Submitter:
                 attempt=seen.attempt,
                 owner=seen.owner,
             )
+
+    def _turned_away(self, error: AioRpcError) -> None:
+        """Writes a refusal; not those of other kinds, nor where the connection or the time of the call was lost."""
+        reason = reason_of(error)
+        if error.code() not in _KINDS_OF_THEIR_OWN and (reason or error.code() not in _BARE):
+            note = f"{error.code().name} {reason or NO_REASON} {error.details()}"
+            self._file.write(Kind.TURNED_AWAY, note=note[:MAX_NOTE_CHARACTERS])
 
     def _missed(self, task: str, error: AioRpcError) -> None:
         """Writes NOT_FOUND; raises any other error."""

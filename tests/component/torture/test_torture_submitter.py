@@ -8,9 +8,12 @@ from typing import Any, cast
 import pytest
 from grpc import StatusCode
 from grpc.aio import AioRpcError
+from grpc_status import rpc_status
 
 from weft.api.router.v1 import task_pb2, task_service_pb2, task_service_pb2_grpc
-from weft.kernel.rpc import new_server
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_to_status, new_server
 from weft_testing.torture.history import Event, EventFile, Kind, read_events
 from weft_testing.torture.plan import submission
 from weft_testing.torture.submitter import SubmitterOptions, submit
@@ -33,6 +36,7 @@ class OneKeyOneTask:
         self.failures = 0
         self.forgets = False
         self.refuses = False
+        self.says_why = False
 
     async def SubmitTask(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
         """The same key is the same task, with the same body."""
@@ -43,6 +47,9 @@ class OneKeyOneTask:
             await context.abort(StatusCode.INVALID_ARGUMENT, "no")
         if self.failures:
             self.failures -= 1
+            if self.says_why:
+                status = error_to_status(WeftError(Reason.SERVICE_UNAVAILABLE, "the database failed"))
+                await context.abort_with_status(rpc_status.to_status(status))
             await context.abort(StatusCode.UNAVAILABLE, "killed")
         task, known = self.tasks.setdefault(key, (f"task-{key}", body))
         if known != body:
@@ -148,3 +155,16 @@ async def test_a_refusal_that_nobody_planned_ends_the_submitter(tmp_path: Path) 
         with pytest.raises(ExceptionGroup) as refused:
             await live()
     assert refused.group_contains(AioRpcError)
+    # Also for the checker, which asks for a reason.
+    assert {event.note for event in _written(tmp_path, Kind.TURNED_AWAY)} == {"INVALID_ARGUMENT - no"}
+
+
+@pytest.mark.parametrize("says_why", [True, False])
+async def test_refusals_that_have_a_reason_are_written_and_lost_connections_are_not(
+    tmp_path: Path, says_why: bool
+) -> None:
+    async with _served(tmp_path) as (service, live):
+        service.failures, service.says_why = 20, says_why
+        await live()
+    notes = [event.note for event in _written(tmp_path, Kind.TURNED_AWAY)]
+    assert notes == ["UNAVAILABLE SERVICE_UNAVAILABLE the database failed"] * (20 if says_why else 0)

@@ -139,6 +139,15 @@ def test_a_submission_of_which_nobody_knows_whether_it_arrived_may_be_either_way
     assert check(kept) == []
 
 
+def _refusal(note: str) -> Event:
+    return _event(Kind.TURNED_AWAY, 2.5, task="", note=note)
+
+
+@pytest.mark.parametrize("note", ["UNAVAILABLE SERVICE_UNAVAILABLE the router's database failed", "UNKNOWN - gone"])
+def test_a_refusal_with_a_reason_and_the_death_of_a_router_break_nothing(note: str) -> None:
+    assert check(_history(_refusal(note))) == []
+
+
 _BROKEN: dict[str, tuple[str, History]] = {
     "the service does not know an acknowledged task": ("lost", _history(served=None)),
     "the database does not know an acknowledged task": ("lost", _history(stored=None)),
@@ -250,6 +259,15 @@ _BROKEN: dict[str, tuple[str, History]] = {
         "usage",
         replace(_history(), usage=_USAGE | {"failed_count": 1, "retried_count": 0}),
     ),
+    "a router failed without a reason": (
+        "untyped refusal",
+        _history(_refusal("UNAVAILABLE INTERNAL an internal error")),
+    ),
+    "a router answered an exception that it did not handle": (
+        "untyped refusal",
+        _history(_refusal("UNKNOWN - Unexpected <class 'OSError'>: no route")),
+    ),
+    "a router refused without a reason": ("untyped refusal", _history(_refusal("RESOURCE_EXHAUSTED - busy"))),
     "the database is damaged": ("damage", _history(damage=("row 7 missing from index",))),
 }
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 from weft_testing.torture.checker import Violation
@@ -16,7 +16,16 @@ from weft_testing.torture.history import (
     read_router_log,
 )
 from weft_testing.torture.mesh import Folder
-from weft_testing.torture.plan import CLUSTER_WEIGHTS, RARE_MODEL, Plan, Target, kills, submission
+from weft_testing.torture.plan import (
+    CLUSTER_WEIGHTS,
+    RARE_MODEL,
+    DatabaseFaultKind,
+    Plan,
+    Target,
+    database_faults,
+    kills,
+    submission,
+)
 from weft_testing.torture.run import Outcome
 
 PLAN = Plan(seed=7, kills=3, tasks=5)
@@ -24,6 +33,7 @@ ENOUGH = Outcome(
     plan=PLAN,
     folder=Folder(Path("/tmp/nowhere")),
     kills=Counter({Target.ROUTER: 2, Target.RUNNER: 1}),
+    database_faults=Counter(),
     exits=Counter(),
     events=Counter({Kind.CLAIMED: 6, Kind.BEGUN: 6, Kind.ENDED: 5}),
     tasks=5,
@@ -54,6 +64,14 @@ def test_a_run_whose_routers_wrote_nothing_proves_nothing() -> None:
     assert not replace(ENOUGH, events=Counter()).is_good
 
 
+def test_a_run_whose_database_was_not_restarted_and_cut_off_as_planned_proves_nothing() -> None:
+    plan = replace(PLAN, database_restarts=2, database_cuts=1)
+    faults = Counter({DatabaseFaultKind.RESTART: 2})
+    short = replace(ENOUGH, plan=plan, database_faults=faults)
+    assert short.shortfalls == ["0 of 1 times database cut"]
+    assert replace(short, database_faults=faults + Counter({DatabaseFaultKind.CUT: 1})).is_good
+
+
 def test_a_run_that_did_not_end_in_time_is_not_good() -> None:
     assert not replace(ENOUGH, trouble="tasks do not reach their ends").is_good
 
@@ -69,6 +87,15 @@ def test_the_seed_decides_what_is_killed_and_what_is_sent() -> None:
     assert list(islice(kills(PLAN), 50)) != list(islice(kills(replace(PLAN, seed=8)), 50))
     assert submission(7, "s0", 3) == submission(7, "s0", 3)
     assert submission(7, "s0", 3) != submission(7, "s1", 3)
+
+
+def test_the_seed_decides_the_faults_of_the_database() -> None:
+    plan = replace(PLAN, database_restarts=3, database_cuts=4)
+    faults = database_faults(plan)
+    assert faults == database_faults(plan) != database_faults(replace(plan, seed=8))
+    assert Counter(fault.kind for fault in faults) == {DatabaseFaultKind.RESTART: 3, DatabaseFaultKind.CUT: 4}
+    many = database_faults(replace(PLAN, database_restarts=20, database_cuts=20))
+    assert {(fault.kind, fault.is_abrupt) for fault in many} == set(product(DatabaseFaultKind, (True, False)))
 
 
 def test_a_plan_has_every_kind_of_kill_and_every_kind_of_submission() -> None:

@@ -3,7 +3,7 @@
 import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,6 +19,8 @@ class CutSocket:
         self._open = threading.Event()
         self._open.set()
         self._stopped = threading.Event()
+        self._forgotten = 0
+        """How often the connections of the time were forgotten."""
         self._threads: list[threading.Thread] = []
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(str(listen))
@@ -30,8 +32,14 @@ class CutSocket:
         """Lets nothing pass from now on, in either direction."""
         self._open.clear()
 
-    def heal(self) -> None:
-        """Lets everything pass again, what was held up as well."""
+    def heal(self, *, forgets: bool = False) -> None:
+        """Lets everything pass again.
+
+        `forgets`: the connections that were cut end on both sides, with what was held up, as behind a firewall that
+        restarts; otherwise what was held up passes as well.
+        """
+        if forgets:
+            self._forgotten += 1
         self._open.set()
 
     def stop(self) -> None:
@@ -41,10 +49,11 @@ class CutSocket:
             thread.join()
         self._server.close()
 
-    def _begin(self, work: object, *arguments: object) -> None:
-        thread = threading.Thread(target=work, args=arguments, daemon=True)  # type: ignore[arg-type]
-        self._threads.append(thread)
+    def _begin(self, work: Callable[..., None], *arguments: object) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
         thread.start()
+        self._threads.append(thread)
 
     def _accept(self) -> None:
         while not self._stopped.is_set():
@@ -52,18 +61,18 @@ class CutSocket:
                 continue
             with suppress(TimeoutError):
                 client, _ = self._server.accept()
-                target = socket.socket(socket.AF_UNIX)
-                target.connect(str(self._target))
-                self._begin(self._forward, client, target)
+                self._begin(self._forward, client, self._forgotten)
 
-    def _forward(self, client: socket.socket, target: socket.socket) -> None:
-        other = {client: target, target: client}
-        with client, target, suppress(OSError):
-            while not self._stopped.is_set():
+    def _forward(self, client: socket.socket, forgotten: int) -> None:
+        """Forwards one connection to its end. A target that is not there ends it."""
+        with client, socket.socket(socket.AF_UNIX) as target, suppress(OSError):
+            target.connect(str(self._target))
+            other = {client: target, target: client}
+            while not self._stopped.is_set() and self._forgotten == forgotten:
                 if not self._open.wait(POLL_SECONDS):
                     continue
                 for ready in select.select(list(other), [], [], POLL_SECONDS)[0]:
-                    if not self._open.is_set():
+                    if not self._open.is_set() or self._forgotten != forgotten:
                         break
                     data = ready.recv(CHUNK_BYTES)
                     if not data:
