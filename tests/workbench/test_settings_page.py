@@ -93,6 +93,34 @@ def test_a_document_is_edited_as_json_and_what_is_wrong_with_it_is_said(page: "P
     page.get_by_role("table", name="Routes").get_by_role("link", name="way").wait_for()
 
 
+def test_a_tenant_gets_its_limits_in_lines_and_a_wrong_line_is_said(page: "Page", mesh: MeshProcess) -> None:
+    minute = "window=minute requests=20 tokens=40000"
+    opened(page, mesh, "settings/tenants", "Settings")
+    page.get_by_role("button", name="New tenant").click()
+    page.get_by_label("Name").fill("interns")
+    page.get_by_label("Weight").fill("0.5")
+    page.get_by_label("Limits", exact=True).fill("window=minute requests")
+    page.get_by_role("button", name="Show changes").click()
+    page.locator(".problem", has_text='"requests" is no field with its value').wait_for()
+    page.get_by_label("Limits", exact=True).fill(f"{minute}\nwindow=fortnight tokens=5")
+    page.get_by_role("button", name="Show changes").click()
+    page.locator(".problem", has_text="limits[1].window: must be one of second, minute").wait_for()
+    page.get_by_label("Limits", exact=True).fill(f"{minute}\nwindow=day tokens=200000 per=key")
+    planned(page).get_by_role("button", name="Apply").click()
+    row = page.get_by_role("table", name="Tenants").get_by_role("row", name="interns")
+    row.get_by_text("20 requests and 40000 tokens a minute, 200000 tokens a day per key").wait_for()
+    document = declared(mesh, "tenants/interns")
+    assert document["weight"] == 0.5
+    assert document["limits"] == [
+        {"window": "minute", "requests": 20, "tokens": 40000},
+        {"window": "day", "tokens": 200000, "per": "key"},
+    ]
+    row.get_by_role("link", name="interns").click()
+    assert page.get_by_label("Limits", exact=True).input_value().splitlines()[0] == minute
+    page.get_by_role("button", name="Edit as JSON").click()
+    assert json.loads(page.get_by_label("JSON").input_value())["limits"] == document["limits"]
+
+
 def test_what_was_changed_elsewhere_is_said_and_a_document_is_deleted(page: "Page", mesh: MeshProcess) -> None:
     alias = {"kind": "alias", "name": "gpt", "pattern": "gpt-*", "target": "m-a"}
     httpx2.put(f"{mesh.url}/api/v1/aliases/gpt", json=alias).raise_for_status()

@@ -1,4 +1,4 @@
-// What the mesh is told to be: agents, routes, aliases and profiles as documents, API keys, and the settings of the mesh.
+// What the mesh is told to be: agents, routes, aliases, profiles and tenants as documents, API keys, and the settings of the mesh.
 import { html } from "../parts/html.js";
 import { address } from "../navigation.js";
 import { can } from "../session.js";
@@ -15,7 +15,7 @@ const NEW = "new";
 
 /** @param {{name: string, query: URLSearchParams}} props */
 export function Page({ name, query }) {
-  useLive("agent", "route", "alias", "model", "pool", "profile");
+  useLive("agent", "route", "alias", "model", "pool", "profile", ...(can("settings:view") ? ["tenant"] : []));
   const [first, ...rest] = name.split("/");
   const tab = first || KINDS[0].plural;
   const kind = kindOf(tab);
@@ -34,7 +34,7 @@ export function Page({ name, query }) {
 /** @param {{current: string}} props */
 function Tabs({ current }) {
   const tabs = [
-    ...KINDS.map(({ plural, title }) => ({ path: plural, title })),
+    ...KINDS.filter(({ rights }) => can(`${rights}:view`)).map(({ plural, title }) => ({ path: plural, title })),
     ...(can("keys:view") ? [{ path: "keys", title: "Keys" }] : []),
     ...(can("settings:view") ? [{ path: "mesh", title: "Mesh" }] : []),
   ];

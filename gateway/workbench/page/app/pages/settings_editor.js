@@ -35,17 +35,17 @@ function Editor({ kind, shown }) {
   const fixed = fixedBecause(shown);
   const adopt = isPublished(shown);
   const isOutdated = shown && JSON.stringify(declaredOf(shown)) !== JSON.stringify(read);
-  const mayEdit = can("models:edit") && !fixed;
+  const mayEdit = can(`${kind.rights}:edit`) && !fixed;
 
   /** What would be sent; raises where the text is no JSON. */
-  const body = () => (text === null ? sendable(document) : JSON.parse(text));
+  const body = () => (text === null ? sendable(kind, document) : JSON.parse(text));
   const toggle = () => {
     try {
       if (text !== null) setDocument(body());
-      setText(text === null ? JSON.stringify(sendable(document), null, 2) : null);
+      setText(text === null ? JSON.stringify(sendable(kind, document), null, 2) : null);
       setError(null);
     } catch (failure) {
-      setError(new Error(`This is not JSON: ${/** @type {Error} */ (failure).message}`));
+      setError(failure instanceof SyntaxError ? new Error(`This is not JSON: ${failure.message}`) : failure);
     }
   };
   /** @param {any} wanted @param {boolean} dryRun */
@@ -93,7 +93,7 @@ function Editor({ kind, shown }) {
     ${plan && html`<${PlanDialog} label=${`Apply ${kind.one} ${plan.body.name}`} results=${plan.results} onDo=${apply} onClose=${() => setPlan(null)}
       text=${command("apply", "-f", `${plan.body.name}.yaml`, ["--adopt", adopt])} />`}
     ${isDeleting && html`<${Confirm} title=${`Delete ${kind.one} ${shown.name}`} action="Delete" isDangerous onClose=${() => setDeleting(false)}
-      text=${html`<p>${kind.kind === "profile" ? "What it declares stays as it is." : "Requests for it are refused from then on."}</p>
+      text=${html`<p>${kind.afterDeletion}</p>
         <${Code} label="Command" text=${command("delete", kind.kind, shown.name)} />`}
       onDo=${async () => {
         await remove(`/api/v1/${kind.plural}/${segment(shown.name)}`);

@@ -17,7 +17,7 @@ export function FormField({ field, document, onChange, isFixed }) {
     return html`<label class="inline"><input type="checkbox" name=${field.name} checked=${value} disabled=${isFixed}
       onChange=${(/** @type {any} */ event) => change(event.target.checked)} /> ${field.label}</label>`;
   }
-  const isLong = ["area", "list", "models"].includes(field.type);
+  const isLong = ["area", "list", "models", "records"].includes(field.type);
   const control = isLong
     ? html`<textarea class="short" name=${field.name} rows=${field.type === "area" ? AREA_ROWS : LIST_ROWS} value=${value} placeholder=${field.hint} readonly=${isFixed}
         spellcheck=${field.type === "area"} onInput=${(/** @type {any} */ event) => change(event.target.value)}></textarea>`

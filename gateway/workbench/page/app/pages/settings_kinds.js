@@ -2,11 +2,15 @@
 
 /**
  * @typedef {{
- *   name: string, label: string, type: "text" | "area" | "number" | "flag" | "list" | "choice" | "target" | "models",
- *   hint?: string, choices?: [string, string][], isWide?: boolean,
+ *   name: string, label: string, type: "text" | "area" | "number" | "flag" | "list" | "target" | "models" | "records",
+ *   hint?: string, isWide?: boolean,
  * }} Field
  * A field of a document. `list`: texts, one in each line; `target`: whoever answers a request; `models`: models and pools, in lines.
- * @typedef {{kind: string, plural: string, title: string, one: string, about: string, fields: Field[], empty: Record<string, any>}} Kind
+ * `records`: objects, one in each line, as `field=value field=value`.
+ * @typedef {{
+ *   kind: string, plural: string, title: string, one: string, about: string, fields: Field[], empty: Record<string, any>, rights: string, afterDeletion: string,
+ * }} Kind
+ * `rights`: the resource whose `view` and `edit` it needs.
  */
 
 /** @type {Field} */
@@ -18,6 +22,7 @@ const DESCRIPTION = { name: "description", label: "Description", type: "text", i
 export const KINDS = [
   {
     kind: "agent", plural: "agents", title: "Agents", one: "agent", about: "A model or a pool with a prompt and parameters of its own: asked for as agent/NAME.",
+    rights: "models", afterDeletion: "Requests for it are refused from then on.",
     empty: { model: "" },
     fields: [
       NAME,
@@ -34,6 +39,7 @@ export const KINDS = [
   },
   {
     kind: "route", plural: "routes", title: "Routes", one: "route", about: "A ladder of models for one kind of task: asked for as route/NAME.",
+    rights: "models", afterDeletion: "Requests for it are refused from then on.",
     empty: { candidates: [] },
     fields: [
       NAME,
@@ -46,6 +52,7 @@ export const KINDS = [
   },
   {
     kind: "alias", plural: "aliases", title: "Aliases", one: "alias", about: "Another name of a model, a pool, an agent or a route.",
+    rights: "models", afterDeletion: "Requests for it are refused from then on.",
     empty: { target: "" },
     fields: [
       NAME,
@@ -57,6 +64,7 @@ export const KINDS = [
   },
   {
     kind: "profile", plural: "profiles", title: "Profiles", one: "profile", about: "A configuration that is switched to as a whole: what is declared, and which models are loaded.",
+    rights: "models", afterDeletion: "What it declares stays as it is.",
     empty: { load: [], unloadOthers: false },
     fields: [
       NAME,
@@ -64,6 +72,20 @@ export const KINDS = [
       { name: "load", label: "Models to load, in this order", type: "models", hint: "a model in each line; their settings are in the JSON", isWide: true },
       { name: "unload", label: "Models to unload", type: "list", hint: "a model in each line" },
       { name: "unloadOthers", label: "Unload every model that is not loaded by it", type: "flag" },
+    ],
+  },
+  {
+    kind: "tenant", plural: "tenants", title: "Tenants", one: "tenant", about: "Who requests are for: a share of scarce capacity, and limits.",
+    rights: "settings", afterDeletion: "It has what weft.yaml says of it from then on: without an entry no limits, and a weight of 1.",
+    empty: {},
+    fields: [
+      NAME,
+      { name: "weight", label: "Weight", type: "number", hint: "1; relative to the others" },
+      { name: "maxInFlight", label: "Requests at once", type: "number", hint: "no limit" },
+      { name: "allowRemote", label: "Models outside", type: "text", hint: "never, on_request or always" },
+      DESCRIPTION,
+      { name: "limits", label: "Limits", type: "records", hint: "one in each line: window=minute requests=20 tokens=40000", isWide: true },
+      { name: "unlimited", label: "No limits, whatever weft.yaml says of all tenants", type: "flag" },
     ],
   },
 ];
@@ -75,6 +97,7 @@ export const kindOf = (plural) => KINDS.find((each) => each.plural === plural);
 export function valueOf(document, { name, type }) {
   const value = name.split(".").reduce((/** @type {any} */ part, step) => part?.[step], document);
   if (type === "flag") return value === true;
+  if (type === "records") return typeof value === "string" ? value : (value ?? []).map(lineOf).join("\n");
   if (Array.isArray(value)) return value.map((each) => each.model ?? each).join("\n");
   return value === undefined || value === null ? "" : String(value);
 }
@@ -101,6 +124,8 @@ function parsed(document, { name, type }, given) {
     const lines = given.split("\n");
     return name === "load" ? lines.map((model) => ({ ...loadOf(document, model.trim()), model: model.trim() })) : lines.map((line) => line.trim());
   }
+  // What is being written stays as it was written, and becomes objects when it is sent.
+  if (type === "records") return given === "" ? undefined : given;
   if (given === "") return name === "name" ? "" : undefined;
   const number = Number(given);
   return type === "number" && Number.isFinite(number) ? number : given;
@@ -109,10 +134,28 @@ function parsed(document, { name, type }, given) {
 /** The load of a model in a profile, with its settings. @param {Record<string, any>} document @param {string} model */
 const loadOf = (document, model) => (document.load ?? []).find((/** @type {any} */ load) => load.model === model) ?? {};
 
-/** A document as it is sent: without empty lines of lists. @param {Record<string, any>} document @returns {Record<string, any>} */
-export function sendable(document) {
+/** An object as a line. @param {Record<string, any>} record */
+const lineOf = (record) => Object.entries(record).map(([name, value]) => `${name}=${value}`).join(" ");
+
+/** The objects of lines such as `window=minute requests=20`; raises where a word is no field with its value. @param {string} text */
+function recordsOf(text) {
+  const lines = text.split("\n").map((line) => line.trim()).filter((line) => line);
+  return lines.map((line) => Object.fromEntries(line.split(/\s+/).map((word) => {
+    const [name, value] = [word.slice(0, word.indexOf("=")), word.slice(word.indexOf("=") + 1)];
+    if (!word.includes("=") || !name || !value) throw new Error(`"${word}" is no field with its value, such as window=minute.`);
+    return [name, /^\d+$/.test(value) ? Number(value) : value];
+  })));
+}
+
+/** A document as it is sent: without empty lines of lists, and with the objects of lines.
+ * @param {Kind} kind @param {Record<string, any>} document @returns {Record<string, any>} */
+export function sendable(kind, document) {
+  const written = new Set(kind.fields.filter(({ type }) => type === "records").map(({ name }) => name));
   return Object.fromEntries(
-    Object.entries(document).map(([name, value]) => [name, Array.isArray(value) ? value.filter((each) => (each?.model ?? each) !== "") : value]),
+    Object.entries(document).map(([name, value]) => {
+      if (written.has(name) && typeof value === "string") return [name, recordsOf(value)];
+      return [name, Array.isArray(value) ? value.filter((each) => (each?.model ?? each) !== "") : value];
+    }),
   );
 }
 
@@ -124,7 +167,8 @@ export function declaredOf(shown) {
 
 /** Why a document cannot be changed here; "": it can. @param {Record<string, any> | undefined} shown */
 export function fixedBecause(shown) {
-  return shown?.status?.source === "configured" ? "It is of the mesh's weft.yaml (registry.aliases): change it there, then weft reload." : "";
+  // A document of a tenant counts in place of what the file says.
+  return shown?.kind === "alias" && shown.status?.source === "configured" ? "It is of the mesh's weft.yaml (registry.aliases): change it there, then weft reload." : "";
 }
 
 /** Whether a runner publishes it, so that declaring it takes it over. @param {Record<string, any> | undefined} shown */

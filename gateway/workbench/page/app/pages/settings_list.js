@@ -27,7 +27,19 @@ const COLUMNS = {
     { title: "Tenant", cell: (alias) => alias.tenant || "every tenant" },
     { title: "Source", cell: (alias) => alias.status?.source },
   ],
+  tenant: [
+    { title: "Weight", cell: (tenant) => tenant.weight ?? 1, sort: (tenant) => tenant.weight ?? 1 },
+    { title: "Limits", cell: (tenant) => (tenant.limits ?? []).map(words).join(", ") || (tenant.unlimited ? "unlimited" : "-"), className: "wrap" },
+    { title: "Source", cell: (tenant) => tenant.status?.source },
+    { title: "Description", cell: (tenant) => tenant.description, className: "wrap" },
+  ],
 };
+
+/** A limit in words. @param {{window: string, requests?: number, tokens?: number, per?: string, model?: string}} limit */
+function words({ window, requests, tokens, per, model }) {
+  const most = [requests && `${requests} requests`, tokens && `${tokens} tokens`].filter(Boolean).join(" and ");
+  return `${most} a ${window}${per && per !== "tenant" ? ` per ${per}` : ""}${model ? ` for ${model}` : ""}`;
+}
 
 /** @param {{kind: import("./settings_kinds.js").Kind}} props */
 export function DocumentList({ kind }) {
@@ -39,7 +51,7 @@ export function DocumentList({ kind }) {
   };
   const name = { title: "Name", cell: (/** @type {any} */ row) => html`<a href=${address(editorOf(kind, row.name).path, editorOf(kind, row.name).query)}>${row.name}</a>`, sort: (/** @type {any} */ row) => row.name };
   return html`<div class="row tools"><span class="faint grow">${kind.about}</span>
-      ${can("models:edit") && html`<button class="main" onClick=${() => go(`settings/${kind.plural}/new`)}>New ${kind.one}</button>`}</div>
+      ${can(`${kind.rights}:edit`) && html`<button class="main" onClick=${() => go(`settings/${kind.plural}/new`)}>New ${kind.one}</button>`}</div>
     <${LiveNote} live=${live} />
     ${live.isComplete && html`<${Table} label=${kind.title} rows=${rows} rowKey=${(/** @type {any} */ row) => row.name} columns=${[name, ...COLUMNS[kind.kind]]} onOpen=${open}
       empty=${`There are no ${kind.title.toLowerCase()}.`} />`}`;
