@@ -22,7 +22,7 @@ COMPILED := $(BIN)/python -m compileall -q -j 0 -x '/(test_[^/]*|conftest)\.py$$
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test test-all torture test-install test-containers test-deploy test-clients test-polyglot test-runtimes test-workbench workbench-vendor check lint types imports protos-lint protos verify docs dashboards site recording pictures dist bench lock clean
+.PHONY: help up demo test test-all torture test-install test-containers test-deploy test-clients test-polyglot test-runtimes test-workbench workbench-vendor check lint types imports protos-lint protos verify docs envoy dashboards site recording pictures dist bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -95,6 +95,10 @@ docs: $(VENV)/.dev ## write the pages of docs that are made from code
 	@$(BIN)/python -m weft.documents.schemas docs/schemas
 	@$(BIN)/python -m weft.documents.field_tables docs
 	@$(BIN)/python docs/site/log_events.py docs/logs.md
+
+envoy: $(VENV)/.dev ## write the Envoy configurations of deploy/envoy by the commands in their first lines
+	@for file in deploy/envoy/*.yaml; do \
+	  made=$$(sed -n '1s/^# Made by: weft //p' $$file) && $(BIN)/weft $$made > $$file.new && mv $$file.new $$file || exit 1; done
 
 dashboards: $(VENV)/.dev ## write the Grafana dashboards of deploy/observability from their code
 	@rm -rf deploy/observability/dashboards && cd deploy/observability && ../../$(BIN)/python -m boards dashboards

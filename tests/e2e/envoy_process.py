@@ -4,10 +4,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import yaml
 from mesh_process import POLL_SECONDS, START_SECONDS, STOP_SECONDS
 
 from weft_testing.free_port import free_port
@@ -15,24 +17,46 @@ from weft_testing.free_port import free_port
 FOLDER = Path(__file__).parents[2] / "deploy" / "envoy"
 
 
+Addresses = Mapping[tuple[str, int], tuple[str, int]]
+
+
+def with_addresses(text: str, addresses: Addresses) -> str:
+    """A configuration with other socket addresses; each of the named ones must be in it."""
+    document = yaml.safe_load(text)
+    found = set()
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, list):
+            return [replaced(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        if "port_value" in value and (named := (value["address"], value["port_value"])) in addresses:
+            found.add(named)
+            host, port = addresses[named]
+            return {**value, "address": host, "port_value": port}
+        return {name: replaced(each) for name, each in value.items()}
+
+    changed = replaced(document)
+    assert found == set(addresses)
+    return yaml.safe_dump(changed)
+
+
 @contextmanager
 def running_envoy(folder: Path, relay_port: int) -> Iterator[str]:
     """Envoy for the length of the block; the URL at which it takes runners for the relay at `relay_port`."""
-    port = free_port()
-    text = (FOLDER / "relay.yaml").read_text().replace("port_value: 7444", f"port_value: {port}")
-    with running_config(folder, text.replace("port_value: 7443", f"port_value: {relay_port}"), port):
+    port, here = free_port(), "127.0.0.1"
+    addresses = {(here, 7444): (here, port), (here, 7443): (here, relay_port)}
+    with running_config(folder, with_addresses((FOLDER / "relay.yaml").read_text(), addresses), port):
         yield f"http://127.0.0.1:{port}"
 
 
 @contextmanager
 def running_edge(folder: Path, tls: Path, gateway_ports: tuple[int, int]) -> Iterator[str]:
     """Envoy with edge.yaml for the length of the block; its URL. `tls` has its certificate."""
-    port = free_port()
+    port, here = free_port(), "127.0.0.1"
     text = (FOLDER / "edge.yaml").read_text().replace("/etc/envoy/tls", str(tls))
-    text = text.replace("address: 0.0.0.0, port_value: 8443", f"address: 127.0.0.1, port_value: {port}")
-    for name, gateway_port in zip(("gateway-1", "gateway-2"), gateway_ports, strict=True):
-        text = text.replace(f"address: {name}, port_value: 8080", f"address: 127.0.0.1, port_value: {gateway_port}")
-    with running_config(folder, text, port):
+    addresses = {(f"gateway-{number}", 8080): (here, each) for number, each in enumerate(gateway_ports, 1)}
+    with running_config(folder, with_addresses(text, {("0.0.0.0", 8443): (here, port), **addresses}), port):
         yield f"https://localhost:{port}"
 
 

@@ -128,8 +128,11 @@ def test_the_file_names_two_of_each_service_and_locks_them() -> None:
     weft = yaml.safe_load((COMPOSE / "weft.yaml").read_text())
     minutes = int(re.fullmatch(r"(\d+)m", services["router-1"]["stop_grace_period"])[1])  # type: ignore[index]
     assert weft["drain_seconds"] < minutes * 60
-    edge = (FOLDER / "edge.yaml").read_text()
-    assert all(f"address: {name}, port_value: {weft['port']}" in edge for name in GATEWAYS)
+    edge = yaml.safe_load((FOLDER / "edge.yaml").read_text())
+    (cluster,) = edge["static_resources"]["clusters"]
+    (locality,) = cluster["load_assignment"]["endpoints"]
+    addresses = [each["endpoint"]["address"]["socket_address"] for each in locality["lb_endpoints"]]
+    assert addresses == [{"address": name, "port_value": weft["port"]} for name in GATEWAYS]
 
 
 def test_prometheus_scrapes_each_service_of_the_file() -> None:

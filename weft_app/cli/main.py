@@ -224,6 +224,9 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "weft_app.cli.conformance:conformance",
         "Check a runner of the mesh against the contract. The check uses the model: other requests may have to wait.",
     ),
+    "edge": CommandPlace(
+        "weft_app.cli.edge:app", "Print the configuration of an Envoy in front of gateways, runners or a relay."
+    ),
     "serve": CommandPlace(
         "weft_app.cli.serve:app",
         "Run one service of a mesh in this process, for meshes that span processes or machines.",
@@ -296,6 +299,7 @@ HELP_PANELS: Mapping[str, tuple[str, ...]] = {
         "runtime",
         "lease",
         "serve",
+        "edge",
         "service",
         "health",
         "operation",

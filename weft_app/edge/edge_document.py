@@ -1,0 +1,194 @@
+"""Envoy in front of gateways, as its configuration: the listener with its limits, the routes, the ways behind it."""
+
+from weft_app.edge.fragments import (
+    Document,
+    duration,
+    extension,
+    file_source,
+    http_options,
+    socket_address,
+    static_cluster,
+)
+from weft_app.edge.lane import lane_clusters, lane_filters, lane_log, lane_routes, not_in_lane, own_headers_removed
+from weft_app.edge.local_replies import local_replies
+from weft_app.edge.plan import CertificateFiles, EdgePlan, ServerCertificate
+
+GATEWAYS = "gateways"
+"""Name of the cluster."""
+LISTENER = "edge"
+CERTIFICATE = "edge"
+"""Name of the certificate in its file of secrets."""
+MAX_CONCURRENT_WINDOW_BYTES = 65_536
+"""Of one HTTP/2 stream: a caller that does not read holds this much."""
+
+
+def edge_document(plan: EdgePlan) -> Document:
+    """Returns the whole configuration."""
+    lane = () if plan.lane is None else lane_clusters(plan, plan.lane)
+    document: Document = {"static_resources": {"listeners": [_listener(plan)], "clusters": [_gateways(plan), *lane]}}
+    if plan.admin is not None:
+        document = {
+            "admin": {"address": {"pipe": {"path": str(plan.admin.socket), "mode": 0o600}}},
+            # File-based sources of configuration need names.
+            "node": {"id": "weft-edge", "cluster": "weft"},
+            **document,
+        }
+    return document
+
+
+def _listener(plan: EdgePlan) -> Document:
+    chain: Document = {}
+    if plan.certificate is not None:
+        chain["transport_socket_connect_timeout"] = duration(plan.limits.handshake_timeout_seconds)
+        chain["transport_socket"] = _tls(plan.certificate)
+    return {
+        "name": LISTENER,
+        "address": socket_address(plan.listen),
+        # A port that another program has is an error of the start, not a port that both have.
+        "enable_reuse_port": False,
+        "per_connection_buffer_limit_bytes": plan.limits.buffer_bytes,
+        "filter_chains": [{**chain, "filters": [_connection_limit(plan), _connection_manager(plan)]}],
+    }
+
+
+def _tls(certificate: ServerCertificate) -> Document:
+    if isinstance(certificate, CertificateFiles):
+        files = {
+            "certificate_chain": {"filename": certificate.certificate},
+            "private_key": {"filename": certificate.key},
+        }
+        source: Document = {"tls_certificates": [files]}
+    else:
+        secret = {"name": CERTIFICATE, "sds_config": file_source(str(certificate.file))}
+        source = {"tls_certificate_sds_secret_configs": [secret]}
+    return extension(
+        "envoy.transport_sockets.tls",
+        "extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+        common_tls_context={
+            "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
+            "alpn_protocols": ["h2", "http/1.1"],
+            **source,
+        },
+    )
+
+
+def _connection_limit(plan: EdgePlan) -> Document:
+    return extension(
+        "envoy.filters.network.connection_limit",
+        "extensions.filters.network.connection_limit.v3.ConnectionLimit",
+        stat_prefix=LISTENER,
+        max_connections=plan.limits.max_connections,
+    )
+
+
+def _connection_manager(plan: EdgePlan) -> Document:
+    limits = plan.limits
+    lane: Document = {}
+    if plan.lane is not None:
+        lane = {"early_header_mutation_extensions": own_headers_removed(), "access_log": lane_log(limits)}
+    return extension(
+        "envoy.filters.network.http_connection_manager",
+        "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        stat_prefix=LISTENER,
+        use_remote_address=True,
+        # The mesh makes and keeps the ids of requests.
+        generate_request_id=False,
+        preserve_external_request_id=True,
+        server_header_transformation="PASS_THROUGH",
+        request_headers_timeout=duration(limits.header_timeout_seconds),
+        stream_idle_timeout="0s",
+        common_http_protocol_options={
+            "idle_timeout": duration(limits.idle_seconds),
+            "max_headers_count": limits.max_header_count,
+            "headers_with_underscores_action": "REJECT_REQUEST",
+        },
+        http2_protocol_options={
+            "max_concurrent_streams": limits.max_concurrent_streams,
+            "initial_stream_window_size": MAX_CONCURRENT_WINDOW_BYTES,
+            "initial_connection_window_size": max(MAX_CONCURRENT_WINDOW_BYTES, limits.buffer_bytes),
+        },
+        max_request_headers_kb=max(1, limits.max_header_bytes // 1024),
+        normalize_path=True,
+        local_reply_config=local_replies(),
+        route_config={"virtual_hosts": [{"name": "mesh", "domains": ["*"], "routes": _routes(plan)}]},
+        http_filters=[_rate_limit(plan), *_lane_filters(plan), _router()],
+        **lane,
+    )
+
+
+def _lane_filters(plan: EdgePlan) -> list[Document]:
+    return [] if plan.lane is None else lane_filters(plan.limits)
+
+
+def _routes(plan: EdgePlan) -> list[Document]:
+    previous = "extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+    to_gateways: Document = {
+        "match": {"prefix": "/"},
+        "route": {
+            "cluster": GATEWAYS,
+            "timeout": "0s",
+            "retry_policy": {
+                "retry_on": "connect-failure,refused-stream,reset-before-request",
+                "num_retries": plan.limits.connect_retries,
+                "retry_host_predicate": [extension("envoy.retry_host_predicates.previous_hosts", previous)],
+                "host_selection_retry_max_attempts": 3,
+            },
+        },
+    }
+    if plan.lane is None:
+        return [to_gateways]
+    return [*lane_routes(plan.limits), {**to_gateways, **not_in_lane()}]
+
+
+def _rate_limit(plan: EdgePlan) -> Document:
+    always = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}}
+    limits = plan.limits
+    return extension(
+        "envoy.filters.http.local_ratelimit",
+        "extensions.filters.http.local_ratelimit.v3.LocalRateLimit",
+        stat_prefix=LISTENER,
+        token_bucket={
+            "max_tokens": max(limits.max_request_burst, limits.max_requests_per_second),
+            "tokens_per_fill": limits.max_requests_per_second,
+            "fill_interval": "1s",
+        },
+        filter_enabled=always,
+        filter_enforced=always,
+    )
+
+
+def _router() -> Document:
+    return extension(
+        "envoy.filters.http.router", "extensions.filters.http.router.v3.Router", suppress_envoy_headers=True
+    )
+
+
+def _gateways(plan: EdgePlan) -> Document:
+    limits = plan.limits
+    checks: Document = {}
+    if len(plan.gateways) > 1:
+        checks["health_checks"] = [
+            {
+                "timeout": "2s",
+                "interval": duration(limits.health_interval_seconds),
+                "no_traffic_interval": duration(limits.health_interval_seconds),
+                "unhealthy_threshold": 2,
+                "healthy_threshold": 1,
+                "http_health_check": {"path": "/readyz", "host": "localhost"},
+            }
+        ]
+    thresholds = {name: getattr(limits, name) for name in ("max_pending_requests", "max_requests", "max_retries")}
+    return {
+        "name": GATEWAYS,
+        **static_cluster(GATEWAYS, plan.gateways),
+        "lb_policy": "LEAST_REQUEST",
+        "connect_timeout": duration(limits.connect_timeout_seconds),
+        "per_connection_buffer_limit_bytes": limits.buffer_bytes,
+        "circuit_breakers": {"thresholds": [{"max_connections": limits.max_requests, **thresholds}]},
+        **checks,
+        "typed_extension_protocol_options": http_options(
+            # Shorter than the gateway's own, so that no request meets a connection that it just closes.
+            common_http_protocol_options={"idle_timeout": duration(limits.idle_seconds / 2)},
+            explicit_http_config={"http_protocol_options": {}},
+        ),
+    }

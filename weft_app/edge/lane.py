@@ -1,0 +1,199 @@
+"""The lane: model calls that Envoy carries to the runner that the picker names, past the gateway.
+
+Envoy asks the picker with the whole request (ext_proc, request FULL_DUPLEX_STREAMED, response NONE), and sends the
+request to the first endpoint of the list that it answers, then to the next ones while no byte of an answer has come.
+The log of requests goes to the picker: the second witness of how each ended.
+"""
+
+from types import MappingProxyType
+
+from weft_app.edge.fragments import (
+    Document,
+    duration,
+    extension,
+    file_source,
+    http_options,
+    load_assignment,
+    message,
+    static_cluster,
+)
+from weft_app.edge.plan import EdgeLimits, EdgePlan, Endpoint, LanePlan
+
+LANE, PICKER = "lane", "picker"
+"""Names of clusters."""
+LANE_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+"""The calls that the picker places; all others go to a gateway."""
+DESTINATION = "x-gateway-destination-endpoint"
+SERVED = "x-gateway-destination-endpoint-served"
+SUBSET = "x-gateway-destination-endpoint-subset"
+REASON = "x-weft-reason"
+OWN_HEADERS = "x-weft-"
+METADATA = "envoy.lb"
+PICKER_SLACK_SECONDS = 5.0
+"""How long after the deadline of every request Envoy still waits for the picker's answer, which then is an error."""
+MAX_LANE_ENDPOINTS = 8
+"""Attempts at most, whatever the picker asks for."""
+_EXT_PROC, _USAGE = "envoy.filters.http.ext_proc", "envoy.filters.http.ai_protocol_manager"
+_USAGE_KIND = "extensions.filters.http.ai_protocol_manager.v3."
+_SPOKEN = MappingProxyType({"/v1/chat/completions": "OPENAI_CHAT_COMPLETIONS"})
+"""Protocols whose usage Envoy reads, by path."""
+
+
+def lane_routes(limits: EdgeLimits) -> list[Document]:
+    """Returns the routes of the lane. Pages of other origins go to a gateway, which knows what they may do."""
+    headers: list[Document] = [
+        {"name": ":method", "string_match": {"exact": "POST"}},
+        {"name": "origin", "present_match": True, "invert_match": True},
+    ]
+    return [
+        {
+            "match": {"path": path, "headers": headers},
+            "route": {
+                "cluster": LANE,
+                "timeout": "0s",
+                "idle_timeout": "0s",
+                "retry_policy": _retry_policy(),
+            },
+            # A request is sent again from memory: any body that the mesh takes fits.
+            "request_body_buffer_limit": limits.max_body_bytes,
+            **_spoken_by(path),
+        }
+        for path in LANE_PATHS
+    ]
+
+
+def _spoken_by(path: str) -> Document:
+    protocol = _SPOKEN.get(path)
+    if protocol is None:
+        return {}
+    answer = {"llm_protocol": protocol}
+    return {"typed_per_filter_config": {_USAGE: message(f"{_USAGE_KIND}AiProtocolManagerPerRoute", response=answer)}}
+
+
+def _retry_policy() -> Document:
+    previous = "extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+    return {
+        # With the reason header an answer comes from a runner that has sent no content.
+        "retry_on": "connect-failure,refused-stream,reset-before-request,retriable-headers",
+        "retriable_headers": [{"name": REASON, "present_match": True}],
+        # The picker allows one attempt for each further endpoint that it names (x-envoy-max-retries).
+        "num_retries": 0,
+        "retry_host_predicate": [extension("envoy.retry_host_predicates.previous_hosts", previous)],
+        "host_selection_retry_max_attempts": MAX_LANE_ENDPOINTS,
+        "retry_back_off": {"base_interval": "0.001s", "max_interval": "0.010s"},
+    }
+
+
+def not_in_lane() -> Document:
+    """Returns what a route to a gateway has besides: neither the picker nor the reader of usage sees its requests."""
+    off = message("config.route.v3.FilterConfig", disabled=True)
+    return {"typed_per_filter_config": {_EXT_PROC: off, _USAGE: off}}
+
+
+def own_headers_removed() -> list[Document]:
+    """Returns what takes the mesh's own headers out of the requests of callers, before anything reads them."""
+    by_prefix = {"remove_on_match": {"key_matcher": {"prefix": OWN_HEADERS}}}
+    mutations: list[Document] = [by_prefix, *({"remove": name} for name in (DESTINATION, SERVED, SUBSET))]
+    kind = "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation"
+    return [extension("envoy.http.early_header_mutation.header_mutation", kind, mutations=mutations)]
+
+
+def lane_filters(limits: EdgeLimits) -> list[Document]:
+    """Returns the filters that ask the picker, and that read the usage of answers."""
+    picker = extension(
+        _EXT_PROC,
+        "extensions.filters.http.ext_proc.v3.ExternalProcessor",
+        grpc_service=_to_picker(),
+        processing_mode={
+            "request_header_mode": "SEND",
+            "request_body_mode": "FULL_DUPLEX_STREAMED",
+            "request_trailer_mode": "SEND",
+            "response_header_mode": "SKIP",
+            "response_body_mode": "NONE",
+            "response_trailer_mode": "SKIP",
+        },
+        # The picker answers when the scheduler does, within the deadline of every request.
+        message_timeout=duration(limits.request_timeout_seconds + PICKER_SLACK_SECONDS),
+        failure_mode_allow=False,
+        status_on_error={"code": "ServiceUnavailable"},
+        # It says how often a request may be sent again.
+        mutation_rules={"allow_envoy": True},
+        metadata_options={"receiving_namespaces": {"untyped": [METADATA]}},
+    )
+    usage = extension(_USAGE, f"{_USAGE_KIND}AiProtocolManager", response_handling={"token_usage": {}})
+    return [picker, usage]
+
+
+def lane_log(limits: EdgeLimits) -> list[Document]:
+    """Returns the log of requests, to the picker: those alone that it has placed."""
+    placed = {"name": DESTINATION, "present_match": True}
+    log = extension(
+        "envoy.access_loggers.http_grpc",
+        "extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
+        common_config={
+            "log_name": "weft-lane",
+            "transport_api_version": "V3",
+            "grpc_service": _to_picker(),
+            "buffer_flush_interval": duration(limits.log_flush_seconds),
+        },
+        additional_request_headers_to_log=[DESTINATION],
+        additional_response_headers_to_log=[REASON],
+    )
+    return [{**log, "filter": {"header_filter": {"header": placed}}}]
+
+
+def lane_clusters(plan: EdgePlan, lane: LanePlan) -> list[Document]:
+    """Returns the clusters of the runners and of the picker."""
+    limits = plan.limits
+    thresholds = {name: getattr(limits, name) for name in ("max_pending_requests", "max_requests", "max_retries")}
+    source = {"metadata": {"key": METADATA, "path": [{"key": DESTINATION}]}}
+    policy = extension(
+        "envoy.load_balancing_policies.override_host",
+        "extensions.load_balancing_policies.override_host.v3.OverrideHost",
+        override_host_sources=[source, {"header": DESTINATION}],
+        selected_host_key={"key": METADATA, "path": [{"key": SERVED}]},
+        # What the picker names is not there any more: any gateway serves the request.
+        fallback_policy={"policies": [{"typed_extension_config": _round_robin()}]},
+    )
+    runners: Document = {
+        "name": LANE,
+        "connect_timeout": duration(limits.connect_timeout_seconds),
+        "per_connection_buffer_limit_bytes": limits.buffer_bytes,
+        "circuit_breakers": {"thresholds": [{"max_connections": limits.max_requests, **thresholds}]},
+        "load_balancing_policy": {"policies": [{"typed_extension_config": policy}]},
+        "typed_extension_protocol_options": http_options(
+            common_http_protocol_options={"idle_timeout": duration(limits.idle_seconds / 2)},
+            explicit_http_config={"http_protocol_options": {}},
+        ),
+    }
+    if lane.endpoints_file is None:
+        runners |= static_cluster(LANE, (*plan.gateways, *lane.endpoints))
+    else:
+        runners |= {"type": "EDS", "eds_cluster_config": {"eds_config": file_source(str(lane.endpoints_file))}}
+    return [runners, _picker_cluster(lane.picker, limits)]
+
+
+def lane_assignment(plan: EdgePlan, runners: tuple[Endpoint, ...]) -> Document:
+    """Returns the endpoints that the picker may name: the gateways, and the HTTP ports of runners."""
+    return load_assignment(LANE, (*plan.gateways, *runners))
+
+
+def _round_robin() -> Document:
+    kind = "extensions.load_balancing_policies.round_robin.v3.RoundRobin"
+    return extension("envoy.load_balancing_policies.round_robin", kind)
+
+
+def _picker_cluster(picker: Endpoint, limits: EdgeLimits) -> Document:
+    return {
+        "name": PICKER,
+        **static_cluster(PICKER, (picker,)),
+        "connect_timeout": duration(limits.connect_timeout_seconds),
+        "circuit_breakers": {
+            "thresholds": [{"max_requests": limits.max_requests, "max_pending_requests": limits.max_requests}]
+        },
+        "typed_extension_protocol_options": http_options(explicit_http_config={"http2_protocol_options": {}}),
+    }
+
+
+def _to_picker() -> Document:
+    return {"envoy_grpc": {"cluster_name": PICKER}}

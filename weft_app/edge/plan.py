@@ -1,0 +1,139 @@
+"""What Envoy's configuration is made from: addresses, limits and certificates. Values only."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.kernel.address import MAX_PORT
+from weft.kernel.errors import invalid_field
+from weft_app.config.config import WeftConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A TCP address."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def endpoint_of(text: str, field: str) -> Endpoint:
+    """Returns the endpoint that a text such as `gateway-1:8080` or `[::1]:8080` names. Raises INVALID_ARGUMENT."""
+    host, separator, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (separator and host and port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT):
+        raise invalid_field(field, f"{text[:64]!r} is no address such as gateway-1:8080")
+    return Endpoint(host=host, port=int(port))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateFiles:
+    """The certificate of the listener: PEM files, which Envoy reads at its start."""
+
+    certificate: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowedCertificate:
+    """The certificate of the listener: a file of secrets that Envoy reads again when it is replaced."""
+
+    file: Path
+
+
+ServerCertificate = CertificateFiles | FollowedCertificate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admin:
+    """Where Envoy's administration listens: a Unix socket that only this user reaches."""
+
+    socket: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeLimits:
+    """Limits of the listener and of the ways behind it; defaults and meanings are those of the settings."""
+
+    max_connections: int
+    max_concurrent_streams: int
+    max_requests_per_second: int
+    max_request_burst: int
+    max_requests: int
+    max_pending_requests: int
+    max_retries: int
+    connect_timeout_seconds: float
+    connect_retries: int
+    health_interval_seconds: float
+    buffer_bytes: int
+    log_flush_seconds: float
+    header_timeout_seconds: float
+    handshake_timeout_seconds: float
+    idle_seconds: float
+    max_header_bytes: int
+    max_header_count: int
+    max_body_bytes: int
+    request_timeout_seconds: float
+
+
+def limits_of(config: WeftConfig) -> EdgeLimits:
+    """Returns the limits that a configuration sets."""
+    edge, gateway, connections = config.edge, config.gateway, config.gateway.connections
+    return EdgeLimits(
+        max_connections=edge.max_connections,
+        max_concurrent_streams=edge.max_concurrent_streams,
+        max_requests_per_second=edge.max_requests_per_second,
+        max_request_burst=edge.max_request_burst,
+        max_requests=edge.max_requests,
+        max_pending_requests=edge.max_pending_requests,
+        max_retries=edge.max_retries,
+        connect_timeout_seconds=edge.connect_timeout_seconds,
+        connect_retries=edge.connect_retries,
+        health_interval_seconds=edge.health_interval_seconds,
+        buffer_bytes=edge.buffer_bytes,
+        log_flush_seconds=edge.log_flush_seconds,
+        header_timeout_seconds=connections.header_timeout_seconds,
+        handshake_timeout_seconds=gateway.tls.handshake_timeout_seconds,
+        idle_seconds=connections.idle_seconds,
+        max_header_bytes=connections.max_header_bytes,
+        max_header_count=connections.max_header_count,
+        max_body_bytes=gateway.max_body_bytes,
+        request_timeout_seconds=gateway.request_timeout_seconds,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgePlan:
+    """An Envoy in front of gateways, with or without the lane."""
+
+    listen: Endpoint
+    """Port 0: any free one."""
+    gateways: tuple[Endpoint, ...]
+    limits: EdgeLimits
+    certificate: ServerCertificate | None = None
+    """None: plain HTTP."""
+    lane: "LanePlan | None" = None
+    """None: every request goes to a gateway."""
+    admin: Admin | None = None
+    """None: no administration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanePlan:
+    """The way of model calls past the gateway: a picker, and the runners that it may name."""
+
+    picker: Endpoint
+    endpoints: tuple[Endpoint, ...] = ()
+    """The HTTP ports of runners; unused with `endpoints_file`."""
+    endpoints_file: Path | None = None
+    """A file of endpoints that Envoy reads again when it is replaced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayPlan:
+    """An Envoy in front of a router's relay."""
+
+    listen: Endpoint
+    relay: Endpoint

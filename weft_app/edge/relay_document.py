@@ -1,0 +1,58 @@
+"""Envoy in front of a router's relay, as its configuration: HTTP/2 on both sides, and nothing that ends a link."""
+
+from weft_app.edge.fragments import Document, extension, http_options, socket_address, static_cluster
+from weft_app.edge.plan import RelayPlan
+
+RELAY = "relay"
+"""Name of the cluster."""
+SERVICE = "weft.api.router.v1.RelayService"
+_KEEPALIVE = {"interval": "10s", "timeout": "10s"}
+"""A peer that is gone without a word is noticed within 20 s. The relay ends connections that ask more often than every
+3.3 s (too_many_pings)."""
+
+
+def relay_document(plan: RelayPlan) -> Document:
+    """Returns the whole configuration."""
+    manager = extension(
+        "envoy.filters.network.http_connection_manager",
+        "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        stat_prefix=RELAY,
+        codec_type="HTTP2",
+        stream_idle_timeout="0s",
+        common_http_protocol_options={"idle_timeout": "0s"},
+        http2_protocol_options={"connection_keepalive": {**_KEEPALIVE}},
+        route_config={"virtual_hosts": [{"name": RELAY, "domains": ["*"], "routes": [_route()]}]},
+        http_filters=[extension("envoy.filters.http.router", "extensions.filters.http.router.v3.Router")],
+    )
+    listener = {
+        "name": RELAY,
+        "address": socket_address(plan.listen),
+        "filter_chains": [{"filters": [manager]}],
+    }
+    return {"static_resources": {"listeners": [listener], "clusters": [_cluster(plan)]}}
+
+
+def _route() -> Document:
+    return {"match": {"path": f"/{SERVICE}/Attach"}, "route": {"cluster": RELAY, "timeout": "0s"}}
+
+
+def _cluster(plan: RelayPlan) -> Document:
+    return {
+        "name": RELAY,
+        **static_cluster(RELAY, (plan.relay,)),
+        "connect_timeout": "5s",
+        # Whether the relay takes runners. Links that exist stay while it says no.
+        "health_checks": [
+            {
+                "timeout": "2s",
+                "interval": "5s",
+                "unhealthy_threshold": 3,
+                "healthy_threshold": 1,
+                "grpc_health_check": {"service_name": SERVICE},
+            }
+        ],
+        "typed_extension_protocol_options": http_options(
+            common_http_protocol_options={"idle_timeout": "0s"},
+            explicit_http_config={"http2_protocol_options": {"connection_keepalive": {**_KEEPALIVE}}},
+        ),
+    }
