@@ -221,8 +221,8 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "Check what a mesh on this machine needs. Exit code 1 when something is missing.",
     ),
     "conformance": CommandPlace(
-        "weft_app.cli.conformance:conformance",
-        "Check a runner of the mesh against the contract. The check uses the model: other requests may have to wait.",
+        "weft_app.cli.conformance:app",
+        "Check a runner of the mesh, or an endpoint picker, against its contract, promise by promise.",
     ),
     "edge": CommandPlace(
         "weft_app.cli.edge:app", "Print the configuration of an Envoy in front of gateways, runners or a relay."

@@ -8,11 +8,10 @@ import psutil
 
 from weft.api.runner.v1.runner_service_pb2 import CLAIM_STATE_BROKEN, CLAIM_STATE_KEPT, EngineClaim
 from weft.kernel.names import new_id
+from weft_testing.conformance.findings import BrokenPromiseError, NotCheckedError
 from weft_testing.conformance.runner_requests import (
     NOTICE_SECONDS,
-    BrokenPromiseError,
     Generation,
-    NotCheckedError,
     chat,
     endless,
     long_prompt,

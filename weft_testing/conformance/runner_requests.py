@@ -4,29 +4,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from enum import StrEnum
 
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import has_content
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft_testing.conformance.findings import BrokenPromiseError, NotCheckedError, require
 from weft_testing.conformance.runner_under_test import POLL_SECONDS, Events, RunnerUnderTest
-
-
-class Verdict(StrEnum):
-    """The verdict of a check."""
-
-    HONOURED = "honoured"
-    BROKEN = "broken"
-    NOT_CHECKED = "not checked"
-
-
-class BrokenPromiseError(Exception):
-    """The runner breaks a promise; the message says what it did instead."""
-
-
-class NotCheckedError(Exception):
-    """The check does not apply here; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,23 +26,6 @@ class Check:
     """Whether it unloads the model."""
     chats: bool = False
     """Whether the model must support chat."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The result of one check."""
-
-    check: str
-    promise: str
-    verdict: Verdict
-    detail: str
-    seconds: float
-
-
-def require(honoured: bool, otherwise: str) -> None:
-    """Raise BrokenPromiseError with `otherwise` unless `honoured`."""
-    if not honoured:
-        raise BrokenPromiseError(otherwise)
 
 
 SHORT_ANSWER_TOKENS = 8

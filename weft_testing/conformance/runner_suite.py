@@ -16,22 +16,18 @@ from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft_testing.conformance.engine_claims import engine_claims
+from weft_testing.conformance.findings import BrokenPromiseError, Finding, NotCheckedError, Verdict, require
 from weft_testing.conformance.runner_requests import (
     ENDED_EARLY,
     NOTICE_SECONDS,
     SHORT_ANSWER_TOKENS,
-    BrokenPromiseError,
     Check,
-    Finding,
     Generation,
-    NotCheckedError,
-    Verdict,
     chat,
     endless,
     kinds,
     long_prompt,
     refusal,
-    require,
     text_of,
     until,
 )

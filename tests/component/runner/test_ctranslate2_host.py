@@ -31,7 +31,7 @@ from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.conformance.backend import BackendConformance, Engine
-from weft_testing.conformance.runner_requests import Verdict
+from weft_testing.conformance.findings import Verdict
 
 FRESH = CallInfo(request_id="r1", traceparent="", cache=CacheUse(fresh=True))
 

@@ -20,7 +20,7 @@ from weft.api.registry.v1 import model_pb2
 from weft.dispatch.fleet import RunnerView
 from weft.kernel.rpc import open_channel
 from weft_testing.conformance import engine_claims
-from weft_testing.conformance.runner_requests import Finding, Verdict
+from weft_testing.conformance.findings import Finding, Verdict
 from weft_testing.conformance.runner_suite import CHECKS, examine
 from weft_testing.conformance.runner_under_test import RunnerUnderTest
 

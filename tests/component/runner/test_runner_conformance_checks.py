@@ -22,7 +22,7 @@ from weft.api.runner.v1 import (
 )
 from weft.dispatch.fleet import RunnerView
 from weft.kernel.rpc import new_server, open_channel
-from weft_testing.conformance.runner_requests import Finding, Verdict
+from weft_testing.conformance.findings import Finding, Verdict
 from weft_testing.conformance.runner_suite import CHECKS, examine
 from weft_testing.conformance.runner_under_test import RunnerUnderTest
 

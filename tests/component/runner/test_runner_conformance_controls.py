@@ -20,7 +20,8 @@ from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft_testing.conformance import runner_suite
-from weft_testing.conformance.runner_requests import BrokenPromiseError, Check, Finding, Verdict
+from weft_testing.conformance.findings import BrokenPromiseError, Finding, Verdict
+from weft_testing.conformance.runner_requests import Check
 from weft_testing.conformance.runner_suite import CHECKS, examine
 from weft_testing.conformance.runner_under_test import RunnerUnderTest
 from weft_testing.fake_backend.process import fake_backend_command
