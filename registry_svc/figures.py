@@ -18,3 +18,5 @@ class RegistryFigures:
     watchers: int
     evictions: Mapping[str, int]
     """Evictions that runners were asked for since the start, by their answer."""
+    has_standby: bool = False
+    """Whether a standby waits for its end."""

@@ -62,6 +62,11 @@ class RegistryMetrics(Collector):
         yield evictions
         yield GaugeMetricFamily("weft_registry_revision", "Number of the mesh's last change.", value=found.revision)
         yield GaugeMetricFamily("weft_registry_watchers", "Watches of the mesh that are open.", value=found.watchers)
+        yield GaugeMetricFamily(
+            "weft_registry_standby",
+            "Whether a standby waits for the end of this registry: 1 or 0.",
+            value=int(found.has_standby),
+        )
 
     def _devices(self, hosts: Iterable[pb.HostMemory]) -> Metric:
         family = GaugeMetricFamily(

@@ -47,6 +47,7 @@ class OwnerBeats:
         self._lease_seconds = LEASE_SHARE * silence_seconds
         self._on_return = on_return
         self._has_standby = False
+        self._sees_standby = False
         self._is_lost = False
         self._beaten_at = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -60,6 +61,11 @@ class OwnerBeats:
         if self._is_lost:
             return False
         return not self._has_standby or self._clock.monotonic() - self._beaten_at < self._lease_seconds
+
+    @property
+    def sees_standby(self) -> bool:
+        """Whether a standby waited when the last heartbeat was written."""
+        return self._sees_standby
 
     async def until_current(self) -> None:
         """Returns once no other registry can own the database; never, where another one has taken over."""
@@ -100,8 +106,11 @@ class OwnerBeats:
             await self._clock.sleep(self._interval_seconds)
 
     def _note_written(self, began: float, *, has_standby: bool, was_current: bool, was_silent: bool) -> None:
-        if has_standby and not self._has_standby:
+        if has_standby and not self._sees_standby:
             log.info("a standby waits for this registry's end")
+        if self._sees_standby and not has_standby:
+            log.warning("no standby waits for this registry's end any more")
+        self._sees_standby = has_standby
         # A standby that was there once may be there again, and the database may be away by then.
         self._has_standby = self._has_standby or has_standby
         if was_silent or not was_current:

@@ -260,6 +260,7 @@ class RegistryService:
             revision=core.revision,
             watchers=core.watchers.watchers,
             evictions=self.ledger.evictions,
+            has_standby=self.beats.sees_standby,
         )
 
     async def until_central_models(self) -> None:

@@ -258,3 +258,14 @@ async def test_on_a_database_without_standbys_a_second_registry_fails_to_start()
     with pytest.raises(WeftError) as refused:
         await PairedRegistry(cast("Any", registry), None, stage.clock).start()
     assert refused.value.reason is Reason.ALREADY_EXISTS
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_an_owner_knows_whether_a_standby_waits_now(*, waits: bool) -> None:
+    async with beating() as stage:
+        stage.database.has_standby = not waits
+        await stage.pass_seconds(2.0)
+        assert stage.beats.sees_standby is not waits
+        stage.database.has_standby = waits
+        await stage.pass_seconds(2.0)
+        assert stage.beats.sees_standby is waits

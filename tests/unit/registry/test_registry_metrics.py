@@ -1,5 +1,6 @@
 """The metrics of a registry."""
 
+import pytest
 from prometheus_client import generate_latest
 
 from registry_svc.figures import RegistryFigures
@@ -56,6 +57,14 @@ def test_the_ledger_is_shown_by_device_and_unknown_figures_are_left_out() -> Non
     assert 'weft_evictions_total{answer="given_up"} 5.0' in lines
     assert "weft_registry_revision 42.0" in lines
     assert "weft_registry_watchers 2.0" in lines
+
+
+@pytest.mark.parametrize(("has_standby", "value"), [(True, "1.0"), (False, "0.0")])
+def test_whether_a_standby_waits_is_shown(has_standby: bool, value: str) -> None:
+    figures = RegistryFigures(
+        hosts=[], active_sessions=0, inactive_sessions=0, revision=1, watchers=0, evictions={}, has_standby=has_standby
+    )
+    assert f"weft_registry_standby {value}" in _lines(figures)
 
 
 def test_a_registry_that_does_not_run_shows_nothing() -> None:
