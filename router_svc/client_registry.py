@@ -1,10 +1,11 @@
 """Clients of a router: their profiles, usage, rate limits and cooldowns."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from router_svc.limit_leases import LimitLeases
 from router_svc.policy.client_usage import MAX_TARGETS_TOLD, ClientPattern, Cooldown
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from router_svc.policy.tenant_limits import TenantLimit
@@ -35,6 +36,11 @@ class ClientsConfig:
 
 def _rates_of(config: ClientsConfig) -> dict[str, tuple[Rate, ...]]:
     return {client: profile.rates for client, profile in config.profiles.items() if profile.rates}
+
+
+def _is_counted(request: PlacementRequest) -> bool:
+    """Whether the limits count it when it comes."""
+    return request.priority not in (Priority.DURABLE, Priority.SYSTEM) and not request.is_counted
 
 
 @dataclass(slots=True)
@@ -74,6 +80,21 @@ class ClientRegistry:
         """Use these limits of tenants in place of those of the configuration; None: the default."""
         self._limits.declare(tenants)
 
+    def share(self, leases: LimitLeases) -> None:
+        """Count in windows that routers share. Must be called before the first request."""
+        self._limits.share(leases)
+
+    def wait_for(self, request: PlacementRequest) -> Awaitable[None] | None:
+        """Return what a request has to wait for before it can be counted; None: nothing."""
+        if not _is_counted(request):
+            return None
+        request = self.resolve(request)
+        return self._limits.wait_for(request, with_client=bool(request.client_id))
+
+    async def all_limit_uses(self, tenant: str = "") -> list[LimitUse]:
+        """Return what is used of the limits of a tenant, or (empty) of all, over all routers that share them."""
+        return await self._limits.all_uses(tenant)
+
     def limit_uses(self, tenant: str = "") -> list[LimitUse]:
         """Return what is used of the limits of a tenant, or (empty) of all."""
         return self._limits.uses(tenant)
@@ -102,7 +123,7 @@ class ClientRegistry:
         client = self._client(request, now) if request.client_id and not is_durable else None
         if client is not None:
             client.pattern.note_arrival(request.model, now)
-        counts = not is_durable and request.priority is not Priority.SYSTEM and not request.is_counted
+        counts = _is_counted(request)
         try:
             counted = self._counted(request, client, now) if counts else NOTHING_COUNTED
         except WeftError:

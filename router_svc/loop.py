@@ -5,7 +5,7 @@ It owns the clock, the timer and the mailboxes, signs the tickets of grants, and
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -325,6 +325,10 @@ class SchedulingLoop:
     def update_memory(self, hosts: Mapping[str, HostMemory]) -> None:
         """Apply a new state of the VRAM ledger."""
         self._apply(MeshChange(hosts=hosts))
+
+    def wait_for_limits(self, request: placement.PlacementRequest) -> Awaitable[None] | None:
+        """Return what a request has to wait for before `submit` can count it; None: nothing."""
+        return self._deps.records.clients.wait_for(request)
 
     def submit(self, request: placement.PlacementRequest) -> tuple[int, Mailbox]:
         """Submit a request; its decisions are delivered to the returned mailbox.

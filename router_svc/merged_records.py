@@ -52,7 +52,10 @@ def merged_clients(lists: Iterable[Iterable[request_pb2.ClientRecord]]) -> Seque
 
 
 def merged_limit_uses(lists: Iterable[Iterable[LimitUse]]) -> Sequence[LimitUse]:
-    """Returns the windows of limits at all routers, in the order of the first: each router counts what it admits."""
+    """Returns the windows of limits at all routers, in the order of the first.
+
+    Of windows that routers share, each says what all have used; others count what they admit alone.
+    """
     found: dict[tuple[Any, ...], LimitUse] = {}
     for use in (use for each in lists for use in each):
         window = (use.tenant, use.key, use.model, use.client, use.window.seconds, use.unit)
@@ -61,7 +64,10 @@ def merged_limit_uses(lists: Iterable[Iterable[LimitUse]]) -> Sequence[LimitUse]
             found[window] = LimitUse()
             found[window].CopyFrom(use)
             continue
-        known.used += use.used
+        known.used = max(known.used, use.used) if use.is_shared else known.used + use.used
+        slices = {each.router: each for each in (*known.slices, *use.slices)}
+        del known.slices[:]
+        known.slices.extend(slices[router] for router in sorted(slices))
         known.limit = max(known.limit, use.limit)
         if use.reset.ToNanoseconds() > known.reset.ToNanoseconds():
             known.reset.CopyFrom(use.reset)

@@ -90,6 +90,9 @@ class LocalPlace(Placement):
     @override
     async def next_decision(self) -> Decision:
         if self._mailbox is None:
+            leased = self._loop.wait_for_limits(self._request)
+            if leased is not None:
+                await leased
             self._key, self._mailbox = self._loop.submit(self._request)
         return await self._mailbox.get()
 

@@ -291,7 +291,7 @@ class LocalRequests(RequestSource):
 
     @override
     async def limit_uses(self, tenant: str = "") -> Sequence[pb.LimitUse]:
-        return self._clients.limit_uses(tenant)
+        return await self._clients.all_limit_uses(tenant)
 
 
 _HAS_OUTCOME: Mapping[int, Callable[[EndedRequest], bool]] = {

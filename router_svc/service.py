@@ -12,6 +12,7 @@ from router_svc.config import RouterConfig
 from router_svc.fleet_view import view_of_runner
 from router_svc.inference_servicer import InferenceServicer
 from router_svc.lane_servicer import LaneServicer
+from router_svc.limit_leases import LimitLeases
 from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer
 from router_svc.memory_watch import MemoryWatch
 from router_svc.mesh_requests import MeshQueues, MeshRequests
@@ -129,6 +130,7 @@ class RouterService(Service):
                 watch_lag_seconds=lambda: None if self._fleet is None else self._fleet.lost_seconds,
                 fair_share=self._loop.fair_share,
                 active_tenants=lambda: self._loop.active_tenants,
+                limit_leases=lambda: self._leases,
             )
         )
         self._requests = LocalRequests(
@@ -143,6 +145,7 @@ class RouterService(Service):
         self._mesh_requests = MeshRequests(self._requests, self._links, clock)
         self._mesh_queues = MeshQueues(self._local, self._links)
         self._memory: MemoryWatch | None = None
+        self._leases: LimitLeases | None = None
         self._relay = None if config.relay is None else Relay(config.relay, self._mesh_clock)
         self._announcement: RouterAnnouncement | None = None
         if config.name:
@@ -167,6 +170,12 @@ class RouterService(Service):
     def hear_attempts(self, reports: AttemptReports) -> None:
         """Pass on how attempts ended that proxies carried to runners. Must be called before `register`."""
         self._attempt_reports = reports
+
+    def share_limits(self, leases: LimitLeases) -> None:
+        """Lease the limits of tenants from a database that routers share. Must be called before the start."""
+        self._leases = leases
+        leases.follow(lambda: self._view.routers)
+        self._records.clients.share(leases)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Use other profiles of clients and rate limits from now on; every other setting stays as it is."""
@@ -256,7 +265,8 @@ class RouterService(Service):
         async def look() -> Observation:
             return look_at_fleet(self._fleet, limits)
 
-        return (HealthCheck(name="fleet_view", look=look, services=self.service_names),)
+        leases = () if self._leases is None else (self._leases.health_check(self.service_names),)
+        return (HealthCheck(name="fleet_view", look=look, services=self.service_names), *leases)
 
     @override
     @property
@@ -296,6 +306,8 @@ class RouterService(Service):
 
     async def start(self) -> None:
         """Starts the router. Requests are placed from the registry's first snapshot on."""
+        if self._leases is not None:
+            await self._leases.start()
         self._registry = open_channel(self._config.registry_address, self._config.security)
         if self._relay is not None:
             self._relay.start(self._registry)
@@ -319,6 +331,8 @@ class RouterService(Service):
             await self._announcement.stop()
         self._loop.close()
         self._requests.close()
+        if self._leases is not None:
+            await self._leases.stop()
         await self._waker.stop()
         if self._memory is not None:
             await self._memory.stop()

@@ -8,12 +8,15 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Protocol
+
+from typing_extensions import override
 
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus, RateLimitWindow
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.sliding_window import BUCKETS_PER_WINDOW, SlidingWindow
+from weft.kernel.sliding_window import BUCKETS_PER_WINDOW, SlidingWindow, Window
 from weft.kernel.timestamps import duration_of
 from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
 
@@ -41,12 +44,41 @@ class Claim:
     """What the limit is of besides, for the metadata of a refusal."""
 
 
+class WindowSource(Protocol):
+    """Port: where windows come from."""
+
+    def window(self, key: str, rate: Rate) -> Window:
+        """Returns the window of a key and a rate."""
+        ...
+
+    def drop(self, key: str, rate: Rate) -> None:
+        """Takes back a window that nothing counts any more."""
+        ...
+
+
+class OwnWindows(WindowSource):
+    """Windows of this process alone."""
+
+    @override
+    def window(self, key: str, rate: Rate) -> Window:
+        return SlidingWindow(rate.window_seconds)
+
+    @override
+    def drop(self, key: str, rate: Rate) -> None:
+        pass
+
+
 class RateWindows:
-    """Counts in this process. Called from one event loop."""
+    """Counts in this process, unless its windows are shared. Called from one event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._windows: dict[tuple[str, RateUnit, int], SlidingWindow] = {}
+        self._source: WindowSource = OwnWindows()
+        self._windows: dict[tuple[str, RateUnit, int], Window] = {}
+
+    def take_from(self, source: WindowSource) -> None:
+        """Counts in windows of a source from now on. Must be called before anything is counted."""
+        self._source = source
 
     def take(self, claims: Sequence[Claim]) -> float:
         """Counts all of them, or none; returns the time on the monotonic clock, for a correction.
@@ -55,11 +87,11 @@ class RateWindows:
         `_refusal` says of the claim that has to wait longest.
         """
         now = self._clock.monotonic()
-        windows = [self._of(claim.key, claim.rate) for claim in claims]
+        windows = [self.window(claim.key, claim.rate) for claim in claims]
         refused = [
-            (window.seconds_until_room(now, claim.rate.amount, _within(claim)), place)
+            (window.seconds_until_room(now, claim.rate.amount, within(claim)), place)
             for place, (claim, window) in enumerate(zip(claims, windows, strict=True))
-            if window.settle(now) + _within(claim) > claim.rate.amount
+            if not window.has_room(now, claim.rate.amount, within(claim))
         ]
         if refused:
             wait, place = max(refused, key=lambda each: (each[0], -each[1]))
@@ -100,24 +132,26 @@ class RateWindows:
 
     def forget(self, key: str, rate: Rate) -> None:
         """Resets the windows."""
-        self._windows.pop(_id(key, rate), None)
+        if self._windows.pop(_id(key, rate), None) is not None:
+            self._source.drop(key, rate)
 
-    def _of(self, key: str, rate: Rate) -> SlidingWindow:
+    def window(self, key: str, rate: Rate) -> Window:
+        """Returns the window of a key and a rate; a new one is empty."""
         found = self._windows.get(_id(key, rate))
         if found is None:
-            found = self._windows[_id(key, rate)] = SlidingWindow(rate.window_seconds)
+            found = self._windows[_id(key, rate)] = self._source.window(key, rate)
         return found
 
     def _tightest(self, claims: Sequence[Claim], unit: RateUnit) -> RateLimitWindow | None:
         """Returns the window with the least left; of several the one that is full again last."""
         now, least = self._clock.monotonic(), -1
-        tightest: list[tuple[Rate, SlidingWindow]] = []
+        tightest: list[tuple[Rate, Window]] = []
         for claim in claims:
             rate = claim.rate
             if rate.unit is not unit:
                 continue
-            window = self._of(claim.key, rate)
-            left = max(0, rate.amount - window.settle(now))
+            window = self.window(claim.key, rate)
+            left = window.left(now, rate.amount)
             if not tightest or left < least:
                 least, tightest = left, [(rate, window)]
             elif left == least:
@@ -126,7 +160,7 @@ class RateWindows:
             return None
         rate, window = max(tightest, key=lambda each: each[1].seconds_until_empty(now)) if tightest[1:] else tightest[0]
         return RateLimitWindow(
-            limit=rate.amount,
+            limit=window.shown(rate.amount),
             remaining=least,
             reset=duration_of(window.seconds_until_empty(now)),
             window=duration_of(rate.window_seconds),
@@ -138,14 +172,14 @@ class RateWindows:
         It says the limit, its unit and window, what is left of it and when some of it is free (resetAt, unix time in
         seconds), and the same of the tightest windows as `status_metadata`.
         """
-        rate, window = claim.rate, self._of(claim.key, claim.rate)
+        rate, window = claim.rate, self.window(claim.key, claim.rate)
         free_at = self._clock.utc_now().timestamp() + window.seconds_until_less(now)
         return WeftError(
             Reason.RATE_LIMIT_EXCEEDED,
             f"{claim.who} exceeded {rate}",
             metadata={
-                "limit": str(rate.amount),
-                "remaining": str(max(0, rate.amount - window.total)),
+                "limit": str(window.shown(rate.amount)),
+                "remaining": str(window.left(now, rate.amount)),
                 "resetAt": str(int(free_at) + 1),
                 "unit": _UNIT_WORDS[rate.unit],
                 "window": _WINDOW_WORDS[rate.window_seconds],
@@ -265,6 +299,6 @@ def _id(key: str, rate: Rate) -> tuple[str, RateUnit, int]:
     return key, rate.unit, rate.window_seconds
 
 
-def _within(claim: Claim) -> int:
-    """A request that is larger than a whole window waits for an empty one."""
+def within(claim: Claim) -> int:
+    """Returns the room that a claim needs: a request that is larger than a whole window waits for an empty one."""
     return min(claim.amount, claim.rate.amount)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from weft.api.router.v1.request_service_pb2 import LimitUse
+from weft.api.router.v1.request_service_pb2 import LimitSlice, LimitUse
 from weft.client.requests import connect_requests
 from weft.documents.resources import AnyDocument, TenantDocument
 from weft.kernel.errors import WeftError
@@ -50,6 +50,22 @@ def rate_of(use: LimitUse) -> Rate:
 def _subject(use: LimitUse) -> str:
     parts = [f" by {use.key}" if use.key else "", f" for {use.model}" if use.model else ""]
     return "".join([*parts, f" of client {use.client}" if use.client else ""])
+
+
+def slices_text(tenant: TenantDocument) -> str:
+    """What routers hold of the windows of a tenant, such as "r1 2, r2 1 of 20 req/min"."""
+    shown = []
+    for use in tenant.uses:
+        if use.slices:
+            parts = ", ".join(_slice_text(each) for each in use.slices)
+            shown.append(f"{parts} of {rate_of(use)}{_subject(use)}")
+    return "; ".join(shown[:MAX_SHOWN_USES]) + (
+        f" and {len(shown) - MAX_SHOWN_USES} more" if shown[MAX_SHOWN_USES:] else ""
+    )
+
+
+def _slice_text(part: LimitSlice) -> str:
+    return f"{part.router} alone {part.share}" if part.is_cut_off else f"{part.router} {part.held}"
 
 
 USES = (

@@ -68,6 +68,7 @@ def _rate_limits(section: RouterSettings) -> RateLimitConfig:
         default=default if written.default is None else written.default,
         tenants=written.tenants,
         max_tenants=written.max_tenants,
+        max_subjects=written.max_subjects,
     )
 
 
@@ -106,6 +107,7 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
         journal_check,
         response_service,
         router_database,
+        share_limits,
         usage_service,
     )
 
@@ -119,6 +121,7 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
     )
     database = router_database(config, home)
     durable = durable_services(config, database, service)
+    share_limits(config, database, service)
     if page is not None:
         from router_svc.durable.metrics import TaskMetrics  # noqa: PLC0415 - only where there is a page
 

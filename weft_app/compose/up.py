@@ -51,6 +51,7 @@ from weft_app.compose.durable_services import (
     journal_check,
     response_service,
     router_database,
+    share_limits,
     usage_service,
 )
 from weft_app.compose.edge_certificate import (
@@ -305,6 +306,7 @@ class UpHost:
         database = router_database(self._config, self._home)
         responses, durable = response_service(self._config, database), durable_services(self._config, database, router)
         usage = usage_service(self._config, database, router, self._page)
+        share_limits(self._config, database, router)
         TaskMetrics(self._page, lambda: durable.tasks.states, lambda: durable.tasks.released, durable.tasks.utc_now)
         listeners = join_listeners(self._config, self._home, router.relay)
         # The other services go on from what they know while the registry cannot write.

@@ -136,8 +136,8 @@ class RequestServiceServicer(object):
 
     def ListLimitUses(self, request, context):
         """ListLimitUses returns how much of the limits of tenants is used: every window that counts something now, and those of
-        tenants with limits of their own that have a window for the whole tenant. Each router counts what it admits; of several
-        it is the sum.
+        tenants with limits of their own that have a window for the whole tenant. Of several routers it is what all of them have
+        counted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -74,8 +74,8 @@ class RequestServiceStub:
         weft.api.router.v1.request_service_pb2.ListLimitUsesResponse,
     ]
     """ListLimitUses returns how much of the limits of tenants is used: every window that counts something now, and those of
-    tenants with limits of their own that have a window for the whole tenant. Each router counts what it admits; of several
-    it is the sum.
+    tenants with limits of their own that have a window for the whole tenant. Of several routers it is what all of them have
+    counted.
     """
 
     GetFigures: grpc.UnaryUnaryMultiCallable[
@@ -146,8 +146,8 @@ class RequestServiceAsyncStub:
         weft.api.router.v1.request_service_pb2.ListLimitUsesResponse,
     ]
     """ListLimitUses returns how much of the limits of tenants is used: every window that counts something now, and those of
-    tenants with limits of their own that have a window for the whole tenant. Each router counts what it admits; of several
-    it is the sum.
+    tenants with limits of their own that have a window for the whole tenant. Of several routers it is what all of them have
+    counted.
     """
 
     GetFigures: grpc.aio.UnaryUnaryMultiCallable[
@@ -230,8 +230,8 @@ class RequestServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.request_service_pb2.ListLimitUsesResponse, collections.abc.Awaitable[weft.api.router.v1.request_service_pb2.ListLimitUsesResponse]]:
         """ListLimitUses returns how much of the limits of tenants is used: every window that counts something now, and those of
-        tenants with limits of their own that have a window for the whole tenant. Each router counts what it admits; of several
-        it is the sum.
+        tenants with limits of their own that have a window for the whole tenant. Of several routers it is what all of them have
+        counted.
         """
 
     @abc.abstractmethod
