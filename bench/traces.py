@@ -67,7 +67,7 @@ def request(tracing: Tracing) -> None:
     scope: dict[str, Any] = {"method": "POST", "path": "/v1/chat/completions", "headers": [], "scheme": "http"}
     scope[ROUTE_KEY] = scope["path"]
     spans = ServerSpans(tracing, clock)
-    deps: Any = CallDeps(None, None, clock, ReconnectConfig(), None, tracing, ServiceName.GATEWAY)  # type: ignore[arg-type]
+    deps: Any = CallDeps(None, None, None, clock, ReconnectConfig(), None, tracing, ServiceName.GATEWAY)  # type: ignore[arg-type]
     facts = RequestFacts("req-1", clock.monotonic(), status=200, was_dispatched=True)
     spans.begin(scope, facts)
     traceparent = begin_trace(NO_TRACING, None)[0] if facts.trace is None else facts.trace.traceparent

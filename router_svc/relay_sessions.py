@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from weft.api.common.v1.link_pb2 import CallEnd
 from weft.api.registry.v1 import (
     lease_pb2,
     lease_service_pb2,
@@ -19,7 +20,6 @@ from weft.api.registry.v1 import (
     runner_session_service_pb2_grpc,
 )
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
-from weft.api.router.v1.relay_service_pb2 import CallEnd
 from weft.kernel.address import relayed_address
 from weft.kernel.errors import WeftError
 from weft.kernel.names import require_name

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from runner_svc.policy.backoff import RedialLimits, RedialPolicy
 from runner_svc.redaction import redact_status
+from weft.api.common.v1 import link_pb2
 from weft.api.router.v1 import relay_service_pb2, relay_service_pb2_grpc
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
@@ -228,7 +229,7 @@ class DialOut(Service):
             )
         return WeftError(Reason.CONNECT_FAILED, f"{self._config.target} cannot be reached")
 
-    async def _answer(self, call: LinkCall) -> relay_service_pb2.CallEnd:
+    async def _answer(self, call: LinkCall) -> link_pb2.CallEnd:
         if not call.start.method.startswith(CALLABLE_PREFIXES):
             raise WeftError(Reason.UNSUPPORTED_OPERATION, "over a link only the runner's own services are there")
         assert self._local is not None, "a call before start"
@@ -250,7 +251,7 @@ class DialOut(Service):
                 self._note_opening(status)
             await finish(context, status)
 
-    def _note_opening(self, status: relay_service_pb2.CallEnd) -> None:
+    def _note_opening(self, status: link_pb2.CallEnd) -> None:
         if status.code != 0:
             self._on_event(LinkEvent(state=LinkState.REFUSED, detail=status.message, error=error_of(status)))
             return

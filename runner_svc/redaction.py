@@ -5,7 +5,7 @@ import re
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from weft.api.router.v1 import relay_service_pb2
+from weft.api.common.v1 import link_pb2
 from weft.link.frames import STATUS_DETAILS
 
 LOCAL = "<local>"
@@ -27,9 +27,9 @@ def redact_local_addresses(text: str) -> str:
     return _LOCAL_ADDRESS.sub(LOCAL, text)
 
 
-def redact_status(status: relay_service_pb2.CallEnd) -> relay_service_pb2.CallEnd:
+def redact_status(status: link_pb2.CallEnd) -> link_pb2.CallEnd:
     """Returns `status` with its message and its error details redacted."""
-    redacted = relay_service_pb2.CallEnd()
+    redacted = link_pb2.CallEnd()
     redacted.CopyFrom(status)
     redacted.message = redact_local_addresses(status.message)
     for entry in redacted.trailing_metadata:

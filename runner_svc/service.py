@@ -54,6 +54,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.rpc import open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
+from weft.link.carried_calls import CARRIER_SERVICE, CarriedCalls
 from weft.wake.run import run_recipe
 
 log = get_logger("weft.runner")
@@ -125,6 +126,7 @@ class RunnerService(Service):
             clock=self._mesh_clock,
             added=self._added,
         )
+        self._carried = CarriedCalls()
         self._registry: grpc.aio.Channel | None = None
         self._reading: asyncio.Task[None] | None = None
         self._digesting: asyncio.Task[None] | None = None
@@ -154,6 +156,7 @@ class RunnerService(Service):
             embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"].full_name,
             model_call_service_pb2.DESCRIPTOR.services_by_name["ModelCallService"].full_name,
             runner_service_pb2.DESCRIPTOR.services_by_name["RunnerService"].full_name,
+            CARRIER_SERVICE,
         )
 
     @override
@@ -168,7 +171,8 @@ class RunnerService(Service):
             clock_offset=self._clock_offset,
         )
         self._chats |= {name: self._chat_setup(name, instance.config) for name, instance in self._by_name.items()}
-        DataPlane(admission, self._chats).add_to_server(server)
+        DataPlane(admission, self._chats).add_to_server(server, self._carried)
+        self._carried.add_to_server(server)
         runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
 
     async def start(self) -> None:
@@ -358,6 +362,7 @@ class RunnerService(Service):
         self._control.end_tails()
         await self._followed.stop()
         await self._drain(grace_seconds)
+        self._carried.stop()
         await stop_tasks([task for task in (self._reading, self._digesting) if task is not None])
         self._reading = self._digesting = None
         await self._caches.close()

@@ -18,7 +18,7 @@ from weft.dispatch.agents import agent_name_of, known_names, require_chat, resol
 from weft.dispatch.call import Call, RequestDispatcher
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.frames import Frame
-from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, ended_early
+from weft.dispatch.operations import CHAT, ChunkT, OperationSpec, PayloadT, ended_early
 from weft.dispatch.parameter_checks import serve_options
 from weft.dispatch.payload_description import affinity_key, describe
 from weft.dispatch.placement import Decision, Grant, PlacementPort, PlacementRequest, canceller_of
@@ -36,6 +36,7 @@ from weft.kernel.rpc_auth import caller
 from weft.kernel.telemetry import TRACEPARENT
 from weft.kernel.tracing import NO_TRACING, ServiceName, TraceContext, Tracing
 from weft.kernel.unknown_names import UNKNOWN_NAME, among, of_the_kind
+from weft.link.carriers import Carriers
 
 T = TypeVar("T")
 
@@ -51,6 +52,7 @@ class CallDeps:
 
     placement: PlacementPort
     channels: ChannelPool
+    carriers: Carriers
     clock: Clock
     steady: ReconnectConfig
     fleet: FleetSource | None
@@ -105,7 +107,7 @@ class Dispatcher(RequestDispatcher):
     ) -> None:
         """`fleet` knows the agents; without it there are none. `service` is the one that it runs in, for `tracing`."""
         clock, steady = clock or SystemClock(), steady or ReconnectConfig()
-        deps = CallDeps(placement, channels, clock, steady, fleet, tracing, service)
+        deps = CallDeps(placement, channels, Carriers(channels), clock, steady, fleet, tracing, service)
         self._run = partial(_chunks, deps)
 
     def call(
@@ -361,6 +363,8 @@ class _Attempt:
             # Not `async for`: a call that was iterated is a cycle, which only the garbage collector ends.
             response = await (rpc.read() if self._spec.streamed else rpc)
         except grpc.aio.AioRpcError as error:
+            raise self._run.cancelled or runner_error(error_from_call(error, Reason.WORKER_LOST)) from error
+        except WeftError as error:
             raise self._run.cancelled or runner_error(error) from error
         except asyncio.CancelledError:
             require_cancelled(self._run.cancelled)
@@ -371,7 +375,6 @@ class _Attempt:
 
     async def _call_runner(self) -> Any:
         run, grant, spec, rpc = self._run, self._grant, self._spec, self._spec.runner_rpc
-        channel = await run.deps.channels.get(grant.address)
         request = rpc.request(options=self._options(), **{spec.payload_field: run.payload})
         request.ticket.claims, request.ticket.mac = grant.claims, grant.mac
         if run.context.agent:
@@ -380,17 +383,20 @@ class _Attempt:
             request.behaviour.CopyFrom(run.behaviour)
         if run.workflow is not None:
             request.workflow.CopyFrom(run.workflow)
+        metadata = (("x-request-id", run.context.request_id), (TRACEPARENT, self._traceparent()))
+        timeout_seconds = run.seconds_left(grant)
+        if rpc is CHAT.runner_rpc:
+            carried = run.deps.carriers.call(grant.address, rpc, request, metadata, timeout_seconds)
+            if carried is not None:
+                return carried
+        channel = await run.deps.channels.get(grant.address)
         opens = channel.unary_stream if spec.streamed else channel.unary_unary
         method: Any = opens(
             rpc.path, request_serializer=rpc.request.SerializeToString, response_deserializer=rpc.response.FromString
         )
         # Made here: gRPC takes 3 us to find out that a tuple is none.
-        metadata = grpc.aio.Metadata(
-            ("x-request-id", run.context.request_id),
-            (TRACEPARENT, self._traceparent()),
-            *metadata_of(grant.address),
-        )
-        return method(request, timeout=run.seconds_left(grant), metadata=metadata)
+        made = grpc.aio.Metadata(*metadata, *metadata_of(grant.address))
+        return method(request, timeout=timeout_seconds, metadata=made)
 
     def _traceparent(self) -> str:
         """Returns the trace context for the engine: the runner's span of this attempt, where that is recorded."""
@@ -437,9 +443,8 @@ class _Attempt:
         return self._run.close(Reason.UNSPECIFIED, runner_part)
 
 
-def runner_error(error: grpc.aio.AioRpcError) -> WeftError:
+def runner_error(found: WeftError) -> WeftError:
     """Returns the error of a failed call to a runner; a cancelled call was cancelled by the runner, not here."""
-    found = error_from_call(error, Reason.WORKER_LOST)
     if found.reason is Reason.CANCELLED:
         return WeftError(Reason.WORKER_LOST, "the runner dropped the request")
     if found.reason is Reason.DEADLINE_EXCEEDED:

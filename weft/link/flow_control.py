@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
-from weft.api.router.v1 import relay_service_pb2 as pb
+from weft.api.common.v1 import link_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.link.frames import MAX_PART_BYTES, WINDOW_BYTES, LinkProtocolError, part_cost

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from typing_extensions import override
 
-from weft.api.router.v1 import relay_service_pb2 as pb
+from weft.api.common.v1 import link_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.link.frames import Metadata, forwardable, grpc_code, is_method, metadata_of, new_status, timeout_of

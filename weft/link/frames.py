@@ -1,6 +1,6 @@
 """Frames of a link: their limits, the check of those that a peer sent, and the metadata and statuses that they carry.
 
-A frame is a `relay_service_pb2.LinkFrame`, and the status of a call a `relay_service_pb2.CallEnd`. Neither is changed
+A frame is a `link_pb2.LinkFrame`, and the status of a call a `link_pb2.CallEnd`. Neither is changed
 once it was sent, received or kept.
 """
 
@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
-from weft.api.router.v1 import relay_service_pb2 as pb
+from weft.api.common.v1 import link_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_details, error_to_status

@@ -1,12 +1,13 @@
-"""A link on asyncio: calls multiplexed over an Attach stream, at the end of a runner or of a router."""
+"""A link on asyncio: calls multiplexed over a stream, at the end of a runner or of who calls it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import grpc
+from google.protobuf.message import Message
 
-from weft.api.router.v1 import relay_service_pb2 as pb
+from weft.api.common.v1 import link_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -30,7 +31,7 @@ def link_lost() -> WeftError:
 
 
 class _Stream(Protocol):
-    """An Attach stream: the call of a runner or the context of a router."""
+    """A stream of messages with `frames`: the call of the side that opened it, the context of the other one."""
 
     async def read(self) -> Any: ...
 
@@ -73,6 +74,16 @@ class LinkCall:
         """
         self._mux.send(self._call, message)
         while self._call.status is None and self._call.send.unsent_bytes > MAX_UNSENT_BYTES_PER_CALL:
+            self._writable.clear()
+            await self._writable.wait()
+
+    def put(self, message: bytes) -> None:
+        """Send a message without waiting. Raises as `send`."""
+        self._mux.send(self._call, message)
+
+    async def until_sent(self) -> None:
+        """Return once every message of the call was given to the transport, or the call has ended."""
+        while self._call.status is None and self._call.send.unsent_bytes:
             self._writable.clear()
             await self._writable.wait()
 
@@ -124,9 +135,10 @@ class Link:
         self._stop_error: WeftError | None = None
         self._is_lost = False
 
-    async def run(self, stream: _Stream, kind: "type[pb.AttachRequest | pb.AttachResponse]") -> None:
-        """Carry calls until the stream ends or `stop` is called; then every call ends. `kind`: what this end sends.
+    async def run(self, stream: _Stream, kind: Callable[..., Message]) -> None:
+        """Carry calls until the stream ends or `stop` is called; then every call ends.
 
+        `kind` makes what this end sends, from `frames`.
         Raises the error that broke the stream, LinkProtocolError among them, or the error given to `stop`.
         """
         reading = asyncio.create_task(self._read_all(stream))
@@ -143,6 +155,11 @@ class Link:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await stop_tasks(list(self._answers.values()))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has ended."""
+        return self._is_lost
 
     def stop(self, error: WeftError) -> None:
         """End the link; `run` raises `error`."""
@@ -167,7 +184,7 @@ class Link:
                 if (event := self._mux.receive(frame)) is not None:
                     self._handle(event)
 
-    async def _write_all(self, stream: _Stream, kind: "type[pb.AttachRequest | pb.AttachResponse]") -> None:
+    async def _write_all(self, stream: _Stream, kind: Callable[..., Message]) -> None:
         while True:
             frames, calls = self._mux.take_frames(MAX_BATCH_BYTES)
             if not frames:
@@ -229,7 +246,7 @@ class Link:
 LINK_KEEPALIVE_MS = 10_000
 """A lost connection is noticed within this and the ping timeout."""
 ACCEPTED_KEY = "weft-relay"
-"""Initial metadata that tells a runner that the relay has accepted its link."""
+"""Initial metadata that says that a link was accepted."""
 CLOCK_KEY = "weft-time"
 """Initial metadata beside it: the relay's clock in milliseconds since the epoch, for runners whose own is off."""
 MAX_LINK_MESSAGE_BYTES = 1024 * 1024

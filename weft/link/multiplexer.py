@@ -6,7 +6,7 @@ Independent of gRPC calls, of asyncio, and of what the messages mean.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weft.api.router.v1 import relay_service_pb2 as pb
+from weft.api.common.v1 import link_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import MAX_MESSAGE_BYTES

@@ -6,8 +6,8 @@ import grpc
 import pytest
 from relay_harness import TOKEN, soon
 
-from weft.api.router.v1 import relay_service_pb2 as pb
-from weft.api.router.v1 import relay_service_pb2_grpc
+from weft.api.common.v1 import link_pb2 as pb
+from weft.api.router.v1 import relay_service_pb2, relay_service_pb2_grpc
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
@@ -24,7 +24,7 @@ class RawLink:
         self.call: Any = cast("Any", stub.Attach)(metadata=(("authorization", f"Bearer {token}"), *more))
 
     async def send(self, *frames: pb.LinkFrame) -> None:
-        await self.call.write(pb.AttachRequest(frames=frames))
+        await self.call.write(relay_service_pb2.AttachRequest(frames=frames))
 
     async def start(self, call_id: int, method: str, message: Any) -> None:
         """A whole unary call, without its answer."""

@@ -12,8 +12,8 @@ from raw_link import HEARTBEAT, OPEN, RawLink, end_of
 from relay_harness import RUNNER, TOKEN, Mesh, eventually, prompt, running_laptop, running_mesh_side, soon
 
 from runner_svc.dial_out import LinkState
+from weft.api.common.v1 import link_pb2 as pb
 from weft.api.registry.v1 import runner_session_service_pb2
-from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
 from weft.link.frames import MAX_FRAMES_AT_ONCE

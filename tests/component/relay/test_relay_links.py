@@ -21,8 +21,8 @@ from relay_harness import (
 )
 
 from runner_svc.dial_out import DialOut, DialOutConfig, LinkState
+from weft.api.common.v1 import link_pb2 as pb
 from weft.api.registry.v1 import runner_session_service_pb2
-from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.api.router.v1 import relay_service_pb2_grpc
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -1,6 +1,6 @@
 """Frames of a link, made in few words."""
 
-from weft.api.router.v1 import relay_service_pb2 as pb
+from weft.api.common.v1 import link_pb2 as pb
 from weft.link.frames import Metadata, new_start
 
 

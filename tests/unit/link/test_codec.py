@@ -6,7 +6,8 @@ import grpc
 import pytest
 from link_frames import cancel, credit, end, half_close, part, start
 
-from weft.api.router.v1 import relay_service_pb2 as pb
+from weft.api.common.v1 import link_pb2 as pb
+from weft.api.router.v1 import relay_service_pb2
 from weft.link.frames import (
     MAX_FRAMES_AT_ONCE,
     MAX_PART_BYTES,
@@ -40,7 +41,8 @@ STATUS = new_status(14, "gone", (("grpc-status-details-bin", b"\x00\xff"),))
     ],
 )
 def test_a_frame_is_the_same_after_the_wire(frame: pb.LinkFrame, kind: str) -> None:
-    (found,) = pb.AttachRequest.FromString(pb.AttachRequest(frames=[frame]).SerializeToString()).frames
+    sent = relay_service_pb2.AttachRequest(frames=[frame]).SerializeToString()
+    (found,) = relay_service_pb2.AttachRequest.FromString(sent).frames
     assert check_frame(found) == kind
     assert found == frame
 
@@ -111,7 +113,7 @@ class OneMessage:
     """A stream that gives one message."""
 
     def __init__(self, *frames: pb.LinkFrame) -> None:
-        self._messages: list[Any] = [pb.AttachResponse(frames=frames), grpc.aio.EOF]
+        self._messages: list[Any] = [relay_service_pb2.AttachResponse(frames=frames), grpc.aio.EOF]
 
     async def read(self) -> Any:
         return self._messages.pop(0)
@@ -127,7 +129,7 @@ async def test_too_many_frames_at_once_are_refused_before_they_are_looked_at() -
     link = Link(Side.RUNNER, LinkLimits(), answer)
     call = link.call("/p.S/M")
     link._mux.take_frames(1)
-    await link.run(OneMessage(*[credit(1, 1)] * MAX_FRAMES_AT_ONCE), pb.AttachRequest)
+    await link.run(OneMessage(*[credit(1, 1)] * MAX_FRAMES_AT_ONCE), relay_service_pb2.AttachRequest)
     assert call.status is not None
     with pytest.raises(LinkProtocolError, match="at once"):
-        await link.run(OneMessage(*[pb.LinkFrame()] * (MAX_FRAMES_AT_ONCE + 1)), pb.AttachRequest)
+        await link.run(OneMessage(*[pb.LinkFrame()] * (MAX_FRAMES_AT_ONCE + 1)), relay_service_pb2.AttachRequest)

@@ -4,7 +4,8 @@ from itertools import repeat
 import pytest
 from link_frames import cancel, credit, end, half_close, part, start
 
-from weft.api.router.v1 import relay_service_pb2 as pb
+from weft.api.common.v1 import link_pb2 as pb
+from weft.api.router.v1 import relay_service_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.link.flow_control import Call
@@ -355,7 +356,7 @@ def test_what_travels_together_fits_into_one_message_of_the_transport() -> None:
     begun: list[Call] = []
     while pair.router.has_frames:
         frames, _ = pair.router.take_frames(MAX_BATCH_BYTES)
-        largest = max(largest, pb.AttachResponse(frames=frames).ByteSize())
+        largest = max(largest, relay_service_pb2.AttachResponse(frames=frames).ByteSize())
         events = [pair.runner.receive(frame) for frame in frames]
         begun += [event.call for event in events if isinstance(event, CallBegan)]
     for call in begun:
@@ -363,7 +364,7 @@ def test_what_travels_together_fits_into_one_message_of_the_transport() -> None:
     ends = 0
     while pair.runner.has_frames:
         frames, _ = pair.runner.take_frames(MAX_BATCH_BYTES)
-        largest = max(largest, pb.AttachRequest(frames=frames).ByteSize())
+        largest = max(largest, relay_service_pb2.AttachRequest(frames=frames).ByteSize())
         ends += len(frames)
     assert ends == 1000
     assert largest < MAX_LINK_MESSAGE_BYTES

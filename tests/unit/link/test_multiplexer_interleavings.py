@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kit.examples import examples
 
-from weft.api.router.v1 import relay_service_pb2 as pb
+from weft.api.common.v1 import link_pb2 as pb
 from weft.link.flow_control import Call
 from weft.link.frames import WINDOW_BYTES, Side, part_cost
 from weft.link.multiplexer import CallBegan, CallEnded, LinkLimits, Multiplexer

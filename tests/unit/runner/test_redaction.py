@@ -5,7 +5,7 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from runner_svc.redaction import redact_local_addresses, redact_status
-from weft.api.router.v1 import relay_service_pb2
+from weft.api.common.v1 import link_pb2
 from weft.kernel.errors import invalid_field
 from weft.link.frames import STATUS_DETAILS, metadata_of, new_status, status_of
 
@@ -41,7 +41,7 @@ def test_other_addresses_are_left_alone(text: str) -> None:
     assert redact_local_addresses(text) == text
 
 
-def _trailing(status: relay_service_pb2.CallEnd) -> dict[str, Any]:
+def _trailing(status: link_pb2.CallEnd) -> dict[str, Any]:
     return dict(metadata_of(status.trailing_metadata))
 
 

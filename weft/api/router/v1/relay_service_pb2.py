@@ -22,11 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
+from weft.api.common.v1 import link_pb2 as weft_dot_api_dot_common_dot_v1_dot_link__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&weft/api/router/v1/relay_service.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fweft/api/common/v1/access.proto\">\n\rAttachRequest\x12-\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x1d.weft.api.router.v1.LinkFrame\"?\n\x0e\x41ttachResponse\x12-\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x1d.weft.api.router.v1.LinkFrame\"\xaa\x02\n\tLinkFrame\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\r\x12.\n\x05start\x18\x02 \x01(\x0b\x32\x1d.weft.api.router.v1.CallStartH\x00\x12/\n\x04part\x18\x03 \x01(\x0b\x32\x1f.weft.api.router.v1.MessagePartH\x00\x12\x33\n\nhalf_close\x18\x04 \x01(\x0b\x32\x1d.weft.api.router.v1.HalfCloseH\x00\x12*\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x1b.weft.api.router.v1.CallEndH\x00\x12\x30\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\x1e.weft.api.router.v1.CallCancelH\x00\x12\x10\n\x06\x63redit\x18\x07 \x01(\rH\x00\x42\x06\n\x04kind\"\x93\x01\n\tCallStart\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x32\n\x08metadata\x18\x02 \x03(\x0b\x32 .weft.api.router.v1.CallMetadata\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0einitial_credit\x18\x04 \x01(\r\"*\n\x0c\x43\x61llMetadata\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\")\n\x0bMessagePart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\x0b\n\tHalfClose\"e\n\x07\x43\x61llEnd\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12;\n\x11trailing_metadata\x18\x03 \x03(\x0b\x32 .weft.api.router.v1.CallMetadata\"\x0c\n\nCallCancel2t\n\x0cRelayService\x12\x64\n\x06\x41ttach\x12!.weft.api.router.v1.AttachRequest\x1a\".weft.api.router.v1.AttachResponse\"\x0f\xb2\xb5\x18\x0bmesh:create(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&weft/api/router/v1/relay_service.proto\x12\x12weft.api.router.v1\x1a\x1fweft/api/common/v1/access.proto\x1a\x1dweft/api/common/v1/link.proto\">\n\rAttachRequest\x12-\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x1d.weft.api.common.v1.LinkFrame\"?\n\x0e\x41ttachResponse\x12-\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x1d.weft.api.common.v1.LinkFrame2t\n\x0cRelayService\x12\x64\n\x06\x41ttach\x12!.weft.api.router.v1.AttachRequest\x1a\".weft.api.router.v1.AttachResponse\"\x0f\xb2\xb5\x18\x0bmesh:create(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,24 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RELAYSERVICE'].methods_by_name['Attach']._loaded_options = None
   _globals['_RELAYSERVICE'].methods_by_name['Attach']._serialized_options = b'\262\265\030\013mesh:create'
-  _globals['_ATTACHREQUEST']._serialized_start=127
-  _globals['_ATTACHREQUEST']._serialized_end=189
-  _globals['_ATTACHRESPONSE']._serialized_start=191
-  _globals['_ATTACHRESPONSE']._serialized_end=254
-  _globals['_LINKFRAME']._serialized_start=257
-  _globals['_LINKFRAME']._serialized_end=555
-  _globals['_CALLSTART']._serialized_start=558
-  _globals['_CALLSTART']._serialized_end=705
-  _globals['_CALLMETADATA']._serialized_start=707
-  _globals['_CALLMETADATA']._serialized_end=749
-  _globals['_MESSAGEPART']._serialized_start=751
-  _globals['_MESSAGEPART']._serialized_end=792
-  _globals['_HALFCLOSE']._serialized_start=794
-  _globals['_HALFCLOSE']._serialized_end=805
-  _globals['_CALLEND']._serialized_start=807
-  _globals['_CALLEND']._serialized_end=908
-  _globals['_CALLCANCEL']._serialized_start=910
-  _globals['_CALLCANCEL']._serialized_end=922
-  _globals['_RELAYSERVICE']._serialized_start=924
-  _globals['_RELAYSERVICE']._serialized_end=1040
+  _globals['_ATTACHREQUEST']._serialized_start=126
+  _globals['_ATTACHREQUEST']._serialized_end=188
+  _globals['_ATTACHRESPONSE']._serialized_start=190
+  _globals['_ATTACHRESPONSE']._serialized_end=253
+  _globals['_RELAYSERVICE']._serialized_start=255
+  _globals['_RELAYSERVICE']._serialized_end=371
 # @@protoc_insertion_point(module_scope)

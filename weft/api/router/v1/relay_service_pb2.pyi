@@ -6,10 +6,10 @@ isort:skip_file
 import builtins
 import collections.abc
 import google.protobuf.descriptor
-import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
+import weft.api.common.v1.link_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -21,13 +21,13 @@ class AttachRequest(google.protobuf.message.Message):
 
     FRAMES_FIELD_NUMBER: builtins.int
     @property
-    def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LinkFrame]:
+    def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.link_pb2.LinkFrame]:
         """Frames in order; what was ready at one moment travels together."""
 
     def __init__(
         self,
         *,
-        frames: collections.abc.Iterable[global___LinkFrame] | None = ...,
+        frames: collections.abc.Iterable[weft.api.common.v1.link_pb2.LinkFrame] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["frames", b"frames"]) -> None: ...
 
@@ -41,199 +41,14 @@ class AttachResponse(google.protobuf.message.Message):
 
     FRAMES_FIELD_NUMBER: builtins.int
     @property
-    def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LinkFrame]:
+    def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.link_pb2.LinkFrame]:
         """Frames in order; what was ready at one moment travels together."""
 
     def __init__(
         self,
         *,
-        frames: collections.abc.Iterable[global___LinkFrame] | None = ...,
+        frames: collections.abc.Iterable[weft.api.common.v1.link_pb2.LinkFrame] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["frames", b"frames"]) -> None: ...
 
 global___AttachResponse = AttachResponse
-
-@typing.final
-class LinkFrame(google.protobuf.message.Message):
-    """LinkFrame is one step of one call on a link."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    CALL_ID_FIELD_NUMBER: builtins.int
-    START_FIELD_NUMBER: builtins.int
-    PART_FIELD_NUMBER: builtins.int
-    HALF_CLOSE_FIELD_NUMBER: builtins.int
-    END_FIELD_NUMBER: builtins.int
-    CANCEL_FIELD_NUMBER: builtins.int
-    CREDIT_FIELD_NUMBER: builtins.int
-    call_id: builtins.int
-    """The call: even numbers for calls that the router began, odd ones for the runner's; never used twice on a link."""
-    credit: builtins.int
-    """The receiver has used up this many bytes of parts: as many more may be sent."""
-    @property
-    def start(self) -> global___CallStart:
-        """A call begins. Its first messages may follow at once, within the first credit."""
-
-    @property
-    def part(self) -> global___MessagePart:
-        """A message, or a part of one."""
-
-    @property
-    def half_close(self) -> global___HalfClose:
-        """The caller will send no more messages."""
-
-    @property
-    def end(self) -> global___CallEnd:
-        """The callee ends the call; nothing follows."""
-
-    @property
-    def cancel(self) -> global___CallCancel:
-        """The caller gives the call up; nothing follows from it."""
-
-    def __init__(
-        self,
-        *,
-        call_id: builtins.int = ...,
-        start: global___CallStart | None = ...,
-        part: global___MessagePart | None = ...,
-        half_close: global___HalfClose | None = ...,
-        end: global___CallEnd | None = ...,
-        cancel: global___CallCancel | None = ...,
-        credit: builtins.int = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cancel", b"cancel", "credit", b"credit", "end", b"end", "half_close", b"half_close", "kind", b"kind", "part", b"part", "start", b"start"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["call_id", b"call_id", "cancel", b"cancel", "credit", b"credit", "end", b"end", "half_close", b"half_close", "kind", b"kind", "part", b"part", "start", b"start"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["start", "part", "half_close", "end", "cancel", "credit"] | None: ...
-
-global___LinkFrame = LinkFrame
-
-@typing.final
-class CallStart(google.protobuf.message.Message):
-    """CallStart begins a call."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    METHOD_FIELD_NUMBER: builtins.int
-    METADATA_FIELD_NUMBER: builtins.int
-    TIMEOUT_FIELD_NUMBER: builtins.int
-    INITIAL_CREDIT_FIELD_NUMBER: builtins.int
-    method: builtins.str
-    """Full method name, "/package.Service/Method"."""
-    initial_credit: builtins.int
-    """Bytes of parts that the callee may send before it needs credit; the caller has 256 KiB."""
-    @property
-    def metadata(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CallMetadata]:
-        """Metadata of the call."""
-
-    @property
-    def timeout(self) -> google.protobuf.duration_pb2.Duration:
-        """Time left to its deadline. Not set: none."""
-
-    def __init__(
-        self,
-        *,
-        method: builtins.str = ...,
-        metadata: collections.abc.Iterable[global___CallMetadata] | None = ...,
-        timeout: google.protobuf.duration_pb2.Duration | None = ...,
-        initial_credit: builtins.int = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["timeout", b"timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["initial_credit", b"initial_credit", "metadata", b"metadata", "method", b"method", "timeout", b"timeout"]) -> None: ...
-
-global___CallStart = CallStart
-
-@typing.final
-class CallMetadata(google.protobuf.message.Message):
-    """CallMetadata is one metadata entry."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    KEY_FIELD_NUMBER: builtins.int
-    VALUE_FIELD_NUMBER: builtins.int
-    key: builtins.str
-    """Its key, lower case."""
-    value: builtins.bytes
-    """Its value; text as UTF-8 unless the key ends in "-bin"."""
-    def __init__(
-        self,
-        *,
-        key: builtins.str = ...,
-        value: builtins.bytes = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
-
-global___CallMetadata = CallMetadata
-
-@typing.final
-class MessagePart(google.protobuf.message.Message):
-    """MessagePart is a message, or a part of one."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    DATA_FIELD_NUMBER: builtins.int
-    MORE_FIELD_NUMBER: builtins.int
-    data: builtins.bytes
-    """At most 64 KiB of the serialized message. An empty part uses one byte of credit."""
-    more: builtins.bool
-    """Whether further parts of this message follow."""
-    def __init__(
-        self,
-        *,
-        data: builtins.bytes = ...,
-        more: builtins.bool = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "more", b"more"]) -> None: ...
-
-global___MessagePart = MessagePart
-
-@typing.final
-class HalfClose(google.protobuf.message.Message):
-    """HalfClose says that the caller sends no more messages."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-global___HalfClose = HalfClose
-
-@typing.final
-class CallEnd(google.protobuf.message.Message):
-    """CallEnd is the status of a call."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    CODE_FIELD_NUMBER: builtins.int
-    MESSAGE_FIELD_NUMBER: builtins.int
-    TRAILING_METADATA_FIELD_NUMBER: builtins.int
-    code: builtins.int
-    """google.rpc.Code."""
-    message: builtins.str
-    """The status message."""
-    @property
-    def trailing_metadata(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CallMetadata]:
-        """Trailing metadata, among it the error's details."""
-
-    def __init__(
-        self,
-        *,
-        code: builtins.int = ...,
-        message: builtins.str = ...,
-        trailing_metadata: collections.abc.Iterable[global___CallMetadata] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["code", b"code", "message", b"message", "trailing_metadata", b"trailing_metadata"]) -> None: ...
-
-global___CallEnd = CallEnd
-
-@typing.final
-class CallCancel(google.protobuf.message.Message):
-    """CallCancel gives a call up."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-global___CallCancel = CallCancel

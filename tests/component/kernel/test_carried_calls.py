@@ -1,0 +1,196 @@
+"""Calls that are carried over one stream to a runner on this machine: they mean what calls of their own mean."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from weft.api.common.v1 import chat_pb2, event_pb2
+from weft.api.runner.v1 import generation_service_pb2 as pb
+from weft.dispatch.operations import CHAT
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import ChannelPool, answering, new_server
+from weft.link.carried_calls import CarriedCalls
+from weft.link.carriers import MAX_CARRIED_BYTES, CarriedCall, Carriers
+
+METADATA = (("x-request-id", "r1"), ("traceparent", "00-1-2-00"))
+SOON_SECONDS = 10.0
+
+
+def _text(text: str) -> pb.GenerateResponse:
+    return pb.GenerateResponse(events=[event_pb2.InferenceEvent(delta=event_pb2.Delta(text=text))])
+
+
+class Runner:
+    """Answers by the agent that a request names."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.seconds_left: float | None = None
+        self.metadata: tuple[Any, ...] = ()
+
+    async def generate(self, request: pb.GenerateRequest, context: Any) -> None:
+        async with answering(context):
+            self.metadata, self.seconds_left = context.invocation_metadata(), context.time_remaining()
+            if request.agent == "fail":
+                raise WeftError(Reason.NO_SLOT_AVAILABLE, "all 2 slots are taken", retry_after_seconds=2.5)
+            if request.agent == "fault":
+                raise ZeroDivisionError
+            await context.write(_text("a"))
+            self.begun.set()
+            if request.agent == "hang":
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self.cancelled.set()
+            for text in ("b", "c"):
+                await context.write(_text(text))
+
+
+@asynccontextmanager
+async def _carried(folder: Path, runner: Runner) -> AsyncGenerator[tuple[Carriers, str, CarriedCalls, ChannelPool]]:
+    server, served, channels = new_server(), CarriedCalls(), ChannelPool()
+    served.serve(CHAT.runner_rpc, runner.generate)
+    served.add_to_server(server)
+    address = f"unix:{folder / 'runner.sock'}"
+    server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield Carriers(channels), address, served, channels
+    finally:
+        await channels.close()
+        await server.stop(grace=0.5)
+
+
+async def _begin(carriers: Carriers, address: str, agent: str = "", seconds: float | None = None) -> CarriedCall:
+    """A carried call, as soon as the stream is accepted."""
+    async with asyncio.timeout(SOON_SECONDS):
+        while (  # noqa: ASYNC110 - the stream is opened in the background
+            call := carriers.call(address, CHAT.runner_rpc, pb.GenerateRequest(agent=agent), METADATA, seconds)
+        ) is None:
+            await asyncio.sleep(0.005)
+    return call
+
+
+async def _read(call: CarriedCall) -> str:
+    text = ""
+    async with asyncio.timeout(SOON_SECONDS):
+        while (response := await call.read()) is not grpc.aio.EOF:
+            text += response.events[0].delta.text
+    return text
+
+
+async def _error(call: CarriedCall) -> WeftError:
+    with pytest.raises(WeftError) as caught:
+        await _read(call)
+    return caught.value
+
+
+async def test_a_carried_call_has_its_messages_in_order_its_metadata_and_its_deadline(tmp_path: Path) -> None:
+    runner = Runner()
+    async with _carried(tmp_path, runner) as (carriers, address, _, _):
+        assert await _read(await _begin(carriers, address, seconds=30.0)) == "abc"
+    assert runner.metadata == METADATA
+    assert runner.seconds_left is not None
+    assert 0 < runner.seconds_left <= 30
+
+
+async def test_many_calls_run_at_once_on_one_stream(tmp_path: Path) -> None:
+    async with _carried(tmp_path, Runner()) as (carriers, address, served, _):
+        calls = [await _begin(carriers, address) for _ in range(200)]
+        assert await asyncio.gather(*map(_read, calls)) == ["abc"] * 200
+        assert len(served._links) == 1
+
+
+async def test_the_error_of_a_carried_call_has_its_reason_and_its_details(tmp_path: Path) -> None:
+    async with _carried(tmp_path, Runner()) as (carriers, address, _, _):
+        error = await _error(await _begin(carriers, address, "fail"))
+        assert (error.reason, error.message) == (Reason.NO_SLOT_AVAILABLE, "all 2 slots are taken")
+        assert error.retry_after_seconds == 2.5
+        assert (await _error(await _begin(carriers, address, "fault"))).reason is Reason.INTERNAL
+        assert await _read(await _begin(carriers, address)) == "abc", "the stream goes on"
+
+
+async def test_the_cancellation_of_a_carried_call_reaches_the_runner_and_no_other_call(tmp_path: Path) -> None:
+    runner = Runner()
+    async with _carried(tmp_path, runner) as (carriers, address, _, _):
+        call = await _begin(carriers, address, "hang")
+        await asyncio.wait_for(runner.begun.wait(), SOON_SECONDS)
+        beside = await _begin(carriers, address)
+        call.cancel()
+        await asyncio.wait_for(runner.cancelled.wait(), SOON_SECONDS)
+        assert (await _error(call)).reason is Reason.CANCELLED
+        assert await _read(beside) == "abc"
+
+
+async def test_a_carried_call_ends_at_its_deadline_at_both_ends(tmp_path: Path) -> None:
+    runner = Runner()
+    async with _carried(tmp_path, runner) as (carriers, address, _, _):
+        error = await _error(await _begin(carriers, address, "hang", seconds=0.2))
+        assert error.reason is Reason.DEADLINE_EXCEEDED
+        await asyncio.wait_for(runner.cancelled.wait(), SOON_SECONDS)
+
+
+async def test_the_end_of_the_stream_ends_its_calls_as_lost_and_the_next_call_opens_another(tmp_path: Path) -> None:
+    runner = Runner()
+    async with _carried(tmp_path, runner) as (carriers, address, served, _):
+        call = await _begin(carriers, address, "hang")
+        await asyncio.wait_for(runner.begun.wait(), SOON_SECONDS)
+        served.stop()
+        assert (await _error(call)).reason is Reason.WORKER_LOST
+        assert await _read(await _begin(carriers, address)) == "abc"
+
+
+async def test_the_end_of_the_channels_ends_carried_calls(tmp_path: Path) -> None:
+    runner = Runner()
+    async with _carried(tmp_path, runner) as (carriers, address, _, channels):
+        call = await _begin(carriers, address, "hang")
+        await asyncio.wait_for(runner.begun.wait(), SOON_SECONDS)
+        await channels.close()
+        assert (await _error(call)).reason is Reason.WORKER_LOST
+        await asyncio.wait_for(runner.cancelled.wait(), SOON_SECONDS)
+
+
+async def test_a_large_request_is_not_carried(tmp_path: Path) -> None:
+    async with _carried(tmp_path, Runner()) as (carriers, address, _, _):
+        await _read(await _begin(carriers, address))
+        large = pb.GenerateRequest(chat=chat_pb2.ChatPayload(), agent="a" * MAX_CARRIED_BYTES)
+        assert carriers.call(address, CHAT.runner_rpc, large, METADATA, None) is None
+
+
+async def test_a_runner_that_carries_nothing_is_asked_once_and_its_calls_are_rpcs(tmp_path: Path) -> None:
+    asked = 0
+
+    class Counter(grpc.aio.ServerInterceptor):
+        async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+            nonlocal asked
+            asked += 1
+            return await continuation(details)
+
+    server, channels = new_server((Counter(),)), ChannelPool()
+    address = f"unix:{tmp_path / 'runner.sock'}"
+    server.add_insecure_port(address)
+    await server.start()
+    carriers = Carriers(channels)
+    async with asyncio.timeout(SOON_SECONDS):
+        while not carriers._refused:
+            assert carriers.call(address, CHAT.runner_rpc, pb.GenerateRequest(), METADATA, None) is None
+            await asyncio.sleep(0.005)
+    assert carriers.call(address, CHAT.runner_rpc, pb.GenerateRequest(), METADATA, None) is None
+    await asyncio.sleep(0.05)
+    assert asked == 1
+    await channels.close()
+    await server.stop(grace=None)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "tls:host:1", "unix:/tmp/router.sock#runner=a"])
+async def test_only_runners_behind_a_unix_socket_of_their_own_are_asked_to_carry(address: str) -> None:
+    carriers = Carriers(ChannelPool())
+    assert carriers.call(address, CHAT.runner_rpc, pb.GenerateRequest(), METADATA, None) is None
+    assert not carriers._opening

@@ -1,0 +1,116 @@
+"""The runner's end of the streams that carry calls of dispatchers on its machine, see `weft.link.carriers`."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from weft.api.common.v1 import link_pb2
+from weft.api.runner.v1 import call_carrier_service_pb2 as pb
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import RpcMethod, answering
+from weft.link.carriers import CARRIER_LIMITS, CARRY
+from weft.link.frames import Metadata, Side, metadata_of, new_status, timeout_of
+from weft.link.link import ACCEPTED_KEY, Link, LinkCall
+
+CARRIER_SERVICE = CARRY.service
+_OK = new_status(0, "", ())
+
+Serve = Callable[[Any, Any], Awaitable[None]]
+"""Serves one streamed method with a request and its context, as gRPC would call it."""
+
+
+class _EndedError(grpc.aio.AbortError):
+    """A call was ended with a status."""
+
+    def __init__(self, status: link_pb2.CallEnd) -> None:
+        super().__init__()
+        self.status = status
+
+
+class CarriedContext:
+    """The context of one carried call: what servicers use of `grpc.aio.ServicerContext`."""
+
+    __slots__ = ("_began", "_call")
+
+    def __init__(self, call: LinkCall) -> None:
+        self._call = call
+        self._began = time.monotonic()
+
+    async def write(self, message: Message) -> None:
+        """Send a message once the transport has the one before it: what comes meanwhile is sent together."""
+        await self._call.until_sent()
+        self._call.put(message.SerializeToString())
+
+    def invocation_metadata(self) -> Metadata:
+        """Metadata of the call."""
+        return metadata_of(self._call.start.metadata)
+
+    def time_remaining(self) -> float | None:
+        """Seconds to the deadline of the call; None: it has none."""
+        timeout = timeout_of(self._call.start)
+        return None if timeout is None else max(0.0, timeout - (time.monotonic() - self._began))
+
+    def trailing_metadata(self) -> Metadata:
+        """Metadata that would be sent with the status; none is set here."""
+        return ()
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> None:
+        """End the call with a status; never returns."""
+        raise _EndedError(new_status(code.value[0], details, trailing_metadata))
+
+
+class CarriedCalls:
+    """The carried calls of one runner, over any number of streams."""
+
+    def __init__(self) -> None:
+        self._methods: dict[str, tuple[RpcMethod, Serve]] = {}
+        self._links: set[Link] = set()
+
+    def serve(self, rpc: RpcMethod, serve: Serve) -> None:
+        """Serve a streamed method."""
+        self._methods[rpc.path] = rpc, serve
+
+    def add_to_server(self, server: grpc.aio.Server) -> None:
+        """Add CallCarrierService to a server."""
+        handler: Any = grpc.stream_stream_rpc_method_handler(
+            self._carry,
+            request_deserializer=pb.CarryRequest.FromString,
+            response_serializer=pb.CarryResponse.SerializeToString,
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(CARRY.service, {CARRY.name: handler}),))
+
+    def stop(self) -> None:
+        """End every stream, and the calls that are left with it."""
+        for link in self._links:
+            link.stop(WeftError(Reason.SHUTTING_DOWN, "the runner is shutting down"))
+
+    # Read and written through the context, which the stub of gRPC does not know.
+    async def _carry(self, requests: AsyncIterator[pb.CarryRequest], context: Any) -> None:  # noqa: ARG002
+        async with answering(context):
+            await context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
+            link = Link(Side.RUNNER, CARRIER_LIMITS, self._answer)
+            self._links.add(link)
+            try:
+                await link.run(context, pb.CarryResponse)
+            finally:
+                self._links.discard(link)
+
+    async def _answer(self, call: LinkCall) -> link_pb2.CallEnd:
+        known = self._methods.get(call.start.method)
+        if known is None:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{call.start.method} is not carried")
+        rpc, serve = known
+        message = await call.read()
+        try:
+            request = rpc.request.FromString(message or b"")
+        except DecodeError:
+            raise WeftError(Reason.MALFORMED_REQUEST, "the request of a carried call cannot be read") from None
+        try:
+            await serve(request, CarriedContext(call))
+        except _EndedError as end:
+            return end.status
+        return _OK
