@@ -176,6 +176,8 @@ class RouterService(Service):
         self._leases = leases
         leases.follow(lambda: self._view.routers)
         self._records.clients.share(leases)
+        self._loop.report_service()
+        leases.share_service(self._loop.take_served, self._loop.note_served_elsewhere)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Use other profiles of clients and rate limits from now on; every other setting stays as it is."""
