@@ -16,6 +16,7 @@ from gateway.runner_api.endpoints import RUNNER_METRICS, RUNNER_OPERATIONS, RUNN
 from gateway.runner_api.metrics import RequestObserver, RunnerMetrics, StateCollector
 from gateway.runner_api.ports import RunnerApiPorts
 from gateway.runner_api.state import RunnerApiConfig, RunnerApiDeps, queue_facts
+from gateway.ticketed_app import LaneApp, TicketSwitch
 from weft.dispatch.call import LayeredDispatcher
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import Clock, SystemClock
@@ -66,7 +67,11 @@ def build(
         cache=cache,
         started=ticking.monotonic(),
     )
-    return RunnerApiService(deps)
+    lane = None
+    if ports.lane is not None:
+        ports.lane.reporter.on_fate = runner_metrics.reported
+        lane = LaneApp(inference, ports.lane, observer)
+    return RunnerApiService(deps, lane)
 
 
 def create_app(deps: RunnerApiDeps) -> EndpointApp:
@@ -86,11 +91,13 @@ class RunnerApiService:
 
     service_names: Sequence[str] = ()
 
-    def __init__(self, deps: RunnerApiDeps) -> None:
+    def __init__(self, deps: RunnerApiDeps, lane: LaneApp | None = None) -> None:
+        """`lane` serves requests with tickets; None: they are served as all others are."""
         edge, metrics = deps.config.edge, deps.inference.metrics
         self._cache = deps.cache
+        app = create_app(deps)
         self._server = AppServer(
-            create_app(deps),
+            app if lane is None else TicketSwitch(app, lane),
             exposure=edge.exposure(),
             limits=edge.connections,
             on_refused=metrics.refused,

@@ -46,7 +46,7 @@ from weft.api.registry.v1.tenant_pb2 import Tenant
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch import placement
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.lane import set_lane_terms
+from weft.dispatch.lane import LaneWaits, set_lane_terms
 from weft.dispatch.tickets import sign
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
@@ -98,6 +98,12 @@ class Mailbox:
     _on_cancelled: placement.OnCancelled | None = None
     wait_kind: WaitKind | None = None
     """What the request waited for last; None: it has not waited."""
+    arrived_at: float = 0.0
+    """When the request first arrived at the mesh, on the monotonic clock."""
+    load_seconds: float = 0.0
+    """How long it waited for loads that it waits for no longer."""
+    loading_since: float | None = None
+    """Since when it waits for a load; None: it does not."""
     estimate: tuple[float, float] | None = None
     """Time and seconds of the first wait that the request was shown; None: it was shown none, or it has been placed."""
 
@@ -172,9 +178,11 @@ class TicketIssuer:
         )
         expires = self._clock.utc_now().timestamp() + self._lifetime_seconds
         claims.expire_time.FromNanoseconds(int(expires * 1e9))
-        seconds_left = None if placed.deadline_at is None else placed.deadline_at - self._clock.monotonic()
+        now = self._clock.monotonic()
+        seconds_left = None if placed.deadline_at is None else placed.deadline_at - now
         if request.report_to:
-            set_lane_terms(claims.lane, request, placed.keep_alive_seconds, seconds_left)
+            waits = LaneWaits(load_seconds=mailbox.load_seconds, all_seconds=now - mailbox.arrived_at)
+            set_lane_terms(claims.lane, request, waits, placed.keep_alive_seconds, seconds_left)
         signed = claims.SerializeToString()
         return placement.Grant(
             claims=signed,
@@ -356,7 +364,12 @@ class SchedulingLoop:
         request = self._deps.records.clients.resolve(request)
         rate_limits = self._note_arrival(key, request, now)
         permission = self._scheduler.tenant(request.tenant)
-        mailbox = Mailbox(request, permission.permits_remote(requested=request.allow_remote), rate_limits)
+        mailbox = Mailbox(
+            request,
+            permission.permits_remote(requested=request.allow_remote),
+            rate_limits,
+            arrived_at=now - request.age_seconds,
+        )
         self._mailboxes[key] = mailbox
         arrival = arrival_of(key, request, now, allow_remote=mailbox.allow_remote)
         try:
@@ -532,6 +545,7 @@ class SchedulingLoop:
             mailbox.put(self._decision_of(decision, mailbox))
 
     def _note_wait(self, decision: RequestDecision, mailbox: Mailbox) -> None:
+        self._note_load(mailbox, is_loading=isinstance(decision, Loads))
         if isinstance(decision, Placed):
             self._note_estimate(mailbox)
             return
@@ -546,6 +560,14 @@ class SchedulingLoop:
         if kind is not mailbox.wait_kind:
             mailbox.wait_kind = kind
             self._deps.observer.note_wait(mailbox.request, kind, self._mesh.view)
+
+    def _note_load(self, mailbox: Mailbox, *, is_loading: bool) -> None:
+        now = self._clock.monotonic()
+        if is_loading:
+            mailbox.loading_since = mailbox.loading_since or now
+        elif mailbox.loading_since is not None:
+            mailbox.load_seconds += now - mailbox.loading_since
+            mailbox.loading_since = None
 
     def _note_estimate(self, mailbox: Mailbox) -> None:
         """Compare the first wait that a placed request was shown with the one that it had since."""

@@ -252,6 +252,11 @@ class RouterService(Service):
         return self._view
 
     @property
+    def registry_view(self) -> FleetView:
+        """Return the newest view of the whole mesh, also of a router for one runner, without what is expected."""
+        return self._registry_view
+
+    @property
     def relay(self) -> Relay | None:
         """Return the relay of dial-out runners; None: they cannot dial in here."""
         return self._relay

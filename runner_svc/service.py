@@ -127,6 +127,16 @@ class RunnerService(Service):
             added=self._added,
         )
         self._carried = CarriedCalls()
+        self.admission = RequestAdmission(
+            identity=RunnerIdentity(runner=config.name, incarnation=incarnation, host=config.host),
+            gate=self._gate,
+            instances=self._by_name,
+            caches=self._caches,
+            remote_models=self._remote_models,
+            clock=self._mesh_clock,
+            clock_offset=self._clock_offset,
+        )
+        """Admits requests with tickets, over gRPC and over HTTP."""
         self._registry: grpc.aio.Channel | None = None
         self._reading: asyncio.Task[None] | None = None
         self._digesting: asyncio.Task[None] | None = None
@@ -161,17 +171,8 @@ class RunnerService(Service):
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
-        admission = RequestAdmission(
-            identity=RunnerIdentity(runner=self._config.name, incarnation=self._incarnation, host=self._config.host),
-            gate=self._gate,
-            instances=self._by_name,
-            caches=self._caches,
-            remote_models=self._remote_models,
-            clock=self._mesh_clock,
-            clock_offset=self._clock_offset,
-        )
         self._chats |= {name: self._chat_setup(name, instance.config) for name, instance in self._by_name.items()}
-        DataPlane(admission, self._chats).add_to_server(server, self._carried)
+        DataPlane(self.admission, self._chats).add_to_server(server, self._carried)
         self._carried.add_to_server(server)
         runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
 
@@ -392,6 +393,11 @@ class RunnerService(Service):
         """Returns the metrics pages of the engines that have one, by model."""
         pages = {instance.model: instance.backend.engine_page for instance in self._in_order}
         return {model: page for model, page in pages.items() if page is not None}
+
+    def publish_lane(self, url: str) -> None:
+        """Publish where the HTTP API of this runner takes requests with tickets; empty: nowhere."""
+        self._report.lane_url = url
+        self._note_change()
 
     def reopen_session(self) -> None:
         """Reopen the session at once: the path to the registry has changed. Does nothing before `start`."""

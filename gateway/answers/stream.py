@@ -58,9 +58,15 @@ class SseWriter:
         keepalive: bytes = KEEPALIVE,
         content_type: bytes = EVENT_STREAM,
         headers: Callable[[], Sequence[tuple[bytes, bytes]]] = tuple,
+        commits_early: bool = True,
     ) -> None:
-        """`headers`: what is added to those of the answer, as known when they are sent."""
+        """`headers`: what is added to those of the answer, as known when they are sent.
+
+        `commits_early`: whether the status line is sent in time, without waiting for what is written.
+        """
         self._headers = headers
+        self._commits_early = commits_early
+        self._committed = asyncio.Event()
         self._keepalive = keepalive
         self._content_type = content_type
         self._send = send
@@ -98,10 +104,13 @@ class SseWriter:
 
     async def keep_up(self, block: Interruptible) -> None:
         """Send the status line in time, then keepalives; interrupt `block` when a write takes too long."""
-        await self._clock.sleep(self._config.headers_within_seconds)
         try:
-            if not self.is_committed:
-                await self._write_aside(b"")
+            if self._commits_early:
+                await self._clock.sleep(self._config.headers_within_seconds)
+                if not self.is_committed:
+                    await self._write_aside(b"")
+            else:
+                await self._committed.wait()
             while True:
                 await self._clock.sleep(await self._check(block))
         except TimeoutError:
@@ -129,6 +138,7 @@ class SseWriter:
         headers = [(b"content-type", self._content_type), *_HEADERS, *self._headers()]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self.is_committed = True
+        self._committed.set()
         held = b"".join(self._held)
         self._held.clear()
         return held
@@ -162,6 +172,7 @@ class SseResponse(Response, ABC):
             keepalive=self._keepalive,
             content_type=self._content_type,
             headers=self._added_headers,
+            commits_early=self._deps.answers_before_content,
         )
         try:
             await self._run(scope, receive, writer, facts)

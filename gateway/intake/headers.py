@@ -63,6 +63,16 @@ def request_id_of(headers: Headers) -> str:
 
 def validate_head(scope: Scope, config: GatewayConfig) -> None:
     """Raises for heads that the HTTP parser accepts: too many, large or repeated headers, a foreign Host or Origin."""
+    require_bounded_head(scope, config)
+    for host in (value for name, value in scope["headers"] if name == b"host"):
+        _require_own_host(host, config)
+    origin = headers_of(scope).get(b"origin")
+    if origin is not None:
+        _require_own_origin(origin, config)
+
+
+def require_bounded_head(scope: Scope, config: GatewayConfig) -> None:
+    """Raises for heads that the HTTP parser accepts: too many, large or repeated headers."""
     raw = scope["headers"]
     limits = config.connections
     if len(raw) > limits.max_header_count:
@@ -73,11 +83,6 @@ def validate_head(scope: Scope, config: GatewayConfig) -> None:
     hosts = [value for name, value in raw if name == b"host"]
     if len(hosts) > 1 or (not hosts and scope["http_version"] != "1.0"):
         raise WeftError(Reason.MALFORMED_REQUEST, "the request must have exactly one Host header")
-    if hosts:
-        _require_own_host(hosts[0], config)
-    origin = headers_of(scope).get(b"origin")
-    if origin is not None:
-        _require_own_origin(origin, config)
 
 
 def require_local_caller(scope: Scope) -> None:

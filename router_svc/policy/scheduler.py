@@ -16,7 +16,7 @@ from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.endpoints.choice import Choice
 from router_svc.policy.endpoints.cluster_view import ClusterView, MeshChange
-from router_svc.policy.endpoints.failover import FailureKind, RetryBudget, classify, may_be_the_requests
+from router_svc.policy.endpoints.failover import RetryBudget
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_coordinator import LoadCoordinator
@@ -33,6 +33,7 @@ from router_svc.policy.reconciler import Reconciler
 from router_svc.policy.request_table import RequestTable
 from router_svc.policy.settings import Settings, TenantSettings
 from router_svc.policy.work import WorkUnit, media_unit_of, unit_of
+from weft.kernel.failures import FailureKind, classify, may_be_the_requests
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 

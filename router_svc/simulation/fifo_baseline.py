@@ -13,9 +13,9 @@ from router_svc.policy.arrival import ROUTE_PREFIX, Arrival
 from router_svc.policy.decisions import Decision, Placed, Rejects, Served, Waits, WakeFailure, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
-from router_svc.policy.endpoints.failover import FailureKind, classify
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.simulation.hosts import lacks
+from weft.kernel.failures import FailureKind, classify
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 

@@ -1,7 +1,7 @@
 """Admission of data-plane requests: the ticket, the instance, the slot, and the runner's part of the receipt."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.instance import Instance
 from runner_svc.session.clock_offset import ClockOffset
 from weft.api.common.v1 import event_pb2, receipt_pb2
-from weft.api.runner.v1 import serve_options_pb2
+from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
 from weft.dispatch.parameter_checks import granted_priority_of, handling_of
 from weft.dispatch.payload_description import Payload, untaken_words_of
 from weft.dispatch.tickets import Permit, TicketGate
@@ -96,6 +96,14 @@ class RequestAdmission:
         if permit.model in self._remote_models and not permit.allow_remote:
             raise WeftError(Reason.TICKET_INVALID, "the ticket does not allow this request a remote model")
         return permit, instance
+
+    def reserve(self, tickets: Iterable[ticket_pb2.Ticket]) -> tuple[ticket_pb2.Ticket, ticket_pb2.TicketClaims]:
+        """Returns the ticket that is made out to this runner, see `TicketGate.reserve`, for a request over HTTP."""
+        return self._gate.reserve(tickets, now=self._clock.utc_now().timestamp())
+
+    def release(self, claims: ticket_pb2.TicketClaims) -> None:
+        """See `TicketGate.release`."""
+        self._gate.release(claims)
 
     def started(self, permit: Permit) -> event_pb2.InferenceEvent:
         """The event that names the runner and the model of the attempt."""

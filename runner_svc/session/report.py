@@ -54,6 +54,8 @@ class RunnerReport:
         self._servers = servers
         self._config = config
         self._cache_figures = cache_figures
+        self.lane_url = ""
+        """Where its HTTP API takes requests with tickets; empty: nowhere."""
         self._incarnation = incarnation
         self._instances = instances
         self.models = list(config.models)
@@ -78,6 +80,7 @@ class RunnerReport:
             attaches_servers=self._config.server_adder is not None and self._config.max_added_models > 0,
             attached_servers=self._servers(),
             tool_names=self._tool_names()[:MAX_REPORTED_TOOLS],
+            lane_url=self.lane_url,
         )
 
     def runner(self) -> runner_pb2.Runner:

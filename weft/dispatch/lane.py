@@ -44,9 +44,20 @@ def kind_of(capability: runner_pb2.Capability, instance: runner_pb2.InstanceStat
     return EndpointKind.SIDECAR if capability.lane_url else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneWaits:
+    """How long a request has waited when it is granted."""
+
+    all_seconds: float
+    """From its arrival at the mesh."""
+    load_seconds: float
+    """The part of it for models to load."""
+
+
 def set_lane_terms(
     terms: ticket_pb2.LaneTerms,
     request: PlacementRequest,
+    waits: LaneWaits,
     keep_alive_seconds: float | None,
     seconds_left: float | None,
 ) -> None:
@@ -54,6 +65,9 @@ def set_lane_terms(
     terms.report_to = request.report_to
     terms.priority = request.priority.wire  # type: ignore[assignment]  # same numbers
     terms.asked_model = request.asked_model
+    terms.caller = request.caller
+    terms.load_wait.FromNanoseconds(int(waits.load_seconds * 1e9))
+    terms.queue_wait.FromNanoseconds(max(0, int((waits.all_seconds - waits.load_seconds) * 1e9)))
     if keep_alive_seconds is not None:
         terms.keep_alive.FromNanoseconds(int(keep_alive_seconds * 1e9))
     if seconds_left is not None:

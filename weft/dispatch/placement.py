@@ -115,6 +115,10 @@ class Grant:
     """Until the answer must be complete, by the request or its route; None: as the request says."""
     rate_limits: RateLimitStatus | None = None
     """How much more its caller may ask for. The first decision has it where a limit counts the request. Read-only."""
+    queue_wait_seconds: float = 0.0
+    """How long the request waited before its dispatcher had it, loads not counted ..."""
+    load_wait_seconds: float = 0.0
+    """... and for loads: of one that a proxy carried to its runner."""
 
 
 Decision = WaitingInQueue | LoadingModel | Grant

@@ -189,6 +189,8 @@ class RequestTrace:
         """Records a new attempt; `remote`: its runner may send the request off the premises."""
         self._end_load_wait(now)
         self._end_wait(now)
+        self.arrived -= grant.queue_wait_seconds + grant.load_wait_seconds
+        self.load_wait += grant.load_wait_seconds
         self.granted, self.usage = now, None
         self._load_wait_at_grant = self.load_wait
         self.attempts.append(AttemptRecord(grant, remote, now))

@@ -10,6 +10,7 @@ import binascii
 import hashlib
 import hmac
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -94,6 +95,8 @@ class TicketGate:
         self._incarnation = incarnation
         self._key: bytes | None = None
         self._used: OrderedDict[str, float] = OrderedDict()
+        self._reserved: set[str] = set()
+        """Ids of used tickets that `admit` takes once more."""
 
     def use_key(self, key: bytes) -> None:
         """Accept tickets of the session whose key this is, and of no other."""
@@ -105,24 +108,13 @@ class TicketGate:
         Raises TICKET_INVALID or TICKET_EXPIRED; the message does not say which check failed. BACKEND_NOT_READY before
         there is a session: no ticket can be judged then, and nothing is wrong with this one for all that is known.
         """
-        key = self._key
-        if not ticket.mac:
+        claims = self._verified(ticket)
+        if claims is None:
             raise _refused(Reason.TICKET_INVALID)
-        if key is None:
-            raise WeftError(
-                Reason.BACKEND_NOT_READY,
-                "the runner is not registered with the mesh yet; its log and `weft describe runner` say why",
-                retry_after_seconds=RETRY_AFTER_SECONDS,
-            )
-        if not hmac.compare_digest(sign(ticket.claims, key), ticket.mac):
-            raise _refused(Reason.TICKET_INVALID)
-        claims = ticket_pb2.TicketClaims.FromString(ticket.claims)
-        if claims.runner != self._runner or claims.runner_incarnation != self._incarnation:
-            raise _refused(Reason.TICKET_INVALID)
-        expires = claims.expire_time.seconds + claims.expire_time.nanos / 1e9
-        if now >= expires:
-            raise _refused(Reason.TICKET_EXPIRED)
-        self._remember(claims.ticket_id, expires, now)
+        if claims.ticket_id in self._reserved:
+            self._reserved.remove(claims.ticket_id)
+        else:
+            self._use(claims, now)
         return Permit(
             request_id=claims.request_id,
             tenant=claims.tenant,
@@ -131,12 +123,51 @@ class TicketGate:
             allow_remote=claims.allow_remote,
         )
 
-    def _remember(self, ticket_id: str, expires: float, now: float) -> None:
+    def reserve(
+        self, tickets: Iterable[ticket_pb2.Ticket], *, now: float
+    ) -> tuple[ticket_pb2.Ticket, ticket_pb2.TicketClaims]:
+        """Returns the one of several tickets that is made out to this runner, and its claims; it is used up by this.
+
+        `admit` takes it once more, also after it has expired: its request may take long to arrive. The caller must
+        `release` it. Raises as `admit`.
+        """
+        for ticket in tickets:
+            claims = self._verified(ticket)
+            if claims is not None:
+                self._use(claims, now)
+                self._reserved.add(claims.ticket_id)
+                return ticket, claims
+        raise _refused(Reason.TICKET_INVALID)
+
+    def release(self, claims: ticket_pb2.TicketClaims) -> None:
+        """Let `admit` take a reserved ticket no longer. Idempotent."""
+        self._reserved.discard(claims.ticket_id)
+
+    def _verified(self, ticket: ticket_pb2.Ticket) -> ticket_pb2.TicketClaims | None:
+        """Returns the claims of a ticket that is signed for this runner; None: it is not."""
+        if not ticket.mac:
+            return None
+        if self._key is None:
+            raise WeftError(
+                Reason.BACKEND_NOT_READY,
+                "the runner is not registered with the mesh yet; its log and `weft describe runner` say why",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        if not hmac.compare_digest(sign(ticket.claims, self._key), ticket.mac):
+            return None
+        claims = ticket_pb2.TicketClaims.FromString(ticket.claims)
+        is_own = claims.runner == self._runner and claims.runner_incarnation == self._incarnation
+        return claims if is_own else None
+
+    def _use(self, claims: ticket_pb2.TicketClaims, now: float) -> None:
+        expires = claims.expire_time.seconds + claims.expire_time.nanos / 1e9
+        if now >= expires:
+            raise _refused(Reason.TICKET_EXPIRED)
         while self._used and next(iter(self._used.values())) <= now:
             self._used.popitem(last=False)
-        if ticket_id in self._used or len(self._used) >= MAX_REMEMBERED_TICKETS:
+        if claims.ticket_id in self._used or len(self._used) >= MAX_REMEMBERED_TICKETS:
             raise _refused(Reason.TICKET_INVALID)
-        self._used[ticket_id] = expires
+        self._used[claims.ticket_id] = expires
 
 
 def _refused(reason: Reason) -> WeftError:

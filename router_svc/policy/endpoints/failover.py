@@ -1,4 +1,4 @@
-"""Failed attempts: whether a request may be retried elsewhere, and how many retries a queue has.
+"""How many retries of failed attempts a queue has; `weft.kernel.failures` says which of them may be retried.
 
 Retries on a candidate that has not failed lately are always allowed: when one of many breaks, its requests go on
 elsewhere. Other retries share a budget that grows with first attempts, as the retry budgets of Envoy and Finagle do.
@@ -6,77 +6,8 @@ Freely allowed retries are charged to it too, so that in a full outage the attem
 """
 
 from dataclasses import dataclass
-from enum import Enum
 
 from router_svc.policy.limits import SchedulerLimits
-from weft.kernel.reasons import Reason
-
-
-class FailureKind(Enum):
-    """What a failed attempt means for the request and the runner."""
-
-    BUSY = "busy"
-    """The runner is full with work that this router does not know of (it restarted, or is not the only router)."""
-    BOUNCED = "bounced"
-    """The runner did not take the request: nothing was executed, the request returns to its queue."""
-    BROKE = "broke"
-    """The runner or its backend failed: another runner may succeed."""
-    LACKS = "lacks"
-    """The runner lacks what this request needs: another runner may have it. Does not count against the runner."""
-    FINAL = "final"
-    """It would fail on any runner, or the caller is gone."""
-
-
-_BOUNCES = frozenset(
-    {
-        Reason.BACKEND_NOT_READY,
-        Reason.SHUTTING_DOWN,
-        # A runner that restarted between the grant and the call knows neither the incarnation nor the key.
-        Reason.TICKET_INVALID,
-        Reason.TICKET_EXPIRED,
-        Reason.MODEL_NOT_FOUND,
-        # It was evicted between the grant and the call, and there is no memory to load it again.
-        Reason.INSUFFICIENT_MEMORY,
-    }
-)
-_LACKS = frozenset({Reason.TOOL_UNAVAILABLE, Reason.CLOCK_OFF, Reason.MODALITY_UNSUPPORTED})
-_BREAKS = frozenset(
-    {
-        Reason.CONNECT_FAILED,
-        Reason.HEADERS_TIMEOUT,
-        Reason.SERVER_DIED,
-        Reason.WORKER_RESTARTED,
-        Reason.WORKER_LOST,
-        Reason.STALL_TIMEOUT,
-        Reason.LOAD_STALLED,
-        Reason.OUT_OF_MEMORY,
-        Reason.BACKEND_ERROR,
-        Reason.BACKEND_PROTOCOL_ERROR,
-    }
-)
-
-
-def may_be_the_requests(reason: Reason) -> bool:
-    """Whether an engine's error is one that the request itself may have caused, on every engine.
-
-    Not all error texts that engines use for a request that they cannot take are known, and an image that is too large
-    for one engine's memory is so for that of others.
-    """
-    return reason in {Reason.BACKEND_ERROR, Reason.OUT_OF_MEMORY}
-
-
-def classify(reason: Reason) -> FailureKind:
-    """Return what a failure with this reason means.
-
-    A refusal of the request itself is final: replicas would refuse it too.
-    """
-    if reason is Reason.NO_SLOT_AVAILABLE:
-        return FailureKind.BUSY
-    if reason in _BOUNCES:
-        return FailureKind.BOUNCED
-    if reason in _LACKS:
-        return FailureKind.LACKS
-    return FailureKind.BROKE if reason in _BREAKS else FailureKind.FINAL
 
 
 @dataclass(slots=True)

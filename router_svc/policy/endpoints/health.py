@@ -13,8 +13,8 @@ Whether an endpoint is really ejected (the last usable one of a queue never is) 
 
 from enum import Enum
 
-from router_svc.policy.endpoints.failover import FailureKind
 from router_svc.policy.limits import SchedulerLimits
+from weft.kernel.failures import FailureKind
 
 MAX_DOUBLINGS = 16
 """More doublings change nothing and would overflow eventually."""

@@ -12,10 +12,10 @@ from router_svc.policy.arrival import Needs
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.capability import fits
 from router_svc.policy.endpoints.choice import PickRequest
-from router_svc.policy.endpoints.failover import FailureKind
 from router_svc.policy.endpoints.health import HealthState
 from router_svc.policy.endpoints.pool import Endpoint
 from router_svc.policy.settings import ChoicePolicy
+from weft.kernel.failures import FailureKind
 from weft.kernel.request import Operation
 
 NAMES = "abcdef"

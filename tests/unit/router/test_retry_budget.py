@@ -7,8 +7,9 @@ import pytest
 from index_harness import index, member, pick
 
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
-from router_svc.policy.endpoints.failover import FailureKind, RetryBudget
+from router_svc.policy.endpoints.failover import RetryBudget
 from router_svc.policy.limits import SchedulerLimits
+from weft.kernel.failures import FailureKind
 
 LINE = "p"
 MAX_ATTEMPTS = SchedulerLimits().max_attempts

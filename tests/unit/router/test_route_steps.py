@@ -7,9 +7,9 @@ from index_harness import ANYWHERE, CHAT, index, member, pick, place, placed
 from kit.examples import examples, given
 
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
-from router_svc.policy.endpoints.failover import FailureKind
 from router_svc.policy.endpoints.routes import Route, RouteStep
 from router_svc.policy.settings import ChoicePolicy
+from weft.kernel.failures import FailureKind
 
 LINE = "route/r"
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from router_svc.policy.endpoints.failover import FailureKind, classify
 from runner_svc.openai_upstream.errors import MAX_ERROR_CHARS, provider_refusal, refusal
 from runner_svc.openai_upstream.stream import StreamReader
 from weft.kernel.errors import WeftError
+from weft.kernel.failures import FailureKind, classify
 from weft.kernel.reasons import Reason
 
 LLAMA_IMAGE = "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"

@@ -109,12 +109,17 @@ class LaneTerms(google.protobuf.message.Message):
     KEEP_ALIVE_FIELD_NUMBER: builtins.int
     TIME_LEFT_FIELD_NUMBER: builtins.int
     ASKED_MODEL_FIELD_NUMBER: builtins.int
+    CALLER_FIELD_NUMBER: builtins.int
+    QUEUE_WAIT_FIELD_NUMBER: builtins.int
+    LOAD_WAIT_FIELD_NUMBER: builtins.int
     report_to: builtins.str
     """The router that hears how the attempt ended, by its name among the routers."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
     """The priority class that it was granted in. Unspecified: as the request says."""
     asked_model: builtins.str
     """The name that the caller asked for, where an alias stood for another. Empty: it asked for no alias."""
+    caller: builtins.str
+    """Who sent it: "key:<id>", "service:<name>" or "local". Empty: it is not known."""
     @property
     def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
         """How long the model stays loaded after it, where the request's route says so. Not set: as the request says, else as
@@ -125,6 +130,14 @@ class LaneTerms(google.protobuf.message.Message):
     def time_left(self) -> google.protobuf.duration_pb2.Duration:
         """Time from the grant until the answer must be complete. Not set: as the request says."""
 
+    @property
+    def queue_wait(self) -> google.protobuf.duration_pb2.Duration:
+        """Time from the request's arrival at the mesh to the grant, loads not counted."""
+
+    @property
+    def load_wait(self) -> google.protobuf.duration_pb2.Duration:
+        """Time that it waited for a model to load."""
+
     def __init__(
         self,
         *,
@@ -133,8 +146,11 @@ class LaneTerms(google.protobuf.message.Message):
         keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
         time_left: google.protobuf.duration_pb2.Duration | None = ...,
         asked_model: builtins.str = ...,
+        caller: builtins.str = ...,
+        queue_wait: google.protobuf.duration_pb2.Duration | None = ...,
+        load_wait: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive", "time_left", b"time_left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["asked_model", b"asked_model", "keep_alive", b"keep_alive", "priority", b"priority", "report_to", b"report_to", "time_left", b"time_left"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive", "load_wait", b"load_wait", "queue_wait", b"queue_wait", "time_left", b"time_left"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["asked_model", b"asked_model", "caller", b"caller", "keep_alive", b"keep_alive", "load_wait", b"load_wait", "priority", b"priority", "queue_wait", b"queue_wait", "report_to", b"report_to", "time_left", b"time_left"]) -> None: ...
 
 global___LaneTerms = LaneTerms
