@@ -27,7 +27,7 @@ import msgspec
 
 from gateway.rate_limit_headers import rate_limit_headers
 from weft.dispatch.rate_windows import status_in
-from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, WeftError
+from weft.kernel.errors import COMPLETION_TOKENS, LACKED_ROUTER, PROMPT_TOKENS, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import close_names_of
 
@@ -219,7 +219,7 @@ def public_message(error: WeftError) -> str:
 
 
 def _machine_fields(error: WeftError) -> dict[str, object]:
-    """Returns the error's code, figures, usage and details."""
+    """Returns the error's code, figures, usage and details, and whether no router answered."""
     fields: dict[str, object] = {"code": code_of(error), **figures_of(error)}
     close = close_names_of(error)
     if close:
@@ -227,6 +227,8 @@ def _machine_fields(error: WeftError) -> dict[str, object]:
     used = {name: _number(error.metadata.get(name, "")) for name in (PROMPT_TOKENS, COMPLETION_TOKENS)}
     if all(count is not None for count in used.values()):
         fields["usage"] = {name: int(count) for name, count in used.items() if count is not None}
+    if LACKED_ROUTER in error.metadata:
+        fields[LACKED_ROUTER] = True
     if isinstance(error, DetailedError):
         fields |= error.details
     return fields

@@ -1,7 +1,7 @@
 """Clients of a router: their profiles, usage, rate limits and cooldowns."""
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -20,6 +20,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.names import AUTO_MODEL, ROUTE_PREFIX
 from weft.kernel.reasons import Reason, traits
 from weft.kernel.request import Priority
+from weft.kernel.timestamps import datetime_of, seconds_of
 from weft.kernel.units import Rate
 
 
@@ -38,18 +39,25 @@ def _rates_of(config: ClientsConfig) -> dict[str, tuple[Rate, ...]]:
     return {client: profile.rates for client, profile in config.profiles.items() if profile.rates}
 
 
-def _has_run(receipt: receipt_pb2.Receipt | None) -> bool:
-    """Whether an attempt used anything: one that was withdrawn, or lost its claim or its runner, is offered again."""
-    return receipt is not None and (receipt.outcome == receipt_pb2.OUTCOME_COMPLETED or receipt.HasField("usage"))
-
-
 def _is_counted(request: PlacementRequest) -> bool:
     """Whether the limits count it when it comes."""
-    return request.priority is not Priority.SYSTEM and not request.is_counted
+    return request.priority not in (Priority.DURABLE, Priority.SYSTEM) and not request.is_counted
+
+
+@dataclass(frozen=True, slots=True)
+class KeptClient:
+    """A client as it is kept over a restart."""
+
+    tenant: str
+    record: pb.ClientRecord
+    """As it is shown, with every target that is counted, and the end of its last cooldown even if that is past."""
+    cooldown_seconds: float
+    """Length of its last cooldown; 0: there was none."""
 
 
 @dataclass(slots=True)
 class _Client:
+    tenant: str
     client_id: str
     pattern: ClientPattern
     cooldown: Cooldown = field(default_factory=Cooldown)
@@ -60,7 +68,6 @@ class _UnderWay:
     client: _Client | None
     counted: Counted
     was_refused: bool = False
-    is_durable: bool = False
 
 
 class ClientRegistry:
@@ -76,6 +83,47 @@ class ClientRegistry:
         self._clients: OrderedDict[tuple[str, str], _Client] = OrderedDict()
         """By tenant and id; the most recently seen one is the last."""
         self._under_way: dict[int, _UnderWay] = {}
+        self._changed: set[tuple[str, str]] = set()
+        """Clients that have changed since `take_changed`."""
+
+    @property
+    def max_clients(self) -> int:
+        """Clients that are remembered at most."""
+        return self._config.max_clients
+
+    def take_changed(self) -> list[KeptClient]:
+        """Return the clients that have changed since the last call, to be kept."""
+        changed, self._changed = self._changed, set()
+        now, wall = self._clock.monotonic(), self._clock.utc_now()
+        return [self._kept(self._clients[key], now, wall) for key in sorted(changed) if key in self._clients]
+
+    def give_back(self, taken: Iterable[KeptClient]) -> None:
+        """Return them with the next call again: they could not be kept."""
+        self._changed.update((kept.tenant, kept.record.client_id) for kept in taken)
+
+    def restore(self, kept: Iterable[KeptClient]) -> None:
+        """Take clients of before a restart, the last seen one last. Called once, before the first request."""
+        now, wall = self._clock.monotonic(), self._clock.utc_now()
+        for each in kept:
+            record = each.record
+            cooldown = Cooldown()
+            if record.HasField("cooldown_end_time"):
+                ends_at = now + (datetime_of(record.cooldown_end_time) - wall).total_seconds()
+                # A clock that was set back makes no pause longer.
+                cooldown = Cooldown.restored(min(ends_at, now + each.cooldown_seconds), each.cooldown_seconds)
+            client = _Client(each.tenant, record.client_id, _pattern_of(record, now, wall), cooldown)
+            self._clients[each.tenant, record.client_id] = client
+
+    def _kept(self, client: _Client, now: float, wall: datetime) -> KeptClient:
+        record = self._record(client.client_id, [client], now, wall)
+        record.running_count = 0
+        del record.targets[:]
+        for target, count in client.pattern.target_counts.items():
+            record.targets.add(target=target, request_count=count)
+        seconds = client.cooldown.length_seconds
+        if seconds:
+            record.cooldown_end_time.FromDatetime(wall + timedelta(seconds=client.cooldown.ends_at - now))
+        return KeptClient(client.tenant, record, seconds)
 
     def reconfigure(self, config: ClientsConfig, limits: RateLimitConfig) -> None:
         """Use other profiles and rates from now on; what is known of clients stays."""
@@ -95,8 +143,7 @@ class ClientRegistry:
         if not _is_counted(request):
             return None
         request = self.resolve(request)
-        with_client = bool(request.client_id) and request.priority is not Priority.DURABLE
-        return self._limits.wait_for(request, with_client=with_client)
+        return self._limits.wait_for(request, with_client=bool(request.client_id))
 
     async def all_limit_uses(self, tenant: str = "") -> list[LimitUse]:
         """Return what is used of the limits of a tenant, or (empty) of all, over all routers that share them."""
@@ -122,8 +169,8 @@ class ClientRegistry:
         """Count an arrived request; its end is reported under the same key. Returns what its caller has left.
 
         Raises RATE_LIMIT_EXCEEDED for a tenant or client that exceeds its rate; such a request has no end to be
-        reported. The mesh's own work and repeated placements are not counted. Durable requests are counted for their
-        tenant, each time that they are offered; what did not run is given back.
+        reported. The mesh's own work and repeated placements are not counted; nor are durable requests, which were when
+        they were submitted.
         """
         now = self._clock.monotonic()
         is_durable = request.priority is Priority.DURABLE
@@ -137,7 +184,7 @@ class ClientRegistry:
             if client is not None:
                 client.pattern.note_end(refused=True, tokens=0)
             raise
-        self._under_way[key] = _UnderWay(client, counted, is_durable=is_durable)
+        self._under_way[key] = _UnderWay(client, counted)
         return counted.status
 
     def note_rejected(self, key: int, reason: Reason) -> None:
@@ -166,12 +213,12 @@ class ClientRegistry:
             tokens = max(0, receipt.usage.prompt_tokens) + max(0, receipt.usage.completion_tokens)
         elif refused or found.was_refused:
             tokens = 0
-        if found.is_durable and not _has_run(receipt):
-            self._limits.give_back(found.counted)
-        else:
-            self._limits.correct(found.counted, tokens)
+        self._limits.correct(found.counted, tokens)
         if found.client is not None:
             found.client.pattern.note_end(refused=refused, tokens=tokens)
+            who = (found.client.tenant, found.client.client_id)
+            if who in self._clients:
+                self._changed.add(who)
             if receipt is not None and receipt.device_usage.HasField("device_time"):
                 usage = receipt.device_usage
                 energy = usage.energy_millijoules if usage.HasField("energy_millijoules") else None
@@ -216,10 +263,13 @@ class ClientRegistry:
         client = self._clients.get(key)
         if client is None:
             if len(self._clients) >= self._config.max_clients:
-                self._clients.popitem(last=False)
-            client = self._clients[key] = _Client(request.client_id, ClientPattern(first_seen_at=now, last_seen_at=now))
+                forgotten, _ = self._clients.popitem(last=False)
+                self._changed.discard(forgotten)
+            pattern = ClientPattern(first_seen_at=now, last_seen_at=now)
+            client = self._clients[key] = _Client(request.tenant, request.client_id, pattern)
         else:
             self._clients.move_to_end(key)
+        self._changed.add(key)
         return client
 
     def _record(self, client_id: str, clients: list[_Client], now: float, wall: datetime) -> pb.ClientRecord:
@@ -247,6 +297,23 @@ class ClientRegistry:
         if pause:
             record.cooldown_end_time.FromDatetime(wall + timedelta(seconds=pause))
         return record
+
+
+def _pattern_of(record: pb.ClientRecord, now: float, wall: datetime) -> ClientPattern:
+    """Return the pattern of a client that was kept. None of its requests is under way: they ended with their router."""
+    pattern = ClientPattern(
+        first_seen_at=now - max(0.0, (wall - datetime_of(record.first_seen_time)).total_seconds()),
+        last_seen_at=now - max(0.0, (wall - datetime_of(record.last_seen_time)).total_seconds()),
+        request_count=record.request_count,
+        refused_count=record.refused_count,
+        token_count=record.token_count,
+        measured_count=record.measured_count,
+        device_seconds=record.device_time.ToNanoseconds() / 1e9,
+        energy_millijoules=record.energy_millijoules if record.HasField("energy_millijoules") else None,
+        usual_interval_seconds=seconds_of(record.usual_interval) if record.HasField("usual_interval") else None,
+    )
+    pattern.restore_targets({target.target: target.request_count for target in record.targets})
+    return pattern
 
 
 def _fill_device_usage(record: pb.ClientRecord, patterns: list[ClientPattern]) -> None:

@@ -29,6 +29,7 @@ from router_svc.usage import MAX_COUNTED_TOKENS
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1 import lease_service_pb2
 from weft.api.router.v1 import figures_pb2 as pb
+from weft.api.router.v1.figure_step_pb2 import FigureStep, StepCounts
 from weft.dispatch.agents import TargetLabels
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import PlacementRequest
@@ -47,7 +48,7 @@ _OUTCOMES: Mapping[int, Outcome] = {
 
 
 class FiguresRecorder:
-    """Called from the router's event loop alone. Nothing of it is kept over a restart."""
+    """Called from the router's event loop alone. What accelerators did is not kept over a restart."""
 
     def __init__(self, clock: Clock, limits: FigureLimits | None = None) -> None:
         self._clock = clock
@@ -55,6 +56,9 @@ class FiguresRecorder:
         self._ring = FigureRing(self._limits, clock.monotonic())
         self._targets = TargetLabels()
         self._closed = asyncio.Event()
+        self._to_utc = clock.utc_now().timestamp() - clock.monotonic()
+        """UTC less the monotonic clock at the start: a step has one time in UTC, whatever becomes of the clock."""
+        self._first_unwritten = self._last_index() + 1
 
     def note_load(self, waiting: int, running: int, now: float) -> None:
         """Note how many requests wait and run from now on."""
@@ -110,6 +114,37 @@ class FiguresRecorder:
         """End all watches with SHUTTING_DOWN."""
         self._closed.set()
 
+    @property
+    def limits(self) -> FigureLimits:
+        """How much is remembered."""
+        return self._limits
+
+    def unwritten(self) -> tuple[Mapping[float, FigureStep], int]:
+        """Return the steps that may have changed since they were written, by the time of their begin, and `written`'s.
+
+        Steps without any request are left out.
+        """
+        now = self._clock.monotonic()
+        present = self._ring.present(now)
+        steps = [*self._ring.steps(now, after=self._first_unwritten - 1), present]
+        begins = {self._begin_of(step): _to_message(step) for step in steps if not _is_empty(step)}
+        return begins, present.index
+
+    def note_written(self, upto: int) -> None:
+        """Note that all steps before this number are written."""
+        self._first_unwritten = upto
+
+    def restore(self, steps: Mapping[float, FigureStep]) -> None:
+        """Take the steps of before a restart, by the time of their begin. Called once, before anything is counted."""
+        known = [_from_message(step, self._index_at(begin)) for begin, step in steps.items()]
+        self._ring.restore(known, self._clock.monotonic())
+
+    def _begin_of(self, step: Step) -> float:
+        return step.index * self._limits.step_seconds + self._to_utc
+
+    def _index_at(self, utc: float) -> int:
+        return round((utc - self._to_utc) / self._limits.step_seconds)
+
     def _last_index(self) -> int:
         """Return the number of the last step that has ended."""
         return int(self._clock.monotonic() // self._limits.step_seconds) - 1
@@ -136,6 +171,56 @@ class FiguresRecorder:
         now, seconds = self._clock.monotonic(), self._limits.step_seconds
         index = steps[0].index if steps else int(now // seconds)
         return self._clock.utc_now() - timedelta(seconds=now - index * seconds)
+
+
+_OUTCOME_FIELDS = (
+    (Outcome.COMPLETED, "completed"),
+    (Outcome.FAILED, "failed"),
+    (Outcome.REJECTED, "rejected"),
+    (Outcome.CANCELLED, "cancelled"),
+)
+_TOKEN_FIELDS = ("prompt_tokens", "cached_prompt_tokens", "completion_tokens")
+
+
+def _is_empty(step: Step) -> bool:
+    return not (step.waiting or step.running or step.requests)
+
+
+def _to_message(step: Step) -> FigureStep:
+    message = FigureStep(waiting=step.waiting, running=step.running)
+    if step.requests is not None:
+        _fill_counts(message.all, step.requests)
+    for model, counts in step.models.items():
+        _fill_counts(message.models[model], counts)
+    return message
+
+
+def _fill_counts(message: StepCounts, counts: RequestCounts) -> None:
+    for outcome, name in _OUTCOME_FIELDS:
+        setattr(message, name, counts.outcomes[outcome])
+    for name in _TOKEN_FIELDS:
+        setattr(message, name, getattr(counts, name))
+    message.time_to_first_token.update(counts.first_token.counts)
+    message.time_per_output_token.update(counts.output_token.counts)
+
+
+def _from_message(message: FigureStep, index: int) -> Step:
+    step = Step(index, message.waiting, message.running)
+    if message.HasField("all"):
+        step.requests = _counts_from(message.all)
+    step.models = {model: _counts_from(counts) for model, counts in message.models.items()}
+    return step
+
+
+def _counts_from(message: StepCounts) -> RequestCounts:
+    counts = RequestCounts()
+    for outcome, name in _OUTCOME_FIELDS:
+        counts.outcomes[outcome] = getattr(message, name)
+    for name in _TOKEN_FIELDS:
+        setattr(counts, name, getattr(message, name))
+    counts.first_token.counts = dict(message.time_to_first_token)
+    counts.output_token.counts = dict(message.time_per_output_token)
+    return counts
 
 
 def end_of(model: str, receipt: receipt_pb2.Receipt) -> RequestEnd:

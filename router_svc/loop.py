@@ -34,6 +34,7 @@ from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.estimates import estimate_error
 from router_svc.policy.figures import FigureLimits
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.queue.fair_share import FairShare
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.policy.work import media_unit_of
@@ -302,21 +303,14 @@ class SchedulingLoop:
         """Number of tenants with requests that wait or run."""
         return self._scheduler.active_tenants
 
+    @property
+    def shares(self) -> FairShare:
+        """The accounts of fair share, for what keeps them over a restart."""
+        return self._scheduler.shares
+
     def fair_share(self, tenant: str) -> float | None:
         """Return a tenant's account of fair share, in tokens by its weight; None: it has none."""
         return self._scheduler.fair_share(tenant)
-
-    def report_service(self) -> None:
-        """Keep what tenants are served for `take_served`, which has to be called then."""
-        self._scheduler.report_service()
-
-    def take_served(self) -> dict[str, float]:
-        """Return the tokens that each tenant was served here since the last call."""
-        return self._scheduler.take_served()
-
-    def note_served_elsewhere(self, tenant: str, tokens: float) -> None:
-        """Charge a tenant's account of fair share for tokens that other routers have served it."""
-        self._scheduler.note_served_elsewhere(tenant, tokens)
 
     def queues(self) -> list[placement.PoolQueue]:
         """Return the queue lengths of all pools and routes, in order of their names."""
@@ -403,6 +397,9 @@ class SchedulingLoop:
             return
         now, requests = self._clock.monotonic(), self._deps.records.requests
         reason = Reason.MOVED if mailbox.refused is Reason.MOVED else reason
+        if self._closed and receipt is None and mailbox.cancelled is None and reason is Reason.CANCELLED:
+            # Its dispatcher hung up because this router stops: it goes on without it, or places the request again.
+            requests.note_left(key)
         if mailbox.cancelled is not None and reason is Reason.CANCELLED:
             requests.note_cancelled(key, placement.canceller_of(mailbox.cancelled))
         requests.note_end(key, now, reason, receipt)

@@ -1,7 +1,8 @@
 """What several routers answer, as one answer of the mesh. Pure.
 
 Counts are added, lists joined in their order. A request that moved from one router to another has a record at both: the
-one that ended with MOVED is hidden.
+one that ended with MOVED is hidden. So is the one of a request that was lost with a router, where another one goes on
+with it.
 """
 
 import math
@@ -27,14 +28,23 @@ def is_moved(record: RequestRecord) -> bool:
 
 def newest_record(records: Iterable[RequestRecord]) -> RequestRecord | None:
     """Returns what is known of one request: the record that goes on, else the one that ended last; None: no record."""
-    return max(
-        records, key=lambda record: (not is_moved(record), not _has_ended(record), *_times(record)), default=None
-    )
+    return max(records, key=_worth, default=None)
+
+
+def _worth(record: RequestRecord) -> tuple[bool, bool, bool, int, int]:
+    return (not is_moved(record), not is_lost(record), not _has_ended(record), *_times(record))
+
+
+def is_lost(record: RequestRecord) -> bool:
+    """Whether the router of a request ended before the request did, as far as it is recorded."""
+    return int(record.reason) == Reason.ROUTER_LOST.value
 
 
 def merged_requests(lists: Iterable[Iterable[RequestRecord]], limit: int) -> Sequence[RequestRecord]:
     """Returns the first ones of several lists: unfinished ones, the oldest first, then ended ones, the last first."""
     records = [record for each in lists for record in each if not is_moved(record)]
+    known = {(record.tenant, record.request_id) for record in records if not is_lost(record)}
+    records = [each for each in records if not is_lost(each) or (each.tenant, each.request_id) not in known]
     going_on = sorted(
         (each for each in records if not _has_ended(each)), key=lambda each: _nanoseconds(each.arrive_time)
     )

@@ -17,6 +17,8 @@ from router_svc.merged_records import (
     newest_record,
     steps_from,
 )
+from router_svc.request_history import RequestHistory
+from router_svc.request_servicer import request_record
 from weft.api.router.v1 import figures_pb2, request_pb2, request_service_pb2
 from weft.dispatch.placement import PoolQueue, QueueSource
 from weft.dispatch.remote_router import (
@@ -41,6 +43,7 @@ CHECK_INTERVAL_SECONDS = 1.0
 """How often a watch looks whether the mesh has other routers than when it began."""
 
 T = TypeVar("T")
+ENDED: Selection = request_service_pb2.REQUEST_SELECTION_ENDED
 Ask = Callable[[RequestSource], Coroutine[Any, Any, T]]
 Response = request_service_pb2.WatchRequestsResponse
 
@@ -52,6 +55,11 @@ class MeshRequests(RequestSource):
         self._own = own
         self._links = links
         self._clock = clock
+        self._history: RequestHistory | None = None
+
+    def look_back_in(self, history: RequestHistory) -> None:
+        """Find what routers that are gone remembered there; of no use where no other router writes to it."""
+        self._history = history if history.is_shared else None
 
     @override
     async def request(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
@@ -65,13 +73,33 @@ class MeshRequests(RequestSource):
     async def requests(
         self, limit: int = DEFAULT_LISTED, tenant: str = "", selection: Selection = UNDER_WAY
     ) -> ListedRequests:
+        answered = self._answering()
         found, unreachable = await self._all(lambda source: source.requests(limit, tenant, selection))
+        if selection != UNDER_WAY:
+            found = [*found, await self._of_others(limit, tenant, selection, answered - set(unreachable))]
         moved = sum(is_moved(record) for each in found for record in each.requests)
         return ListedRequests(
             requests=merged_requests((each.requests for each in found), min(limit, MAX_LISTED)),
             total=max(0, sum(each.total for each in found) - moved),
             unreachable_routers=unreachable,
+            history_missing=any(each.history_missing for each in found),
+            unwritten_count=sum(each.unwritten_count for each in found),
         )
+
+    def _answering(self) -> set[str]:
+        return {link.router.name for link in self._links.live()}
+
+    async def _of_others(
+        self, limit: int, tenant: str, selection: Selection, answered: Iterable[str]
+    ) -> ListedRequests:
+        """Returns the ended requests of routers that do not answer, as the database has them."""
+        if self._history is None:
+            return ListedRequests(requests=(), total=0)
+        try:
+            entries, total = await self._history.of_others(min(limit, MAX_LISTED), tenant, selection, answered)
+        except WeftError:
+            return ListedRequests(requests=(), total=0, history_missing=True)
+        return ListedRequests(requests=[request_record(entry, with_decisions=False) for entry in entries], total=total)
 
     @override
     async def clients(self) -> Sequence[request_pb2.ClientRecord]:
@@ -107,10 +135,15 @@ class MeshRequests(RequestSource):
     async def watch(self, tenant: str = "", ended_limit: int = 0) -> AsyncGenerator[Response]:
         """As RequestSource.watch. Raises WATCH_LAGGED when the mesh has other routers than at first."""
         sources = self._sources()
-        if len(sources) == 1:
+        ended_limit = min(ended_limit, MAX_ENDED_WATCHED)
+        others: Sequence[request_pb2.RequestRecord] = ()
+        if ended_limit and self._history is not None:
+            stored = await self._of_others(ended_limit, tenant, ENDED, self._answering())
+            others = stored.requests
+        if len(sources) == 1 and not others:
             merged = self._own.watch(tenant, ended_limit)
         else:
-            merged = _MergedWatch(sources.values(), tenant, ended_limit).responses()
+            merged = _MergedWatch(sources.values(), tenant, ended_limit, others).responses()
         async with aclosing(merged) as responses:
             waiting: asyncio.Future[Response] | None = None
             try:
@@ -193,10 +226,18 @@ class MeshQueues(QueueSource):
 class _MergedWatch:
     """The watches of several routers as one: first what there is at all of them, then their changes as they come."""
 
-    def __init__(self, sources: Iterable[RequestSource], tenant: str, ended_limit: int) -> None:
+    def __init__(
+        self,
+        sources: Iterable[RequestSource],
+        tenant: str,
+        ended_limit: int,
+        others: Iterable[request_pb2.RequestRecord] = (),
+    ) -> None:
+        """`others`: ended requests of routers that are gone."""
         self._sources = list(sources)
+        self._others = others
         self._tenant = tenant
-        self._ended_limit = min(ended_limit, MAX_ENDED_WATCHED)
+        self._ended_limit = ended_limit
         self._queue: asyncio.Queue[Response | BaseException] = asyncio.Queue(MAX_WAITING_RESPONSES)
 
     async def responses(self) -> AsyncGenerator[Response]:
@@ -214,7 +255,8 @@ class _MergedWatch:
             await stop_tasks(tasks)
 
     async def _snapshot(self) -> AsyncGenerator[Response]:
-        waiting, first = len(self._sources), dict[tuple[str, str], request_pb2.RequestRecord]()
+        waiting = len(self._sources)
+        first = {(record.tenant, record.request_id): record for record in self._others}
         while waiting:
             response = await self._next()
             waiting -= response.synced

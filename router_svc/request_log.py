@@ -1,183 +1,28 @@
 """The request log: what a router remembers of requests, bounded, in memory and cheap to write.
 
 Every arrival and decision is stored as the value that it came as; the end of a request turns these into bytes. Messages
-are made when they are read (`router_svc.request_servicer`). A restart loses the log.
+are made when they are read (`router_svc.request_servicer`). `router_svc.durable.request_records` writes what it has to
+the router's database, and fills a new log from there.
 """
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import islice
 
-import msgspec
-from google.protobuf.duration_pb2 import Duration
 from typing_extensions import override
 
 from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, StopsWaking, Waits, Wakes
-from router_svc.policy.endpoints.choice import MAX_CONSIDERED, Considered
+from router_svc.request_entry import EndedRequest, LoadStart, Noted, RequestEntry, Retry, add_decisions
 from router_svc.request_watch import RequestWatch, WatchedLog
+from router_svc.unwritten_records import UnwrittenRecords
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.placement import PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import Priority
-from weft.kernel.units import wait_words
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """A failed attempt after which the request is placed again."""
-
-    attempt: int
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class LoadStart:
-    """The start of a load that the request waited for."""
-
-    wakes: Wakes
-    at: float
-    """Time of the start."""
-
-
-Noted = Waits | Loads | Placed | Rejects | Retry | LoadStart
-
-
-class RequestEntry:
-    """One request under way. Times are seconds on the router's monotonic clock."""
-
-    __slots__ = (
-        "arrived_at",
-        "arrived_wall",
-        "asked_model",
-        "cancelled_by",
-        "client_id",
-        "decisions",
-        "key",
-        "priority",
-        "request_id",
-        "status",
-        "target",
-        "tenant",
-    )  # fmt: skip
-
-    def __init__(self, key: int, request: PlacementRequest, now: float, wall: datetime) -> None:
-        self.key = key
-        self.request_id = request.request_id
-        self.tenant = request.tenant
-        self.client_id = request.client_id
-        self.target = request.model
-        self.asked_model = request.asked_model
-        self.priority = request.priority
-        self.arrived_at = now - request.age_seconds
-        """Its first arrival at any router."""
-        self.arrived_wall = wall - timedelta(seconds=request.age_seconds) if request.age_seconds else wall
-        self.decisions: list[tuple[float, Noted]] = []
-        """Its decisions with their times; status messages that differ only in figures are one."""
-        self.cancelled_by = ""
-        """Who cancelled it; empty: nobody did."""
-        self.status: Waits | Loads | Placed | Retry | None = None
-        """Its state: the last of these."""
-
-    def knows(self, noted: Noted) -> bool:
-        """Whether this very decision was recorded before."""
-        return any(known is noted for _, known in self.decisions)
-
-
-class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
-    """One finished request.
-
-    Thousands are remembered: as bytes, which take a third of the memory of messages and are not scanned by the garbage
-    collector, whose pauses were most of the latency's tail (bench, "edge: a fixed rate").
-    """
-
-    key: int
-    request_id: str
-    tenant: str
-    client_id: str
-    target: str
-    priority: Priority
-    arrived_at: float
-    arrived_wall: datetime
-    ended_at: float
-    reason: Reason
-    message: str
-    decisions: bytes
-    """A RequestRecord with the decisions only."""
-    receipt: bytes | None = None
-    """A Receipt; None: not reported."""
-    cancelled_by: str = ""
-    """Who cancelled it; empty: nobody did."""
-    asked_model: str = ""
-    """The name that was asked for, where an alias stood for the target; empty: no alias."""
-
-
-_NANOSECONDS = 1e9
-
-
-def add_decisions(record: pb.RequestRecord, decisions: Sequence[tuple[float, Noted]], arrived_at: float) -> None:
-    """Add decisions with their times, relative to `arrived_at` on the same clock."""
-    for at, noted in decisions:
-        _fill_decision(record.decisions.add(), noted, at - arrived_at)
-
-
-def set_seconds(duration: Duration, seconds: float) -> None:
-    """Set a duration; fractions of a nanosecond are lost."""
-    duration.FromNanoseconds(int(seconds * _NANOSECONDS))
-
-
-def _fill_decision(record: pb.DecisionRecord, noted: Noted, age_seconds: float) -> None:
-    set_seconds(record.age, max(0.0, age_seconds))
-    match noted:
-        case Waits():
-            record.kind = pb.DecisionRecord.KIND_QUEUED
-            record.detail = f"{noted.reason} (position {noted.position}{_eta(noted.eta_seconds)})"
-            _fill_candidates(record, noted.considered, len(noted.considered))
-        case Loads():
-            record.kind = pb.DecisionRecord.KIND_LOADING
-            record.detail = f"{noted.stage}{_eta(noted.eta_seconds)}"
-        case LoadStart():
-            record.kind = pb.DecisionRecord.KIND_LOAD_STARTED
-            wakes = noted.wakes
-            where = f" on {wakes.runner}" if wakes.runner else ""
-            record.detail = f"{wakes.model}{where} is loaded{f': {wakes.why}' if wakes.why else ''}"
-        case Placed():
-            record.kind = pb.DecisionRecord.KIND_PLACED
-            record.detail = f"attempt {noted.attempt} goes to {noted.candidate.model} on {noted.candidate.runner}"
-            if noted.choice is not None:
-                record.policy = noted.choice.policy
-                _fill_candidates(record, noted.choice.considered, noted.choice.count)
-        case Retry():
-            record.kind = pb.DecisionRecord.KIND_RETRIED
-            record.detail = f"attempt {noted.attempt} failed before any content: {_reason_name(noted.reason)}"
-        case Rejects():
-            record.kind = pb.DecisionRecord.KIND_REJECTED
-            record.detail = f"{_reason_name(noted.reason)}: {noted.message}"
-
-
-def _fill_candidates(record: pb.DecisionRecord, considered: tuple[Considered, ...], count: int) -> None:
-    record.candidate_count = count
-    for candidate in considered[:MAX_CONSIDERED]:
-        record.candidates.add(
-            model=candidate.model,
-            runner=candidate.runner,
-            score=candidate.score,
-            gate=candidate.gate,
-            chosen=candidate.chosen,
-            engine_load=candidate.engine_load,
-        )
-
-
-def _eta(seconds: float | None) -> str:
-    return "" if seconds is None else f", about {wait_words(seconds)} s"
-
-
-def _reason_name(reason: Reason) -> str:
-    return reason.name.lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +60,30 @@ class RequestLog(WatchedLog):
         self._newest_of_tenant: dict[tuple[str, str], int] = {}
         """Keys by tenant and id: no tenant hides another tenant's request by using its id."""
         self._watches: list[RequestWatch] = []
+        self.unwritten = UnwrittenRecords()
+        self._next_number = 1
+        self.oldest_number = 1
+        """Of requests that ended with this number or a later one nothing is to be looked for elsewhere."""
+
+    def restore(self, ended: Iterable[EndedRequest], next_number: int) -> None:
+        """Take requests that ended before a restart, in that order. Called once, before the first arrival.
+
+        Their keys are below 0, so that they are no request's of this run.
+        """
+        for known in ended:
+            self._ended[known.key] = known
+            self._newest[known.request_id] = self._newest_of_tenant[known.tenant, known.request_id] = known.key
+        self._next_number = next_number
+        self.oldest_number = next((known.number for known in self._ended.values()), next_number)
+
+    @property
+    def limits(self) -> RequestLogLimits:
+        """Its bounds."""
+        return self._limits
+
+    def is_under_way(self, key: int) -> bool:
+        """Whether a request has not ended."""
+        return key in self._under_way
 
     @property
     def under_way_count(self) -> int:
@@ -228,8 +97,11 @@ class RequestLog(WatchedLog):
 
     def note_arrival(self, key: int, request: PlacementRequest, now: float, wall: datetime) -> None:
         """Record an arrived request; `wall`: the wall-clock time of `now`."""
+        if request.age_seconds > 0.0:
+            self._forget_lost(request)
         if len(self._under_way) < self._limits.max_under_way:
             entry = self._under_way[key] = RequestEntry(key, request, now, wall)
+            self.unwritten.note_arrival(entry)
             self._newest[request.request_id] = self._newest_of_tenant[request.tenant, request.request_id] = key
             if self._watches:
                 self._mark(entry)
@@ -273,6 +145,11 @@ class RequestLog(WatchedLog):
         if entry is not None:
             entry.cancelled_by = cancelled_by
 
+    def note_left(self, key: int) -> None:
+        """Forget a request under way whose end this router will not see, because it stops."""
+        if self._under_way.pop(key, None) is not None:
+            self.unwritten.note_left(key)
+
     def note_end(
         self, key: int, now: float, reason: Reason | None = None, receipt: receipt_pb2.Receipt | None = None
     ) -> None:
@@ -287,7 +164,9 @@ class RequestLog(WatchedLog):
         ended = self._ended.get(key)
         if ended is not None and receipt is not None and ended.receipt is None:
             ended.receipt = self._bounded(receipt).SerializeToString()
+            ended.quotes_model = bool(receipt.signals or receipt.warnings)
             ended.reason = ended.reason or reason_of(receipt.reason)
+            self.unwritten.note_end(ended)
             if self._watches:
                 self._mark(ended)
 
@@ -390,7 +269,7 @@ class RequestLog(WatchedLog):
         decisions = pb.RequestRecord()
         add_decisions(decisions, entry.decisions, entry.arrived_at)
         del self._under_way[entry.key]
-        self._ended[entry.key] = EndedRequest(
+        ended = self._ended[entry.key] = EndedRequest(
             key=entry.key,
             request_id=entry.request_id,
             tenant=entry.tenant,
@@ -405,12 +284,21 @@ class RequestLog(WatchedLog):
             decisions=decisions.SerializeToString(),
             cancelled_by=entry.cancelled_by,
             asked_model=entry.asked_model,
+            number=self._next_number,
         )
+        self._next_number += 1
+        self.unwritten.note_end(ended)
         if self._watches:
             self._mark(entry)
         if len(self._ended) > self._limits.max_ended:
             self._forget_oldest()
         self._forget_old(now)
+
+    def _forget_lost(self, request: PlacementRequest) -> None:
+        """Forget that a request was lost with a router: it is placed again."""
+        key = self._newest_of_tenant.get((request.tenant, request.request_id))
+        if key is not None and key in self._ended and self._ended[key].reason is Reason.ROUTER_LOST:
+            del self._ended[key]
 
     def _forget_old(self, now: float) -> None:
         while self._ended:
@@ -421,6 +309,7 @@ class RequestLog(WatchedLog):
 
     def _forget_oldest(self) -> None:
         key, ended = self._ended.popitem(last=False)
+        self.oldest_number = ended.number + 1
         if self._newest.get(ended.request_id) == key:
             del self._newest[ended.request_id]
         if self._newest_of_tenant.get((ended.tenant, ended.request_id)) == key:

@@ -15,7 +15,9 @@ from router_svc.figures import FiguresRecorder
 from router_svc.loop import MAX_NAMED_TENANTS
 from router_svc.policy.change_buffer import WatchLimits
 from router_svc.policy.decisions import Loads, Placed, Waits
-from router_svc.request_log import EndedRequest, RequestEntry, RequestLog, add_decisions, set_seconds
+from router_svc.request_entry import EndedRequest, RequestEntry, add_decisions, set_seconds
+from router_svc.request_history import RequestHistory
+from router_svc.request_log import RequestLog
 from router_svc.request_watch import RequestWatch
 from weft.api.router.v1 import figures_pb2, request_pb2, request_service_pb2_grpc, task_pb2
 from weft.api.router.v1 import request_service_pb2 as pb
@@ -99,6 +101,10 @@ def _fill_wait(record: request_pb2.RequestRecord, status: object) -> None:
                 set_seconds(record.loading.eta, status.eta_seconds)
 
 
+def _records_of(entries: Sequence[RequestEntry] | Sequence[EndedRequest]) -> list[request_pb2.RequestRecord]:
+    return [request_record(entry, with_decisions=False) for entry in entries]
+
+
 log = get_logger("weft.router")
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -158,10 +164,15 @@ class LocalRequests(RequestSource):
         self._clock = clock
         self._loop = loop
         self._journal: JournaledTasks | None = None
+        self._history: RequestHistory | None = None
 
     def look_into(self, journal: JournaledTasks) -> None:
         """Find journaled requests by their own ids, too: their attempts are known by the ids of their tasks."""
         self._journal = journal
+
+    def look_back_in(self, history: RequestHistory) -> None:
+        """Find requests there, too, that are not remembered here."""
+        self._history = history
 
     @override
     async def request(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
@@ -170,20 +181,48 @@ class LocalRequests(RequestSource):
             for task in await self._journaled(request_id, tenant):
                 entry = entry or self._log.find(task.id, self._clock.monotonic(), task.tenant)
         if entry is None:
-            raise not_remembered(request_id)
+            entry = await self._stored(request_id, tenant)
         return request_record(entry, with_decisions=True)
+
+    async def _stored(self, request_id: str, tenant: str) -> EndedRequest:
+        """Return a request from the database. Raises NOT_FOUND; SERVICE_UNAVAILABLE for what may go on elsewhere."""
+        stored = None if self._history is None else await self._history.find(request_id, tenant)
+        if stored is None:
+            raise not_remembered(request_id)
+        ended = stored.ended
+        if not stored.is_under_way:
+            return ended
+        if not stored.is_own:
+            raise WeftError(
+                Reason.SERVICE_UNAVAILABLE,
+                f"the request is with the router {stored.router}, which does not answer",
+                retry_after_seconds=1,
+            )
+        # Were it under way, it would be remembered: what was recorded of its end was dropped.
+        ended.reason, ended.message = Reason.ROUTER_LOST, "the end of the request could not be recorded"
+        return ended
 
     @override
     async def requests(
         self, limit: int = DEFAULT_LISTED, tenant: str = "", selection: Selection = UNDER_WAY
     ) -> ListedRequests:
-        found: tuple[Sequence[RequestEntry | EndedRequest], int]
+        most = min(limit, MAX_LISTED)
         if selection == UNDER_WAY:
-            found = self._log.under_way(min(limit, MAX_LISTED), tenant)
-        else:
-            found = self._log.ended(min(limit, MAX_LISTED), self._clock.monotonic(), tenant, _HAS_OUTCOME[selection])
-        entries, total = found
-        return ListedRequests(requests=[request_record(entry, with_decisions=False) for entry in entries], total=total)
+            going_on, count = self._log.under_way(most, tenant)
+            return ListedRequests(requests=_records_of(going_on), total=count)
+        entries, total = self._log.ended(most, self._clock.monotonic(), tenant, _HAS_OUTCOME[selection])
+        unwritten, is_missing = self._log.unwritten.dropped_count, False
+        if self._history is not None:
+            try:
+                older = await self._history.older(most - len(entries), tenant, selection, self._log.oldest_number)
+            except WeftError:
+                # What is remembered here is worth showing.
+                is_missing = True
+            else:
+                entries, total = [*entries, *older[0]], total + older[1]
+        return ListedRequests(
+            requests=_records_of(entries), total=total, history_missing=is_missing, unwritten_count=unwritten
+        )
 
     @override
     async def watch(self, tenant: str = "", ended_limit: int = 0) -> AsyncGenerator[pb.WatchRequestsResponse]:
@@ -340,7 +379,11 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
         tenant = _tenant_of(request.tenant)
         found = await self._source(context).requests(request.limit or DEFAULT_LISTED, tenant, request.selection)
         return pb.ListRequestsResponse(
-            requests=found.requests, total_count=found.total, unreachable_routers=found.unreachable_routers
+            requests=found.requests,
+            total_count=found.total,
+            unreachable_routers=found.unreachable_routers,
+            history_missing=found.history_missing,
+            unwritten_count=found.unwritten_count,
         )
 
     # Coroutines that write end their watches the moment the call is cancelled; generators would wait for the garbage

@@ -19,7 +19,9 @@ from router_svc.mesh_requests import MeshQueues, MeshRequests
 from router_svc.observer import NoObserver, RouterState, SchedulingObserver
 from router_svc.ownership import OwnedPlacement, Ownership
 from router_svc.placement import LocalPlacement, PlacementServicer
+from router_svc.policy.queue.fair_share import FairShare
 from router_svc.relay import Relay
+from router_svc.request_history import RequestHistory
 from router_svc.request_servicer import JournaledTasks, LocalRequests, RequestServicer
 from router_svc.usage import UsageRecorder
 from router_svc.waker import Waker
@@ -176,8 +178,6 @@ class RouterService(Service):
         self._leases = leases
         leases.follow(lambda: self._view.routers)
         self._records.clients.share(leases)
-        self._loop.report_service()
-        leases.share_service(self._loop.take_served, self._loop.note_served_elsewhere)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Use other profiles of clients and rate limits from now on; every other setting stays as it is."""
@@ -245,6 +245,21 @@ class RouterService(Service):
     def usage(self) -> UsageRecorder:
         """Return the counts of its live requests, for the service that writes them down."""
         return self._records.usage
+
+    @property
+    def records(self) -> RouterRecords:
+        """Return what it remembers, for the service that keeps it over a restart."""
+        return self._records
+
+    @property
+    def shares(self) -> FairShare:
+        """Return its accounts of fair share, for the same."""
+        return self._loop.shares
+
+    def look_back_in(self, history: RequestHistory) -> None:
+        """Find requests there, too, that it does not remember itself. Must be called before the start."""
+        self._requests.look_back_in(history)
+        self._mesh_requests.look_back_in(history)
 
     @property
     def view(self) -> FleetView:

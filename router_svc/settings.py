@@ -6,7 +6,14 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, MaxLen
 
-from router_svc.durable.limits import BatchLimits, ResponseLimits, ResultLimits, TaskSettings, UsageSettings
+from router_svc.durable.limits import (
+    BatchLimits,
+    RecordSettings,
+    ResponseLimits,
+    ResultLimits,
+    TaskSettings,
+    UsageSettings,
+)
 from router_svc.policy.change_buffer import WatchLimits
 from router_svc.policy.figures import FigureLimits
 from router_svc.policy.limits import QueueLimits, SchedulingLimits
@@ -40,18 +47,17 @@ class LimitLeaseSettings:
     """How long a router holds an unspent slice before it returns it; a quarter of the window where that is less."""
     contact_interval_seconds: Seconds = 1.0
     """Interval at which a router says that it is there, and reads what others have used."""
-    timeout_seconds: Seconds = 2.0
+    timeout_seconds: Seconds = 1.0
     """How long an answer of the database may take before it is away."""
-    silence_seconds: Annotated[Seconds, PUBLIC] = 5.0
+    silence_seconds: Annotated[Seconds, PUBLIC] = 3.0
     """How long the database must be away before a router admits by its share of each limit. The others leave that share
-    to a router that the database has not heard of for as long. At least `contact_interval_seconds` and
-    `timeout_seconds` together."""
+    to a router that the database has not heard of for as long. At least twice `contact_interval_seconds`."""
     publish_interval_seconds: Annotated[Seconds, PUBLIC] = 5.0
     """Interval at which a router publishes the tokens that it served each tenant, for the fair shares of all."""
 
     def __post_init__(self) -> None:
-        if self.silence_seconds < self.contact_interval_seconds + self.timeout_seconds:
-            raise ValueError("silence_seconds must be at least contact_interval_seconds and timeout_seconds together")
+        if self.silence_seconds < 2 * self.contact_interval_seconds:
+            raise ValueError("silence_seconds must be at least twice contact_interval_seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +78,8 @@ class RouterSettings(QueueLimits, Settings):
     multi_tenant: Annotated[bool, PUBLIC] = False
     """Whether tenants are limited to 50req/min where `rate_limits` sets nothing else."""
     database_url: Annotated[str | None, PUBLIC, SECRET] = field(default=None, repr=False)
-    """The database of durable tasks, batches, files, kept responses and usage. Default: an SQLite file under the home.
-    PostgreSQL: see `registry.database_url`."""
+    """The database of durable tasks, batches, files, kept responses, usage and records. Default: an SQLite file under
+    the home. PostgreSQL: see `registry.database_url`."""
     responses: ResponseLimits = field(default_factory=ResponseLimits)
     """Kept responses."""
     tasks: TaskSettings = field(default_factory=TaskSettings)
@@ -84,6 +90,8 @@ class RouterSettings(QueueLimits, Settings):
     """Files and batches."""
     usage: UsageSettings = field(default_factory=UsageSettings)
     """Usage of tenants, keys and models."""
+    records: RecordSettings = field(default_factory=RecordSettings)
+    """Records of requests, and what else a router knows after a restart."""
     figures: FigureLimits = field(default_factory=FigureLimits)
     """Figures of the last hour: see `weft figures`."""
     watches: WatchLimits = field(default_factory=WatchLimits)

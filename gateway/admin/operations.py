@@ -182,7 +182,11 @@ async def list_requests(requests: RequestSource, request: Request) -> Response:
     limit = query.count("limit", MAX_LISTED) or DEFAULT_LISTED
     found = await requests.requests(limit, tenant_of(request.scope), _selection(query))
     listed = ListRequestsResponse(
-        requests=found.requests, total_count=found.total, unreachable_routers=found.unreachable_routers
+        requests=found.requests,
+        total_count=found.total,
+        unreachable_routers=found.unreachable_routers,
+        history_missing=found.history_missing,
+        unwritten_count=found.unwritten_count,
     )
     return json_response(document_of(listed))
 

@@ -1,4 +1,4 @@
-"""Every bound of durable work: tasks, results, batches with their files, stored responses, and the counts of usage."""
+"""Every bound of what a router's database has: tasks, results, batches, files, stored responses, usage, records."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -147,6 +147,29 @@ class UsageSettings:
     """How often hours past `keep_seconds` are deleted."""
     tenant_metrics: Annotated[bool, PUBLIC] = False
     """Whether the metrics of usage (`weft_usage_...`) have the label `tenant`: who reads metrics then sees tenants."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordSettings:
+    """Requests, clients, accounts of fair share and figures over a restart. `router.records` in weft.yaml."""
+
+    keep_seconds: Annotated[Seconds, PUBLIC] = 7 * 86_400.0
+    """How long the record of a request is kept after its end."""
+    max_records: Annotated[Count, PUBLIC] = 100_000
+    """Records of ended requests in the database, of all routers that share it; about 1 KiB each. Beyond it those that
+    ended first are deleted."""
+    flush_interval_seconds: Annotated[Seconds, PUBLIC] = 2.0
+    """How often records are written: what arrived or ended since the last write is what a killed router loses."""
+    state_interval_seconds: Seconds = 5.0
+    """How often clients, accounts of fair share and figures are written."""
+    max_unwritten: Count = 10_000
+    """Ended requests that may wait to be written. Beyond it those that ended first are dropped, and counted."""
+    lost_after_seconds: Seconds = 10.0
+    """How long a router that shares the database may write nothing until its requests under way count as lost."""
+    account_memory_seconds: Seconds = 600.0
+    """How long after the end of a router its accounts of fair share count: the longer it was away, the less."""
+    sweep_interval_seconds: Seconds = 300.0
+    """How often records past `keep_seconds` or beyond `max_records` are deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

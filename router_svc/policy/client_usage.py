@@ -1,5 +1,6 @@
 """Usage of the router by one client: its request pattern, and its cooldown after repeated refusals."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -22,6 +23,16 @@ class Cooldown:
     refusals_in_row: int = 0
     ends_at: float = float("-inf")
     _length: float = 0.0
+
+    @staticmethod
+    def restored(ends_at: float, seconds: float) -> "Cooldown":
+        """Return the state of before a restart: when the last cooldown ended or ends, and how long it was."""
+        return Cooldown(ends_at=ends_at, _length=seconds)
+
+    @property
+    def length_seconds(self) -> float:
+        """Length of the last cooldown; 0: there was none."""
+        return self._length
 
     def seconds_left(self, now: float) -> float:
         """Return the remaining cooldown in seconds; 0: none."""
@@ -108,6 +119,15 @@ class ClientPattern:
         """The most requested targets with their counts."""
         most = sorted(self._targets.items(), key=lambda item: (-item[1], item[0]))
         return most[:MAX_TARGETS_TOLD]
+
+    @property
+    def target_counts(self) -> dict[str, int]:
+        """How often each counted target was requested. Only to be read."""
+        return self._targets
+
+    def restore_targets(self, counts: Mapping[str, int]) -> None:
+        """Take the counts of before a restart."""
+        self._targets = dict(counts)
 
     def _count(self, target: str) -> None:
         count = self._targets.get(target)

@@ -131,6 +131,15 @@ class RequestCounts:
         self.first_token = Times()
         self.output_token = Times()
 
+    def merge(self, other: "RequestCounts") -> None:
+        """Count the requests of another step as well."""
+        self.outcomes = [one + more for one, more in zip(self.outcomes, other.outcomes, strict=True)]
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_prompt_tokens += other.cached_prompt_tokens
+        self.completion_tokens += other.completion_tokens
+        self.first_token.merge(other.first_token)
+        self.output_token.merge(other.output_token)
+
     def add(self, end: RequestEnd) -> None:
         """Count one request."""
         self.outcomes[end.outcome] += 1
@@ -230,6 +239,26 @@ class FigureRing:
         found = [step for step in reversed(self._ended) if step.index > after]
         return tuple(reversed(found))
 
+    def restore(self, steps: Iterable[Step], now: float) -> None:
+        """Take steps of before a restart, in any order. Called once, before anything is counted.
+
+        Between them, and up to the present step, nothing was counted. Two with one number are one step: two runs of the
+        router began theirs at different moments.
+        """
+        current = self._at(now)
+        known: dict[int, Step] = {}
+        for step in steps:
+            if current.index - self._limits.max_steps <= step.index <= current.index:
+                _merge(known.setdefault(step.index, Step(step.index, 0, 0)), step)
+        if (present := known.pop(current.index, None)) is not None:
+            _merge(current, present)
+        if known:
+            self._ended.extend(known.get(index) or Step(index, 0, 0) for index in range(min(known), current.index))
+
+    def present(self, now: float) -> Step:
+        """Return the step that goes on."""
+        return self._at(now)
+
     def _index_of(self, now: float) -> int:
         return int(now // self._seconds)
 
@@ -243,6 +272,16 @@ class FigureRing:
             self._ended.extend(Step(empty, self._waiting, self._running) for empty in range(first, index))
             current = self._current = Step(index, self._waiting, self._running)
         return current
+
+
+def _merge(step: Step, other: Step) -> None:
+    """Count what another step has, its accelerators left out."""
+    step.waiting, step.running = max(step.waiting, other.waiting), max(step.running, other.running)
+    if other.requests is not None:
+        step.requests = step.requests or RequestCounts()
+        step.requests.merge(other.requests)
+    for model, counts in other.models.items():
+        step.models.setdefault(model, RequestCounts()).merge(counts)
 
 
 def ceil_to_digits(seconds: float) -> float:

@@ -25,7 +25,7 @@ from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.progress.status_notifier import StatusNotifier
 from router_svc.policy.progress.wait_estimator import RunningRequests, WaitEstimator
 from router_svc.policy.queue.admission import Admitted
-from router_svc.policy.queue.fair_share import MIN_COST
+from router_svc.policy.queue.fair_share import MIN_COST, FairShare
 from router_svc.policy.queue.live_request import LiveRequest, RequestClass, live_request
 from router_svc.policy.queue.queue import Queue, QueueEntry
 from router_svc.policy.queue.queues import QueueLength, Queues, queue_lengths
@@ -95,17 +95,10 @@ class Scheduler:
         """Return a tenant's account in tokens by its weight; None: it has none."""
         return self._queues.shares.known_account(tenant)
 
-    def report_service(self) -> None:
-        """Keep what tenants are served for `take_served`, which has to be called then."""
-        self._queues.shares.report_service()
-
-    def take_served(self) -> dict[str, float]:
-        """Return the tokens that each tenant was served here since the last call."""
-        return self._queues.shares.take_served()
-
-    def note_served_elsewhere(self, tenant: str, tokens: float) -> None:
-        """Charge a tenant's account for tokens that other routers have served it."""
-        self._queues.shares.note_elsewhere(tenant, tokens)
+    @property
+    def shares(self) -> FairShare:
+        """The accounts of fair share, for what keeps them over a restart."""
+        return self._queues.shares
 
     def queues(self) -> list[QueueLength]:
         """Return the lengths of the queues of all pools and routes, in order of their names."""

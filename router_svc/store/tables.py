@@ -33,6 +33,7 @@ MAX_CALLER_CHARS = 128
 MAX_KEY_CHARS = 255
 MAX_TENANT_CHARS = 128
 MAX_MEDIA_TYPE_CHARS = 128
+MAX_ROUTER_CHARS = 128
 
 metadata = MetaData(
     naming_convention={
@@ -328,11 +329,90 @@ tenant_service = Table(
 )
 """Tokens that each tenant was served by each life of a router, of those that share a database."""
 
+request_records = Table(
+    "request_records",
+    metadata,
+    Column("incarnation", String(MAX_ID_CHARS), nullable=False),
+    Column("key", BigInteger, nullable=False),
+    Column("router", String(MAX_ROUTER_CHARS), nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("request_id", String(MAX_ID_CHARS), nullable=False),
+    Column("tenant", String(MAX_TENANT_CHARS), nullable=False),
+    Column("client_id", String(MAX_ID_CHARS), nullable=False),
+    Column("target", String(MAX_MODEL_CHARS), nullable=False),
+    Column("asked_model", String(MAX_MODEL_CHARS), nullable=False),
+    Column("priority", SmallInteger, nullable=False),
+    Column("arrived_at", Double, nullable=False),
+    Column("ended_at", Double, nullable=True),
+    Column("reason", SmallInteger, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("cancelled_by", Text, nullable=False),
+    Column("decisions", LargeBinary, nullable=False),
+    Column("receipt", LargeBinary, nullable=True),
+    PrimaryKeyConstraint("incarnation", "key"),
+    Index("ix_request_records_request_id", "request_id"),
+    Index("ix_request_records_ended_at", "ended_at", "router", "number", "reason"),
+    Index("ix_request_records_tenant", "tenant", "ended_at", "router", "number", "reason"),
+    Index("ix_request_records_open", "incarnation", "router", info={_WHERE: "ended_at IS NULL"}),
+)
+"""Requests as routers remember them, without content. `incarnation` and `key` are those of the router that placed one;
+`number` counts the ends at a router, over its restarts; it is 0 and `ended_at` null for one under way. Times are UTC
+seconds since the epoch."""
+event.listen(request_records, "before_create", _state_conditions)
+
+router_beats = Table(
+    "router_beats",
+    metadata,
+    Column("incarnation", String(MAX_ID_CHARS), nullable=False),
+    Column("router", String(MAX_ROUTER_CHARS), nullable=False),
+    Column("beat_at", Double, nullable=False),
+    PrimaryKeyConstraint("incarnation"),
+)
+"""Routers that write to a shared database, and when each did so last, by the database's own clock."""
+
+fair_accounts = Table(
+    "fair_accounts",
+    metadata,
+    Column("router", String(MAX_ROUTER_CHARS), nullable=False),
+    Column("tenant", String(MAX_TENANT_CHARS), nullable=False),
+    Column("incarnation", String(MAX_ID_CHARS), nullable=False),
+    Column("tokens", Double, nullable=False),
+    Column("mean_cost", Double, nullable=True),
+    Column("is_active", Boolean, nullable=False),
+    Column("saved_at", Double, nullable=False),
+    PrimaryKeyConstraint("router", "tenant"),
+)
+"""Accounts of fair share, in tokens by the tenant's weight; those of one incarnation can be compared."""
+
+known_clients = Table(
+    "known_clients",
+    metadata,
+    Column("router", String(MAX_ROUTER_CHARS), nullable=False),
+    Column("tenant", String(MAX_TENANT_CHARS), nullable=False),
+    Column("client_id", String(MAX_ID_CHARS), nullable=False),
+    Column("last_seen_at", Double, nullable=False),
+    Column("cooldown_seconds", Double, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("router", "tenant", "client_id"),
+)
+"""Clients as a router knows them: a ClientRecord each, and the length of its last cooldown."""
+
+figure_steps = Table(
+    "figure_steps",
+    metadata,
+    Column("router", String(MAX_ROUTER_CHARS), nullable=False),
+    Column("begins_at", Double, nullable=False),
+    Column("seconds", Double, nullable=False),
+    Column("step", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("router", "begins_at"),
+)
+"""Steps of a router's figures: a FigureStep each, without what has not changed since the one before."""
+
 
 SCHEMA = Schema(
     owner="router",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0010",
+    newest="0011",
     version_table="router_alembic_version",
 )

@@ -28,7 +28,7 @@ from weft.dispatch.request_trace import RequestContext, RequestTrace, log_receip
 from weft.dispatch.workflows import require_images, resolve_workflow, workflow_name_of
 from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import LACKED_ROUTER, WeftError
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, error_from_call
@@ -301,19 +301,27 @@ class _RequestRun(Generic[T]):
         return max(0.0, self.context.timeout_seconds - (self.deps.clock.monotonic() - self.trace.arrived))
 
     def close(
-        self, reason: Reason, runner_part: receipt_pb2.Receipt | None, *, cancelled_by: str = ""
+        self,
+        reason: Reason,
+        runner_part: receipt_pb2.Receipt | None,
+        *,
+        cancelled_by: str = "",
+        lacked_router: bool = False,
     ) -> receipt_pb2.Receipt:
         """Writes and returns the receipt."""
         now = self.deps.clock.monotonic()
         receipt = self.call.receipt = self.trace.receipt(reason, runner_part, now)
-        receipt.cancelled_by = cancelled_by
+        receipt.cancelled_by, receipt.lacked_router = cancelled_by, lacked_router
         log_receipt(self.context, receipt, now - self.trace.arrived)
         self.deps.record(self.trace, receipt, now)
         return receipt
 
     def _close_failed(self, error: Exception) -> receipt_pb2.Receipt:
         """Returns the receipt of a failed request; a finished request keeps its own."""
-        return self.call.receipt or self.close(_reason_of(error), None, cancelled_by=canceller_of(error))
+        if self.call.receipt is not None:
+            return self.call.receipt
+        lacked_router = isinstance(error, WeftError) and LACKED_ROUTER in error.metadata
+        return self.close(_reason_of(error), None, cancelled_by=canceller_of(error), lacked_router=lacked_router)
 
     async def _report_left(self, placement: ReconnectingPlacement) -> None:
         """Reports the end of a request whose caller left."""

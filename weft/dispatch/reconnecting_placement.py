@@ -14,7 +14,7 @@ from typing_extensions import override
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.placement import Decision, Grant, OnCancelled, Placement, PlacementPort, PlacementRequest
 from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import LACKED_ROUTER, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.time_limit import within
 
@@ -24,7 +24,7 @@ LATE_REPORT_SECONDS = 0.1
 """Time limit of a report after the request's deadline."""
 
 T = TypeVar("T")
-_PLACED_AGAIN = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.MOVED})
+_PLACED_AGAIN = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.NO_ROUTER_AVAILABLE, Reason.MOVED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class ReconnectConfig:
     """Tolerance of router outages."""
 
     router_outage_limit_seconds: float = 30.0
-    """After this long without a router the request fails with SERVICE_UNAVAILABLE."""
+    """After this long without a router the request fails with NO_ROUTER_AVAILABLE."""
     retry_interval_seconds: float = 0.1
     """First pause before placing again; doubles up to one second."""
     view_lag_limit_seconds: float = 5.0
@@ -111,9 +111,11 @@ class ReconnectingPlacement(Placement):
                     raise
                 now, has_moved = self._clock.monotonic(), error.reason is Reason.MOVED
                 self._is_counted = self._is_counted and not has_moved
-                self._is_lost, is_first = not (has_moved or is_behind), lost_at is None
+                self._is_lost, is_first = error.reason is Reason.NO_ROUTER_AVAILABLE, lost_at is None
                 lost_at = now if lost_at is None else lost_at
                 if now - lost_at >= self._limit_seconds(is_behind=is_behind):
+                    if self._is_lost:
+                        error.metadata[LACKED_ROUTER] = "true"
                     raise
                 # A domain that moved has an owner: only where the next one is not it, the views differ for a moment.
                 if not (has_moved and is_first):
@@ -153,8 +155,13 @@ class ReconnectingPlacement(Placement):
             raise self._deadline_passed() from None
 
     def _deadline_passed(self) -> WeftError:
-        why = ", and no router answered" if self._is_lost else ""
-        return WeftError(Reason.DEADLINE_EXCEEDED, f"the request's deadline passed while it waited{why}")
+        if not self._is_lost:
+            return WeftError(Reason.DEADLINE_EXCEEDED, "the request's deadline passed while it waited")
+        return WeftError(
+            Reason.DEADLINE_EXCEEDED,
+            "the request's deadline passed while it waited, and no router answered",
+            metadata={LACKED_ROUTER: "true"},
+        )
 
     @override
     def watch_cancellation(self, on_cancelled: OnCancelled) -> None:

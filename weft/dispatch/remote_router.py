@@ -129,8 +129,10 @@ class RemotePlace(Placement):
         except grpc.aio.AioRpcError as error:
             if self._is_abandoned:
                 # A read that had not begun yet raises this instead of CancelledError.
-                raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router does not answer") from error
+                raise WeftError(Reason.NO_ROUTER_AVAILABLE, "the router does not answer") from error
             self.is_disconnected = error.code() == grpc.StatusCode.UNAVAILABLE and rpc_status.from_call(error) is None
+            if self.is_disconnected:
+                raise WeftError(Reason.NO_ROUTER_AVAILABLE, "the router does not answer") from error
             found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
             # A router that stops is one that is lost: the request is placed again.
             is_stopping = found.reason is Reason.SHUTTING_DOWN
@@ -139,13 +141,13 @@ class RemotePlace(Placement):
             task = asyncio.current_task()
             if not self._is_abandoned or (task is not None and task.cancelling()):
                 raise
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router does not answer") from None
+            raise WeftError(Reason.NO_ROUTER_AVAILABLE, "the router does not answer") from None
         if not isinstance(response, pb.PlaceResponse):
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router ended the placement without a decision")
+            raise WeftError(Reason.NO_ROUTER_AVAILABLE, "the router ended the placement without a decision")
         return _decision_from_proto(response)
 
     def abandon(self) -> None:
-        """Stop waiting for the router: `next_decision` raises SERVICE_UNAVAILABLE."""
+        """Stop waiting for the router: `next_decision` raises NO_ROUTER_AVAILABLE."""
         self._is_abandoned = True
         if self._call is not None:
             self._call.cancel()
@@ -365,6 +367,10 @@ class ListedRequests:
     """Number of requests of the selection, listed or not."""
     unreachable_routers: Sequence[str] = ()
     """Routers that do not answer: what they know is missing."""
+    history_missing: bool = False
+    """Whether older ones are missing, because the database of a router cannot be read."""
+    unwritten_count: int = 0
+    """Ended requests that routers could not write to their database since they started."""
 
 
 class RequestSource(Protocol):
@@ -442,6 +448,8 @@ class RemoteRequests(RequestSource):
             requests=response.requests,
             total=response.total_count,
             unreachable_routers=tuple(response.unreachable_routers),
+            history_missing=response.history_missing,
+            unwritten_count=response.unwritten_count,
         )
 
     @override
@@ -512,7 +520,8 @@ def not_remembered(request_id: str) -> WeftError:
     """NOT_FOUND for a request that is unknown or another tenant's."""
     return WeftError(
         Reason.NOT_FOUND,
-        f"no request {request_id} is known; routers keep them for an hour after their end, and not across a restart",
+        f"no request {request_id} is known; routers keep them for `router.records.keep_seconds` after their end, and a "
+        "router that is killed loses those of its last seconds",
     )
 
 

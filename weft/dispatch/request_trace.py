@@ -288,6 +288,7 @@ def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_
         left_premises=receipt.left_premises,
         **_device_fields(receipt.device_usage),
         **({"cancelled_by": receipt.cancelled_by} if receipt.cancelled_by else {}),
+        **({"lacked_router": True} if receipt.lacked_router else {}),
     )
 
 

@@ -27,7 +27,7 @@ from weft.kernel.reasons import Reason
 class RoutersPlacement(RouterPort):
     """A RouterPort over the routers that the newest view has.
 
-    A request whose router is lost while it waits ends with SERVICE_UNAVAILABLE, and one whose domain has another owner
+    A request whose router is lost while it waits ends with NO_ROUTER_AVAILABLE, and one whose domain has another owner
     with MOVED: `ReconnectingPlacement` places both again.
     """
 
@@ -137,7 +137,7 @@ class _NoRouter(Placement):
 
     @override
     async def next_decision(self) -> Decision:
-        raise WeftError(Reason.SERVICE_UNAVAILABLE, "no router of the mesh answers")
+        raise WeftError(Reason.NO_ROUTER_AVAILABLE, "no router of the mesh answers")
 
     @override
     def watch_cancellation(self, on_cancelled: OnCancelled) -> None:
@@ -157,4 +157,4 @@ class _NoRouter(Placement):
 
 
 def _lost(link: RouterLink) -> WeftError:
-    return WeftError(Reason.SERVICE_UNAVAILABLE, f"the router {link.router.name} does not answer")
+    return WeftError(Reason.NO_ROUTER_AVAILABLE, f"the router {link.router.name} does not answer")

@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 PROMPT_TOKENS, COMPLETION_TOKENS = "prompt_tokens", "completion_tokens"
 """Keys in an error's metadata with the token usage of an answer that was ended."""
+LACKED_ROUTER = "lacked_router"
+"""Key in the metadata of an error: "true" where the request ended because no router answered."""
 
 
 class WeftError(Exception):

@@ -68,6 +68,8 @@ class Reason(IntEnum):
     SERVICE_UNAVAILABLE = 91
     MOVED = 92
     REGISTRY_STANDBY = 93
+    NO_ROUTER_AVAILABLE = 94
+    ROUTER_LOST = 95
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,8 @@ TRAITS: dict[Reason, ReasonTraits] = {
     Reason.SERVICE_UNAVAILABLE: _not_begun(503),
     Reason.MOVED: _not_begun(503),
     Reason.REGISTRY_STANDBY: _not_begun(503),
+    Reason.NO_ROUTER_AVAILABLE: _not_begun(503),
+    Reason.ROUTER_LOST: _broken(502),
 }
 
 

@@ -92,6 +92,7 @@ _COSTS = (
     Column("Work", lambda receipt: ", ".join(work_parts(receipt.usage)) or None),
     Column("Remote", "{left_premises:yes}"),
     Column("Cancelled", "[by {cancelled_by}]"),
+    Column("Router", lambda receipt: "none answered when it ended" if receipt.lacked_router else None),
 )
 
 
@@ -116,7 +117,8 @@ def explain(
 ) -> None:
     """Explain the scheduling of a request: what it waited for, which runners could serve it, which one did.
 
-    Routers keep requests for an hour after they end, and not across a restart.
+    Routers keep requests for a week after they end (router.records), also over restarts. A router that is killed loses
+    those of its last seconds; one that was under way then is shown as router_lost.
 
     Example: weft explain req-5f0c1a
     """

@@ -175,6 +175,10 @@ def show_requests(
         say(f"and {left} more\n")
     if found.unreachable_routers and output in TEXTS:
         note(f"no answer of {', '.join(found.unreachable_routers)}: requests that only they know are missing")
+    if found.history_missing and output in TEXTS:
+        note("a router's database cannot be read: older requests are missing")
+    if found.unwritten_count and output in TEXTS:
+        note(f"{found.unwritten_count} ended requests could not be written down, and are not found after a restart")
 
 
 def _watch_requests(

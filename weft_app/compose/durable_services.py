@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import router_svc.durable.batches.service
+import router_svc.durable.records
 import router_svc.durable.stored_responses
 import router_svc.durable.tasks.service
 import router_svc.durable.usage
 from router_svc.durable.batches.files import FileManager
 from router_svc.durable.batches.service import BatchService
 from router_svc.durable.limits import TaskLimits, TaskSettings
+from router_svc.durable.records import RecordService
 from router_svc.durable.stored_responses import ResponseService
 from router_svc.durable.tasks.service import TaskService, TaskServiceDeps
 from router_svc.durable.usage import UsageService
@@ -80,6 +82,29 @@ def share_limits(config: WeftConfig, database: RouterDatabase, router: RouterSer
     )
     store = SqlLeaseStore(database, router.name, new_id("life"), silence_seconds=settings.silence_seconds)
     router.share_limits(LimitLeases(store, SystemClock(), router.name, terms, intervals))
+
+
+def record_service(
+    config: WeftConfig, database: RouterDatabase, router: RouterService, page: "MetricsPage | None" = None
+) -> RecordService:
+    """Returns what keeps the records of a router over a restart; it must be started before the router.
+
+    `page` gets the number of records that are dropped; None: there is none.
+    """
+    settings, records, shares = config.router.records, router.records, router.shares
+    if page is None:
+        service = router_svc.durable.records.build(database, router.name, records, shares, settings)
+    else:
+        dropped = page.counter(
+            "weft_router_records_dropped",
+            "Records of ended requests that were not written: more than router.records.max_unwritten waited to be.",
+            ("kind",),
+        )
+        service = router_svc.durable.records.build(
+            database, router.name, records, shares, settings, observe=lambda count: dropped.of("request").inc(count)
+        )
+    router.look_back_in(service.store)
+    return service
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,6 @@ def _rate_limits(section: RouterSettings) -> RateLimitConfig:
         tenants=written.tenants,
         max_tenants=written.max_tenants,
         max_subjects=written.max_subjects,
-        spared_for_callers_percent=written.spared_for_callers_percent,
     )
 
 
@@ -106,6 +105,7 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
     from weft_app.compose.durable_services import (  # noqa: PLC0415
         durable_services,
         journal_check,
+        record_service,
         response_service,
         router_database,
         share_limits,
@@ -150,7 +150,7 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
             service,
             config,
             lambda: announce(address),
-            before=[usage_service(config, database, service, page)],
+            before=[usage_service(config, database, service, page), record_service(config, database, service, page)],
             companions=companions,
             monitor=monitor,
         )

@@ -29,7 +29,7 @@ from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import tasks
 from weft.api.router.v1 import task_pb2
 from weft.kernel.telemetry import BoundedLogFile, configure_logging
-from weft_app.compose.durable_services import router_database, task_limits, usage_service
+from weft_app.compose.durable_services import record_service, router_database, task_limits, usage_service
 from weft_app.compose.home import WeftHome
 from weft_app.compose.router import router_config
 from weft_app.compose.security import new_host
@@ -148,13 +148,13 @@ async def serve(config: WeftConfig, home: WeftHome, breakage: Breakage) -> None:
     router = router_svc.service.build(router_config(config, registry_address(config, home), address))
     database = router_database(config, home)
     companions = broken_tasks(config, database, router, breakage)
-    usage = usage_service(config, database, router)
+    usage, records = usage_service(config, database, router), record_service(config, database, router)
 
     def announce() -> None:
         sys.stdout.write(f"router serves at {address}\n")
         sys.stdout.flush()
 
-    await serve_until_stopped(host, router, config, announce, before=[usage], companions=[companions])
+    await serve_until_stopped(host, router, config, announce, before=[usage, records], companions=[companions])
 
 
 def main(arguments: Sequence[str]) -> None:

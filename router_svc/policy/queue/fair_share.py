@@ -6,8 +6,8 @@ of that estimate is settled with the next charges, so that accounts only rise an
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 MIN_COST = 1.0
 """Minimum tokens charged for a request, so that grants rotate also where costs are unknown."""
@@ -30,6 +30,34 @@ class Account:
     was_charged: bool = False
     live: int = 0
     """Requests that wait or run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptAccount:
+    """An account as it is kept over a restart of the router. Accounts of one router can be compared, of two not."""
+
+    tenant: str
+    tokens: float
+    """What it was served, divided by its weight."""
+    mean_cost_tokens: float | None = None
+    """Mean cost of its requests in tokens; None: it was never charged."""
+    is_active: bool = False
+    """Whether one of its requests waited or ran."""
+
+
+def aged(accounts: Iterable[KeptAccount], age_seconds: float, memory_seconds: float) -> Sequence[KeptAccount]:
+    """Return accounts of a router that ended this long ago: how far each is above the lowest, less for its age.
+
+    The differences shrink evenly until nothing is left of them after `memory_seconds`. The lowest is that of the
+    tenants that were active: one without requests has no claim to be served first. An age below 0, of a clock that was
+    set back, counts as 0.
+    """
+    known = list(accounts)
+    lowest = min((each.tokens for each in known if each.is_active), default=None)
+    if lowest is None:
+        lowest = min((each.tokens for each in known), default=0.0)
+    left = max(0.0, 1.0 - max(0.0, age_seconds) / memory_seconds)
+    return [replace(each, tokens=max(0.0, each.tokens - lowest) * left) for each in known]
 
 
 class _Lowest:
@@ -78,47 +106,29 @@ class FairShare:
         self.active: dict[str, Account] = {}
         """Accounts of active tenants by name, without the correction for the maximum lag. Only to be read."""
         self._idle: OrderedDict[str, Account] = OrderedDict()
+        self._returning: set[str] = set()
+        """Tenants that were active when the router ended, and have not come back since."""
+        self._changed: set[str] = set()
+        """Tenants whose account has changed since `take_changed`."""
         self._lowest = _Lowest(self._served)
         self._ceiling = 0.0
         """Upper bound of all active accounts."""
         self._ceiling_is_exact = True
-        self._served_here: dict[str, float] = {}
-        """Tokens that tenants were served since `take_served`, where that is called."""
-        self._reports = False
-
-    def report_service(self) -> None:
-        """Keep what tenants are served for `take_served`, which has to be called then."""
-        self._reports = True
-
-    def take_served(self) -> dict[str, float]:
-        """Return the tokens that each tenant was served since the last call; corrections may be below zero."""
-        taken, self._served_here = self._served_here, {}
-        return taken
-
-    def note_elsewhere(self, tenant: str, tokens: float) -> None:
-        """Charge a tenant for tokens that other routers have served it."""
-        account = self.active.get(tenant) or self._idle.get(tenant)
-        if account is None:
-            account = self._idle[tenant] = Account(weight=self._weight_of(tenant))
-            if len(self._idle) > self._max_remembered:
-                self._idle.popitem(last=False)
-        cost = max(0.0, tokens) / account.weight
-        used = min(cost, max(0.0, account.credit))
-        account.credit -= used
-        account.served += cost - used
-        if account.live:
-            self._ceiling = max(self._ceiling, account.served)
 
     def enter(self, tenant: str) -> None:
         """Record a new request of a tenant.
 
-        A tenant that was inactive starts no lower than the lowest active account.
+        A tenant that was inactive starts no lower than the lowest active account, unless it was active when the router
+        ended and `restore` gave it its account back.
         """
         account = self.active.get(tenant)
         if account is not None:
             account.live += 1
             return
-        floor = self._lowest.lowest()
+        self._changed.add(tenant)
+        # It never stopped waiting: only its router did.
+        floor = None if tenant in self._returning else self._lowest.lowest()
+        self._returning.discard(tenant)
         account = self._idle.pop(tenant, None) or Account(weight=self._weight_of(tenant))
         if account.credit < 0.0:
             # Leaving between requests does not cancel an undercharge.
@@ -137,15 +147,19 @@ class FairShare:
         account.live -= 1
         if account.live:
             return
+        self._changed.add(tenant)
         del self.active[tenant]
         self._ceiling_is_exact = self._ceiling_is_exact and account.served < self._ceiling
         self._idle[tenant] = account
         if len(self._idle) > self._max_remembered:
-            self._idle.popitem(last=False)
+            forgotten, _ = self._idle.popitem(last=False)
+            self._changed.discard(forgotten)
+            self._returning.discard(forgotten)
 
     def charge(self, tenant: str, tokens: float) -> float:
         """Charge a tenant for a placed request with estimated tokens; returns the charge that `correct` revises."""
         account = self.active[tenant]
+        self._changed.add(tenant)
         charged = max(MIN_COST, tokens)
         cost = charged / account.weight
         used = min(cost, account.credit)
@@ -154,18 +168,13 @@ class FairShare:
         account.mean_cost += (COST_WEIGHT if account.was_charged else 1.0) * (cost - account.mean_cost)
         account.was_charged = True
         self._ceiling = max(self._ceiling, account.served)
-        self._note_service(tenant, charged)
         return charged
 
     def correct(self, tenant: str, charged: float, tokens: float) -> None:
         """Revise a charge to the tokens that were really used; 0 for a request that was not served."""
         account = self.active[tenant]
+        self._changed.add(tenant)
         account.credit += (charged - tokens) / account.weight
-        self._note_service(tenant, tokens - charged)
-
-    def _note_service(self, tenant: str, tokens: float) -> None:
-        if self._reports:
-            self._served_here[tenant] = self._served_here.get(tenant, 0.0) + tokens
 
     def account(self, tenant: str) -> float:
         """Return the account of an active tenant in tokens by weight, raised to the maximum lag behind the highest."""
@@ -199,6 +208,44 @@ class FairShare:
         if account.was_charged:
             account.mean_cost *= before / account.weight
         return before
+
+    def take_changed(self) -> Sequence[KeptAccount]:
+        """Return the accounts that have changed since the last call, to be kept; forgotten ones are left out."""
+        changed, self._changed = self._changed, set()
+        return [found for tenant in sorted(changed) if (found := self._kept(tenant)) is not None]
+
+    def give_back(self, accounts: Iterable[KeptAccount]) -> None:
+        """Return them with the next call of `take_changed` again: they could not be kept."""
+        self._changed.update(each.tenant for each in accounts)
+
+    def restore(self, accounts: Iterable[KeptAccount]) -> None:
+        """Take accounts of before a restart, as `aged` returns them. Called once, before the first request.
+
+        Of more than may be remembered the lowest are left out: a tenant without an account begins at 0, as they do.
+        """
+        highest = sorted(accounts, key=lambda each: (-each.tokens, each.tenant))[: self._max_remembered]
+        for kept in reversed(highest):
+            account = self._idle[kept.tenant] = Account(weight=self._weight_of(kept.tenant), served=kept.tokens)
+            if kept.mean_cost_tokens is not None:
+                account.mean_cost, account.was_charged = kept.mean_cost_tokens / account.weight, True
+            if kept.is_active:
+                self._returning.add(kept.tenant)
+            self._changed.add(kept.tenant)
+
+    def end_return(self) -> None:
+        """Treat the tenants that have not come back since `restore` as any that left."""
+        self._returning.clear()
+
+    def _kept(self, tenant: str) -> KeptAccount | None:
+        account = self.active.get(tenant) or self._idle.get(tenant)
+        if account is None:
+            return None
+        return KeptAccount(
+            tenant=tenant,
+            tokens=account.served - account.credit,
+            mean_cost_tokens=account.mean_cost * account.weight if account.was_charged else None,
+            is_active=tenant in self.active or tenant in self._returning,
+        )
 
     def _served(self, tenant: str) -> float | None:
         account = self.active.get(tenant)

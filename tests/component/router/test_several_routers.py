@@ -337,7 +337,7 @@ class BreakingStub:
         return CancelledWhileItEnds()
 
 
-@pytest.mark.parametrize(("is_abandoned", "reason"), [(True, Reason.SERVICE_UNAVAILABLE), (False, Reason.CANCELLED)])
+@pytest.mark.parametrize(("is_abandoned", "reason"), [(True, Reason.NO_ROUTER_AVAILABLE), (False, Reason.CANCELLED)])
 async def test_a_placement_abandoned_while_its_connection_breaks_is_lost_and_not_cancelled(
     is_abandoned: bool, reason: Reason
 ) -> None:
@@ -370,5 +370,5 @@ async def test_a_placement_whose_first_message_never_leaves_is_lost_with_its_rou
         await entering
         with pytest.raises(WeftError) as raised:
             await place.next_decision()
-        assert raised.value.reason is Reason.SERVICE_UNAVAILABLE
+        assert raised.value.reason is Reason.NO_ROUTER_AVAILABLE
         await place.__aexit__(None, None, None)

@@ -11,12 +11,12 @@ from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.placement import Decision, Grant, OnCancelled, PlacementRequest, WaitingInQueue, request_moved
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import LACKED_ROUTER, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock
 
-LOST = WeftError(Reason.SERVICE_UNAVAILABLE, "the router is gone")
+LOST = WeftError(Reason.NO_ROUTER_AVAILABLE, "the router is gone")
 GRANT = Grant(claims=b"c", mac=b"m", runner="a", runner_incarnation="1", address="x", host="h", model="m", attempt=1)
 WAITING = WaitingInQueue(position=1, reason="busy")
 REQUEST = PlacementRequest(
@@ -129,7 +129,8 @@ async def test_an_outage_longer_than_the_limit_ends_the_request() -> None:
     ) as placement:
         with pytest.raises(WeftError) as ended:
             await _decide(placement, clock, 10.0)
-    assert ended.value.reason is Reason.SERVICE_UNAVAILABLE
+    assert ended.value.reason is Reason.NO_ROUTER_AVAILABLE
+    assert ended.value.metadata == {LACKED_ROUTER: "true"}
     assert 5 <= len(port.placed) <= 12, "the pauses do not grow"
 
 
@@ -193,6 +194,25 @@ async def test_a_lost_router_does_not_keep_a_request_beyond_its_deadline_and_the
             await placement.next_decision()
     assert caught.value.reason is Reason.DEADLINE_EXCEEDED
     assert "no router answered" in caught.value.message
+    assert caught.value.metadata == {LACKED_ROUTER: "true"}
+
+
+async def test_a_router_that_answers_and_cannot_place_is_no_lack_of_a_router() -> None:
+    """Such as one that does not know the mesh yet: it is asked again, and what it says stays its own."""
+    clock = FakeClock()
+    port = ScriptedPort(*[WeftError(Reason.SERVICE_UNAVAILABLE, "the router does not know the mesh yet")] * 100)
+    limits = ReconnectConfig(router_outage_limit_seconds=5.0)
+    async with ReconnectingPlacement(port, REQUEST, clock, limits) as placement:
+        with pytest.raises(WeftError) as ended:
+            await _decide(placement, clock, 10.0)
+    assert (ended.value.reason, ended.value.metadata) == (Reason.SERVICE_UNAVAILABLE, {})
+    late = ScriptedPort(*[WeftError(Reason.SERVICE_UNAVAILABLE, "the router does not know the mesh yet")] * 100)
+    async with ReconnectingPlacement(
+        late, SHORT, SystemClock(), ReconnectConfig(retry_interval_seconds=0.01)
+    ) as placement:
+        with pytest.raises(WeftError) as caught:
+            await placement.next_decision()
+    assert (caught.value.reason, caught.value.metadata) == (Reason.DEADLINE_EXCEEDED, {})
 
 
 async def test_the_end_of_a_call_at_its_own_deadline_is_told_as_that_of_the_request() -> None:

@@ -42,6 +42,10 @@ CHANGED = {
     "CandidateDocument.properties.engineLoad",
     # Models that a runner serves by their source are new.
     "RequestList.properties.unreachableRouters",
+    # What routers remember over a restart, and requests that no router answered, are new.
+    "RequestList.properties.historyMissing",
+    "RequestList.properties.unwrittenCount",
+    "ReceiptDocument.properties.lackedRouter",
     "InstanceStatus.properties.addedSource",
     "InstanceStatus.properties.runtime",
     "OperationActionDocument.properties.form",

@@ -146,6 +146,12 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """This registry waits for the end of the one that owns the database; the metadata has the owner's address (`address`)
     where it is known. Services that have the addresses of both use the owner's.
     """
+    ERROR_REASON_NO_ROUTER_AVAILABLE: _ErrorReason.ValueType  # 94
+    """No router of the mesh answered while the request waited for one: nothing was decided about it, and no runner worked on it."""
+    ERROR_REASON_ROUTER_LOST: _ErrorReason.ValueType  # 95
+    """The router that placed the request ended, or lost its database, before it had recorded the request's end. What became of
+    the request is not known to the mesh: its gateway may have completed it. Only in records of requests.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the single list of reasons why a request or call did not succeed.
@@ -279,5 +285,11 @@ ERROR_REASON_MOVED: ErrorReason.ValueType  # 92
 ERROR_REASON_REGISTRY_STANDBY: ErrorReason.ValueType  # 93
 """This registry waits for the end of the one that owns the database; the metadata has the owner's address (`address`)
 where it is known. Services that have the addresses of both use the owner's.
+"""
+ERROR_REASON_NO_ROUTER_AVAILABLE: ErrorReason.ValueType  # 94
+"""No router of the mesh answered while the request waited for one: nothing was decided about it, and no runner worked on it."""
+ERROR_REASON_ROUTER_LOST: ErrorReason.ValueType  # 95
+"""The router that placed the request ended, or lost its database, before it had recorded the request's end. What became of
+the request is not known to the mesh: its gateway may have completed it. Only in records of requests.
 """
 global___ErrorReason = ErrorReason

@@ -87,6 +87,7 @@ class Receipt(google.protobuf.message.Message):
     TASK_ID_FIELD_NUMBER: builtins.int
     ASKED_MODEL_FIELD_NUMBER: builtins.int
     DEVICE_USAGE_FIELD_NUMBER: builtins.int
+    LACKED_ROUTER_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id, the same on every hop."""
     outcome: global___Outcome.ValueType
@@ -117,6 +118,10 @@ class Receipt(google.protobuf.message.Message):
     """The durable task that it is an attempt of. Empty: it is no task."""
     asked_model: builtins.str
     """The name that the caller asked for, where an alias stood for another. Empty: it asked for no alias."""
+    lacked_router: builtins.bool
+    """Whether no router answered when it ended: it waited for one until its deadline (the reason is DEADLINE_EXCEEDED) or until
+    the limit of an outage (NO_ROUTER_AVAILABLE).
+    """
     @property
     def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Attempt]:
         """Every attempt in order; the last one is the one that counted."""
@@ -193,9 +198,10 @@ class Receipt(google.protobuf.message.Message):
         task_id: builtins.str = ...,
         asked_model: builtins.str = ...,
         device_usage: global___DeviceUsage | None = ...,
+        lacked_router: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "queue_wait", b"queue_wait", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_tokens_per_second", b"_tokens_per_second"]) -> typing.Literal["tokens_per_second"] | None: ...
 
 global___Receipt = Receipt

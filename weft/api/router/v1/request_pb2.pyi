@@ -104,7 +104,9 @@ class RequestRecord(google.protobuf.message.Message):
 
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it ended. Not set: not yet."""
+        """When it ended. Not set: not yet. Of one that was lost with its router (ROUTER_LOST): when that router was last known to be
+        there.
+        """
 
     @property
     def queued(self) -> weft.api.common.v1.event_pb2.Queued:

@@ -183,8 +183,16 @@ class ListRequestsResponse(google.protobuf.message.Message):
     REQUESTS_FIELD_NUMBER: builtins.int
     TOTAL_COUNT_FIELD_NUMBER: builtins.int
     UNREACHABLE_ROUTERS_FIELD_NUMBER: builtins.int
+    HISTORY_MISSING_FIELD_NUMBER: builtins.int
+    UNWRITTEN_COUNT_FIELD_NUMBER: builtins.int
     total_count: builtins.int
     """How many there are, listed or not."""
+    history_missing: builtins.bool
+    """Whether older requests are missing, because the database of a router cannot be read."""
+    unwritten_count: builtins.int
+    """Ended requests that routers could not write to their database since they started, because more waited to be written than
+    `router.records.max_unwritten`: they are forgotten first, and not found after a restart.
+    """
     @property
     def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.router.v1.request_pb2.RequestRecord]:
         """Of those that go on the oldest first, of those that have ended the last first."""
@@ -199,8 +207,10 @@ class ListRequestsResponse(google.protobuf.message.Message):
         requests: collections.abc.Iterable[weft.api.router.v1.request_pb2.RequestRecord] | None = ...,
         total_count: builtins.int = ...,
         unreachable_routers: collections.abc.Iterable[builtins.str] | None = ...,
+        history_missing: builtins.bool = ...,
+        unwritten_count: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["requests", b"requests", "total_count", b"total_count", "unreachable_routers", b"unreachable_routers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["history_missing", b"history_missing", "requests", b"requests", "total_count", b"total_count", "unreachable_routers", b"unreachable_routers", "unwritten_count", b"unwritten_count"]) -> None: ...
 
 global___ListRequestsResponse = ListRequestsResponse
 

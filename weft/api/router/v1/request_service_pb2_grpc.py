@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class RequestServiceStub(object):
-    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Nothing of
-    it is kept over a restart.
+    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Routers write
+    it to their database every few seconds and go on from there after a restart: `router.records` says for how long it is kept,
+    and what a killed router loses.
 
     Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
     alone. Counts of several routers are added; of percentiles the greatest is shown.
@@ -82,8 +83,9 @@ class RequestServiceStub(object):
 
 
 class RequestServiceServicer(object):
-    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Nothing of
-    it is kept over a restart.
+    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Routers write
+    it to their database every few seconds and go on from there after a restart: `router.records` says for how long it is kept,
+    and what a killed router loses.
 
     Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
     alone. Counts of several routers are added; of percentiles the greatest is shown.
@@ -209,8 +211,9 @@ def add_RequestServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RequestService(object):
-    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Nothing of
-    it is kept over a restart.
+    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Routers write
+    it to their database every few seconds and go on from there after a restart: `router.records` says for how long it is kept,
+    and what a killed router loses.
 
     Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
     alone. Counts of several routers are added; of percentiles the greatest is shown.

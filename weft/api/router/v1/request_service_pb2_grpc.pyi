@@ -18,8 +18,9 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class RequestServiceStub:
-    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Nothing of
-    it is kept over a restart.
+    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Routers write
+    it to their database every few seconds and go on from there after a restart: `router.records` says for how long it is kept,
+    and what a killed router loses.
 
     Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
     alone. Counts of several routers are added; of percentiles the greatest is shown.
@@ -91,8 +92,9 @@ class RequestServiceStub:
     """WatchFigures streams the same, then each step as it ends; it ends like WatchRequests."""
 
 class RequestServiceAsyncStub:
-    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Nothing of
-    it is kept over a restart.
+    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Routers write
+    it to their database every few seconds and go on from there after a restart: `router.records` says for how long it is kept,
+    and what a killed router loses.
 
     Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
     alone. Counts of several routers are added; of percentiles the greatest is shown.
@@ -163,8 +165,9 @@ class RequestServiceAsyncStub:
     """WatchFigures streams the same, then each step as it ends; it ends like WatchRequests."""
 
 class RequestServiceServicer(metaclass=abc.ABCMeta):
-    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Nothing of
-    it is kept over a restart.
+    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Routers write
+    it to their database every few seconds and go on from there after a restart: `router.records` says for how long it is kept,
+    and what a killed router loses.
 
     Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
     alone. Counts of several routers are added; of percentiles the greatest is shown.

@@ -1,0 +1,168 @@
+"""The service that keeps what a router knows over a restart: it restores it at the start, and writes it meanwhile."""
+
+from collections.abc import Callable, Sequence
+
+import grpc
+from typing_extensions import override
+
+from router_svc.durable.limits import RecordSettings
+from router_svc.durable.request_records import ROWS_AT_ONCE, RequestStore, Writer
+from router_svc.durable.router_state import RouterState
+from router_svc.durable.sweeper import Sweeper, Sweeps
+from router_svc.loop import RouterRecords
+from router_svc.policy.queue.fair_share import FairShare
+from router_svc.request_log import RequestLog
+from router_svc.store.database import RouterDatabase
+from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
+from weft.kernel.service import Service
+
+log = get_logger("weft.router")
+
+RETURN_SECONDS = 30.0
+"""How long after a start the tenants whose requests waited at the last end may come back with what they are owed:
+gateways place such requests again within `gateway.router_outage_limit_seconds`."""
+
+ObserveDropped = Callable[[int], None]
+"""Called with a number of records that were dropped."""
+
+
+def ignore_dropped(_count: int) -> None:
+    """An ObserveDropped of a router without a page of metrics."""
+
+
+def build(
+    database: RouterDatabase,
+    router: str,
+    records: RouterRecords,
+    shares: FairShare,
+    settings: RecordSettings,
+    *,
+    clock: Clock | None = None,
+    observe: ObserveDropped = ignore_dropped,
+) -> "RecordService":
+    """Returns the service on a database, not started. `router`: the router's name, the same after a restart."""
+    return RecordService(database, Writer.of(router), records, shares, settings, clock or SystemClock(), observe)
+
+
+class RecordService(Service):
+    """Keeps requests, clients, accounts and figures beside a router.
+
+    It is started before the router and stopped after it, so that the last requests are written.
+    """
+
+    def __init__(
+        self,
+        database: RouterDatabase,
+        writer: Writer,
+        records: RouterRecords,
+        shares: FairShare,
+        settings: RecordSettings,
+        clock: Clock,
+        observe: ObserveDropped = ignore_dropped,
+    ) -> None:
+        self._database = database
+        self._records = records
+        self._shares = shares
+        self._settings = settings
+        self._clock = clock
+        self._observe = observe
+        self.store = RequestStore(database, writer, settings, clock)
+        """The requests of before, for readers in this process."""
+        self._state = RouterState(
+            database,
+            writer,
+            settings,
+            clock,
+            shares=shares,
+            clients=records.clients,
+            figures=records.figures,
+        )
+        self._started_at = clock.monotonic()
+        self._told_dropped = 0
+        self._sweeps: Sweeps = {"request records": self.store.sweep, "router state": self._state.sweep}
+        self._sweeper = Sweeper("record-sweeper", self._sweeps, settings.sweep_interval_seconds, clock)
+        self._writer = Sweeper("record-writer", {"request records": self.flush}, settings.flush_interval_seconds, clock)
+        self._state_writer = Sweeper(
+            "state-writer", {"router state": self.flush_state}, settings.state_interval_seconds, clock
+        )
+
+    @override
+    @property
+    def service_names(self) -> Sequence[str]:
+        return ()
+
+    @override
+    def register(self, server: grpc.aio.Server) -> None:
+        """Registers nothing: RequestService shows what is kept."""
+
+    @override
+    async def start(self) -> None:
+        """Restores what the last process of this router wrote, and begins to write. Raises SERVICE_UNAVAILABLE."""
+        await self._database.open()
+        lost = await self.store.mark_own_lost()
+        requests = self._records.requests
+        limits = requests.limits
+        restored = await self.store.load(requests, limits.max_ended, limits.keep_seconds)
+        await self._state.load()
+        if restored or lost:
+            log.info("records restored", requests=len(restored), lost=lost)
+        requests.unwritten.keep(self._settings.max_unwritten)
+        self._started_at = self._clock.monotonic()
+        self._sweeper.start(at_once=True)
+        self._writer.start()
+        self._state_writer.start()
+
+    async def flush(self) -> None:
+        """Writes the requests that arrived or ended since the last call. Raises SERVICE_UNAVAILABLE."""
+        requests = self._records.requests
+        has_written = False
+        try:
+            while not (batch := requests.unwritten.take(ROWS_AT_ONCE)).is_empty:
+                try:
+                    await self.store.write(batch)
+                except BaseException:
+                    requests.unwritten.give_back(batch, requests.is_under_way)
+                    raise
+                has_written = True
+            if self.store.is_shared and not has_written:
+                await self.store.beat()
+        finally:
+            self._tell_dropped(requests)
+
+    async def flush_state(self) -> None:
+        """Writes accounts, clients and figures that have changed. Raises SERVICE_UNAVAILABLE."""
+        if self._clock.monotonic() - self._started_at >= RETURN_SECONDS:
+            self._shares.end_return()
+        await self._state.save()
+        if self.store.is_shared:
+            await self.store.mark_lost()
+
+    def _tell_dropped(self, requests: RequestLog) -> None:
+        dropped, self._told_dropped = (
+            requests.unwritten.dropped_count - self._told_dropped,
+            requests.unwritten.dropped_count,
+        )
+        if dropped:
+            self._observe(dropped)
+            log.warning(
+                "request records dropped: more waited to be written than router.records.max_unwritten",
+                count=dropped,
+                max_unwritten=self._settings.max_unwritten,
+            )
+
+    @override
+    async def stop(self, grace_seconds: float) -> None:
+        """Writes what there is, and stops."""
+        if not self._sweeper.is_started:
+            return
+        for each in (self._sweeper, self._writer, self._state_writer):
+            await each.stop()
+        try:
+            await self.flush()
+            await self._state.save()
+            await self.store.leave()
+        except WeftError as error:
+            log.error("records not written", reason=error.reason.name)  # noqa: TRY400 - the cause is logged
+        await self._database.close()

@@ -1,0 +1,176 @@
+"""One request as a router's log has it: under way as the decisions about it, ended as bytes. Times are monotonic."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import msgspec
+from google.protobuf.duration_pb2 import Duration
+
+from router_svc.policy.decisions import Loads, Placed, Rejects, Waits, Wakes
+from router_svc.policy.endpoints.choice import MAX_CONSIDERED, Considered
+from weft.api.router.v1 import request_pb2 as pb
+from weft.dispatch.placement import PlacementRequest
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+from weft.kernel.units import wait_words
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A failed attempt after which the request is placed again."""
+
+    attempt: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStart:
+    """The start of a load that the request waited for."""
+
+    wakes: Wakes
+    at: float
+    """Time of the start."""
+
+
+Noted = Waits | Loads | Placed | Rejects | Retry | LoadStart
+
+
+class RequestEntry:
+    """One request under way. Times are seconds on the router's monotonic clock."""
+
+    __slots__ = (
+        "arrived_at",
+        "arrived_wall",
+        "asked_model",
+        "cancelled_by",
+        "client_id",
+        "decisions",
+        "key",
+        "priority",
+        "request_id",
+        "status",
+        "target",
+        "tenant",
+        "was_placed_before",
+    )  # fmt: skip
+
+    def __init__(self, key: int, request: PlacementRequest, now: float, wall: datetime) -> None:
+        self.key = key
+        self.request_id = request.request_id
+        self.tenant = request.tenant
+        self.client_id = request.client_id
+        self.target = request.model
+        self.asked_model = request.asked_model
+        self.priority = request.priority
+        self.arrived_at = now - request.age_seconds
+        """Its first arrival at any router."""
+        self.was_placed_before = request.age_seconds > 0.0
+        """Whether a router had placed it that was lost, or gave it away."""
+        self.arrived_wall = wall - timedelta(seconds=request.age_seconds) if request.age_seconds else wall
+        self.decisions: list[tuple[float, Noted]] = []
+        """Its decisions with their times; status messages that differ only in figures are one."""
+        self.cancelled_by = ""
+        """Who cancelled it; empty: nobody did."""
+        self.status: Waits | Loads | Placed | Retry | None = None
+        """Its state: the last of these."""
+
+    def knows(self, noted: Noted) -> bool:
+        """Whether this very decision was recorded before."""
+        return any(known is noted for _, known in self.decisions)
+
+
+class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
+    """One finished request.
+
+    Thousands are remembered: as bytes, which take a third of the memory of messages and are not scanned by the garbage
+    collector, whose pauses were most of the latency's tail (bench, "edge: a fixed rate").
+    """
+
+    key: int
+    request_id: str
+    tenant: str
+    client_id: str
+    target: str
+    priority: Priority
+    arrived_at: float
+    arrived_wall: datetime
+    ended_at: float
+    reason: Reason
+    message: str
+    decisions: bytes
+    """A RequestRecord with the decisions only."""
+    receipt: bytes | None = None
+    """A Receipt; None: not reported."""
+    cancelled_by: str = ""
+    """Who cancelled it; empty: nobody did."""
+    asked_model: str = ""
+    """The name that was asked for, where an alias stood for the target; empty: no alias."""
+    number: int = 0
+    """Counts the ends at a router, over its restarts."""
+    quotes_model: bool = False
+    """Whether the receipt has what a model may have written: signals and warnings. That is not kept over a restart."""
+
+
+_NANOSECONDS = 1e9
+
+
+def add_decisions(record: pb.RequestRecord, decisions: Sequence[tuple[float, Noted]], arrived_at: float) -> None:
+    """Add decisions with their times, relative to `arrived_at` on the same clock."""
+    for at, noted in decisions:
+        _fill_decision(record.decisions.add(), noted, at - arrived_at)
+
+
+def set_seconds(duration: Duration, seconds: float) -> None:
+    """Set a duration; fractions of a nanosecond are lost."""
+    duration.FromNanoseconds(int(seconds * _NANOSECONDS))
+
+
+def _fill_decision(record: pb.DecisionRecord, noted: Noted, age_seconds: float) -> None:
+    set_seconds(record.age, max(0.0, age_seconds))
+    match noted:
+        case Waits():
+            record.kind = pb.DecisionRecord.KIND_QUEUED
+            record.detail = f"{noted.reason} (position {noted.position}{_eta(noted.eta_seconds)})"
+            _fill_candidates(record, noted.considered, len(noted.considered))
+        case Loads():
+            record.kind = pb.DecisionRecord.KIND_LOADING
+            record.detail = f"{noted.stage}{_eta(noted.eta_seconds)}"
+        case LoadStart():
+            record.kind = pb.DecisionRecord.KIND_LOAD_STARTED
+            wakes = noted.wakes
+            where = f" on {wakes.runner}" if wakes.runner else ""
+            record.detail = f"{wakes.model}{where} is loaded{f': {wakes.why}' if wakes.why else ''}"
+        case Placed():
+            record.kind = pb.DecisionRecord.KIND_PLACED
+            record.detail = f"attempt {noted.attempt} goes to {noted.candidate.model} on {noted.candidate.runner}"
+            if noted.choice is not None:
+                record.policy = noted.choice.policy
+                _fill_candidates(record, noted.choice.considered, noted.choice.count)
+        case Retry():
+            record.kind = pb.DecisionRecord.KIND_RETRIED
+            record.detail = f"attempt {noted.attempt} failed before any content: {_reason_name(noted.reason)}"
+        case Rejects():
+            record.kind = pb.DecisionRecord.KIND_REJECTED
+            record.detail = f"{_reason_name(noted.reason)}: {noted.message}"
+
+
+def _fill_candidates(record: pb.DecisionRecord, considered: tuple[Considered, ...], count: int) -> None:
+    record.candidate_count = count
+    for candidate in considered[:MAX_CONSIDERED]:
+        record.candidates.add(
+            model=candidate.model,
+            runner=candidate.runner,
+            score=candidate.score,
+            gate=candidate.gate,
+            chosen=candidate.chosen,
+            engine_load=candidate.engine_load,
+        )
+
+
+def _eta(seconds: float | None) -> str:
+    return "" if seconds is None else f", about {wait_words(seconds)} s"
+
+
+def _reason_name(reason: Reason) -> str:
+    return reason.name.lower()

@@ -1,0 +1,96 @@
+"""What of a router's request log is not in its database yet: collected as requests arrive and end, written in batches.
+
+Beyond a bound the requests that ended first are dropped, and counted: a database that is away must not cost memory
+without end.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from router_svc.request_entry import EndedRequest, RequestEntry
+from weft.kernel.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatch:
+    """What is written in one transaction."""
+
+    begun: Sequence[RequestEntry]
+    """Requests under way, for the first time."""
+    ended: Sequence[EndedRequest]
+    gone: Sequence[int]
+    """Keys of requests of which nothing is kept: another router goes on with them."""
+    placed_again: Sequence[tuple[str, str]]
+    """Tenants and ids of requests that a router had placed before which was lost, or gave them away."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (self.begun or self.ended or self.gone or self.placed_again)
+
+
+class UnwrittenRecords:
+    """Called from the router's event loop alone. It collects nothing until `keep`: then a writer takes it."""
+
+    def __init__(self) -> None:
+        self._max_ended = 0
+        self._begun: dict[int, RequestEntry] = {}
+        """Under way; as many as the log remembers at most."""
+        self._ended: dict[int, EndedRequest] = {}
+        """In the order of their ends."""
+        self._gone: list[int] = []
+        self._placed_again: list[tuple[str, str]] = []
+        self.dropped_count = 0
+        """Ended requests that were dropped."""
+
+    def keep(self, max_ended: int) -> None:
+        """Collect from now on, at most so many requests that have ended."""
+        self._max_ended = max_ended
+
+    def note_arrival(self, entry: RequestEntry) -> None:
+        """Collect a request that has arrived."""
+        if self._max_ended:
+            self._begun[entry.key] = entry
+            if entry.was_placed_before:
+                self._placed_again.append((entry.tenant, entry.request_id))
+                del self._placed_again[: -self._max_ended]
+
+    def note_end(self, ended: EndedRequest) -> None:
+        """Collect the end of a request, or what became known of it since."""
+        if not self._max_ended:
+            return
+        self._begun.pop(ended.key, None)
+        if ended.reason is Reason.MOVED:
+            self._gone.append(ended.key)
+            del self._gone[: -self._max_ended]
+            return
+        self._ended[ended.key] = ended
+        if len(self._ended) > self._max_ended:
+            del self._ended[next(iter(self._ended))]
+            self.dropped_count += 1
+
+    def note_left(self, key: int) -> None:
+        """Collect nothing more of a request under way; what is in the database stays."""
+        self._begun.pop(key, None)
+
+    def take(self, limit: int) -> RecordBatch:
+        """Return what was collected, of each kind at most `limit`; the caller writes it, or gives it back."""
+        begun, ended = list(islice(self._begun, limit)), list(islice(self._ended, limit))
+        taken = RecordBatch(
+            begun=[self._begun.pop(key) for key in begun],
+            ended=[self._ended.pop(key) for key in ended],
+            gone=self._gone[:limit],
+            placed_again=self._placed_again[:limit],
+        )
+        del self._gone[:limit], self._placed_again[:limit]
+        return taken
+
+    def give_back(self, taken: RecordBatch, is_under_way: Callable[[int], bool]) -> None:
+        """Collect again what could not be written; `is_under_way`: whether a request has not ended since."""
+        later, self._ended = self._ended, {}
+        self._begun = {entry.key: entry for entry in taken.begun if is_under_way(entry.key)} | self._begun
+        self._gone = [*taken.gone, *self._gone]
+        self._placed_again = [*taken.placed_again, *self._placed_again]
+        for ended in (*taken.ended, *later.values()):
+            self.note_end(ended)

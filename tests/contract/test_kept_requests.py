@@ -1,0 +1,399 @@
+"""Records of requests over restarts, on both kinds of databases: what is found again, and what is lost."""
+
+import asyncio
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from kept_router import ENDED, NOON, KeptRouter, a_receipt
+from kit.examples import examples, given
+from sqlalchemy import func, select
+
+from router_svc.policy.decisions import Rejects
+from router_svc.request_log import RequestLogLimits
+from router_svc.store.tables import request_records
+from weft.api.common.v1 import warning_pb2
+from weft.api.router.v1 import request_pb2, request_service_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_testing.fake_clock import FakeClock
+
+pytest_plugins = ("database_fixtures",)
+
+FAILED = request_service_pb2.REQUEST_SELECTION_FAILED
+COMPLETED = request_service_pb2.REQUEST_SELECTION_COMPLETED
+RequestRecord = request_pb2.RequestRecord
+LOST = Reason.ROUTER_LOST.value
+
+
+async def refused(router: KeptRouter, request_id: str, tenant: str = "") -> Reason:
+    with pytest.raises(WeftError) as caught:
+        await router.requests.request(request_id, tenant)
+    return caught.value.reason
+
+
+async def stored(router: KeptRouter) -> int:
+    row = await router.database.first(select(func.count().label("number")).select_from(request_records))
+    assert row is not None
+    count: int = row.number
+    return count
+
+
+async def test_a_request_that_ended_before_a_kill_is_explained_as_before(database_url: str) -> None:
+    router = await KeptRouter(database_url).start()
+    key = router.arrive("r-1", client_id="laptop", asked_model="alias")
+    await router.clock.advance(2.5)
+    router.end(key, "r-1", reason=Reason.BACKEND_ERROR)
+    before = await router.requests.request("r-1")
+    await router.flush()
+    again = await router.restarted(after=7.0)
+    assert await again.requests.request("r-1") == before
+    assert before.receipt.usage.completion_tokens == 5
+    assert before.decisions[0].detail
+    assert (before.end_time.ToDatetime() - before.arrive_time.ToDatetime()) == timedelta(seconds=2.5)
+    await again.kill()
+
+
+async def test_what_was_not_written_before_a_kill_is_not_known_and_not_made_up(database_url: str) -> None:
+    router = await KeptRouter(database_url).start()
+    router.chat("r-1")
+    await router.flush()
+    router.chat("r-2")
+    router.arrive("r-3")
+    again = await router.restarted()
+    assert await again.ended_ids() == ["r-1"]
+    assert await refused(again, "r-2") is await refused(again, "r-3") is Reason.NOT_FOUND
+    await again.kill()
+
+
+async def test_a_request_under_way_at_a_kill_is_lost_with_its_router_and_does_not_run(database_url: str) -> None:
+    router = await KeptRouter(database_url).start()
+    router.arrive("r-1")
+    await router.flush()
+    again = await router.restarted(after=30.0)
+    found = await again.requests.request("r-1")
+    assert (found.state, found.reason) == (RequestRecord.STATE_ENDED, LOST)
+    assert "alpha" in found.message
+    # Not when it was found: when its router was last known to be there.
+    assert found.end_time.ToDatetime() < (NOON + timedelta(seconds=30)).replace(tzinfo=None) or again.database.is_shared
+    assert (await again.requests.requests()).total == 0
+    listed = await again.requests.requests(selection=FAILED)
+    assert [(record.request_id, record.reason) for record in listed.requests] == [("r-1", LOST)]
+    assert (await again.requests.requests(selection=COMPLETED)).total == 0
+    await again.kill()
+
+
+async def test_a_control_without_the_mark_shows_why_it_is_needed(database_url: str) -> None:
+    """The row of a request under way says nothing of an end: without `mark_own_lost` it is not one that ended."""
+    router = await KeptRouter(database_url).start()
+    router.arrive("r-1")
+    await router.flush()
+    await router.kill()
+    blind = KeptRouter(database_url, clock=router.clock)
+
+    async def nothing() -> int:
+        return 0
+
+    blind.service.store.mark_own_lost = nothing  # type: ignore[method-assign]
+    await blind.start()
+    assert await blind.ended_ids() == []
+    assert await refused(blind, "r-1") is Reason.SERVICE_UNAVAILABLE
+    await blind.kill()
+
+
+async def test_a_request_that_is_placed_again_after_a_restart_is_not_lost_any_more(database_url: str) -> None:
+    router = await KeptRouter(database_url).start()
+    router.arrive("r-1")
+    await router.flush()
+    again = await router.restarted(after=3.0)
+    assert await again.ended_ids() == ["r-1"]
+    key = again.arrive("r-1", age_seconds=3.0)
+    assert (await again.requests.request("r-1")).state == RequestRecord.STATE_RUNNING
+    assert await again.ended_ids() == []
+    again.end(key, "r-1")
+    await again.flush()
+    assert await stored(again) == 1
+    third = await again.restarted()
+    listed = await third.requests.requests(selection=ENDED)
+    assert [(record.request_id, record.reason) for record in listed.requests] == [("r-1", 0)]
+    await third.kill()
+
+
+async def test_a_request_that_moved_to_another_router_leaves_no_record(database_url: str) -> None:
+    router = await KeptRouter(database_url).start()
+    key = router.arrive("r-1")
+    await router.flush()
+    assert await stored(router) == 1
+    router.records.requests.note_end(key, router.clock.monotonic(), Reason.MOVED)
+    await router.flush()
+    assert await stored(router) == 0
+    await router.kill()
+
+
+async def test_a_receipt_that_comes_after_its_refusal_was_written_is_written_too(database_url: str) -> None:
+    router = await KeptRouter(database_url).start()
+    key = router.arrive("r-1")
+    refusal = Rejects(key=key, reason=Reason.QUEUE_TIMEOUT, message="too long")
+    router.records.requests.note_decisions([refusal], router.clock.monotonic())
+    await router.flush()
+    router.end(key, "r-1", reason=Reason.QUEUE_TIMEOUT)
+    await router.flush()
+    again = await router.restarted()
+    found = await again.requests.request("r-1")
+    assert (found.reason, found.message, found.HasField("receipt")) == (Reason.QUEUE_TIMEOUT.value, "too long", True)
+    assert await stored(again) == 1
+    await again.kill()
+
+
+async def test_lists_go_on_in_the_database_where_memory_ends_and_count_nothing_twice(database_url: str) -> None:
+    router = await KeptRouter(database_url, log=RequestLogLimits(max_ended=3)).start()
+    for number in range(10):
+        router.chat(f"r-{number}", tenant="ann" if number % 2 else "bob")
+        await router.clock.advance(1.0)
+        if number == 6:
+            await router.flush()
+    everything = [f"r-{number}" for number in reversed(range(10))]
+    # The last ones are in memory alone.
+    assert (await router.ended_ids())[:3] == everything[:3]
+    await router.flush()
+    assert await router.ended_ids() == everything
+    assert await router.ended_ids(limit=5) == everything[:5]
+    assert (await router.requests.requests(limit=5, selection=ENDED)).total == 10
+    assert await router.ended_ids(tenant="ann") == [name for name in everything if int(name[2:]) % 2]
+    again = await router.restarted(after=5.0)
+    assert await again.ended_ids() == everything
+    again.chat("r-10")
+    assert await again.ended_ids(limit=2) == ["r-10", "r-9"]
+    assert (await again.requests.requests(selection=ENDED)).total == 11
+    # One that memory has no more is found, too, and of its tenant alone.
+    assert (await again.requests.request("r-0")).tenant == "bob"
+    assert await refused(again, "r-0", "ann") is Reason.NOT_FOUND
+    await again.kill()
+
+
+async def test_records_beyond_their_number_and_their_age_are_deleted(database_url: str) -> None:
+    router = await KeptRouter(database_url, keep_seconds=100.0, max_records=5).start()
+    for number in range(8):
+        router.chat(f"r-{number}")
+        await router.clock.advance(1.0)
+    await router.flush()
+    await router.service.store.sweep()
+    assert await stored(router) == 5
+    assert (await router.service.store.find("r-2", "")) is None
+    assert (await router.service.store.find("r-3", "")) is not None
+    await router.clock.advance(98.0)
+    await router.service.store.sweep()
+    assert 0 < await stored(router) < 5
+    await router.clock.advance(10.0)
+    await router.service.store.sweep()
+    assert await stored(router) == 0
+    await router.kill()
+
+
+async def test_a_record_of_a_clock_that_was_ahead_is_kept_no_longer_than_others(database_url: str) -> None:
+    ahead = FakeClock(utc=NOON + timedelta(days=1_000))
+    router = await KeptRouter(database_url, clock=ahead, keep_seconds=100.0).start()
+    router.chat("r-1")
+    await router.flush()
+    await router.kill()
+    again = await KeptRouter(database_url, keep_seconds=100.0).start()
+    await again.service.store.sweep()
+    await again.clock.advance(101.0)
+    await again.service.store.sweep()
+    assert await stored(again) == 0
+    await again.kill()
+
+
+async def test_what_a_database_that_is_away_cannot_take_is_bounded_counted_and_said(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = await KeptRouter(database_url, max_unwritten=4, log=RequestLogLimits(max_ended=4)).start()
+    write = router.service.store.write
+
+    async def away(_batch: object) -> None:
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "away")
+
+    monkeypatch.setattr(router.service.store, "write", away)
+    for number in range(10):
+        router.chat(f"r-{number}")
+        with pytest.raises(WeftError):
+            await router.service.flush()
+    assert sum(router.dropped) == 6
+    listed = await router.requests.requests(selection=ENDED)
+    assert listed.unwritten_count == 6
+    monkeypatch.setattr(router.service.store, "write", write)
+    await router.flush()
+    assert sum(router.dropped) == 6
+    again = await router.restarted()
+    assert await again.ended_ids() == ["r-9", "r-8", "r-7", "r-6"]
+    await again.kill()
+
+
+async def test_lists_say_that_older_requests_are_missing_while_the_database_is_away(database_url: str) -> None:
+    router = await KeptRouter(database_url).start()
+    router.chat("r-1")
+    assert not (await router.requests.requests(selection=ENDED)).history_missing
+    await router.kill()
+    listed = await router.requests.requests(selection=ENDED)
+    assert ([record.request_id for record in listed.requests], listed.history_missing) == (["r-1"], True)
+    assert await refused(router, "r-0") is Reason.SERVICE_UNAVAILABLE
+
+
+async def test_a_stop_writes_what_there_is_and_loses_nothing(database_url: str) -> None:
+    router = await KeptRouter(database_url).start()
+    router.chat("r-1")
+    await router.service.stop(0.0)
+    again = await KeptRouter(database_url, clock=router.clock).start()
+    assert await again.ended_ids() == ["r-1"]
+    await again.kill()
+
+
+async def test_no_text_of_a_caller_or_of_a_model_is_in_a_row(database_url: str) -> None:
+    """What is kept is what was shown before: names, decisions and the receipt; prompts and answers never come here."""
+    router = await KeptRouter(database_url).start()
+    receipt, key = a_receipt("r-1"), router.arrive("r-1")
+    receipt.signals.add(name="QUOTES").arguments.fields.add(name="quoted")
+    receipt.warnings.add(code=warning_pb2.WARNING_CODE_REPETITION, message="quoted")
+    router.records.requests.note_end(key, router.clock.monotonic(), Reason.UNSPECIFIED, receipt)
+    await router.flush()
+    async with router.database.reading() as connection:
+        row = (await connection.execute(select(request_records))).mappings().one()
+    assert set(row) == {
+        *("incarnation", "key", "router", "number", "request_id", "tenant", "client_id", "target", "asked_model"),
+        *("priority", "arrived_at", "ended_at", "reason", "message", "cancelled_by", "decisions", "receipt"),
+    }
+    assert b"quoted" not in row["receipt"]
+    assert (await router.requests.request("r-1")).receipt.signals[0].name == "QUOTES"
+    kept = RequestRecord.FromString(row["decisions"])
+    assert [field.name for field, _ in kept.ListFields()] == ["decisions"]
+    await router.kill()
+
+
+class TestSharedDatabase:
+    """Two routers on one PostgreSQL database."""
+
+    async def test_a_router_that_writes_nothing_for_a_while_loses_what_it_has_under_way(
+        self, postgres_url: str
+    ) -> None:
+        alpha = await KeptRouter(postgres_url, "alpha", lost_after_seconds=0.2).start()
+        beta = await KeptRouter(postgres_url, "beta", lost_after_seconds=0.2).start()
+        alpha.arrive("r-1")
+        await alpha.flush()
+        # While it is there, its request may well go on.
+        await beta.flush()
+        assert await refused(beta, "r-1") is Reason.SERVICE_UNAVAILABLE
+        await alpha.kill()
+        await asyncio.sleep(0.3)
+        await beta.flush()
+        found = await beta.requests.request("r-1")
+        assert (found.state, found.reason) == (RequestRecord.STATE_ENDED, LOST)
+        # It is no request of this router: only the mesh's list has it.
+        assert await beta.ended_ids() == []
+        entries, total = await beta.service.store.of_others(10, "", ENDED, ())
+        assert ([each.request_id for each in entries], total) == (["r-1"], 1)
+        assert await beta.service.store.of_others(10, "", ENDED, ("alpha",)) == ([], 0)
+        await beta.kill()
+
+    async def test_a_router_that_was_frozen_and_goes_on_has_the_last_word(self, postgres_url: str) -> None:
+        alpha = await KeptRouter(postgres_url, "alpha", lost_after_seconds=0.2).start()
+        beta = await KeptRouter(postgres_url, "beta", lost_after_seconds=0.2).start()
+        key = alpha.arrive("r-1")
+        await alpha.flush()
+        await asyncio.sleep(0.3)
+        await beta.flush()
+        assert (await beta.requests.request("r-1")).reason == LOST
+        alpha.end(key, "r-1")
+        await alpha.flush()
+        assert (await beta.requests.request("r-1")).reason == 0
+        await alpha.kill()
+        await beta.kill()
+
+    async def test_a_router_that_stops_leaves_what_runs_as_lost_at_once(self, postgres_url: str) -> None:
+        alpha = await KeptRouter(postgres_url, "alpha").start()
+        beta = await KeptRouter(postgres_url, "beta").start()
+        alpha.arrive("r-1")
+        await alpha.flush()
+        await alpha.service.stop(0.0)
+        await beta.flush()
+        assert (await beta.requests.request("r-1")).reason == LOST
+        await beta.kill()
+
+    async def test_a_request_that_another_router_goes_on_with_is_not_lost(self, postgres_url: str) -> None:
+        alpha = await KeptRouter(postgres_url, "alpha").start()
+        beta = await KeptRouter(postgres_url, "beta").start()
+        alpha.arrive("r-1")
+        await alpha.flush()
+        await alpha.kill()
+        key = beta.arrive("r-1", age_seconds=1.0)
+        await beta.flush()
+        beta.end(key, "r-1")
+        await beta.flush()
+        again = await KeptRouter(postgres_url, "alpha", clock=alpha.clock).start()
+        assert await again.ended_ids() == []
+        assert (await again.requests.request("r-1")).reason == 0
+        await again.kill()
+        await beta.kill()
+
+    async def test_a_restart_takes_back_its_own_requests_alone(self, postgres_url: str) -> None:
+        alpha = await KeptRouter(postgres_url, "alpha").start()
+        beta = await KeptRouter(postgres_url, "beta").start()
+        alpha.chat("r-1")
+        beta.chat("r-2")
+        beta.arrive("r-3")
+        await alpha.flush()
+        await beta.flush()
+        again = await alpha.restarted()
+        assert await again.ended_ids() == ["r-1"]
+        # The other router's request goes on.
+        assert await refused(again, "r-3") is Reason.SERVICE_UNAVAILABLE
+        await again.kill()
+        await beta.kill()
+
+
+OPERATIONS = st.lists(st.sampled_from(["begin", "end", "fail", "move", "flush", "kill"]), max_size=40)
+
+
+@hypothesis_settings(max_examples=examples(100, 15))
+@given(steps=OPERATIONS)
+def test_over_kills_at_any_moment_no_request_is_doubled_and_none_that_was_written_is_missing(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("records")
+    asyncio.run(_chaos(f"sqlite+aiosqlite:///{folder}/router.db", steps))
+
+
+async def _chaos(url: str, steps: list[str]) -> None:
+    router = await KeptRouter(url, log=RequestLogLimits(max_ended=4)).start()
+    running: dict[str, int] = {}
+    ended: dict[str, int] = {}
+    written: dict[str, int] = {}
+    begun_written: set[str] = set()
+    for number, step in enumerate(steps):
+        await router.clock.advance(1.0)
+        if step == "begin":
+            running[f"r-{number}"] = router.arrive(f"r-{number}")
+        elif step in ("end", "fail", "move") and running:
+            name, key = running.popitem()
+            reason = {"end": Reason.UNSPECIFIED, "fail": Reason.STALL_TIMEOUT, "move": Reason.MOVED}[step]
+            if step == "move":
+                router.records.requests.note_end(key, router.clock.monotonic(), reason)
+                ended[name] = -1
+            else:
+                router.end(key, name, reason=reason)
+                ended[name] = reason.value
+        elif step == "flush":
+            await router.service.flush()
+            written, begun_written = dict(ended), set(running)
+        elif step == "kill":
+            router = await router.restarted(after=2.0)
+            # One whose end was not written, and whose begin was, is lost; one that moved unnoticed as well.
+            survived = {name: value for name, value in written.items() if value >= 0}
+            survived |= dict.fromkeys(begun_written, LOST)
+            running, ended, written, begun_written = {}, dict(survived), dict(survived), set()
+            found = await router.requests.requests(limit=1_000, selection=ENDED)
+            shown = {record.request_id: record.reason for record in found.requests}
+            assert shown == survived
+            assert Counter(record.request_id for record in found.requests).total() == len(survived) == found.total
+    await router.kill()

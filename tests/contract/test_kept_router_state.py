@@ -1,0 +1,251 @@
+"""What a router knows besides requests, over restarts, on both kinds of databases: accounts, clients and figures."""
+
+from datetime import timedelta
+
+import pytest
+from kept_router import KeptRouter
+from sqlalchemy import func, select
+
+from router_svc.client_registry import ClientsConfig
+from router_svc.policy.settings import ClientProfile, RateLimitConfig
+from router_svc.store.tables import fair_accounts, figure_steps, known_clients
+from weft.api.router.v1 import figures_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.units import Rate, RateUnit
+
+pytest_plugins = ("database_fixtures",)
+
+
+async def rows(router: KeptRouter, table: object) -> int:
+    row = await router.database.first(select(func.count().label("number")).select_from(table))  # type: ignore[arg-type]
+    assert row is not None
+    count: int = row.number
+    return count
+
+
+def charge(router: KeptRouter, **costs: float) -> None:
+    """Requests of these tenants, all at once, that cost so many tokens."""
+    for tenant in costs:
+        router.shares.enter(tenant)
+    for tenant, cost in costs.items():
+        router.shares.charge(tenant, cost)
+
+
+class TestAccounts:
+    async def test_who_has_had_how_much_is_known_after_a_kill(self, database_url: str) -> None:
+        router = await KeptRouter(database_url).start()
+        charge(router, ann=900.0, bob=100.0)
+        await router.flush()
+        again = await router.restarted()
+        for tenant in ("ann", "bob"):
+            again.shares.enter(tenant)
+        assert again.shares.account("ann") - again.shares.account("bob") == 800.0
+        await again.kill()
+        # Negative control: a router with a database of its own has forgotten it.
+        fresh = KeptRouter("sqlite+aiosqlite://")
+        await fresh.start()
+        assert fresh.shares.known_account("ann") is None
+        await fresh.kill()
+
+    async def test_it_counts_the_less_the_longer_the_router_was_away(self, database_url: str) -> None:
+        for away, left in ((0.0, 800.0), (300.0, 400.0), (600.0, 0.0), (10_000.0, 0.0)):
+            router = await KeptRouter(database_url).start()
+            charge(router, ann=900.0, bob=100.0)
+            await router.flush()
+            again = await router.restarted(after=away)
+            for tenant in ("ann", "bob"):
+                again.shares.enter(tenant)
+            assert again.shares.account("ann") - again.shares.account("bob") == pytest.approx(left)
+            await again.database.change(fair_accounts.delete())
+            await again.kill()
+
+    async def test_it_stays_right_over_two_restarts_without_any_request(self, database_url: str) -> None:
+        """What the second process never changed is still counted from where the first one did."""
+        router = await KeptRouter(database_url).start()
+        charge(router, ann=5_000.0, bob=4_000.0, eve=4_500.0)
+        await router.flush()
+        second = await router.restarted()
+        second.shares.enter("ann")
+        second.shares.charge("ann", 100.0)
+        await second.flush()
+        third = await second.restarted()
+        for tenant in ("ann", "bob", "eve"):
+            third.shares.enter(tenant)
+        lowest = third.shares.account("bob")
+        assert [third.shares.account(name) - lowest for name in ("ann", "eve")] == [1_100.0, 500.0]
+        await third.kill()
+
+    async def test_waiters_may_come_back_for_a_while_and_not_for_ever(self, database_url: str) -> None:
+        router = await KeptRouter(database_url).start()
+        charge(router, ann=900.0, bob=100.0)
+        await router.flush()
+        again = await router.restarted()
+        again.shares.enter("ann")
+        await again.clock.advance(31.0)
+        await again.flush()
+        again.shares.enter("bob")
+        assert again.shares.account("bob") == again.shares.account("ann")
+        await again.kill()
+
+    async def test_routers_on_one_database_have_accounts_of_their_own(self, postgres_url: str) -> None:
+        alpha, beta = await KeptRouter(postgres_url, "alpha").start(), await KeptRouter(postgres_url, "beta").start()
+        charge(alpha, ann=900.0, bob=1.0)
+        charge(beta, ann=301.0, bob=1.0)
+        await alpha.flush()
+        await beta.flush()
+        assert await rows(alpha, fair_accounts) == 4
+        again = await beta.restarted()
+        assert again.shares.known_account("ann") == 300.0
+        await again.kill()
+        await alpha.kill()
+
+
+class TestClients:
+    async def test_a_client_is_shown_as_before_except_for_what_ran(self, database_url: str) -> None:
+        router = await KeptRouter(database_url).start()
+        for number in range(3):
+            router.chat(f"r-{number}", client_id="laptop")
+            await router.clock.advance(10.0)
+        router.arrive("r-9", client_id="laptop")
+        [before] = router.records.clients.records()
+        await router.flush()
+        again = await router.restarted(after=60.0)
+        [after] = again.records.clients.records()
+        assert (before.running_count, after.running_count) == (1, 0)
+        before.running_count = 0
+        for field in ("first_seen_time", "last_seen_time"):
+            gap = getattr(after, field).ToDatetime() - getattr(before, field).ToDatetime()
+            assert abs(gap) < timedelta(milliseconds=1)
+            getattr(after, field).CopyFrom(getattr(before, field))
+        assert after == before
+        assert (after.request_count, after.token_count) == (4, 24)
+        await again.kill()
+
+    async def test_a_pause_goes_on_after_a_restart_and_the_next_one_is_longer(self, database_url: str) -> None:
+        profile = ClientProfile(
+            rates=(Rate(1, 60, RateUnit.REQUESTS),), cooldown_after_refusals=2, cooldown_seconds=40.0
+        )
+        config = ClientsConfig(profiles={"laptop": profile})
+        router = await KeptRouter(database_url).start()
+        router.records.clients.reconfigure(config, RateLimitConfig())
+        for number in range(4):
+            try:
+                router.chat(f"r-{number}", client_id="laptop")
+            except WeftError:
+                continue
+        await router.flush()
+        again = await router.restarted(after=15.0)
+        again.records.clients.reconfigure(config, RateLimitConfig())
+        with pytest.raises(WeftError, match="25 s more"):
+            again.chat("r-5", client_id="laptop")
+        await again.clock.advance(26.0)
+        for number in range(3):
+            try:
+                again.chat(f"r-{number}", client_id="laptop")
+            except WeftError as error:
+                refusal = error
+        with pytest.raises(WeftError, match="80 s more"):
+            again.chat("r-6", client_id="laptop")
+        assert refusal is not None
+        await again.kill()
+
+    async def test_no_more_clients_are_kept_than_are_remembered(self, database_url: str) -> None:
+        router = await KeptRouter(database_url).start()
+        for number in range(20):
+            router.chat(f"r-{number}", client_id=f"client-{number:02}")
+            await router.clock.advance(1.0)
+            await router.flush()
+        await router.service._state.sweep()
+        assert await rows(router, known_clients) == 8
+        again = await router.restarted()
+        known = [record.client_id for record in again.records.clients.records()]
+        assert known == [f"client-{number:02}" for number in range(12, 20)]
+        # The one that was seen first is forgotten first, as without a restart.
+        again.chat("r-20", client_id="new")
+        assert "client-12" not in {record.client_id for record in again.records.clients.records()}
+        await again.kill()
+
+    async def test_nothing_is_written_for_clients_that_rest(self, database_url: str) -> None:
+        router = await KeptRouter(database_url).start()
+        router.chat("r-1", client_id="laptop")
+        await router.flush()
+        assert router.records.clients.take_changed() == []
+        router.chat("r-2", client_id="laptop")
+        assert [kept.record.client_id for kept in router.records.clients.take_changed()] == ["laptop"]
+        await router.kill()
+
+
+def completed(figures: figures_pb2.Figures) -> list[int]:
+    return list(figures.all.completed)
+
+
+class TestFigures:
+    async def test_the_figures_of_the_last_hour_are_there_after_a_kill(self, database_url: str) -> None:
+        router = await KeptRouter(database_url).start()
+        for number in range(30):
+            router.records.figures.note_load(number % 3, 1, router.clock.monotonic())
+            router.chat(f"r-{number}", tenant="ann")
+            await router.clock.advance(4.0)
+        before = router.records.figures.figures()
+        await router.flush()
+        # Three steps away, on a machine whose own clock begins at another number.
+        again = await router.restarted(after=30.0, monotonic=70.0)
+        after = again.records.figures.figures()
+        assert sum(completed(after)) == 30
+        assert completed(before) == completed(after)[: before.step_count]
+        assert list(before.waiting) == list(after.waiting)[: before.step_count]
+        assert after.all.time_to_first_token.total_p50 == before.all.time_to_first_token.total_p50
+        assert [model.model for model in after.models] == [model.model for model in before.models]
+        assert abs(after.start_time.ToNanoseconds() - before.start_time.ToNanoseconds()) < 5 * 10**9
+        # Meanwhile nothing was counted.
+        assert completed(after)[before.step_count + 1 :] == [0] * (after.step_count - before.step_count - 1)
+        await again.kill()
+
+    async def test_a_step_in_two_processes_is_one_step(self, database_url: str) -> None:
+        router = await KeptRouter(database_url).start()
+        router.chat("r-1")
+        await router.flush()
+        again = await router.restarted(after=1.0, monotonic=router.clock.monotonic() + 1.0)
+        again.chat("r-2")
+        await again.clock.advance(20.0)
+        assert completed(again.records.figures.figures())[0] == 2
+        await again.kill()
+
+    async def test_steps_older_than_are_shown_are_not_restored_and_deleted(self, database_url: str) -> None:
+        router = await KeptRouter(database_url).start()
+        router.chat("r-1")
+        await router.flush()
+        assert await rows(router, figure_steps) == 1
+        again = await router.restarted(after=2 * 3_600.0)
+        assert sum(completed(again.records.figures.figures())) == 0
+        await again.service._state.sweep()
+        assert await rows(again, figure_steps) == 0
+        await again.kill()
+
+    async def test_a_router_at_rest_writes_no_steps(self, database_url: str) -> None:
+        router = await KeptRouter(database_url).start()
+        await router.clock.advance(600.0)
+        await router.flush()
+        assert await rows(router, figure_steps) == 0
+        await router.kill()
+
+
+async def test_what_could_not_be_written_is_written_with_the_next_write(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = await KeptRouter(database_url).start()
+    router.shares.enter("ann")
+    router.chat("r-1", client_id="laptop")
+    with monkeypatch.context() as broken:
+        broken.setattr("router_svc.durable.router_state._write", _failing)
+        with pytest.raises(WeftError):
+            await router.service.flush_state()
+    await router.flush()
+    for table in (fair_accounts, known_clients, figure_steps):
+        assert await rows(router, table) == 1
+    await router.kill()
+
+
+async def _failing(*_: object) -> None:
+    raise WeftError(Reason.SERVICE_UNAVAILABLE, "away")
