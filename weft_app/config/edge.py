@@ -40,3 +40,5 @@ class EdgeSettings:
     """Memory of one connection, per direction; a slow reader holds back its gateway, not the proxy."""
     log_flush_seconds: Annotated[float, Gt(0), Le(10)] = 0.05
     """How long the log of requests to runners may be held back before the picker gets it."""
+    log_interval_seconds: Annotated[float, Gt(0), Le(3600)] = 10.0
+    """Interval in which the picker hears of each request to a runner that goes on."""

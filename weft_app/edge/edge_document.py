@@ -85,7 +85,12 @@ def _connection_manager(plan: EdgePlan) -> Document:
     limits = plan.limits
     lane: Document = {}
     if plan.lane is not None:
-        lane = {"early_header_mutation_extensions": own_headers_removed(), "access_log": lane_log(limits)}
+        lane = {
+            "early_header_mutation_extensions": own_headers_removed(),
+            "access_log": lane_log(limits),
+            # A sign of life of each request that goes on.
+            "access_log_options": {"access_log_flush_interval": duration(limits.log_interval_seconds)},
+        }
     return extension(
         "envoy.filters.network.http_connection_manager",
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
@@ -137,7 +142,7 @@ def _routes(plan: EdgePlan) -> list[Document]:
     }
     if plan.lane is None:
         return [to_gateways]
-    return [*lane_routes(plan.limits), {**to_gateways, **not_in_lane()}]
+    return [*lane_routes(plan.limits, to_gateways), {**to_gateways, **not_in_lane()}]
 
 
 def _rate_limit(plan: EdgePlan) -> Document:

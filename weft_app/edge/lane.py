@@ -1,12 +1,11 @@
 """The lane: model calls that Envoy carries to the runner that the picker names, past the gateway.
 
 Envoy asks the picker with the whole request (ext_proc, request FULL_DUPLEX_STREAMED, response NONE), and sends the
-request to the first endpoint of the list that it answers, then to the next ones while no byte of an answer has come.
+request to the endpoint that it names; where it names several, to the next ones while no byte of an answer has come.
 The log of requests goes to the picker: the second witness of how each ended.
 """
 
-from types import MappingProxyType
-
+from weft.kernel.lane_names import DESTINATION, DESTINATION_NAMESPACE, DESTINATION_SERVED, REASON_HEADER, SUBSET
 from weft_app.edge.fragments import (
     Document,
     duration,
@@ -19,55 +18,45 @@ from weft_app.edge.fragments import (
 )
 from weft_app.edge.plan import EdgeLimits, EdgePlan, Endpoint, LanePlan
 
-LANE, PICKER = "lane", "picker"
-"""Names of clusters."""
+LANE, NAMED, PICKER = "lane", "named", "picker"
+"""Names of clusters: several endpoints in order, the one endpoint that is named, the picker."""
 LANE_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 """The calls that the picker places; all others go to a gateway."""
-DESTINATION = "x-gateway-destination-endpoint"
-SERVED = "x-gateway-destination-endpoint-served"
-SUBSET = "x-gateway-destination-endpoint-subset"
-REASON = "x-weft-reason"
 OWN_HEADERS = "x-weft-"
-METADATA = "envoy.lb"
 PICKER_SLACK_SECONDS = 5.0
 """How long after the deadline of every request Envoy still waits for the picker's answer, which then is an error."""
 MAX_LANE_ENDPOINTS = 8
 """Attempts at most, whatever the picker asks for."""
 _EXT_PROC, _USAGE = "envoy.filters.http.ext_proc", "envoy.filters.http.ai_protocol_manager"
-_USAGE_KIND = "extensions.filters.http.ai_protocol_manager.v3."
-_SPOKEN = MappingProxyType({"/v1/chat/completions": "OPENAI_CHAT_COMPLETIONS"})
-"""Protocols whose usage Envoy reads, by path."""
 
 
-def lane_routes(limits: EdgeLimits) -> list[Document]:
-    """Returns the routes of the lane. Pages of other origins go to a gateway, which knows what they may do."""
-    headers: list[Document] = [
+def lane_routes(limits: EdgeLimits, to_gateways: Document) -> list[Document]:
+    """Returns the routes of the lane. A request is matched again once the picker has named its endpoints.
+
+    Pages of other origins go to a gateway, which knows what they may do.
+    """
+    several = {"name": DESTINATION, "string_match": {"contains": ","}}
+    named = {"name": DESTINATION, "present_match": True}
+    asked: list[Document] = [
         {"name": ":method", "string_match": {"exact": "POST"}},
         {"name": "origin", "present_match": True, "invert_match": True},
     ]
+    retries = {"retry_policy": _retry_policy()}
     return [
-        {
-            "match": {"path": path, "headers": headers},
-            "route": {
-                "cluster": LANE,
-                "timeout": "0s",
-                "idle_timeout": "0s",
-                "retry_policy": _retry_policy(),
-            },
-            # A request is sent again from memory: any body that the mesh takes fits.
-            "request_body_buffer_limit": limits.max_body_bytes,
-            **_spoken_by(path),
-        }
-        for path in LANE_PATHS
+        _placed(LANE, several, limits, retries),
+        _placed(NAMED, named, limits, {}),
+        *({**to_gateways, "match": {"path": path, "headers": asked}} for path in LANE_PATHS),
     ]
 
 
-def _spoken_by(path: str) -> Document:
-    protocol = _SPOKEN.get(path)
-    if protocol is None:
-        return {}
-    answer = {"llm_protocol": protocol}
-    return {"typed_per_filter_config": {_USAGE: message(f"{_USAGE_KIND}AiProtocolManagerPerRoute", response=answer)}}
+def _placed(cluster: str, header: Document, limits: EdgeLimits, more: Document) -> Document:
+    return {
+        "match": {"prefix": "/", "headers": [header]},
+        # The picker says how long an answer may take (x-envoy-upstream-rq-timeout-ms).
+        "route": {"cluster": cluster, "timeout": "0s", "idle_timeout": "0s", **more},
+        # A request is sent again from memory: any body that the mesh takes fits.
+        "request_body_buffer_limit": limits.max_body_bytes,
+    }
 
 
 def _retry_policy() -> Document:
@@ -75,7 +64,7 @@ def _retry_policy() -> Document:
     return {
         # With the reason header an answer comes from a runner that has sent no content.
         "retry_on": "connect-failure,refused-stream,reset-before-request,retriable-headers",
-        "retriable_headers": [{"name": REASON, "present_match": True}],
+        "retriable_headers": [{"name": REASON_HEADER, "present_match": True}],
         # The picker allows one attempt for each further endpoint that it names (x-envoy-max-retries).
         "num_retries": 0,
         "retry_host_predicate": [extension("envoy.retry_host_predicates.previous_hosts", previous)],
@@ -93,7 +82,7 @@ def not_in_lane() -> Document:
 def own_headers_removed() -> list[Document]:
     """Returns what takes the mesh's own headers out of the requests of callers, before anything reads them."""
     by_prefix = {"remove_on_match": {"key_matcher": {"prefix": OWN_HEADERS}}}
-    mutations: list[Document] = [by_prefix, *({"remove": name} for name in (DESTINATION, SERVED, SUBSET))]
+    mutations: list[Document] = [by_prefix, *({"remove": name} for name in (DESTINATION, DESTINATION_SERVED, SUBSET))]
     kind = "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation"
     return [extension("envoy.http.early_header_mutation.header_mutation", kind, mutations=mutations)]
 
@@ -118,10 +107,12 @@ def lane_filters(limits: EdgeLimits) -> list[Document]:
         status_on_error={"code": "ServiceUnavailable"},
         # It says how often a request may be sent again.
         mutation_rules={"allow_envoy": True},
-        metadata_options={"receiving_namespaces": {"untyped": [METADATA]}},
+        route_cache_action="CLEAR",
+        metadata_options={"receiving_namespaces": {"untyped": [DESTINATION_NAMESPACE]}},
     )
-    usage = extension(_USAGE, f"{_USAGE_KIND}AiProtocolManager", response_handling={"token_usage": {}})
-    return [picker, usage]
+    reading = {"include_unconfigured_routes": True, "default_llm_protocol": "OPENAI_CHAT_COMPLETIONS"}
+    kind = "extensions.filters.http.ai_protocol_manager.v3.AiProtocolManager"
+    return [picker, extension(_USAGE, kind, response_handling={"token_usage": reading})]
 
 
 def lane_log(limits: EdgeLimits) -> list[Document]:
@@ -137,7 +128,7 @@ def lane_log(limits: EdgeLimits) -> list[Document]:
             "buffer_flush_interval": duration(limits.log_flush_seconds),
         },
         additional_request_headers_to_log=[DESTINATION],
-        additional_response_headers_to_log=[REASON],
+        additional_response_headers_to_log=[REASON_HEADER],
     )
     return [{**log, "filter": {"header_filter": {"header": placed}}}]
 
@@ -146,14 +137,14 @@ def lane_clusters(plan: EdgePlan, lane: LanePlan) -> list[Document]:
     """Returns the clusters of the runners and of the picker."""
     limits = plan.limits
     thresholds = {name: getattr(limits, name) for name in ("max_pending_requests", "max_requests", "max_retries")}
-    source = {"metadata": {"key": METADATA, "path": [{"key": DESTINATION}]}}
+    source = {"metadata": {"key": DESTINATION_NAMESPACE, "path": [{"key": DESTINATION}]}}
     policy = extension(
         "envoy.load_balancing_policies.override_host",
         "extensions.load_balancing_policies.override_host.v3.OverrideHost",
         override_host_sources=[source, {"header": DESTINATION}],
-        selected_host_key={"key": METADATA, "path": [{"key": SERVED}]},
-        # What the picker names is not there any more: any gateway serves the request.
-        fallback_policy={"policies": [{"typed_extension_config": _round_robin()}]},
+        selected_host_key={"key": DESTINATION_NAMESPACE, "path": [{"key": DESTINATION_SERVED}]},
+        # None of the endpoints that the picker names is known: none other has a ticket for the request.
+        fallback_policy={"policies": [{"typed_extension_config": _no_other()}]},
     )
     runners: Document = {
         "name": LANE,
@@ -161,16 +152,35 @@ def lane_clusters(plan: EdgePlan, lane: LanePlan) -> list[Document]:
         "per_connection_buffer_limit_bytes": limits.buffer_bytes,
         "circuit_breakers": {"thresholds": [{"max_connections": limits.max_requests, **thresholds}]},
         "load_balancing_policy": {"policies": [{"typed_extension_config": policy}]},
-        "typed_extension_protocol_options": http_options(
-            common_http_protocol_options={"idle_timeout": duration(limits.idle_seconds / 2)},
-            explicit_http_config={"http_protocol_options": {}},
-        ),
+        "typed_extension_protocol_options": _http_of_runners(limits),
     }
     if lane.endpoints_file is None:
         runners |= static_cluster(LANE, (*plan.gateways, *lane.endpoints))
     else:
         runners |= {"type": "EDS", "eds_cluster_config": {"eds_config": file_source(str(lane.endpoints_file))}}
-    return [runners, _picker_cluster(lane.picker, limits)]
+    return [runners, _named_cluster(limits), _picker_cluster(lane.picker, limits)]
+
+
+def _named_cluster(limits: EdgeLimits) -> Document:
+    """Returns the cluster of the endpoint that the picker names, whatever it is: callers cannot send its header."""
+    thresholds = {name: getattr(limits, name) for name in ("max_pending_requests", "max_requests")}
+    return {
+        "name": NAMED,
+        "type": "ORIGINAL_DST",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "original_dst_lb_config": {"use_http_header": True, "http_header_name": DESTINATION},
+        "connect_timeout": duration(limits.connect_timeout_seconds),
+        "per_connection_buffer_limit_bytes": limits.buffer_bytes,
+        "circuit_breakers": {"thresholds": [{"max_connections": limits.max_requests, **thresholds}]},
+        "typed_extension_protocol_options": _http_of_runners(limits),
+    }
+
+
+def _http_of_runners(limits: EdgeLimits) -> Document:
+    return http_options(
+        common_http_protocol_options={"idle_timeout": duration(limits.idle_seconds / 2)},
+        explicit_http_config={"http_protocol_options": {}},
+    )
 
 
 def lane_assignment(plan: EdgePlan, runners: tuple[Endpoint, ...]) -> Document:
@@ -178,9 +188,18 @@ def lane_assignment(plan: EdgePlan, runners: tuple[Endpoint, ...]) -> Document:
     return load_assignment(LANE, (*plan.gateways, *runners))
 
 
-def _round_robin() -> Document:
-    kind = "extensions.load_balancing_policies.round_robin.v3.RoundRobin"
-    return extension("envoy.load_balancing_policies.round_robin", kind)
+def _no_other() -> Document:
+    """Returns a policy that finds no host: the subset of those with a key that none has."""
+    robin = extension(
+        "envoy.load_balancing_policies.round_robin", "extensions.load_balancing_policies.round_robin.v3.RoundRobin"
+    )
+    return extension(
+        "envoy.load_balancing_policies.subset",
+        "extensions.load_balancing_policies.subset.v3.Subset",
+        fallback_policy="NO_FALLBACK",
+        subset_selectors=[{"keys": ["none"]}],
+        subset_lb_policy={"policies": [{"typed_extension_config": robin}]},
+    )
 
 
 def _picker_cluster(picker: Endpoint, limits: EdgeLimits) -> Document:

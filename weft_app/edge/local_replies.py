@@ -17,6 +17,8 @@ _PATHS = MappingProxyType(
 """The paths of each family of clients, as `gateway.errors.dialect_of` has them, the special ones first."""
 RATE_LIMITED = ("RL",)
 """Envoy's flag of a request that its own limit of requests refused."""
+LATE = ("UT",)
+"""Envoy's flag of a request whose answer did not come within the time that the picker gave it."""
 UNREACHABLE = ("UF", "UH", "UO")
 """Envoy's flags of a request that was not sent: connection failed, no host, overflow."""
 CUT = ("UC", "UR", "URX", "LR", "UPE")
@@ -41,7 +43,13 @@ def local_replies() -> Document:
         "the mesh behind this edge ended the connection before it answered; it may have carried the request out",
         retry_after_seconds=BUSY_SECONDS,
     )
-    errors = ((limited, RATE_LIMITED, "true"), (unreachable, UNREACHABLE, "true"), (cut, CUT, ""))
+    late = WeftError(Reason.DEADLINE_EXCEEDED, "the deadline of the request has passed before it was answered")
+    errors = (
+        (late, LATE, "false"),
+        (limited, RATE_LIMITED, "true"),
+        (unreachable, UNREACHABLE, "true"),
+        (cut, CUT, ""),
+    )
     return {
         "mappers": [
             _mapper(error, flags, dialect, should_retry) for error, flags, should_retry in errors for dialect in _PATHS
@@ -62,7 +70,7 @@ def _mapper(error: WeftError, flags: tuple[str, ...], dialect: Dialect, should_r
             "content_type": OLLAMA_JSON.decode() if dialect is Dialect.OLLAMA else "application/json",
         },
         "headers_to_add": [
-            _header("retry-after", str(retry_after_seconds(error))),
+            *([] if error.retry_after_seconds is None else [_header("retry-after", str(retry_after_seconds(error)))]),
             *([_header("x-should-retry", should_retry)] if should_retry else []),
         ],
     }

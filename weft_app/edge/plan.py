@@ -69,6 +69,7 @@ class EdgeLimits:
     health_interval_seconds: float
     buffer_bytes: int
     log_flush_seconds: float
+    log_interval_seconds: float
     header_timeout_seconds: float
     handshake_timeout_seconds: float
     idle_seconds: float
@@ -94,6 +95,7 @@ def limits_of(config: WeftConfig) -> EdgeLimits:
         health_interval_seconds=edge.health_interval_seconds,
         buffer_bytes=edge.buffer_bytes,
         log_flush_seconds=edge.log_flush_seconds,
+        log_interval_seconds=edge.log_interval_seconds,
         header_timeout_seconds=connections.header_timeout_seconds,
         handshake_timeout_seconds=gateway.tls.handshake_timeout_seconds,
         idle_seconds=connections.idle_seconds,

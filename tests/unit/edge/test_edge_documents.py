@@ -83,12 +83,15 @@ def test_one_gateway_is_not_asked_for_its_health_and_several_are() -> None:
     assert len(_found(edge_document(replace(PLAN, gateways=more)), "health_checks")) == 1
 
 
-def test_calls_of_models_go_to_the_lane_and_all_else_to_a_gateway() -> None:
+def test_the_picker_is_asked_about_calls_of_models_and_not_about_all_else() -> None:
     (routes,) = _found(edge_document(LANE), "routes")
-    *lane, last = routes
-    assert [route["match"]["path"] for route in lane] == list(LANE_PATHS)
-    assert {route["route"]["cluster"] for route in lane} == {"lane"}
+    several, named, *asked, last = routes
+    assert [each["route"]["cluster"] for each in (several, named)] == ["lane", "named"]
+    assert [route["match"]["path"] for route in asked] == list(LANE_PATHS)
+    # Once the picker has named an endpoint, one of the first two matches.
+    assert not any("typed_per_filter_config" in route for route in asked)
     assert (last["match"], last["route"]["cluster"]) == ({"prefix": "/"}, "gateways")
+    assert all(each["disabled"] for each in last["typed_per_filter_config"].values())
 
 
 def test_the_picker_has_the_time_of_the_longest_request() -> None:

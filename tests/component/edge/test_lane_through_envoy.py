@@ -1,0 +1,292 @@
+"""The lane's configuration in the real Envoy: a scripted picker, runners and a gateway that say what they got."""
+
+import asyncio
+import io
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from aiohttp import web
+from kit.envoy import running_envoy
+
+from weft.api.envoy.v1 import access_log_pb2, base_pb2
+from weft.api.envoy.v1 import external_processor_pb2 as pb
+from weft.kernel.lane_names import (
+    ACCESS_LOG_SERVICE,
+    DESTINATION,
+    DESTINATION_NAMESPACE,
+    EXTERNAL_PROCESSOR,
+    REASON_HEADER,
+    TICKET_HEADER,
+)
+from weft_app.config.config import WeftConfig
+from weft_app.edge.edge_document import edge_document
+from weft_app.edge.plan import EdgePlan, Endpoint, LanePlan, endpoint_of, limits_of
+from weft_testing.free_port import free_port
+
+CHAT = "/v1/chat/completions"
+LOG_SECONDS = 10.0
+
+
+@dataclass
+class Picker:
+    """Answers what it is told to, and notes what it is asked."""
+
+    destinations: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    refusal: pb.ImmediateResponse | None = None
+    asked: list[dict[str, str]] = field(default_factory=list)
+    logged: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+
+    async def process(self, requests: AsyncIterator[pb.ProcessingRequest], _: Any) -> AsyncIterator[Any]:
+        body = b""
+        async for message in requests:
+            if message.HasField("request_headers"):
+                headers = message.request_headers.headers.headers
+                self.asked.append({each.key: each.raw_value.decode() or each.value for each in headers})
+            if message.HasField("request_body"):
+                body += message.request_body.body
+                if message.request_body.end_of_stream:
+                    for answer in self._answers(body):
+                        yield answer
+
+    def _answers(self, body: bytes) -> list[pb.ProcessingResponse]:
+        if self.refusal is not None:
+            return [pb.ProcessingResponse(immediate_response=self.refusal)]
+        routed = pb.ProcessingResponse()
+        overwrite = base_pb2.HeaderValueOption.HEADER_APPEND_ACTION_OVERWRITE_IF_EXISTS_OR_ADD
+        several = {"x-envoy-max-retries": str(self.destinations.count(","))}
+        for name, value in {DESTINATION: self.destinations, **several, **self.headers}.items():
+            option = routed.request_headers.response.header_mutation.set_headers.add(append_action=overwrite)
+            option.header.key, option.header.raw_value = name, value.encode()
+        named = routed.dynamic_metadata.fields[DESTINATION_NAMESPACE].struct_value
+        named.fields[DESTINATION].string_value = self.destinations
+        again = [routed]
+        for start in range(0, len(body), 60_000):
+            chunk = pb.ProcessingResponse()
+            streamed = chunk.request_body.response.body_mutation.streamed_response
+            streamed.body, streamed.end_of_stream = body[start : start + 60_000], start + 60_000 >= len(body)
+            again.append(chunk)
+        return again
+
+    async def log(self, messages: AsyncIterator[access_log_pb2.StreamAccessLogsMessage], _: Any) -> Any:
+        async for message in messages:
+            for entry in message.http_logs.log_entry:
+                self.logged.put_nowait(entry)
+        return access_log_pb2.StreamAccessLogsResponse()
+
+
+@dataclass
+class Party:
+    """A runner or a gateway: its address, and how it answers."""
+
+    name: str
+    address: str
+    got: list[dict[str, Any]] = field(default_factory=list)
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        self.got.append({"path": request.path, "headers": dict(request.headers.items()), "size": len(body)})
+        return web.json_response({"served_by": self.name}, status=self.status, headers=self.headers)
+
+
+@dataclass
+class Lane:
+    """All of it."""
+
+    url: str
+    picker: Picker
+    first: Party
+    second: Party
+    gateway: Party
+    stop_picker: Callable[[], Awaitable[None]]
+
+    async def ask(self, path: str = CHAT, **options: Any) -> tuple[int, dict[str, Any], Any]:
+        async with aiohttp.ClientSession(self.url) as http, http.post(path, **(options or {"json": {}})) as answer:
+            return answer.status, await answer.json(), answer.headers
+
+    async def served_by(self, path: str = CHAT, **options: Any) -> str:
+        _, body, _ = await self.ask(path, **options)
+        return str(body["served_by"])
+
+
+async def _endpoint(name: str, stack: AsyncExitStack) -> Party:
+    app = web.Application(client_max_size=64 * 1024 * 1024)
+    runner = web.AppRunner(app)
+    port = free_port()
+    endpoint = Party(name, f"127.0.0.1:{port}")
+    app.router.add_route("*", "/{path:.*}", endpoint.answer)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    return endpoint
+
+
+@pytest.fixture
+async def lane(tmp_path: Path) -> AsyncIterator[Lane]:
+    async with AsyncExitStack() as stack:
+        picker = Picker()
+        first, second, gateway = [await _endpoint(name, stack) for name in ("first", "second", "gateway")]
+        server = grpc.aio.server()
+        process = grpc.stream_stream_rpc_method_handler(
+            picker.process, pb.ProcessingRequest.FromString, pb.ProcessingResponse.SerializeToString
+        )
+        log = grpc.stream_unary_rpc_method_handler(
+            picker.log,
+            access_log_pb2.StreamAccessLogsMessage.FromString,
+            access_log_pb2.StreamAccessLogsResponse.SerializeToString,
+        )
+        server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(EXTERNAL_PROCESSOR, {"Process": process}),
+                grpc.method_handlers_generic_handler(ACCESS_LOG_SERVICE, {"StreamAccessLogs": log}),
+            )
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        stack.push_async_callback(server.stop, None)
+        picked = LanePlan(
+            picker=Endpoint(host="127.0.0.1", port=port),
+            endpoints=tuple(endpoint_of(each.address, "test") for each in (first, second)),
+        )
+        plan = EdgePlan(
+            listen=Endpoint(host="127.0.0.1", port=0),
+            gateways=(endpoint_of(gateway.address, "test"),),
+            limits=limits_of(WeftConfig()),
+            lane=picked,
+        )
+        address = await asyncio.to_thread(stack.enter_context, running_envoy(edge_document(plan), tmp_path))
+        yield Lane(f"http://{address}", picker, first, second, gateway, lambda: server.stop(None))
+
+
+async def test_a_request_goes_to_the_endpoint_that_the_picker_names_whether_it_is_listed_or_not(lane: Lane) -> None:
+    for endpoint in (lane.first, lane.second, lane.gateway):
+        lane.picker.destinations = endpoint.address
+        assert await lane.served_by() == endpoint.name
+
+
+async def test_a_body_of_3_mb_arrives_whole(lane: Lane) -> None:
+    lane.picker.destinations = lane.first.address
+    sent = json.dumps({"text": "x" * 3_000_000})
+    assert await lane.served_by(data=io.BytesIO(sent.encode())) == "first"
+    assert lane.first.got[0]["size"] == len(sent)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_other_paths_go_to_a_gateway_and_the_picker_is_not_asked(lane: Lane, method: str) -> None:
+    async with aiohttp.ClientSession(lane.url) as http, http.request(method, "/v1/responses") as answer:
+        assert (await answer.json())["served_by"] == "gateway"
+    assert lane.picker.asked == []
+
+
+async def test_a_page_of_another_origin_goes_to_a_gateway(lane: Lane) -> None:
+    assert await lane.served_by(headers={"origin": "https://app.example"}, json={}) == "gateway"
+    assert lane.picker.asked == []
+
+
+async def test_callers_cannot_send_the_headers_of_the_mesh(lane: Lane) -> None:
+    lane.picker.destinations = lane.first.address
+    forged = {TICKET_HEADER: "forged", DESTINATION: lane.second.address, "x-weft-anything": "1"}
+    assert await lane.served_by(headers=forged, json={}) == "first"
+    assert await lane.served_by("/v1/responses", headers=forged, json={}) == "gateway"
+    (asked,) = lane.picker.asked
+    got = [lane.first.got[0]["headers"], lane.gateway.got[0]["headers"]]
+    assert not any(name.lower().startswith("x-weft-") for headers in (asked, *got) for name in headers)
+    assert DESTINATION not in asked
+    assert DESTINATION not in got[1]
+
+
+async def test_the_tickets_of_the_picker_arrive(lane: Lane) -> None:
+    lane.picker.destinations, lane.picker.headers = lane.first.address, {TICKET_HEADER: "a.b"}
+    await lane.ask()
+    assert lane.first.got[0]["headers"][TICKET_HEADER] == "a.b"
+
+
+async def test_the_second_endpoint_answers_where_the_first_is_dead(lane: Lane) -> None:
+    lane.picker.destinations = f"127.0.0.1:{free_port()},{lane.second.address}"
+    assert await lane.served_by() == "second"
+
+
+async def test_the_second_endpoint_answers_where_the_first_fails_before_content(lane: Lane) -> None:
+    lane.first.status, lane.first.headers = 503, {REASON_HEADER: "OVERLOADED"}
+    lane.picker.destinations = f"{lane.first.address},{lane.second.address}"
+    assert await lane.served_by() == "second"
+    assert (len(lane.first.got), len(lane.second.got)) == (1, 1)
+
+
+@pytest.mark.parametrize("listed", [1, 2])
+async def test_the_answer_of_the_last_endpoint_is_passed_on_as_it_is(lane: Lane, listed: int) -> None:
+    for endpoint in (lane.first, lane.second):
+        endpoint.status, endpoint.headers = 503, {REASON_HEADER: "OVERLOADED", "retry-after": "7"}
+    lane.picker.destinations = ",".join([lane.first.address, lane.second.address][:listed])
+    status, body, headers = await lane.ask()
+    assert (status, body["served_by"], headers["retry-after"]) == (503, ["first", "second"][listed - 1], "7")
+    assert lane.gateway.got == []
+
+
+async def test_a_status_without_the_reason_header_is_not_tried_again(lane: Lane) -> None:
+    lane.first.status = 503
+    lane.picker.destinations = f"{lane.first.address},{lane.second.address}"
+    assert (await lane.ask())[1]["served_by"] == "first"
+    assert lane.second.got == []
+
+
+async def test_what_the_picker_answers_itself_is_passed_on_as_it_is(lane: Lane) -> None:
+    refusal = lane.picker.refusal = pb.ImmediateResponse(
+        status=pb.HttpStatus(code=429), body=b'{"error": {"code": "queue_full"}}', details="QUEUE_FULL"
+    )
+    for name, value in (("retry-after", "3"), ("content-type", "application/json")):
+        option = refusal.headers.set_headers.add()
+        option.header.key, option.header.raw_value = name, value.encode()
+    status, body, headers = await lane.ask()
+    assert (status, body, headers["retry-after"]) == (429, {"error": {"code": "queue_full"}}, "3")
+
+
+async def test_a_picker_that_is_gone_is_a_503(lane: Lane) -> None:
+    await lane.stop_picker()
+    async with aiohttp.ClientSession(lane.url) as http, http.post(CHAT, json={}) as answer:
+        assert answer.status == 503
+
+
+async def test_an_endpoint_that_cannot_be_reached_is_answered_in_the_envelope_of_the_mesh(lane: Lane) -> None:
+    lane.picker.destinations = f"127.0.0.1:{free_port()}"
+    status, body, headers = await lane.ask()
+    assert (status, body["error"]["code"], headers["retry-after"]) == (503, "service_unavailable", "1")
+
+
+async def test_the_picker_gets_the_log_of_what_it_placed_and_of_nothing_else(lane: Lane) -> None:
+    lane.picker.destinations = f"127.0.0.1:{free_port()},{lane.second.address}"
+    await lane.ask("/v1/responses")
+    await lane.ask(headers={"x-request-id": "req-7"}, json={})
+    entry = await asyncio.wait_for(lane.picker.logged.get(), LOG_SECONDS)
+    assert entry.request.request_id == "req-7"
+    assert entry.common_properties.upstream_remote_address.socket_address.port_value == int(
+        lane.second.address.rpartition(":")[2]
+    )
+    assert lane.picker.logged.empty()
+
+
+async def test_an_answer_that_is_late_is_a_504_in_the_envelope_of_the_mesh(lane: Lane) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        lane.picker.destinations = f"127.0.0.1:{silent.getsockname()[1]}"
+        lane.picker.headers = {"x-envoy-upstream-rq-timeout-ms": "200"}
+        status, body, _ = await lane.ask()
+    assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
+
+
+async def test_a_list_of_endpoints_that_are_all_unknown_goes_to_no_other_one(lane: Lane) -> None:
+    lane.picker.destinations = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    status, body, _ = await lane.ask()
+    assert (status, body["error"]["code"]) == (503, "service_unavailable")
+    assert [each.got for each in (lane.first, lane.second, lane.gateway)] == [[], [], []]
