@@ -53,7 +53,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
+from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import Operation
 from weft.kernel.telemetry import trace_id_of
 from weft.kernel.tracing import NO_TRACING, Tracing
@@ -92,6 +92,8 @@ class Mailbox:
     """The reason of the last error that was delivered; None: none was."""
     was_placed: bool = False
     """Whether a grant was delivered."""
+    fallback_attempt: int = 0
+    """The attempt of its last grant, where that has fallbacks; 0: it has none."""
     holds_grant: bool = False
     """Whether its last grant is in use, as far as the router knows."""
     ended: asyncio.Future[None] | None = None
@@ -137,6 +139,7 @@ class Mailbox:
             self.refused = decision.reason
         elif isinstance(decision, placement.Grant):
             self.was_placed, self.holds_grant, self.refused = True, True, None
+            self.fallback_attempt = decision.attempt if decision.fallbacks else 0
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
 
@@ -185,7 +188,12 @@ class TicketIssuer:
             waits = LaneWaits(load_seconds=mailbox.load_seconds, all_seconds=now - mailbox.arrived_at)
             set_lane_terms(claims.lane, request, waits, placed.keep_alive_seconds, seconds_left)
         signed = claims.SerializeToString()
+        fallbacks = enumerate(placed.fallbacks, placed.attempt + 1)
+        further = (replace(placed, candidate=each, attempt=attempt, fallbacks=()) for attempt, each in fallbacks)
         return placement.Grant(
+            fallbacks=tuple(
+                self.grant(each, mailbox, view) for each in further if each.candidate.runner in view.runners
+            ),
             claims=signed,
             mac=sign(signed, runner.ticket_key),
             runner=candidate.runner,
@@ -419,6 +427,10 @@ class SchedulingLoop:
         self._deps.records.figures.note_end(mailbox.request, reason, receipt, self._mesh.view, now)
         self._deps.observer.note_end(mailbox.request, reason, receipt, self._mesh.view)
         failure = None if reason is Reason.UNSPECIFIED else reason
+        if receipt is not None and mailbox.fallback_attempt:
+            # A proxy has gone on to other runners by itself: each attempt before the last one has failed.
+            for tried in receipt.attempts[mailbox.fallback_attempt - 1 : -1]:
+                self._scheduler.fall_back(key, reason_of(tried.reason), now)
         self._deliver(self._scheduler.finish(key, now, _served(receipt, mailbox.request.operation), failure))
 
     def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, asyncio.Future[None]]:
@@ -650,6 +662,7 @@ def arrival_of(key: int, request: placement.PlacementRequest, now: float, *, all
         work=request.work,
         affinity_key=request.affinity_key,
         prefix_digests=request.prefix_digests,
+        fallbacks=request.fallbacks,
     )
 
 

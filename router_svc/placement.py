@@ -35,6 +35,7 @@ from weft.dispatch.placement import (
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.lane_names import MAX_FALLBACKS
 from weft.kernel.names import (
     MAX_CLIENT_CHARS,
     MAX_NAME_CHARS,
@@ -258,6 +259,7 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
         else "",
         # A caller that is no token counts as one that is not known; no request is refused for it.
         caller=message.caller if is_token(message.caller, MAX_USAGE_KEY_CHARS) else "",
+        fallbacks=max(0, min(message.fallback_count, MAX_FALLBACKS)),
         report_to=require_name(message.report_to, "open.report_to") if message.report_to else "",
         **_described(message),
     )
@@ -315,26 +317,31 @@ def _described(message: pb.PlaceOpen) -> _Described:
     )
 
 
+def _grant_to_proto(grant: Grant) -> pb.Granted:
+    granted = pb.Granted(
+        runner=grant.runner,
+        runner_incarnation=grant.runner_incarnation,
+        address=grant.address,
+        host=grant.host,
+        model=grant.model,
+        attempt=grant.attempt,
+    )
+    granted.ticket.claims = grant.claims
+    granted.ticket.mac = grant.mac
+    if grant.seconds_left is not None:
+        granted.time_left.FromNanoseconds(int(grant.seconds_left * 1e9))
+    if grant.priority is not None:
+        granted.priority = grant.priority.wire  # type: ignore[assignment]  # same numbers
+    if grant.keep_alive_seconds is not None:
+        granted.keep_alive.FromNanoseconds(int(grant.keep_alive_seconds * 1e9))
+    granted.fallbacks.extend(map(_grant_to_proto, grant.fallbacks))
+    return granted
+
+
 def _decision_to_proto(decision: Decision) -> pb.PlaceResponse:
     match decision:
         case Grant():
-            granted = pb.Granted(
-                runner=decision.runner,
-                runner_incarnation=decision.runner_incarnation,
-                address=decision.address,
-                host=decision.host,
-                model=decision.model,
-                attempt=decision.attempt,
-            )
-            granted.ticket.claims = decision.claims
-            granted.ticket.mac = decision.mac
-            if decision.seconds_left is not None:
-                granted.time_left.FromNanoseconds(int(decision.seconds_left * 1e9))
-            if decision.priority is not None:
-                granted.priority = decision.priority.wire  # type: ignore[assignment]  # same numbers
-            if decision.keep_alive_seconds is not None:
-                granted.keep_alive.FromNanoseconds(int(decision.keep_alive_seconds * 1e9))
-            return pb.PlaceResponse(granted=granted)
+            return pb.PlaceResponse(granted=_grant_to_proto(decision))
         case WaitingInQueue():
             return pb.PlaceResponse(queued=waiting_event(decision).queued)
         case LoadingModel():

@@ -170,6 +170,14 @@ class RequestLog(WatchedLog):
             if self._watches:
                 self._mark(ended)
 
+    def amend(self, request_id: str, tenant: str, receipt: receipt_pb2.Receipt) -> None:
+        """Put a receipt to which a second witness has added in place of that of the newest ended request of this id."""
+        ended = self._ended.get(self._newest_of_tenant.get((tenant, request_id), -1))
+        if ended is not None and ended.receipt is not None:
+            ended.receipt = self._bounded(receipt).SerializeToString()
+            if self._watches:
+                self._mark(ended)
+
     def find(self, request_id: str, now: float, tenant: str = "") -> RequestEntry | EndedRequest | None:
         """Return the newest request of this id of the tenant; of any tenant if empty."""
         self._forget_old(now)

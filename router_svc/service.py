@@ -25,6 +25,7 @@ from router_svc.request_history import RequestHistory
 from router_svc.request_servicer import JournaledTasks, LocalRequests, RequestServicer
 from router_svc.usage import UsageRecorder
 from router_svc.waker import Waker
+from weft.api.common.v1 import receipt_pb2
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
 from weft.api.router.v1 import (
     inference_service_pb2,
@@ -178,6 +179,10 @@ class RouterService(Service):
         self._leases = leases
         leases.follow(lambda: self._view.routers)
         self._records.clients.share(leases)
+
+    def amend_receipt(self, tenant: str, receipt: receipt_pb2.Receipt) -> None:
+        """Put what a second witness has added to a receipt into the record of its request, where that is here."""
+        self._records.requests.amend(receipt.request_id, tenant, receipt)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Use other profiles of clients and rate limits from now on; every other setting stays as it is."""

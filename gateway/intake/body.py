@@ -32,12 +32,26 @@ async def read_json_body(scope: Scope, receive: Receive, config: GatewayConfig) 
     Raises MALFORMED_REQUEST for another content type, REQUEST_TOO_LARGE above `max_body_bytes` or `max_json_members`,
     and as `read_body` besides.
     """
+    _require_json_type(scope)
+    return await _read_json(scope, receive, config)
+
+
+def checked_json(scope: Scope, raw: bytes, config: GatewayConfig) -> bytes:
+    """Returns a complete body that was read elsewhere, as `read_json_body` would; raises as that does."""
+    _require_json_type(scope)
+    _require_plain_and_small(scope, config.max_body_bytes)
+    if len(raw) > config.max_body_bytes:
+        raise too_large(config.max_body_bytes)
+    require_few_members(raw, config.limits.max_json_members)
+    return raw
+
+
+def _require_json_type(scope: Scope) -> None:
     if not _is_json(_media_type(headers_of(scope))):
         raise WeftError(
             Reason.MALFORMED_REQUEST,
             "the Content-Type must be application/json (curl -H 'Content-Type: application/json')",
         )
-    return await _read_json(scope, receive, config)
 
 
 async def read_model(request: Request, schema: type[ModelT], config: GatewayConfig) -> ModelT:
@@ -106,7 +120,7 @@ async def body_chunks(
         chunk = message.get("body", b"")
         size += len(chunk)
         if max(size, _declared_bytes(scope)) > max_bytes:
-            raise _too_large(max_bytes)
+            raise too_large(max_bytes)
         is_complete = not message.get("more_body", False)
         yield chunk
 
@@ -135,7 +149,7 @@ def _require_plain_and_small(scope: Scope, max_bytes: int) -> None:
         raise WeftError(Reason.MALFORMED_REQUEST, "a Content-Encoding is not supported: send the body as it is")
     declared = headers.get(b"content-length")
     if declared is not None and declared.isdigit() and int(declared[:_MAX_LENGTH_DIGITS]) > max_bytes:
-        raise _too_large(max_bytes)
+        raise too_large(max_bytes)
 
 
 def _media_type(headers: Headers) -> bytes:
@@ -154,7 +168,8 @@ def _declared_bytes(scope: Scope) -> int:
     return declared
 
 
-def _too_large(max_bytes: int) -> WeftError:
+def too_large(max_bytes: int) -> WeftError:
+    """Returns the error of a body above the limit."""
     return WeftError(Reason.REQUEST_TOO_LARGE, f"the body is larger than {max_bytes} bytes")
 
 

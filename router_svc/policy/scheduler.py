@@ -7,6 +7,7 @@ router_svc/DESIGN.md for the life of a request.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import islice
 
 from router_svc.policy import refusals
@@ -182,6 +183,16 @@ class Scheduler:
         decisions += self._go_on(freed, now)
         return decisions + self._requests.notify(request, now)
 
+    def fall_back(self, key: int, reason: Reason, now: float) -> None:
+        """Note that the proxy of a request has left its candidate for the next fallback, because the attempt failed."""
+        request = self._requests.get(key)
+        if request is None or request.placed_on is None or not request.fallbacks:
+            return
+        candidate, _ = self._placements.take_back(request, now)
+        self._placements.note_failed(request, candidate, reason, now)
+        following, request.fallbacks = request.fallbacks[0], request.fallbacks[1:]
+        self._placements.move(request, following, now)
+
     def finish(
         self, key: int, now: float, served: Served | None = None, failure: Reason | None = None
     ) -> list[Decision]:
@@ -272,7 +283,17 @@ class Scheduler:
             self._requests.leave(request)
             return late
         queue.note_placed(request.arrival.priority, request.waited_seconds, now)
-        return self._placements.place(request, choice, now)
+        return self._place(request, choice, now)
+
+    def _place(self, request: LiveRequest, choice: Choice, now: float) -> Placed:
+        """Place a request; one that a proxy carries also gets the candidates that the proxy may try by itself."""
+        placed = self._placements.place(request, choice, now)
+        if not request.arrival.fallbacks:
+            return placed
+        request.fallbacks = self._index.fallbacks(
+            request.queue, self._estimator.pick(request), choice.candidate, request.arrival.fallbacks
+        )
+        return replace(placed, fallbacks=request.fallbacks) if request.fallbacks else placed
 
     def _take_in(self, request: LiveRequest, queue: Queue, now: float) -> list[Decision]:
         """Queue a request, or refuse it; a waiting request may be evicted for it."""
@@ -376,7 +397,7 @@ class Scheduler:
         waited = now - request.arrival.arrived_at
         queue.note_grant(chosen, waited, now)
         self._requests.dequeue(request, now)
-        return self._placements.place(request, choice, now)
+        return self._place(request, choice, now)
 
 
 class Placements:
@@ -425,6 +446,16 @@ class Placements:
             keep_alive_seconds=request.keep_alive_seconds,
             deadline_at=request.deadline_at,
         )
+
+    def move(self, request: LiveRequest, candidate: Candidate, now: float) -> None:
+        """Count a request for another candidate, which a proxy has taken it to."""
+        request.attempt += 1
+        request.placed_on, request.placed_at, request.content_at = candidate, now, None
+        request.charged = self._queues.shares.charge(request.arrival.tenant, request.cost)
+        self._queues.caps.take(request.arrival.tenant)
+        self._index.take(candidate, now)
+        self._running.add(request, candidate)
+        self._loads.note_grant(candidate, now, durable=request.kind.durable)
 
     def place_beside(self, request: LiveRequest, candidate: Candidate, now: float) -> Placed:
         """Place the request beside the slots of a candidate: it is not charged and delays no other request."""

@@ -20,7 +20,7 @@ from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.frames import Frame
 from weft.dispatch.operations import CHAT, ChunkT, OperationSpec, PayloadT, ended_early
 from weft.dispatch.parameter_checks import serve_options
-from weft.dispatch.payload_description import affinity_key, describe
+from weft.dispatch.payload_description import Payload, affinity_key, describe
 from weft.dispatch.placement import Decision, Grant, PlacementPort, PlacementRequest, canceller_of
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_spans import request_spans
@@ -64,27 +64,40 @@ class CallDeps:
         return FleetView(revision=1) if self.fleet is None else self.fleet.view
 
     def may_leave(self, grant: Grant) -> bool:
-        """Whether using a grant may send bytes off the premises.
-
-        For models that are not known here yet, the ticket decides.
-        """
-        known = self.view().models.get(grant.model)
-        if known is None or known.expected:
-            return ticket_pb2.TicketClaims.FromString(grant.claims).allow_remote
-        return known.remote
+        """Whether using a grant may send bytes off the premises."""
+        return may_leave(self.view(), grant)
 
     def record(self, trace: RequestTrace, receipt: receipt_pb2.Receipt, ended: float) -> None:
         """Records the spans of a request that has ended, if its trace is recorded."""
-        sampling = self.tracing.sampling
-        if sampling is None:
-            return
-        has_failed = receipt.outcome in _FAILURES
-        if not sampling.records(
-            TraceContext.parse(trace.context.traceparent), has_failed=has_failed, seconds=ended - trace.arrived
-        ):
-            return
-        epoch = int((self.clock.utc_now().timestamp() - self.clock.monotonic()) * 1e9)
-        self.tracing.record(request_spans(trace, receipt, self.service, ended=ended, epoch=epoch))
+        record_spans(self.tracing, self.clock, self.service, trace, receipt, ended)
+
+
+def may_leave(view: FleetView, grant: Grant) -> bool:
+    """Whether using a grant may send bytes off the premises; the ticket decides for a model that `view` lacks."""
+    known = view.models.get(grant.model)
+    if known is None or known.expected:
+        return ticket_pb2.TicketClaims.FromString(grant.claims).allow_remote
+    return known.remote
+
+
+def record_spans(
+    tracing: Tracing,
+    clock: Clock,
+    service: ServiceName,
+    trace: RequestTrace,
+    receipt: receipt_pb2.Receipt,
+    ended: float,
+) -> None:
+    """Records the spans of a request that has ended, if its trace is recorded; `service` runs its dispatcher."""
+    sampling = tracing.sampling
+    if sampling is None:
+        return
+    context = TraceContext.parse(trace.context.traceparent)
+    has_failed = receipt.outcome in _FAILURES
+    if not sampling.records(context, has_failed=has_failed, seconds=ended - trace.arrived):
+        return
+    epoch = int((clock.utc_now().timestamp() - clock.monotonic()) * 1e9)
+    tracing.record(request_spans(trace, receipt, service, ended=ended, epoch=epoch))
 
 
 _FAILURES = frozenset({receipt_pb2.OUTCOME_FAILED, receipt_pb2.OUTCOME_REJECTED})
@@ -115,6 +128,41 @@ class Dispatcher(RequestDispatcher):
     ) -> Call[ChunkT]:
         """See `RequestDispatcher.call`."""
         return Call(spec, context, payload, self._run, whole=whole)
+
+
+def placement_request(
+    context: RequestContext,
+    payload: Payload,
+    *,
+    seconds_left: float | None,
+    behaviour: agent_behaviour_pb2.AgentBehaviour | None = None,
+) -> PlacementRequest:
+    """Returns a request as schedulers see it; `seconds_left` is the time to its deadline, None: it has none."""
+    salt = f"{context.tenant}\0{context.handling.cache_tag}"
+    description = describe(payload, salt=salt, behaviour=behaviour)
+    return PlacementRequest(
+        request_id=context.request_id,
+        tenant=context.tenant,
+        model=context.model,
+        operation=context.operation,
+        priority=context.priority,
+        names_priority=context.names_priority,
+        allow_remote=context.allow_remote,
+        seconds_left=seconds_left,
+        traceparent=context.traceparent,
+        prompt_tokens=description.prompt_tokens,
+        max_output_tokens=description.max_output_tokens,
+        work=description.work,
+        skills=description.skills,
+        thinking=description.thinking,
+        tools=description.tools,
+        affinity_key=affinity_key(context.session, context.tenant),
+        prefix_digests=description.prefix_digests,
+        client_id=context.client_id,
+        asked_model=context.asked_model,
+        caller=context.caller,
+        task_id=context.task_id,
+    )
 
 
 def name_alias(error: Exception, context: RequestContext) -> None:
@@ -230,35 +278,10 @@ class _RequestRun(Generic[T]):
             self.workflow = found.workflow
 
     def _place(self) -> ReconnectingPlacement:
-        context = self.context
-        salt = f"{context.tenant}\0{context.handling.cache_tag}"
-        description = describe(self.payload, salt=salt, behaviour=self.behaviour)
-        request = PlacementRequest(
-            request_id=context.request_id,
-            tenant=context.tenant,
-            model=context.model,
-            operation=context.operation,
-            priority=context.priority,
-            names_priority=context.names_priority,
-            allow_remote=context.allow_remote,
-            seconds_left=self._seconds_to_deadline(),
-            traceparent=context.traceparent,
-            prompt_tokens=description.prompt_tokens,
-            max_output_tokens=description.max_output_tokens,
-            work=description.work,
-            skills=description.skills,
-            thinking=description.thinking,
-            tools=description.tools,
-            affinity_key=affinity_key(context.session, context.tenant),
-            prefix_digests=description.prefix_digests,
-            client_id=context.client_id,
-            asked_model=context.asked_model,
-            caller=context.caller,
-            task_id=context.task_id,
-        )
+        seconds_left = self._seconds_to_deadline()
         return ReconnectingPlacement(
             self.deps.placement,
-            request,
+            placement_request(self.context, self.payload, seconds_left=seconds_left, behaviour=self.behaviour),
             self.deps.clock,
             self.deps.steady,
             knows=lambda name: name in known_names(self.deps.view()),

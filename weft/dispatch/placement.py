@@ -66,6 +66,8 @@ class PlacementRequest:
     """The task that it is an attempt of; empty: none. Tasks are placed inside the router: it does not travel."""
     unreachable_routers: frozenset[str] = frozenset()
     """Routers that its dispatcher cannot reach; they own no domain for it. At most MAX_UNREACHABLE_ROUTERS."""
+    fallbacks: int = 0
+    """Endpoints that a proxy may try after the first one, each with a ticket of its own. At most MAX_FALLBACKS."""
     report_to: str = ""
     """The router that hears from the runner how an attempt ended, by its name, of one that a proxy carries there;
     empty: its dispatcher calls the runner."""
@@ -119,6 +121,9 @@ class Grant:
     """How long the request waited before its dispatcher had it, loads not counted ..."""
     load_wait_seconds: float = 0.0
     """... and for loads: of one that a proxy carried to its runner."""
+    fallbacks: "tuple[Grant, ...]" = ()
+    """Permits for other runners, in order, which a proxy uses where this one fails before any content. No slot is kept
+    for them."""
 
 
 Decision = WaitingInQueue | LoadingModel | Grant

@@ -14,6 +14,7 @@ from grpc_status import rpc_status
 from typing_extensions import override
 
 from weft.api.common.v1 import receipt_pb2
+from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.router.v1 import (
     figures_pb2,
     placement_service_pb2,
@@ -37,6 +38,7 @@ from weft.dispatch.placement import (
 )
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.lane_names import MAX_FALLBACKS
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -217,6 +219,7 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
         unreachable_routers=sorted(request.unreachable_routers),
         is_counted=request.is_counted,
         report_to=request.report_to,
+        fallback_count=request.fallbacks,
     )
     message.age.FromNanoseconds(int(request.age_seconds * 1e9))
     if request.seconds_left is not None:
@@ -244,25 +247,29 @@ def _decision_from_proto(response: pb.PlaceResponse) -> Decision:
                 rate_limits=rate_limits,
             )
         case "granted":
-            granted = response.granted
-            return Grant(
-                claims=granted.ticket.claims,
-                mac=granted.ticket.mac,
-                runner=granted.runner,
-                runner_incarnation=granted.runner_incarnation,
-                address=granted.address,
-                host=granted.host,
-                model=granted.model,
-                attempt=granted.attempt,
-                keep_alive_seconds=_seconds(granted.keep_alive) if granted.HasField("keep_alive") else None,
-                priority=Priority.from_wire(granted.priority) if granted.priority else None,
-                seconds_left=_seconds(granted.time_left) if granted.HasField("time_left") else None,
-                rate_limits=rate_limits,
-            )
+            return _grant_of(response.granted, rate_limits)
         case "cancelled":
             raise request_cancelled(response.cancelled.cancelled_by)
         case _:
             raise WeftError(Reason.INTERNAL, "the router sent a decision this version does not know")
+
+
+def _grant_of(granted: pb.Granted, rate_limits: RateLimitStatus | None) -> Grant:
+    return Grant(
+        claims=granted.ticket.claims,
+        mac=granted.ticket.mac,
+        runner=granted.runner,
+        runner_incarnation=granted.runner_incarnation,
+        address=granted.address,
+        host=granted.host,
+        model=granted.model,
+        attempt=granted.attempt,
+        keep_alive_seconds=_seconds(granted.keep_alive) if granted.HasField("keep_alive") else None,
+        priority=Priority.from_wire(granted.priority) if granted.priority else None,
+        seconds_left=_seconds(granted.time_left) if granted.HasField("time_left") else None,
+        rate_limits=rate_limits,
+        fallbacks=tuple(_grant_of(each, None) for each in granted.fallbacks[:MAX_FALLBACKS]),
+    )
 
 
 def _seconds(duration: duration_pb2.Duration) -> float:

@@ -25,7 +25,11 @@ TICKET_HEADER: Final = "x-weft-ticket"
 """`<base64url(claims)>.<base64url(mac)>`, one for each endpoint of `DESTINATION`, in their order, by commas."""
 REASON_HEADER: Final = "x-weft-reason"
 """The reason of an error, by its name in common/v1/error_reason.proto."""
+PLACED: Final = "x-weft-placed"
+"""Key in the metadata of `DESTINATION_NAMESPACE`: model and runner of a request, which the log repeats."""
 REQUEST_ID_HEADER: Final = "x-request-id"
 
+MAX_FALLBACKS: Final = 7
+"""Endpoints after the first one in a list: with its own, as many tickets as a runner reads."""
 PICKER_PORT: Final = 9002
 PICKER_HEALTH_PORT: Final = 9003

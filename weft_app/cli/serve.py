@@ -95,6 +95,45 @@ def serve_router(
             run_service(run(loaded, folder, listen, announce))
 
 
+@app.command("picker")
+def serve_picker(
+    home: HomeOption = DEFAULT_HOME,
+    config: ConfigOption = None,
+    listen: Annotated[
+        str | None,
+        typer.Option("--listen", help="Address for the proxy, such as 127.0.0.1:9002 (the default) or unix:/path."),
+    ] = None,
+    health: Annotated[
+        str | None, typer.Option("--health", help="Address of health alone; 127.0.0.1:9003 by default.")
+    ] = None,
+    *,
+    router_listen: Annotated[
+        str | None, typer.Option("--router-listen", help="gRPC address of the router in this process.")
+    ] = None,
+    registry: RegistryOption = None,
+    gateway: Annotated[
+        str | None,
+        typer.Option("--gateway", help="Address of a gateway, ip:port, for the requests that the lane cannot serve."),
+    ] = None,
+    metrics: MetricsOption = None,
+) -> None:
+    """Run a router with an endpoint picker: Envoy asks it where to send each request, and carries the bytes itself.
+
+    Example: weft serve picker --registry 127.0.0.1:7070 --router-listen 127.0.0.1:7071 --gateway 127.0.0.1:8080
+    """
+    with serving():
+        rates = partial(with_rates, environment=os.environ)
+        given = {"listen": listen, "health_listen": health, "gateway": gateway}
+        section = {name: value for name, value in given.items() if value is not None}
+        overrides = _metrics_at(metrics) | ({"picker": section} if section else {})
+        loaded, folder = _prepare("router", home, config, {"registry": registry}, overrides, below=rates)
+        with large_imports():
+            from weft_app.compose.router import serve_router as run  # noqa: PLC0415 - see the module docstring
+
+        with _known(folder, "router") as announce:
+            run_service(run(loaded, folder, router_listen, announce, with_picker=True))
+
+
 @app.command("gateway")
 def serve_gateway(
     home: HomeOption = DEFAULT_HOME,

@@ -99,8 +99,10 @@ def _observer(page: "MetricsPage | None") -> "SchedulingObserver | None":
     return RouterMetrics(page)
 
 
-async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce) -> None:
-    """Serves a router until a signal arrives."""
+async def serve_router(
+    config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce, *, with_picker: bool = False
+) -> None:
+    """Serves a router until a signal arrives; `with_picker`: and an endpoint picker in the same process."""
     # A runner's own router (weft_app.compose.runner_http) stores nothing, and its host has no database package.
     from weft_app.compose.durable_services import (  # noqa: PLC0415
         durable_services,
@@ -117,6 +119,14 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
     address = host.bind(listen or home.address("router"))
     tracing = tracing_of(os.environ)
     page = page_if_served(config)
+    if with_picker:
+        # A runner's own router has no picker, and its host no web stack.
+        from weft_app.compose.picker import (  # noqa: PLC0415
+            DEFAULT_HEALTH_LISTEN,
+            DEFAULT_LISTEN,
+            PickerEndpoint,
+            build_picker,
+        )
     service = router_svc.service.build(
         router_config(config, registry, address), tracing=tracing, observer=_observer(page)
     )
@@ -133,6 +143,17 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
         *key_followers(keys, registry, channel_security(config)),
         *join_listeners(config, home, service.relay).in_order(),
     ]
+    if with_picker:
+        picker = PickerEndpoint(config, build_picker(config, service, keys, metrics=page), service)
+        health = config.picker.health_listen
+        picker.bind(config.picker.listen or DEFAULT_LISTEN, DEFAULT_HEALTH_LISTEN if health is None else health)
+        companions.append(picker)
+
+    def announce_all() -> None:
+        announce(address)
+        if with_picker:
+            announce(f"{picker.address} (endpoint picker)")
+
     checks = [*service.health_checks(config.health), journal_check(database, companions, config.health)]
     monitor = HealthMonitor(checks, SystemClock(), config.health)
     companions += metrics_services(config, page, "router", monitor)
@@ -149,7 +170,7 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
             host,
             service,
             config,
-            lambda: announce(address),
+            announce_all,
             before=[usage_service(config, database, service, page), record_service(config, database, service, page)],
             companions=companions,
             monitor=monitor,

@@ -33,6 +33,7 @@ from weft.durable.batches import BatchPort, FilePort
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.durable.usage import UsageSource
+from weft.kernel.address import is_address
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.gc_tuning import settle_garbage_collector
@@ -79,6 +80,7 @@ from weft_app.compose.startable import expected_mesh, require_startable
 from weft_app.compose.tracing import close_tracing, tracing_of
 
 if TYPE_CHECKING:
+    from weft_app.compose.picker import PickerEndpoint
     from weft_app.compose.relay import RelayEndpoint
 
 MODEL_CHECK_SECONDS = 0.05
@@ -194,6 +196,8 @@ class UpHost:
         """The TCP address of gRPC, once started; empty: none."""
         self.relay: RelayEndpoint | None = None
         """The relay's address, once started; None: no relay."""
+        self.picker_address = ""
+        """Where a proxy asks for endpoints, once started; empty: nowhere."""
         self.publishers_url = ""
         """Where publishers register, once started; empty: nowhere."""
         self._announcer: Announcer | None = None
@@ -327,7 +331,7 @@ class UpHost:
             watching=registry.watching.listed,
         )
         stores = [registry, usage, records, router, responses, *durable.in_order()]
-        services = [*stores, *listeners.in_order(), self.configuration, process]
+        services = [*stores, *listeners.in_order(), *self._pickers(router, keys), self.configuration, process]
         await host.start(services, self._monitor)
         self.relay = None if listeners.relay is None else listeners.relay.endpoint
         self.publishers_url = "" if listeners.publishers is None else listeners.publishers.url
@@ -343,6 +347,21 @@ class UpHost:
             batches=durable.batches.batches,
             names_waited_for=durable.tasks.names_waited_for,
         )
+
+    def _pickers(self, router: RouterService, keys: KeyCheck | None) -> "list[PickerEndpoint]":
+        """Returns the endpoint picker where it is configured, bound to its addresses."""
+        section = self._config.picker
+        if section.listen is None:
+            return []
+        # A mesh without a picker does not pay for its imports.
+        from weft_app.compose.picker import PickerEndpoint, build_picker  # noqa: PLC0415
+
+        # What the lane cannot do goes to the gateway of this process.
+        own = f"{self._config.host}:{self._config.port}" if is_address(self._config.host) and self._config.port else ""
+        service = build_picker(self._config, router, keys, gateway_address=section.gateway or own, metrics=self._page)
+        picker = PickerEndpoint(self._config, service, router)
+        self.picker_address = picker.bind(section.listen, section.health_listen)
+        return [picker]
 
     async def _start_services(self) -> FleetWatcher:
         keys = key_check(self._config, self._clock)

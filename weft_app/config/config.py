@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
 from gateway.config import GatewaySettings
+from gateway.picker.limits import PickerLimits
 from registry_svc.config import RegistrySettings
 from router_svc.settings import RelayLimits, RouterSettings
 from runner_svc.publishers.settings import PublisherLimits
@@ -68,6 +69,21 @@ class PublisherSettings(PublisherLimits):
     listen: Annotated[str | None, PUBLIC] = None
     """Address and port, such as `0.0.0.0:7480`. Default: off. Anything but loopback uses TLS, with the relay's
     certificate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickerSettings(PickerLimits):
+    """The endpoint picker, which a proxy asks where to send a request: see envoy-lane.md. It is part of a router."""
+
+    listen: Annotated[str | None, PUBLIC] = None
+    """Address and port of the external processor and the access log service, such as `127.0.0.1:9002`, or `unix:` and a
+    path. Default: off; `weft serve picker` takes 127.0.0.1:9002. Anything but loopback uses TLS, and a proxy with a
+    certificate that `tls.ca_file` vouches for."""
+    health_listen: Annotated[str | None, PUBLIC] = None
+    """Address and port of its health alone, such as `127.0.0.1:9003`. Default: off; `weft serve picker` takes that."""
+    gateway: Annotated[HostAndPort | None, PUBLIC] = None
+    """Where the proxy sends what the lane cannot do: IP address and port of a gateway. Default: nowhere, and such
+    requests are refused; `weft up` names its own gateway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +265,8 @@ class WeftConfig:
     """Where dial-out runners join."""
     publishers: PublisherSettings = field(default_factory=PublisherSettings)
     """Where publishers register over HTTP."""
+    picker: PickerSettings = field(default_factory=PickerSettings)
+    """The endpoint picker of a proxy."""
     announce: AnnounceSettings = field(default_factory=AnnounceSettings)
     """The announcement on the local network."""
     registry: RegistrySettings = field(default_factory=RegistrySettings)

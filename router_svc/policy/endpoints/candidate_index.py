@@ -101,6 +101,23 @@ class CandidateIndex:
             engine_load=endpoint.engine_load.explanation(endpoint.candidate.slots),
         )
 
+    def fallbacks(self, queue: str, pick: PickRequest, chosen: Candidate, most: int) -> tuple[Candidate, ...]:
+        """Return further free candidates beside the chosen one, those with the fewest requests first; none is taken.
+
+        One model may be chosen on one runner only, so that each is on another runner.
+        """
+        free = [
+            endpoint
+            for step in self._steps_for(queue, pick)
+            if not step.gate
+            for endpoint in step.permitted(pick.needs, pick.excluded)
+            if endpoint.is_open and endpoint.candidate.runner != chosen.runner
+        ]
+        found: dict[str, Candidate] = {}
+        for endpoint in sorted(free, key=lambda each: (each.in_flight, each.granted)):
+            found.setdefault(endpoint.candidate.runner, endpoint.candidate)
+        return tuple(found.values())[:most]
+
     def considered(self, queue: str, pick: PickRequest, now: float) -> tuple[Considered, ...]:
         """Return the candidates for a request with what keeps each from it, best first; of many only some."""
         self.health.advance(now)

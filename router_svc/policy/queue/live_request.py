@@ -80,6 +80,8 @@ class LiveRequest:
     erred_on: tuple[Candidate, ...] = ()
     """Candidates whose engines answered it with an error of their own; at most one per attempt."""
     placed_on: Candidate | None = None
+    fallbacks: tuple[Candidate, ...] = ()
+    """While it is placed: where a proxy may take it by itself, in order."""
     holds_slot: bool = True
     """While it is placed: whether it occupies a slot. False: it runs beside the slots."""
     placed_at: float = 0.0

@@ -33,6 +33,8 @@ CHANGED = {
     # What a model takes, and what its engine says of its load, is new.
     "InstanceStatus.properties.engineLoad",
     "InstanceStatus.properties.abilities",
+    # What a proxy saw of a request that it carried is new.
+    "ReceiptDocument.properties.proxy",
     # The work on images and recordings is new.
     "ReceiptDocument.properties.imageSteps",
     "ReceiptDocument.properties.imagePixels",

@@ -1,0 +1,122 @@
+"""One request of the lane: what it was granted, what its witnesses said, and its receipt."""
+
+from dataclasses import dataclass, field
+
+from gateway.picker.ends import ProxySight, disagreements, proxy_record, seen_end
+from gateway.picker.engine_slot import EngineSlot
+from gateway.picker.intake import LaneWork
+from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import lane_service_pb2
+from weft.api.runner.v1 import ticket_pb2
+from weft.dispatch.lane import EndpointKind
+from weft.dispatch.placement import Grant, Placement
+from weft.dispatch.request_trace import RequestTrace
+from weft.kernel.reasons import Reason, reason_of
+
+
+@dataclass(slots=True, eq=False)
+class LaneRequest:
+    """The state of one request. Times are seconds on the picker's monotonic clock."""
+
+    work: LaneWork
+    placement: Placement
+    trace: RequestTrace
+    kind: EndpointKind = EndpointKind.SIDECAR
+    grants: tuple[Grant, ...] = ()
+    """Those of the endpoints that the proxy may try, in order; empty: it waits."""
+    remote: tuple[bool, ...] = ()
+    """Of each grant, whether its use may send bytes off the premises."""
+    destinations: tuple[str, ...] = ()
+    granted_at: float = 0.0
+    slot: EngineSlot | None = None
+    """The slot that it holds at an engine; None: its endpoint is a runner."""
+    is_slot_lost: bool = False
+    """Whether the runner has ended that slot's call: the engine is gone."""
+    reports: dict[int, lane_service_pb2.AttemptReport] = field(default_factory=dict)
+    """What runners reported, by the place of their grants."""
+    sight: ProxySight | None = None
+    due_at: float | None = None
+    """When it ends by what is known then; None: it waits for an endpoint."""
+    receipt: receipt_pb2.Receipt | None = None
+    """Its receipt, once it has ended."""
+
+    @property
+    def request_id(self) -> str:
+        """Its id, unique among the requests under way."""
+        return self.work.context.request_id
+
+    @property
+    def shows_usage(self) -> bool:
+        """Whether a complete answer states its usage in the proxy's log: engines are always asked for it."""
+        return self.kind is EndpointKind.ENGINE or self.work.shows_usage
+
+    def place_of(self, claims: ticket_pb2.TicketClaims) -> int | None:
+        """Returns the place of the grant that a ticket belongs to; None: it is none of this request."""
+        for index, grant in enumerate(self.grants):
+            if (grant.runner, grant.runner_incarnation, grant.attempt) == (
+                claims.runner,
+                claims.runner_incarnation,
+                claims.attempt,
+            ):
+                return index
+        return None
+
+    def settles(self, index: int) -> bool:
+        """Whether a runner's report is that of the end: no other endpoint is tried after it."""
+        report = self.reports[index]
+        told = reason_of(report.receipt.reason)
+        ends = told in (Reason.UNSPECIFIED, Reason.CANCELLED) or report.HasField("time_to_first_content")
+        return ends or index == len(self.grants) - 1
+
+    @property
+    def served(self) -> int:
+        """The place of the endpoint that was tried last, as far as it is known."""
+        settling = [index for index in self.reports if self.settles(index)]
+        if settling:
+            return max(settling)
+        if self.sight is not None and self.sight.endpoint in self.destinations:
+            return self.destinations.index(self.sight.endpoint)
+        return max(self.reports, default=0)
+
+    def end(self, unreported: Reason) -> tuple[Reason, receipt_pb2.Receipt | None]:
+        """Returns how it ended and the runner's part of its receipt; `unreported`: the reason where nobody says.
+
+        The runner's word counts, then the proxy's.
+        """
+        report = self.reports.get(self.served)
+        if report is not None and (self.settles(self.served) or self.sight is None):
+            return reason_of(report.receipt.reason), report.receipt
+        if self.sight is None:
+            return unreported, None
+        seen = seen_end(self.sight, shows_usage=self.shows_usage)
+        part = None if self.sight.usage is None else receipt_pb2.Receipt(usage=self.sight.usage)
+        return seen.reason, part
+
+    def note_tried(self) -> None:
+        """Record the endpoints that failed before the one that was tried last."""
+        for index in range(self.served):
+            report = self.reports.get(index)
+            reason = Reason.CONNECT_FAILED if report is None else reason_of(report.receipt.reason)
+            self.trace.note_attempt_failed(reason, self.granted_at)
+            self.trace.note_grant(self.grants[index + 1], self.granted_at, remote=self.remote[index + 1])
+
+    def note_first_content(self) -> None:
+        """Record when the first content came, where the runner says so."""
+        report = self.reports.get(self.served)
+        if report is not None and report.HasField("time_to_first_content"):
+            self.trace.note_first_content(self.granted_at + report.time_to_first_content.ToNanoseconds() / 1e9)
+
+    def contradictions(self) -> list[str]:
+        """Returns where the two witnesses contradict each other; none where one of them has said nothing."""
+        if self.sight is None or self.receipt is None or self.served not in self.reports:
+            return []
+        return disagreements(self.receipt, self.sight, shows_usage=self.shows_usage)
+
+    def add_proxy_record(self) -> list[str]:
+        """Put the proxy's part into the receipt; returns the contradictions in it."""
+        assert self.receipt is not None, "it has ended"
+        if self.sight is None:
+            return []
+        found = self.contradictions()
+        self.receipt.proxy.CopyFrom(proxy_record(self.sight, found))
+        return found

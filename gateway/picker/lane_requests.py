@@ -1,0 +1,396 @@
+"""The requests of the lane from arrival to end: placed, routed, followed by their witnesses, ended with a receipt.
+
+The permit of a request is held from the grant to the end of the request, which the runner reports (`AttemptReports`)
+and the proxy's access log. The first witness that settles it ends it; the second one is waited for a moment, and
+compared. A request whose end nobody reports ends after a limit, with the reason DEADLINE_EXCEEDED.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
+
+from gateway.picker.ends import ProxySight, has_begun, was_never_reached
+from gateway.picker.engine_body import engine_body
+from gateway.picker.engine_slot import hold_slot
+from gateway.picker.intake import LaneWork
+from gateway.picker.lane_request import LaneRequest
+from gateway.picker.limits import PickerLimits
+from gateway.picker.metrics import PickerMetrics
+from gateway.picker.session import Route
+from gateway.request_facts import facts_of
+from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import lane_service_pb2
+from weft.api.runner.v1 import ticket_pb2
+from weft.dispatch.agents import known_names
+from weft.dispatch.dispatcher import may_leave, name_alias, placement_request, record_spans, reported_error
+from weft.dispatch.fleet import FleetSource
+from weft.dispatch.lane import AttemptReports, EndpointKind, LaneEndpoint, endpoint_in
+from weft.dispatch.placement import Grant, PlacementPort, canceller_of
+from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
+from weft.dispatch.request_trace import RequestTrace, log_receipt
+from weft.dispatch.tickets import TICKET_HEADER, ticket_text
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.lane_names import DESTINATION_NAMESPACE, PLACED, REQUEST_ID_HEADER
+from weft.kernel.log import get_logger
+from weft.kernel.names import new_id
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.rpc import ChannelPool
+from weft.kernel.service import start_restarting, start_task, stop_tasks
+from weft.kernel.telemetry import TRACEPARENT
+from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
+
+log = get_logger("weft.picker")
+
+SWEEP_SECONDS = 0.25
+"""Interval in which requests are looked through for ends that are due."""
+_KEYS = ("authorization", "x-api-key")
+"""Headers with the caller's key, which is checked here and goes no further."""
+_TIMEOUT_HEADER, _RETRIES_HEADER = "x-envoy-upstream-rq-timeout-ms", "x-envoy-max-retries"
+
+
+def _amend_nothing(tenant: str, receipt: receipt_pb2.Receipt) -> None:
+    """Does nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanePorts:
+    """What the lane is built over."""
+
+    placement: PlacementPort
+    fleet: FleetSource
+    channels: ChannelPool
+    """To runners, for the slots of engines."""
+    clock: Clock
+    report_to: str
+    """Name of the router that hears from runners, among the routers."""
+    steady: ReconnectConfig
+    tracing: Tracing = NO_TRACING
+    amend: Callable[[str, receipt_pb2.Receipt], None] = _amend_nothing
+    """Puts a receipt, to which the second witness has added, into the record of the tenant's request."""
+
+
+class LaneRequests(AttemptReports):
+    """All requests of the lane of one picker. Called from one event loop."""
+
+    def __init__(self, ports: LanePorts, limits: PickerLimits, metrics: PickerMetrics) -> None:
+        self._ports = ports
+        self._limits = limits
+        self._metrics = metrics
+        self._open: dict[str, LaneRequest] = {}
+        self._ended: dict[str, LaneRequest] = {}
+        """Those that have ended, for as long as the second witness is waited for; the oldest first."""
+        self._has_signs_of_life = False
+        self._sweeping: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._on_idle: asyncio.Future[None] | None = None
+
+    @property
+    def open_count(self) -> int:
+        """Number of requests that wait or are answered."""
+        return len(self._open)
+
+    async def start(self) -> None:
+        """Begin to look for ends that are due."""
+        self._sweeping = start_restarting(self._sweep_on, name="picker-sweep", clock=self._ports.clock)
+
+    async def idle(self) -> None:
+        """Return once no request is open."""
+        while self._open:
+            self._on_idle = asyncio.get_running_loop().create_future()
+            await self._on_idle
+
+    async def stop(self) -> None:
+        """End what is left: its bytes flow on without the picker. Idempotent."""
+        if self._sweeping is not None:
+            await stop_tasks([self._sweeping])
+            self._sweeping = None
+        for lane in list(self._open.values()):
+            self._end(lane, Reason.SHUTTING_DOWN, "nobody")
+        while self._closing:
+            await asyncio.wait(self._closing)
+
+    async def place(self, work: LaneWork, on_waiting: Callable[[], None]) -> Route:
+        """Waits for an endpoint and returns the route to it; `on_waiting` is called once where there is none at once.
+
+        Raises the WeftError of a refusal. A cancelled wait ends the request: its caller has left.
+        """
+        if len(self._open) >= self._limits.max_open_requests:
+            words = f"the picker follows {self._limits.max_open_requests} requests already (picker.max_open_requests)"
+            raise WeftError(Reason.TOO_MANY_RESOURCES, words, retry_after_seconds=1)
+        lane = self._begin(work)
+        try:
+            return await self._route(lane, on_waiting)
+        except WeftError as error:
+            name_alias(error, work.context)
+            self._end(lane, error.reason, "", cancelled_by=canceller_of(error))
+            raise
+        except BaseException:
+            self._end(lane, Reason.CANCELLED, "")
+            raise
+
+    def note_attempt(self, claims: ticket_pb2.TicketClaims, report: lane_service_pb2.AttemptReport) -> bool:
+        """See `AttemptReports.note_attempt`."""
+        lane = self._open.get(claims.request_id) or self._ended.get(claims.request_id)
+        index = None if lane is None else lane.place_of(claims)
+        if lane is None or index is None or index in lane.reports:
+            self._metrics.unknown("runner")
+            return False
+        lane.reports[index] = report
+        if lane.receipt is not None:
+            self._compare(lane)
+        elif lane.settles(index) or lane.sight is not None:
+            self._end(lane, Reason.WORKER_LOST, "runner")
+        else:
+            # The proxy may try the next endpoint, whose report or whose log follows.
+            self._extend(lane)
+        return True
+
+    def note_sight(self, sight: ProxySight) -> None:
+        """Note an entry of the proxy's log."""
+        self._has_signs_of_life |= sight.goes_on
+        lane = self._open.get(sight.request_id)
+        if lane is None:
+            self._note_late(sight)
+        elif sight.goes_on:
+            self._extend(lane)
+        elif lane.grants:
+            lane.sight = sight
+            if lane.kind is EndpointKind.ENGINE or was_never_reached(sight):
+                self._end(lane, Reason.WORKER_LOST, "proxy")
+            else:
+                lane.due_at = self._ports.clock.monotonic() + self._limits.report_wait_seconds
+
+    def sweep(self) -> None:
+        """End what is due, and forget what has ended long enough ago."""
+        now = self._ports.clock.monotonic()
+        due = [lane for lane in self._open.values() if lane.due_at is not None and lane.due_at <= now]
+        for lane in due:
+            if lane.is_slot_lost and lane.sight is None:
+                self._end(lane, Reason.SERVER_DIED, "runner")
+            elif lane.sight is None and not lane.reports:
+                log.warning("end of a request not reported", request_id=lane.request_id, runner=lane.grants[0].runner)
+                self._end(lane, Reason.DEADLINE_EXCEEDED, "nobody")
+            else:
+                self._end(lane, Reason.WORKER_LOST, "runner" if lane.sight is None else "proxy")
+        while self._ended:
+            request_id, lane = next(iter(self._ended.items()))
+            if lane.due_at is not None and lane.due_at > now:
+                return
+            del self._ended[request_id]
+
+    async def _sweep_on(self) -> None:
+        while True:
+            await self._ports.clock.sleep(SWEEP_SECONDS)
+            self.sweep()
+
+    def _begin(self, work: LaneWork) -> LaneRequest:
+        context, ports = work.context, self._ports
+        facts = facts_of(work.scope)
+        if context.request_id in self._open or context.request_id in self._ended:
+            # Witnesses name a request by its id, and callers may use one again.
+            facts.request_id = new_id("req")
+            context = replace(context, request_id=facts.request_id)
+            work = replace(work, context=context)
+        trace = RequestTrace(context, facts.arrived)
+        facts.was_dispatched = True
+        seconds_left = context.timeout_seconds
+        if seconds_left is not None:
+            seconds_left = max(0.0, seconds_left - (ports.clock.monotonic() - facts.arrived))
+        request = placement_request(context, work.payload, seconds_left=seconds_left)
+        request = replace(request, report_to=ports.report_to, fallbacks=self._limits.fallbacks)
+        placement = ReconnectingPlacement(
+            ports.placement,
+            request,
+            ports.clock,
+            ports.steady,
+            knows=lambda name: name in known_names(ports.fleet.view),
+        )
+        lane = self._open[context.request_id] = LaneRequest(work, placement, trace)
+        return lane
+
+    async def _route(self, lane: LaneRequest, on_waiting: Callable[[], None]) -> Route:
+        clock, last_error = self._ports.clock, None
+        await lane.placement.__aenter__()
+        while True:
+            try:
+                decision = await lane.placement.next_decision()
+            except WeftError as rejection:
+                raise reported_error(rejection, last_error) from rejection
+            if not isinstance(decision, Grant):
+                if not lane.trace.waits:
+                    on_waiting()
+                lane.trace.note_waiting(decision, clock.monotonic())
+                continue
+            now = lane.granted_at = clock.monotonic()
+            lane.trace.note_grant(decision, now, remote=may_leave(self._ports.fleet.view, decision))
+            try:
+                route = await self._route_of(lane, decision)
+            except WeftError as error:
+                lane.trace.note_attempt_failed(error.reason, clock.monotonic())
+                last_error = error
+                await lane.placement.report_attempt_failed(decision.attempt, error.reason)
+                continue
+            self._follow(lane, decision)
+            return route
+
+    async def _route_of(self, lane: LaneRequest, grant: Grant) -> Route:
+        """Returns the route of a grant. Raises the error of an attempt whose endpoint does not take it."""
+        operation = lane.work.context.operation
+        endpoint = self.endpoint_of(grant, operation)
+        if endpoint is None:
+            words = f"the runner {grant.runner} has no address that a proxy reaches; set its http_port"
+            raise WeftError(Reason.TOOL_UNAVAILABLE, words)
+        lane.kind = endpoint.kind
+        if endpoint.kind is EndpointKind.ENGINE:
+            return await self._engine_route(lane, grant)
+        found = [(grant, endpoint)]
+        for other in grant.fallbacks:
+            its = self.endpoint_of(other, operation)
+            if its is not None and its.kind is EndpointKind.SIDECAR:
+                found.append((other, its))
+        lane.grants = tuple(each for each, _ in found)
+        view = self._ports.fleet.view
+        lane.remote = tuple(may_leave(view, each) for each in lane.grants)
+        lane.destinations = tuple(urlsplit(its.url).netloc for _, its in found)
+        tickets = ",".join(ticket_text(each.claims, each.mac) for each in lane.grants)
+        return Route(
+            destinations=lane.destinations,
+            set_headers=((TICKET_HEADER, tickets), *self._headers(lane, grant)),
+            remove_headers=_KEYS,
+            facts=_facts(grant),
+        )
+
+    async def _engine_route(self, lane: LaneRequest, grant: Grant) -> Route:
+        slot = lane.slot = await hold_slot(self._ports.channels, grant)
+        slot.watch(lambda: self._note_slot_lost(lane))
+        lane.grants = (grant,)
+        lane.destinations = (urlsplit(slot.url).netloc,)
+        key = (("authorization", f"Bearer {slot.api_key}"),) if slot.api_key else ()
+        return Route(
+            destinations=lane.destinations,
+            set_headers=(*key, *self._headers(lane, grant)),
+            remove_headers=("x-api-key", TICKET_HEADER) if key else (*_KEYS, TICKET_HEADER),
+            body=engine_body(lane.work.request.body, slot.model or grant.model),
+            facts=_facts(grant),
+        )
+
+    def endpoint_of(self, grant: Grant, operation: Operation) -> LaneEndpoint | None:
+        """Returns where the proxy sends a request of a grant; None: nowhere."""
+        runner = self._ports.fleet.view.runners.get(grant.runner)
+        return None if runner is None else lane_endpoint(endpoint_in(runner, grant.model), runner.lane_url, operation)
+
+    def _headers(self, lane: LaneRequest, grant: Grant) -> tuple[tuple[str, str], ...]:
+        found = [
+            (REQUEST_ID_HEADER, lane.request_id),
+            (TRACEPARENT, lane.work.context.traceparent),
+            (_RETRIES_HEADER, str(len(lane.destinations) - 1)),
+        ]
+        left = self._seconds_left(lane, grant)
+        if left is not None:
+            found.append((_TIMEOUT_HEADER, str(max(1, int(left * 1e3)))))
+        return tuple(found)
+
+    def _seconds_left(self, lane: LaneRequest, grant: Grant) -> float | None:
+        own = lane.work.context.timeout_seconds
+        if own is not None:
+            own -= self._ports.clock.monotonic() - lane.trace.arrived
+        left = [seconds for seconds in (own, grant.seconds_left) if seconds is not None]
+        return max(0.0, min(left)) if left else None
+
+    def _follow(self, lane: LaneRequest, grant: Grant) -> None:
+        """Wait for the witnesses of a request that the proxy carries from here on."""
+        limit = self._limits.end_report_limit_seconds
+        lane.due_at = self._ports.clock.monotonic() + limit + (self._seconds_left(lane, grant) or 0.0)
+        if self._has_signs_of_life:
+            self._extend(lane)
+
+    def _extend(self, lane: LaneRequest) -> None:
+        lane.due_at = self._ports.clock.monotonic() + self._limits.end_report_limit_seconds
+
+    def _note_slot_lost(self, lane: LaneRequest) -> None:
+        """The engine of a request is gone; the proxy's log says what its caller got."""
+        if lane.receipt is None and lane.request_id in self._open and lane.grants:
+            lane.is_slot_lost = True
+            lane.due_at = self._ports.clock.monotonic() + self._limits.report_wait_seconds
+
+    def _note_late(self, sight: ProxySight) -> None:
+        """Note an entry of a request that has ended, or that this picker does not know."""
+        ended = self._ended.get(sight.request_id)
+        if ended is not None and ended.grants and ended.sight is None and not sight.goes_on:
+            ended.sight = sight
+            self._compare(ended)
+        elif ended is None and sight.placed and not sight.goes_on:
+            self._metrics.unknown("proxy")
+            log.warning(
+                "end of a request that this picker does not know",
+                request_id=sight.request_id,
+                placed=sight.placed,
+                status=sight.status,
+                details=sight.details,
+            )
+
+    def _compare(self, lane: LaneRequest) -> None:
+        """Add what the second witness says to the receipt of a request that has ended."""
+        found = lane.add_proxy_record()
+        if lane.receipt is None:
+            return
+        self._note_disagreements(lane, found)
+        self._ports.amend(lane.work.context.tenant, lane.receipt)
+
+    def _note_disagreements(self, lane: LaneRequest, found: list[str]) -> None:
+        if found:
+            self._metrics.disagreed(found)
+            log.warning("witnesses of a request disagree", request_id=lane.request_id, about=found)
+
+    def _end(self, lane: LaneRequest, unreported: Reason, witness: str, *, cancelled_by: str = "") -> None:
+        """End a request with its receipt and give its permit back; idempotent."""
+        if self._open.pop(lane.request_id, None) is None:
+            return
+        clock, context, trace = self._ports.clock, lane.work.context, lane.trace
+        now, reason, part = clock.monotonic(), unreported, None
+        if lane.grants:
+            reason, part = lane.end(unreported)
+            lane.note_tried()
+            lane.note_first_content()
+        receipt = lane.receipt = trace.receipt(reason, part, now)
+        receipt.cancelled_by = cancelled_by
+        contradictions = lane.add_proxy_record()
+        log_receipt(context, receipt, now - trace.arrived)
+        self._note_disagreements(lane, contradictions)
+        if witness:
+            self._metrics.ended(witness)
+        record_spans(self._ports.tracing, clock, ServiceName.ROUTER, trace, receipt, now)
+        if lane.slot is not None:
+            lane.slot.release()
+        if lane.grants:
+            lane.due_at = now + self._limits.report_wait_seconds
+            self._ended[lane.request_id] = lane
+        if not self._open and self._on_idle is not None and not self._on_idle.done():
+            self._on_idle.set_result(None)
+        task = start_task(self._close(lane, reason, receipt), name="picker-end")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _close(self, lane: LaneRequest, reason: Reason, receipt: receipt_pb2.Receipt) -> None:
+        placement = lane.placement
+        has_content = lane.sight is not None and has_begun(lane.sight)
+        if lane.grants and reason is not Reason.UNSPECIFIED and (has_content or lane.trace.first_content is not None):
+            await placement.report_first_content(lane.grants[lane.served].attempt)
+        with suppress(WeftError):
+            await placement.report_finished(reason, receipt)
+        await placement.__aexit__(None, None, None)
+
+
+def lane_endpoint(found: LaneEndpoint | None, runner_url: str, operation: Operation) -> LaneEndpoint | None:
+    """Returns the endpoint for an operation: an engine answers chats alone, whose end the proxy's log shows."""
+    if found is not None and found.kind is EndpointKind.ENGINE and operation is not Operation.CHAT:
+        return LaneEndpoint(kind=EndpointKind.SIDECAR, url=runner_url) if runner_url else None
+    return found
+
+
+def _facts(grant: Grant) -> tuple[tuple[str, str, str], ...]:
+    return ((DESTINATION_NAMESPACE, PLACED, f"{grant.model} on {grant.runner}"),)

@@ -1,0 +1,222 @@
+"""The two services of the picker, as generic handlers of Envoy's names: translation between streams and requests."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import grpc
+from starlette.types import Scope
+
+from gateway.deps import InferenceDeps
+from gateway.errors import envelope, error_headers, http_status, internal_error
+from gateway.http.server_span import ServerSpans
+from gateway.picker.ends import sight_of
+from gateway.picker.intake import LaneIntake, scope_of
+from gateway.picker.lane_requests import LaneRequests
+from gateway.picker.metrics import PickerMetrics
+from gateway.picker.session import DirectAnswer, HttpRequest, PickerSession, Route
+from gateway.request_facts import ROUTE_KEY, facts_of
+from gateway.visible_names import with_visible_names
+from weft.api.envoy.v1 import access_log_pb2, external_processor_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.lane_names import (
+    ACCESS_LOG_SERVICE,
+    EXTERNAL_PROCESSOR,
+    REASON_HEADER,
+    REQUEST_ID_HEADER,
+    TICKET_HEADER,
+)
+from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
+from weft.kernel.service import stop_tasks
+
+log = get_logger("weft.picker")
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_FRAMING = b"content-length"
+"""A header that the proxy sets itself."""
+
+
+class ExternalProcessor:
+    """Serves /envoy.service.ext_proc.v3.ExternalProcessor/Process."""
+
+    def __init__(
+        self, deps: InferenceDeps, intake: LaneIntake, lane: LaneRequests, metrics: PickerMetrics, gateway: str
+    ) -> None:
+        """`gateway`: where the proxy sends what the lane cannot do, `ip:port`; empty: nowhere."""
+        self._deps = deps
+        self._intake = intake
+        self._lane = lane
+        self._metrics = metrics
+        self._gateway = gateway
+        self._spans = ServerSpans(deps.tracing, deps.clock, deps.service)
+
+    async def process(self, _messages: object, context: Context) -> None:
+        """Serves one stream: one request of the proxy."""
+        stream = _Stream(context, PickerSession(self._deps.config.max_body_bytes))
+        try:
+            while (message := await stream.read()) is not None:
+                request = await self._take(stream, message)
+                if request is not None and not await self._pick(stream, request):
+                    return
+        finally:
+            await stream.close()
+
+    async def _take(self, stream: "_Stream", message: Any) -> HttpRequest | None:
+        """Takes a message, and answers what can be answered at once. Returns the request once it is complete."""
+        try:
+            return await stream.take(message)
+        except WeftError as error:
+            scope = scope_of(stream.session.headers, self._deps.clock.monotonic())
+            await stream.answer(self._refusal(scope, error))
+            return None
+
+    async def _pick(self, stream: "_Stream", request: HttpRequest) -> bool:
+        """Answers a request; returns whether the proxy still listens."""
+        scope = scope_of(request.headers, self._deps.clock.monotonic())
+        facts = facts_of(scope)
+        self._spans.begin(scope, facts)
+        try:
+            route = await self._route(stream, scope, request)
+        except WeftError as error:
+            await stream.answer(self._refusal(scope, error))
+        except asyncio.CancelledError:
+            if not stream.is_gone:
+                raise
+            return False
+        except Exception:
+            log.exception("request failed unexpectedly", request_id=facts.request_id)
+            await stream.answer(self._refusal(scope, internal_error()))
+        else:
+            await stream.route(route)
+            self._metrics.picked(facts.surface, "lane" if facts.was_dispatched else "gateway")
+        finally:
+            self._spans.end(scope, facts, self._deps.clock.monotonic())
+        return True
+
+    async def _route(self, stream: "_Stream", scope: Scope, request: HttpRequest) -> Route:
+        work = self._intake.work_of(scope, request)
+        if work is not None:
+            return await self._lane.place(work, stream.watch)
+        if not self._gateway:
+            raise _no_gateway(scope)
+        return Route(destinations=(self._gateway,), remove_headers=(TICKET_HEADER,))
+
+    def _refusal(self, scope: Scope, error: WeftError) -> DirectAnswer:
+        facts = facts_of(scope)
+        error = with_visible_names(error, self._deps.fleet.view, facts.principal)
+        reason = error.reason.name.lower()
+        facts.error, facts.status = error, http_status(error)
+        if not facts.was_dispatched:
+            log.info("refused", request_id=facts.request_id, reason=reason, message=error.message)
+        self._metrics.picked(facts.surface, reason)
+        body = envelope(error, facts.request_id, facts.dialect)
+        headers = [each for each in error_headers(error, body, facts.dialect) if each[0] != _FRAMING]
+        headers += (
+            (REQUEST_ID_HEADER.encode(), facts.request_id.encode("ascii")),
+            (REASON_HEADER.encode(), error.reason.name.encode()),
+        )
+        return DirectAnswer(status=facts.status, headers=headers, body=body, details=f"weft_{reason}")
+
+
+def _no_gateway(scope: Scope) -> WeftError:
+    if ROUTE_KEY not in scope:
+        return WeftError(Reason.NOT_FOUND, "the endpoint picker has no such endpoint (picker.gateway names no gateway)")
+    words = "this request needs a gateway, which the endpoint picker does not know (picker.gateway)"
+    return WeftError(Reason.UNSUPPORTED_OPERATION, words)
+
+
+class _Stream:
+    """A stream of one request. While that waits, it is read on: its end is the only sign that the caller left."""
+
+    def __init__(self, context: Context, session: PickerSession) -> None:
+        self._context = context
+        self.session = session
+        self._reading: asyncio.Task[None] | None = None
+        self._is_routed = False
+        self.is_gone = False
+        """Whether the stream ended while the request waited."""
+
+    async def read(self) -> Any:
+        """Returns the next message; None at the end."""
+        if self._reading is not None:
+            await self._reading
+            return None
+        message = await self._context.read()
+        return message if isinstance(message, external_processor_pb2.ProcessingRequest) else None
+
+    async def take(self, message: Any) -> HttpRequest | None:
+        """Takes a message; see `PickerSession.take`."""
+        answers, request = self.session.take(message)
+        for answer in answers:
+            await self._context.write(answer)
+        return request
+
+    async def route(self, route: Route) -> None:
+        """Sends a route."""
+        self._is_routed = True
+        for message in self.session.routed(route):
+            await self._context.write(message)
+
+    async def answer(self, answer: DirectAnswer) -> None:
+        """Sends an answer for the caller."""
+        self._is_routed = True
+        await self._context.write(self.session.answered(answer))
+
+    def watch(self) -> None:
+        """Reads on while the request waits; cancels the current task where the stream ends meanwhile."""
+        waiting = asyncio.current_task()
+        assert waiting is not None, "a servicer runs in a task"
+        self._reading = asyncio.create_task(self._read_on(waiting), name="picker-stream")
+
+    async def _read_on(self, waiting: asyncio.Task[Any]) -> None:
+        while isinstance(message := await self._context.read(), external_processor_pb2.ProcessingRequest):
+            with suppress(WeftError):
+                await self.take(message)
+        if not self._is_routed:
+            self.is_gone = True
+            waiting.cancel()
+
+    async def close(self) -> None:
+        """End the reading."""
+        if self._reading is not None:
+            await stop_tasks([self._reading])
+
+
+class AccessLog:
+    """Serves /envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs."""
+
+    def __init__(self, lane: LaneRequests) -> None:
+        self._lane = lane
+
+    async def stream(self, _messages: object, context: Context) -> access_log_pb2.StreamAccessLogsResponse:
+        """Serves one stream, which lasts as long as its proxy."""
+        while isinstance(message := await context.read(), access_log_pb2.StreamAccessLogsMessage):
+            for entry in message.http_logs.log_entry:
+                try:
+                    self._lane.note_sight(sight_of(entry))
+                except Exception:
+                    # One entry must not cost the stream, and with it the ends of all other requests.
+                    log.exception("entry of the proxy's log failed", request_id=entry.request.request_id)
+        return access_log_pb2.StreamAccessLogsResponse()
+
+
+def add_to_server(processor: ExternalProcessor, access_log: AccessLog, server: grpc.aio.Server) -> None:
+    """Adds both services to a server."""
+    pb, logs = external_processor_pb2, access_log_pb2
+    process = grpc.stream_stream_rpc_method_handler(
+        processor.process,
+        request_deserializer=pb.ProcessingRequest.FromString,
+        response_serializer=pb.ProcessingResponse.SerializeToString,
+    )
+    stream = grpc.stream_unary_rpc_method_handler(
+        access_log.stream,
+        request_deserializer=logs.StreamAccessLogsMessage.FromString,
+        response_serializer=logs.StreamAccessLogsResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers(
+        (
+            grpc.method_handlers_generic_handler(EXTERNAL_PROCESSOR, {"Process": process}),
+            grpc.method_handlers_generic_handler(ACCESS_LOG_SERVICE, {"StreamAccessLogs": stream}),
+        )
+    )

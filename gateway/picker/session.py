@@ -1,0 +1,251 @@
+"""One stream of an external processor as a state machine: messages of the proxy in, answers out. Pure.
+
+A stream belongs to one HTTP request, in these states:
+
+    HEAD      nothing has arrived
+    BODY      the headers are known; the body arrives
+    PICKING   all of the request is known; an endpoint is chosen for it
+    ANSWERED  the proxy has its answer; what it still sends of the request is ignored, the response is passed on
+
+In full duplex the answer to the headers may wait for the body, and the body is then sent again in chunks.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from google.protobuf.struct_pb2 import Struct
+
+from weft.api.envoy.v1 import base_pb2
+from weft.api.envoy.v1 import external_processor_pb2 as pb
+from weft.kernel.errors import WeftError
+from weft.kernel.lane_names import DESTINATION, DESTINATION_NAMESPACE
+from weft.kernel.reasons import Reason
+
+MAX_CHUNK_BYTES = 62_000
+"""Bytes of a body in one message: the protocol demands fewer than 64 KiB."""
+Headers = Sequence[tuple[bytes, bytes]]
+
+_OVERWRITE = base_pb2.HeaderValueOption.HEADER_APPEND_ACTION_OVERWRITE_IF_EXISTS_OR_ADD
+_FULL_DUPLEX = pb.BODY_SEND_MODE_FULL_DUPLEX_STREAMED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpRequest:
+    """A whole request, as the proxy sent it."""
+
+    headers: Headers
+    """Names in lower case, pseudo headers included."""
+    chunks: Sequence[bytes]
+    """Its body, in the chunks in which it arrived."""
+    metadata: base_pb2.Metadata
+    """What the proxy knows of it beside its headers."""
+
+    @property
+    def body(self) -> bytes:
+        """The whole body."""
+        return self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where the proxy sends a request, and what it changes in it."""
+
+    destinations: tuple[str, ...]
+    """Endpoints `ip:port`, the preferred one first."""
+    set_headers: tuple[tuple[str, str], ...] = ()
+    remove_headers: tuple[str, ...] = ()
+    body: bytes | None = None
+    """The body in place of the one that arrived; None: that one."""
+    facts: tuple[tuple[str, str, str], ...] = ()
+    """Further dynamic metadata, which the access log repeats: namespace, name and value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectAnswer:
+    """What the proxy answers the caller itself."""
+
+    status: int
+    headers: Headers
+    body: bytes
+    details: str
+    """A word for the access log."""
+
+
+class State(Enum):
+    """See the module's docstring."""
+
+    HEAD = "head"
+    BODY = "body"
+    PICKING = "picking"
+    ANSWERED = "answered"
+
+
+class PickerSession:
+    """The state of one stream."""
+
+    def __init__(self, max_body_bytes: int) -> None:
+        self.state = State.HEAD
+        self._max_body_bytes = max_body_bytes
+        self._headers: Headers = ()
+        self._metadata = base_pb2.Metadata()
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._has_body = False
+        self._has_trailers = False
+
+    @property
+    def headers(self) -> Headers:
+        """Headers of the request; empty before they have arrived."""
+        return self._headers
+
+    def take(self, message: pb.ProcessingRequest) -> tuple[list[pb.ProcessingResponse], HttpRequest | None]:
+        """Takes a message; returns the answers that it has at once, and the request once all of it has arrived.
+
+        Raises MALFORMED_REQUEST for a message that the protocol does not allow, or a mode that is not supported,
+        REQUEST_TOO_LARGE for a body above the limit.
+        """
+        kind = message.WhichOneof("request")
+        match kind:
+            case "request_headers":
+                return [], self._take_headers(message)
+            case "request_body":
+                return [], self._take_body(message.request_body)
+            case "request_trailers":
+                return [], self._take_trailers()
+            case "response_headers":
+                return [pb.ProcessingResponse(response_headers=pb.HeadersResponse())], None
+            case "response_body":
+                return [_chunk_of_response(message.response_body)], None
+            case "response_trailers":
+                return [pb.ProcessingResponse(response_trailers=pb.TrailersResponse())], None
+        raise WeftError(Reason.MALFORMED_REQUEST, "a message of the proxy has no part of a request or a response")
+
+    def routed(self, route: Route) -> Iterator[pb.ProcessingResponse]:
+        """Yields the answers that send the request to its endpoints: changed headers, the body again, trailers."""
+        self.state = State.ANSWERED
+        yield _routed_headers(route)
+        if self._has_body:
+            chunks = self._chunks if route.body is None else (route.body,)
+            yield from _body_again(chunks, ends=not self._has_trailers)
+        if self._has_trailers:
+            yield pb.ProcessingResponse(request_trailers=pb.TrailersResponse())
+        self._chunks = []
+
+    def answered(self, answer: DirectAnswer) -> pb.ProcessingResponse:
+        """Returns the message with which the proxy answers the caller itself."""
+        self.state = State.ANSWERED
+        self._chunks = []
+        immediate = pb.ImmediateResponse(
+            status=pb.HttpStatus(code=answer.status), body=answer.body, details=answer.details
+        )
+        for name, value in answer.headers:
+            _set(immediate.headers, name.decode("latin-1"), value)
+        return pb.ProcessingResponse(immediate_response=immediate)
+
+    def _take_headers(self, message: pb.ProcessingRequest) -> HttpRequest | None:
+        if self.state is not State.HEAD:
+            raise WeftError(Reason.MALFORMED_REQUEST, "the headers of a request have come twice")
+        _require_supported(message)
+        found = message.request_headers
+        self._headers = tuple(
+            (each.key.encode("latin-1", "replace"), each.raw_value or each.value.encode())
+            for each in found.headers.headers
+        )
+        self._metadata = message.metadata_context
+        if found.end_of_stream:
+            return self._complete()
+        self.state, self._has_body = State.BODY, True
+        return None
+
+    def _take_body(self, chunk: pb.HttpBody) -> HttpRequest | None:
+        if self.state is State.HEAD:
+            raise WeftError(Reason.MALFORMED_REQUEST, "the body of a request has come before its headers")
+        if self.state is not State.BODY:
+            # Proxies have sent a body's end twice.
+            return None
+        self._size += len(chunk.body)
+        if self._size > self._max_body_bytes:
+            raise WeftError(Reason.REQUEST_TOO_LARGE, f"the body is larger than {self._max_body_bytes} bytes")
+        if chunk.body:
+            self._chunks.append(chunk.body)
+        return self._complete() if chunk.end_of_stream else None
+
+    def _take_trailers(self) -> HttpRequest | None:
+        if self.state is not State.BODY:
+            return None
+        self._has_trailers = True
+        return self._complete()
+
+    def _complete(self) -> HttpRequest:
+        self.state = State.PICKING
+        return HttpRequest(headers=self._headers, chunks=self._chunks, metadata=self._metadata)
+
+
+def _require_supported(message: pb.ProcessingRequest) -> None:
+    if message.observability_mode:
+        raise WeftError(Reason.MALFORMED_REQUEST, "an external processor that only observes cannot choose an endpoint")
+    has_mode = message.HasField("protocol_config") and not message.request_headers.end_of_stream
+    if has_mode and message.protocol_config.request_body_mode != _FULL_DUPLEX:
+        words = "set request_body_mode: FULL_DUPLEX_STREAMED in the proxy's ext_proc filter: the body names the model"
+        raise WeftError(Reason.MALFORMED_REQUEST, words)
+
+
+def _routed_headers(route: Route) -> pb.ProcessingResponse:
+    listed = ",".join(route.destinations)
+    answer = pb.ProcessingResponse()
+    mutation = answer.request_headers.response.header_mutation
+    _set(mutation, DESTINATION, listed.encode())
+    for name, value in route.set_headers:
+        _set(mutation, name, value.encode("latin-1", "replace"))
+    mutation.remove_headers.extend(route.remove_headers)
+    fields = answer.dynamic_metadata.fields
+    fields[DESTINATION_NAMESPACE].struct_value.fields[DESTINATION].string_value = listed
+    for namespace, name, text in route.facts:
+        fields[namespace].struct_value.fields[name].string_value = text
+    return answer
+
+
+def _set(mutation: pb.HeaderMutation, name: str, value: bytes) -> None:
+    option = mutation.set_headers.add(append_action=_OVERWRITE)
+    option.header.key = name
+    option.header.raw_value = value
+
+
+def _body_again(chunks: Sequence[bytes], *, ends: bool) -> Iterator[pb.ProcessingResponse]:
+    pieces = [piece for chunk in chunks for piece in _pieces(chunk)]
+    last = len(pieces) - 1
+    if last < 0 and ends:
+        yield _body_message(b"", ends=True)
+    for index, piece in enumerate(pieces):
+        yield _body_message(piece, ends=ends and index == last)
+
+
+def _pieces(chunk: bytes) -> Iterator[bytes]:
+    if len(chunk) <= MAX_CHUNK_BYTES:
+        yield chunk
+        return
+    for start in range(0, len(chunk), MAX_CHUNK_BYTES):
+        yield chunk[start : start + MAX_CHUNK_BYTES]
+
+
+def _body_message(piece: bytes, *, ends: bool) -> pb.ProcessingResponse:
+    answer = pb.ProcessingResponse()
+    streamed = answer.request_body.response.body_mutation.streamed_response
+    streamed.body = piece
+    streamed.end_of_stream = ends
+    return answer
+
+
+def _chunk_of_response(chunk: pb.HttpBody) -> pb.ProcessingResponse:
+    """Returns a chunk of a response as it came: the picker changes none, and a proxy in full duplex waits for it."""
+    answer = pb.ProcessingResponse()
+    streamed = answer.response_body.response.body_mutation.streamed_response
+    streamed.body = chunk.body
+    streamed.end_of_stream = chunk.end_of_stream
+    return answer
+
+
+def metadata_text(metadata: Struct, key: str) -> str:
+    """Returns a text in a proxy's metadata; empty: there is none."""
+    return metadata.fields[key].string_value if key in metadata.fields else ""
