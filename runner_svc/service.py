@@ -31,6 +31,7 @@ from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.policy.model_sizing import MachineMemory
 from runner_svc.policy.replacement import ReplacementOrder, replacement_order, replacement_words
 from runner_svc.servicers.control import RunnerServicer
+from runner_svc.servicers.engine_lane import EngineLaneServicer
 from runner_svc.servicers.inference import DataPlane
 from runner_svc.servicers.request_admission import RequestAdmission, RunnerIdentity
 from runner_svc.session.clock_offset import ClockOffset
@@ -41,6 +42,7 @@ from runner_svc.tools.tool_box import build_tool_box
 from weft.api.registry.v1 import agent_pb2, wake_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
+    engine_lane_service_pb2_grpc,
     generation_service_pb2,
     model_call_service_pb2,
     runner_service_pb2,
@@ -174,6 +176,8 @@ class RunnerService(Service):
         self._chats |= {name: self._chat_setup(name, instance.config) for name, instance in self._by_name.items()}
         DataPlane(self.admission, self._chats).add_to_server(server, self._carried)
         self._carried.add_to_server(server)
+        lane = EngineLaneServicer(self.admission)
+        engine_lane_service_pb2_grpc.add_EngineLaneServiceServicer_to_server(lane, server)
         runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
 
     async def start(self) -> None:

@@ -5,6 +5,7 @@ backend is an adapter, and a second translation would only cost time.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -44,6 +45,18 @@ class BackendFacts:
     """Number of concurrent requests; 0: as configured."""
     abilities: Abilities = UNKNOWN
     """What the model takes, as the engine shows it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAddress:
+    """Where and how a proxy of this machine calls an engine itself."""
+
+    url: str
+    """Base URL of its OpenAI API, without `/v1`."""
+    api_key: str = field(default="", repr=False)
+    """The key that it demands, a secret; empty: none."""
+    model: str = ""
+    """Its own name of the model; empty: it takes any."""
 
 
 def _nothing() -> None:
@@ -272,6 +285,13 @@ class Backend(Protocol):
     def engine_page(self) -> EnginePage | None:
         """Its page of metrics as last read; None: it has no such page."""
         return None
+
+    def lent(self) -> AbstractContextManager[EngineAddress | None]:
+        """Where a proxy calls the engine itself, for one request that counts as the runner's during the block.
+
+        None: it has no port of its own, or is not loaded.
+        """
+        return nullcontext()
 
     def signs(self) -> ProcessSigns | None:
         """Returns a sample of the engine's processes; None: there are none, or weft does not own them."""

@@ -1,11 +1,18 @@
 """Slots and admitted requests of an instance. There is no queue behind the slots: requests queue in the router."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import replace
 from typing import Any
 
-from runner_svc.backend.port import ENGINE_METHODS, Backend, CallInfo, SpeechPart
+from runner_svc.backend.port import ENGINE_METHODS, Backend, CallInfo, EngineAddress, SpeechPart
 from runner_svc.cache.model_cache import RequestCache, RunningTurn
 from runner_svc.memory.device_meter import RequestMeter
 from runner_svc.request_records import RequestRecord
@@ -155,6 +162,19 @@ class AdmittedRequest:
             record.with_caller = True
             yield last
             record.with_caller = False
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[EngineAddress]:
+        """Lends the engine to a proxy for the length of the block; its progress is not seen.
+
+        The prefixes that the engine keeps meanwhile count as of unknown origin. Raises UNSUPPORTED_OPERATION for an
+        engine without a port.
+        """
+        async with self._caching():
+            with self._backend.lent() as address, self._calling():
+                if address is None:
+                    raise WeftError(Reason.UNSUPPORTED_OPERATION, "its engine has no port that a proxy may call")
+                yield address
 
     async def run(self, operation: Operation, payload: Any, call: CallInfo) -> Any:
         """Run a unary operation, as the backend's method of `ENGINE_METHODS`.

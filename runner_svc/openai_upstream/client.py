@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from runner_svc.backend.port import CallInfo, EmbeddingResult, RerankResult
+from runner_svc.backend.port import CallInfo, EmbeddingResult, EngineAddress, RerankResult
 from runner_svc.openai_upstream.connection import (
     QuietConnector,
     QuietSocketConnector,
@@ -176,6 +176,21 @@ class OpenAiHttp:
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         self._encoder = msgspec.json.Encoder()
+
+    @contextmanager
+    def lent(self) -> Iterator[EngineAddress | None]:
+        """See `Backend.lent`; None: it listens on a Unix socket."""
+        endpoint = self.endpoint
+        self.in_flight += 1
+        self.request_count += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            if endpoint.socket_path:
+                yield None
+            else:
+                yield EngineAddress(url=endpoint.base_url, api_key=endpoint.api_key, model=endpoint.model)
+        finally:
+            self.in_flight -= 1
 
     async def close(self) -> None:
         """Close every connection, which cancels the server's work for it."""

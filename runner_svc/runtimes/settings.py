@@ -31,6 +31,7 @@ LanguageCode = Annotated[str, Pattern(r"^[A-Za-z0-9_-]{1,64}$")]
 ThinkingMode = Literal["default", "enabled", "disabled"]
 Repetition = Annotated[Literal["off", "warn", "kill"], Before(off_for_false)]
 """What happens to an answer that repeats itself over and over."""
+LaneKind = Literal["sidecar", "engine"]
 Url = Annotated[str, MaxLen(2048), SECRET]
 Arguments = tuple[str, ...]
 
@@ -172,6 +173,9 @@ class ModelSettings:
     context_tokens: Annotated[int, Ge(16), Le(16_777_216), PUBLIC] | None = None
     """Context of one slot. Default: 2048 for engines that weft starts; of servers that it does not start it is unknown
     unless it is set here."""
+    lane: Annotated[LaneKind, PUBLIC] = "sidecar"
+    """What a proxy calls that a router's endpoint picker sends to this model: the runner's HTTP API, or the engine's
+    own port, with nothing of weft's in between. docs/runner-api.md says what `engine` leaves out."""
     passthrough: Literal["none", "all"] = "none"
     """Which parameters that weft does not know reach the engine: those it allows for this kind of engine, or all."""
     thinking: bool | None = None

@@ -8,6 +8,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Container, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -15,7 +16,15 @@ from typing_extensions import override
 
 from runner_svc.backend.devices import hidden_devices
 from runner_svc.backend.engine_process import LOOPBACK, EngineProcess, ProcessBackend, free_port
-from runner_svc.backend.port import BackendFacts, CallInfo, EmbeddingResult, EnginePage, LoadOrder, RerankResult
+from runner_svc.backend.port import (
+    BackendFacts,
+    CallInfo,
+    EmbeddingResult,
+    EngineAddress,
+    EnginePage,
+    LoadOrder,
+    RerankResult,
+)
 from runner_svc.openai_upstream.client import HEALTH, Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.parameters import EngineParameters
@@ -249,6 +258,10 @@ class StartedServer(ProcessBackend, Generic[Model]):
     @override
     def engine_page(self) -> EnginePage:
         return self.figures.page
+
+    @override
+    def lent(self) -> AbstractContextManager[EngineAddress | None]:
+        return nullcontext() if self._http is None or self._sleeps else self._http.lent()
 
     @override
     async def responds(self, timeout_seconds: float) -> bool:

@@ -145,7 +145,12 @@ class RunnerReport:
             added_source="" if instance.config.added is None else instance.config.added.source,
             model_file=None if is_adapter else _model_file(instance),
             runtime=self._own_runtime(instance.config),
+            engine_lane=self._takes_proxies(instance, name),
         )
+
+    def _takes_proxies(self, instance: Instance, name: str) -> bool:
+        """Whether proxies call the engine of a model itself: not that of an adapter, nor behind a relay."""
+        return instance.config.engine_lane and name == instance.model and not self._config.conceals_local_addresses
 
     def _own_runtime(self, model: ServedModel) -> str:
         """Returns the runtime of a model that has another one than the runner; empty: it has the runner's."""

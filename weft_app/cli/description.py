@@ -93,6 +93,7 @@ _INSTANCE = (
     Column("Phase", _phase),
     Column("Detail", "{detail}"),
     Column("Slots", "{slots_used} of {slots_total} in use"),
+    Column("Lane", lambda state: "proxies call its engine (engine)" if state.engine_lane else None),
     Column("Memory", lambda state: filled(_MEMORY, state.memory) if state.HasField("memory") else None),
     Column("Expires", until_text),
 )
@@ -393,6 +394,7 @@ _RUNNER = (
     Column("Address", "[{observed.address}|-]"),
     Column("Incarnation", "{observed.incarnation}"),
     Column("At once", "[{observed.capability.max_requests} requests|as many as it has slots]"),
+    Column("Lane", "[proxies call {observed.capability.lane_url} (sidecar)|none: its requests go through a gateway]"),
     _HEARTBEAT,
     _GONE,
 )

@@ -74,6 +74,7 @@ def served_model(
         pool=model.pool or "",
         tags=tags_of(model, where),
         upstream_name=model.upstream_name,
+        engine_lane=_engine_lane(section, model, where),
         make_backend=engine.make_backend,
         operations=engine.operations,
         slots=engine.slots,
@@ -109,6 +110,29 @@ def served_model(
             target_languages=model.target_languages,
         ),
     )
+
+
+def _engine_lane(section: RunnerSettings, model: ModelSettings, where: str) -> bool:
+    """Whether proxies call the engine itself.
+
+    Raises INVALID_ARGUMENT where it has no port for them, and naming a setting that such a request would not have.
+    """
+    if model.lane == "sidecar":
+        return False
+    if not section.engine.has_port:
+        message = f"engines of {section.runtime} have no HTTP port that a proxy may call; leave it out"
+        raise invalid_field(f"{where}.lane", message)
+    done_by_runner = {
+        "tools": model.tools,
+        "platform_prompt": section.platform_prompt if model.platform_prompt is None else model.platform_prompt,
+        "default_params": model.default_params,
+        "default_max_tokens": model.default_max_tokens,
+    }
+    for setting, value in done_by_runner.items():
+        if value:
+            words = "is done by the runner, which requests do not pass with `lane: engine`; leave one of them out"
+            raise invalid_field(f"{where}.{setting}", words)
+    return True
 
 
 def _skills(model: ModelSettings | AdapterSettings) -> frozenset[Skill]:

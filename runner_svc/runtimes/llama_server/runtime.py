@@ -107,6 +107,7 @@ RUNTIME = Runtime(
     build=_build,
     formats=frozenset({WeightFormat.GGUF}),
     parameters=PARAMETERS,
+    has_port=True,
     habits=EngineHabits(),
     load_values=_load_values,
     requirement=Requirement(name="llama.cpp server", find=_find, remedy="pip install xllamacpp"),
