@@ -47,7 +47,9 @@ runners:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sample:
+class Sample:
+    """What the registry had used at a moment."""
+
     at: float
     """`time.time()`."""
     cpu_seconds: float
@@ -61,8 +63,8 @@ def measure_registry(options: Options, figures: Figures, folder: Path) -> None:
         steady = SessionJob(
             address=address, sessions=options.sessions, seconds=options.session_seconds, watchers=WATCHERS_OF_A_MESH
         )
-        result, samples = _played(steady, process, options.root)
-        _add_crowd(figures, result, _within(samples, result), options)
+        result, samples = played(steady, process, options.root)
+        _add_crowd(figures, result, within(samples, result), options)
     with Apart(folder / "news", "port: 0\n") as mesh:
         process, address = mesh.start(sys.executable, "registry")
         news = SessionJob(
@@ -73,7 +75,7 @@ def measure_registry(options: Options, figures: Figures, folder: Path) -> None:
             watchers=WATCHERS_OF_NEWS,
             probes_per_second=PROBES_PER_SECOND,
         )
-        result, _ = _played(news, process, options.root)
+        result, _ = played(news, process, options.root)
         _add_news(figures, result, options)
 
 
@@ -104,23 +106,23 @@ def measure_outage(options: Options, figures: Figures, folder: Path) -> None:
     figures.add(measures.OUTAGE_DELETED, WEFT.name, 1 - len(at_once), note)
 
 
-def _played(job: SessionJob, process: psutil.Process, root: Path) -> tuple[SessionResult, list[_Sample]]:
+def played(job: SessionJob, process: psutil.Process, root: Path) -> tuple[SessionResult, list[Sample]]:
     """Run the generator, and sample the registry meanwhile."""
     with _generator("bench.sessions", job, root) as generator:
-        samples: list[_Sample] = []
+        samples: list[Sample] = []
         while generator.poll() is None:
             times = process.cpu_times()
-            samples.append(_Sample(time.time(), times.user + times.system, process.memory_info().rss))
+            samples.append(Sample(time.time(), times.user + times.system, process.memory_info().rss))
             time.sleep(SAMPLE_SECONDS)
         return msgspec.json.decode(_output_of(generator), type=SessionResult), samples
 
 
-def _within(samples: Sequence[_Sample], result: SessionResult) -> list[_Sample]:
+def within(samples: Sequence[Sample], result: SessionResult) -> list[Sample]:
     """Those of the time in which heartbeats went out."""
     return [sample for sample in samples if result.began <= sample.at <= result.began + result.wall_seconds]
 
 
-def _add_crowd(figures: Figures, result: SessionResult, samples: Sequence[_Sample], options: Options) -> None:
+def _add_crowd(figures: Figures, result: SessionResult, samples: Sequence[Sample], options: Options) -> None:
     if len(samples) < 2:
         raise LaunchError("the run was too short to be sampled")
     first, last = samples[0], samples[-1]

@@ -26,7 +26,7 @@ STOP_LIMIT_SECONDS = 10.0
 SQL_LIMIT_SECONDS = 60.0
 SOCKET_NAME = ".s.PGSQL.5432"
 # Quick rather than durable; `synchronous_commit` is off so that a test sees the store turn it on.
-SETTINGS = {
+SETTINGS: Mapping[str, str] = {
     "listen_addresses": "",
     "fsync": "off",
     "full_page_writes": "off",
@@ -59,9 +59,10 @@ class PostgresStartError(Exception):
 class PostgresServer:
     """A running server and its databases."""
 
-    def __init__(self, binaries: Path, folder: Path, identity: Mapping[str, Any]) -> None:
-        """`identity`: arguments for subprocess that say as which user it runs."""
+    def __init__(self, binaries: Path, folder: Path, identity: Mapping[str, Any], settings: Mapping[str, str]) -> None:
+        """`identity`: arguments for subprocess that say as which user it runs. `settings`: of the server."""
         self._binaries = binaries
+        self._settings = settings
         self._identity = identity
         self._process: subprocess.Popen[bytes] | None = None
         self.socket_folder = folder
@@ -70,7 +71,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Starts its process, which `await_ready` waits for. It ends with the thread that called this."""
-        settings = [word for key, value in SETTINGS.items() for word in ("-c", f"{key}={value}")]
+        settings = [word for key, value in self._settings.items() for word in ("-c", f"{key}={value}")]
         stop_with_parent = partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGQUIT)
         with (self.socket_folder / "log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - a program of the wheel
@@ -104,6 +105,12 @@ class PostgresServer:
             process.wait(STOP_LIMIT_SECONDS)
         process.kill()
         process.wait()
+
+    @property
+    def pid(self) -> int:
+        """The id of its process, which runs."""
+        assert self._process is not None
+        return self._process.pid
 
     @property
     def _data(self) -> Path:
@@ -154,7 +161,7 @@ class PostgresServer:
 
 
 @contextmanager
-def running_postgres() -> Iterator[PostgresServer]:
+def running_postgres(settings: Mapping[str, str] = SETTINGS) -> Iterator[PostgresServer]:
     """Yields a server in a new folder directly under /tmp, because a socket path may have 107 characters at most.
 
     Raises NoPostgresError, PostgresStartError.
@@ -164,7 +171,7 @@ def running_postgres() -> Iterator[PostgresServer]:
         identity = _identity(folder)
         binaries = _binaries(folder)
         _make_cluster(binaries, folder, identity)
-        server = PostgresServer(binaries, folder, identity)
+        server = PostgresServer(binaries, folder, identity, settings)
         try:
             server.start()
             server.await_ready()

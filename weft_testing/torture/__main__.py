@@ -11,8 +11,15 @@ from pathlib import Path
 
 from weft_testing.postgres_server import NoPostgresError, running_postgres
 from weft_testing.torture.database import RunDatabase
-from weft_testing.torture.mesh import Folder
-from weft_testing.torture.plan import CLUSTER_WEIGHTS, STALE_ROUTERS, USUAL_WEIGHTS, Plan, Target
+from weft_testing.torture.mesh import Folder, namespaces_missing
+from weft_testing.torture.plan import (
+    CLUSTER_WEIGHTS,
+    STALE_ROUTERS,
+    USUAL_RUNNERS,
+    USUAL_WEIGHTS,
+    Plan,
+    Target,
+)
 from weft_testing.torture.run import torture
 
 MAX_SEED = 2**32
@@ -26,6 +33,12 @@ def main(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     if max(given.routers, given.registries) > 1 and given.store == SQLITE and not given.database_url:
         _report("several routers or registries need a database that they share: add --store postgres")
+        return USAGE
+    if given.runners < USUAL_RUNNERS:
+        _report(f"there are {USUAL_RUNNERS} runners at least")
+        return USAGE
+    if given.runners > USUAL_RUNNERS and (wrong := namespaces_missing()):
+        _report(f"more than {USUAL_RUNNERS} runners need namespaces: {wrong}")
         return USAGE
     if (given.database_restarts or given.database_cuts) and (given.store == SQLITE or given.database_url):
         _report("faults of the database need a PostgreSQL of this run: add --store postgres, without --database-url")
@@ -62,6 +75,7 @@ def _run(given: argparse.Namespace, seed: int, url: str, database: RunDatabase |
         is_fenced=not given.unfenced,
         routers=given.routers,
         registries=given.registries,
+        runners=given.runners,
         gateways=given.gateways,
         streams=given.streams if given.gateways else 0,
         database_restarts=given.database_restarts,
@@ -110,6 +124,12 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         help="over which streams run; then routers, gateways and the registry are killed, and no runner",
+    )
+    parser.add_argument(
+        "--runners",
+        type=int,
+        default=USUAL_RUNNERS,
+        help="more than two have a host each (`unshare --uts`), so that their pools are several domains",
     )
     parser.add_argument("--streams", type=int, default=6, help="streams at once, over all gateways")
     parser.add_argument(

@@ -4,8 +4,9 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,10 @@ from weft_testing.free_port import free_ports
 from weft_testing.torture import submitter
 from weft_testing.torture.database import RunDatabase
 from weft_testing.torture.final_state import SQLITE_PREFIX
-from weft_testing.torture.plan import RARE_MODEL, STEADY_MODEL, TOKENS_PER_SECOND, Plan
+from weft_testing.torture.plan import TOKENS_PER_SECOND, Plan
 from weft_testing.torture.streams import GatewayAddress
 from weft_testing.torture.submitter import SubmitterOptions
 
-SLOTS = 6
-"""Slots of each model, fewer than the submissions in progress."""
 MAX_LOG_BYTES = 1_073_741_824
 """Log size limit; a history must not be cut."""
 BROKEN_ROUTER = "weft_app.compose.torture_router"
@@ -98,16 +97,24 @@ def configuration(plan: Plan, folder: Folder, url: str) -> Mapping[str, Any]:
     )
     runners = [
         {
-            "name": model.removeprefix("m-"),
+            "name": runner.name,
             "command": engine,
-            "models": [{"name": model, "path": __file__, "slots": SLOTS, "context_tokens": SLOTS * 1024}],
+            "models": [
+                {
+                    "name": runner.model,
+                    "pool": runner.pool,
+                    "path": __file__,
+                    "slots": plan.slots,
+                    "context_tokens": plan.slots * 1024,
+                }
+            ],
             "first_term_seconds": 0.5,
             "second_term_seconds": 0.5,
             # Backends are killed on purpose, which must not count as a crash loop.
             "max_deaths": 1000,
             "death_window_seconds": 1.0,
         }
-        for model in (STEADY_MODEL, RARE_MODEL)
+        for runner in (*plan.steady_runners, plan.rare_runner)
     ]
     tasks = {
         "lease_seconds": plan.lease_seconds,
@@ -134,11 +141,29 @@ def _registry_addresses(plan: Plan, folder: Folder) -> list[str]:
     ]
 
 
+def on_host(name: str) -> Sequence[str]:
+    """Returns the command that runs another one on a host of this name: in a namespace of users and of names."""
+    return ("unshare", "--user", "--map-root-user", "--uts", "sh", "-c", f'hostname {name}; exec "$@"', "sh")
+
+
+def namespaces_missing() -> str:
+    """Returns why a process cannot have a host of its own here; empty: it can."""
+    try:
+        done = subprocess.run(  # noqa: S603 - a command of this module
+            [*on_host("box"), "true"], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        return f"unshare: {error.strerror}"
+    return done.stderr.strip() if done.returncode else ""
+
+
 class Member:
     """A process that is killed and restarted repeatedly."""
 
-    def __init__(self, name: str, command: list[str], output: Path) -> None:
+    def __init__(self, name: str, command: list[str], output: Path, within: Sequence[str] = ()) -> None:
+        """`within`: a command that it is started by."""
         self.name = name
+        self._within = within
         self._command = command
         self._output = output
         self._process: asyncio.subprocess.Process | None = None
@@ -169,6 +194,7 @@ class Member:
         with self._output.open("ab") as output:
             self._begins_at = output.tell()
             self._process = await asyncio.create_subprocess_exec(
+                *self._within,
                 sys.executable,
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -231,7 +257,8 @@ class Mesh:
         ]
         self.gateways = [self._gateway(gateway) for gateway in self.gateway_addresses]
         self.runners = [
-            self._service("runner", "--runner", model.removeprefix("m-")) for model in (STEADY_MODEL, RARE_MODEL)
+            self._service("runner", "--runner", runner.name, host=runner.host)
+            for runner in (*plan.steady_runners, plan.rare_runner)
         ]
         self._replaced: list[Member] = []
         self.submitters = [self._submitter(f"s{number}") for number in range(plan.submitters)]
@@ -295,13 +322,14 @@ class Mesh:
         what = ["-m", "weft_app.cli.main", "serve", "gateway", "--home", str(home), "--config", str(config)]
         return Member(gateway.name, what, self._folder.outputs / f"{gateway.name}.out")
 
-    def _service(self, service: str, *arguments: str, name: str = "") -> Member:
+    def _service(self, service: str, *arguments: str, name: str = "", host: str = "") -> Member:
         name = name or "-".join([service, *arguments[1:]])
         what = ["-m", "weft_app.cli.main", "serve", service]
         if service == "router" and (breakage := self._breakage()):
             what = ["-m", BROKEN_ROUTER, *breakage]
         where = ["--home", str(self._folder.home), "--config", str(self._config_of(service, name))]
-        return Member(name, [*what, *where, *arguments], self._folder.outputs / f"{name}.out")
+        output = self._folder.outputs / f"{name}.out"
+        return Member(name, [*what, *where, *arguments], output, within=on_host(host) if host else ())
 
     def _config_of(self, service: str, name: str) -> Path:
         """Returns the file of a service: those whose way to the database may be cut have one of their own."""
@@ -328,6 +356,7 @@ class Mesh:
             file=self._folder.histories / f"{name}.jsonl",
             count=self._plan.tasks_per_submitter,
             per_second=self._plan.tasks_per_second,
+            pools=self._plan.steady_pools,
         )
         return Member(name, submitter.command_line(options), self._folder.outputs / f"{name}.out")
 

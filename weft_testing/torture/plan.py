@@ -7,6 +7,12 @@ from random import Random
 
 STEADY_MODEL, RARE_MODEL = "m-steady", "m-rare"
 """The runner of the first is restarted at once, that of the second after a pause in which its tasks wait."""
+MODEL_PREFIX = "m-"
+USUAL_RUNNERS = 2
+ALL_SLOTS = 12
+"""Slots of all models together, where each has one at least."""
+REPLICAS = 3
+"""Runners of one pool, at most."""
 TOKENS_PER_SECOND = 50.0
 MAX_TOKENS = 150
 RARE_SHARE = 0.15
@@ -86,6 +92,17 @@ class DatabaseFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRunner:
+    """One runner with one model."""
+
+    name: str
+    model: str
+    pool: str
+    host: str
+    """Name of its host; empty: this machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The parameters of a run."""
 
@@ -112,12 +129,47 @@ class Plan:
     """More than one need a database that they share."""
     registries: int = 1
     """The second one is the standby of the first; they need a PostgreSQL database."""
+    runners: int = 2
+    """The last one serves the rare model, the others are replicas in pools; more than two have a host each."""
     gateways: int = 0
     streams: int = 0
     """Streams at once, over all gateways."""
     database_restarts: int = 0
     database_cuts: int = 0
     weights: Mapping[Target, int] = field(default_factory=lambda: USUAL_WEIGHTS)
+
+    @property
+    def slots(self) -> int:
+        """Slots of each model: of all together fewer than the submissions in progress."""
+        return max(1, ALL_SLOTS // self.runners)
+
+    @property
+    def steady_runners(self) -> Sequence[PlannedRunner]:
+        """The runners that are restarted at once, in pools of REPLICAS."""
+        found = []
+        for place in range(self.runners - 1):
+            pool = STEADY_MODEL if place < REPLICAS else f"{STEADY_MODEL}-{place // REPLICAS + 1}"
+            replica = f"-{'abc'[place % REPLICAS]}" if self.has_hosts else ""
+            name = f"{pool.removeprefix(MODEL_PREFIX)}{replica}"
+            host = f"box-{place + 1}" if self.has_hosts else ""
+            found.append(PlannedRunner(name=name, model=f"{pool}{replica}", pool=pool, host=host))
+        return found
+
+    @property
+    def rare_runner(self) -> PlannedRunner:
+        """The runner that is restarted after a pause."""
+        name, host = RARE_MODEL.removeprefix(MODEL_PREFIX), "box-rare" if self.has_hosts else ""
+        return PlannedRunner(name=name, model=RARE_MODEL, pool=RARE_MODEL, host=host)
+
+    @property
+    def steady_pools(self) -> Sequence[str]:
+        """What most submissions and all streams ask for."""
+        return sorted({runner.pool for runner in self.steady_runners})
+
+    @property
+    def has_hosts(self) -> bool:
+        """Whether each runner has a host of its own, without which all pools are one scheduling domain."""
+        return self.runners > USUAL_RUNNERS
 
     @property
     def tasks_per_submitter(self) -> int:
@@ -155,12 +207,12 @@ class Submission:
     """None: it is not cancelled."""
 
 
-def submission(seed: int, submitter: str, number: int) -> Submission:
+def submission(seed: int, submitter: str, number: int, pools: Sequence[str] = (STEADY_MODEL,)) -> Submission:
     """Returns the n-th submission; the same for the same arguments, also after a restart of the submitter."""
     random = Random(f"{seed}/{submitter}/{number}")  # noqa: S311 - the seed must decide it
     return Submission(
         key=f"{seed}-{submitter}-{number}",
-        model=RARE_MODEL if random.random() < RARE_SHARE else STEADY_MODEL,
+        model=RARE_MODEL if random.random() < RARE_SHARE else pools[number % len(pools)],
         # Most are short, a few take longer than a lease.
         tokens=random.randint(1, 12) if random.random() < 0.8 else random.randint(12, MAX_TOKENS),
         is_durable_work=random.random() < 0.7,

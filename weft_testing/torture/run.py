@@ -26,7 +26,7 @@ from weft_testing.torture.history import (
     read_events,
     read_router_log,
 )
-from weft_testing.torture.mesh import SLOTS, Folder, Member, Mesh, database_url
+from weft_testing.torture.mesh import Folder, Member, Mesh, database_url
 from weft_testing.torture.plan import FREEZE_SECONDS, WAKE_SECONDS, DatabaseFaultKind, Plan, Target, kills
 from weft_testing.torture.streams import Streams
 from weft_testing.torture.submitter import task_stub
@@ -348,7 +348,7 @@ async def torture(
         stored=stored,
         # Usage counts streams, too.
         usage=None if plan.gateways else await read_usage(database_url(plan, folder)),
-        slots=SLOTS,
+        slots=plan.slots,
         damage=[*damage, *_false_alarms(folder)],
     )
     return Outcome(

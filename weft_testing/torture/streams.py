@@ -17,7 +17,7 @@ import aiohttp
 
 from weft_testing.torture.checker import STREAM_PREFIX
 from weft_testing.torture.history import EventFile, Kind, expected_text
-from weft_testing.torture.plan import STEADY_MODEL, Plan
+from weft_testing.torture.plan import Plan
 
 MIN_TOKENS, MAX_STREAM_TOKENS = 5, 100
 RETRY_SECONDS = 0.2
@@ -45,10 +45,10 @@ class Streams:
         self._numbers = count()
 
     async def until_served(self) -> None:
-        """Returns once every gateway offers the model."""
+        """Returns once every gateway offers all pools."""
         async with aiohttp.ClientSession() as http:
             for gateway in self._gateways:
-                while not await _offers_model(http, gateway):  # noqa: ASYNC110 - another process says so
+                while not await _offers(http, gateway, self._plan.steady_pools):  # noqa: ASYNC110 - another process says so
                     await asyncio.sleep(RETRY_SECONDS)
 
     def start(self) -> None:
@@ -70,13 +70,17 @@ class Streams:
             while not self._stopping.is_set():
                 gateway = random.choice(self._gateways)
                 tokens = random.randint(MIN_TOKENS, MAX_STREAM_TOKENS)
-                if not await self._stream(http, gateway, f"{STREAM_PREFIX}{next(self._numbers)}", tokens):
+                place = next(self._numbers)
+                pool = self._plan.steady_pools[place % len(self._plan.steady_pools)]
+                if not await self._stream(http, gateway, pool, f"{STREAM_PREFIX}{place}", tokens):
                     await asyncio.sleep(RETRY_SECONDS)
 
-    async def _stream(self, http: aiohttp.ClientSession, gateway: GatewayAddress, request_id: str, tokens: int) -> bool:
+    async def _stream(
+        self, http: aiohttp.ClientSession, gateway: GatewayAddress, pool: str, request_id: str, tokens: int
+    ) -> bool:
         """Reads one stream and notes how it ended; returns whether it was whole."""
         body = {
-            "model": STEADY_MODEL,
+            "model": pool,
             "messages": [{"role": "user", "content": request_id}],
             "max_tokens": tokens,
             "stream": True,
@@ -103,12 +107,12 @@ class Streams:
         return not wrong
 
 
-async def _offers_model(http: aiohttp.ClientSession, gateway: GatewayAddress) -> bool:
+async def _offers(http: aiohttp.ClientSession, gateway: GatewayAddress, pools: Sequence[str]) -> bool:
     try:
         async with http.get(f"{gateway.url}/v1/models") as response:
-            return response.status == 200 and any(
-                model["id"] == STEADY_MODEL for model in (await response.json())["data"]
-            )
+            if response.status != 200:
+                return False
+            return set(pools) <= {model["id"] for model in (await response.json())["data"]}
     except aiohttp.ClientError:
         return False
 

@@ -29,7 +29,7 @@ from weft.api.router.v1 import inference_service_pb2, task_pb2, task_service_pb2
 from weft.kernel.picked_channel import PickedChannel
 from weft.kernel.rpc import open_channel
 from weft_testing.torture.history import NO_REASON, Event, EventFile, Kind, read_events
-from weft_testing.torture.plan import MAX_ATTEMPTS, Submission, submission
+from weft_testing.torture.plan import MAX_ATTEMPTS, STEADY_MODEL, Submission, submission
 
 if TYPE_CHECKING:
     from weft.api.router.v1.task_service_pb2_grpc import TaskServiceAsyncStub
@@ -149,6 +149,8 @@ class SubmitterOptions:
     count: int
     """Total number of submissions, over all restarts."""
     per_second: float
+    pools: Sequence[str] = (STEADY_MODEL,)
+    """What most tasks ask for."""
 
 
 class Submitter:
@@ -179,7 +181,8 @@ class Submitter:
 
     async def _work(self, numbers: Iterator[int]) -> None:
         for number in numbers:
-            await self._handle(submission(self._options.seed, self._options.name, number))
+            options = self._options
+            await self._handle(submission(options.seed, options.name, number, options.pools))
 
     async def _handle(self, planned: Submission) -> None:
         """Sends one submission with its duplicate and its cancellation; steps done before a restart are skipped."""
@@ -297,6 +300,7 @@ def command_line(options: SubmitterOptions) -> list[str]:
         *("--seed", str(options.seed)),
         *("--name", options.name),
         *(part for address in options.addresses for part in ("--address", address)),
+        *(part for pool in options.pools for part in ("--pool", pool)),
         *("--file", str(options.file)),
         *("--count", str(options.count)),
         *("--per-second", str(options.per_second)),
@@ -309,6 +313,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--address", dest="addresses", action="append", required=True)
+    parser.add_argument("--pool", dest="pools", action="append", required=True)
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--per-second", type=float, required=True)

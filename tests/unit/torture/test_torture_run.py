@@ -19,6 +19,7 @@ from weft_testing.torture.mesh import Folder
 from weft_testing.torture.plan import (
     CLUSTER_WEIGHTS,
     RARE_MODEL,
+    STEADY_MODEL,
     DatabaseFaultKind,
     Plan,
     Target,
@@ -107,6 +108,24 @@ def test_a_plan_has_every_kind_of_kill_and_every_kind_of_submission() -> None:
     assert {planned.is_sent_twice for planned in sent} == {True, False}
     assert {planned.is_contradicted for planned in sent} == {True, False}
     assert {planned.cancel_after_seconds is None for planned in sent} == {True, False}
+
+
+def test_usually_one_runner_is_steady_and_the_other_one_rare_on_this_machine() -> None:
+    assert PLAN.steady_pools == [STEADY_MODEL]
+    assert [(runner.name, runner.host) for runner in (*PLAN.steady_runners, PLAN.rare_runner)] == [
+        ("steady", ""),
+        ("rare", ""),
+    ]
+
+
+def test_of_many_runners_each_has_a_host_and_a_few_are_one_pool() -> None:
+    plan = replace(PLAN, runners=20)
+    runners = (*plan.steady_runners, plan.rare_runner)
+    assert len({runner.name for runner in runners}) == len({runner.host for runner in runners}) == 20
+    assert sorted(Counter(runner.pool for runner in runners).values()) == [1, 1, 3, 3, 3, 3, 3, 3]
+    assert plan.slots == 1
+    asked = {submission(7, "s0", number, plan.steady_pools).model for number in range(100)}
+    assert asked == {runner.pool for runner in runners}
 
 
 def test_what_a_killed_writer_left_half_written_is_skipped(tmp_path: Path) -> None:
