@@ -60,6 +60,12 @@ class Process:
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().split()[-1]
 
+    @property
+    def pid(self) -> int:
+        """The id of its process, which runs."""
+        assert self._process is not None
+        return self._process.pid
+
     def send(self, number: signal.Signals) -> None:
         """Sends it a signal."""
         assert self._process is not None

@@ -31,17 +31,8 @@ SQLITE, POSTGRES = "sqlite", "postgres"
 def main(arguments: Sequence[str]) -> int:
     """Exit codes: 0 no violation; 1 a violation, or too few kills or tasks; 2 unusable arguments; 130 Ctrl-C."""
     given = _parser().parse_args(arguments)
-    if max(given.routers, given.registries) > 1 and given.store == SQLITE and not given.database_url:
-        _report("several routers or registries need a database that they share: add --store postgres")
-        return USAGE
-    if given.runners < USUAL_RUNNERS:
-        _report(f"there are {USUAL_RUNNERS} runners at least")
-        return USAGE
-    if given.runners > USUAL_RUNNERS and (wrong := namespaces_missing()):
-        _report(f"more than {USUAL_RUNNERS} runners need namespaces: {wrong}")
-        return USAGE
-    if (given.database_restarts or given.database_cuts) and (given.store == SQLITE or given.database_url):
-        _report("faults of the database need a PostgreSQL of this run: add --store postgres, without --database-url")
+    if wrong := _wrong_with(given):
+        _report(wrong)
         return USAGE
     seed = secrets.randbelow(MAX_SEED) if given.seed is None else given.seed
     try:
@@ -50,6 +41,30 @@ def main(arguments: Sequence[str]) -> int:
     except NoPostgresError as error:
         _report(str(error))
         return USAGE
+
+
+def _wrong_with(given: argparse.Namespace) -> str:
+    """Returns why arguments cannot be used together, or here; empty: they can."""
+    is_shared = given.store == POSTGRES or bool(given.database_url)
+    faults = given.database_restarts + given.database_cuts
+    missing = namespaces_missing() if given.runners > USUAL_RUNNERS else ""
+    reasons = {
+        "several routers or registries need a database that they share: add --store postgres": (
+            max(given.routers, given.registries) > 1 and not is_shared
+        ),
+        "faults of the database need a PostgreSQL of this run: add --store postgres, without --database-url": (
+            bool(faults) and (given.store == SQLITE or bool(given.database_url))
+        ),
+        "tenants need --gateways, and --store postgres, on which their limits outlive routers": (
+            bool(given.tenants) and not (is_shared and given.gateways)
+        ),
+        "a router without the database may admit its share of a limit: test tenants or faults of the database": (
+            bool(given.tenants and faults)
+        ),
+        f"there are {USUAL_RUNNERS} runners at least": given.runners < USUAL_RUNNERS,
+        f"more than {USUAL_RUNNERS} runners need namespaces: {missing}": bool(missing),
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), "")
 
 
 @contextmanager
@@ -77,6 +92,8 @@ def _run(given: argparse.Namespace, seed: int, url: str, database: RunDatabase |
         registries=given.registries,
         runners=given.runners,
         gateways=given.gateways,
+        tenants=given.tenants,
+        is_limit_lax=given.lax_limits,
         streams=given.streams if given.gateways else 0,
         database_restarts=given.database_restarts,
         database_cuts=given.database_cuts,
@@ -132,6 +149,17 @@ def _parser() -> argparse.ArgumentParser:
         help="more than two have a host each (`unshare --uts`), so that their pools are several domains",
     )
     parser.add_argument("--streams", type=int, default=6, help="streams at once, over all gateways")
+    parser.add_argument(
+        "--tenants",
+        type=int,
+        default=0,
+        help="with a limit each, of which they ask for more over all gateways; needs --store postgres",
+    )
+    parser.add_argument(
+        "--lax-limits",
+        action="store_true",
+        help="negative control: routers with twice the limits; the run must FAIL with tenants over their limits",
+    )
     parser.add_argument(
         "--database-restarts",
         type=int,

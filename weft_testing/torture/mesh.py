@@ -19,7 +19,7 @@ from weft_testing.free_port import free_ports
 from weft_testing.torture import submitter
 from weft_testing.torture.database import RunDatabase
 from weft_testing.torture.final_state import SQLITE_PREFIX
-from weft_testing.torture.plan import TOKENS_PER_SECOND, Plan
+from weft_testing.torture.plan import LIMIT_WINDOW, TOKENS_PER_SECOND, Plan
 from weft_testing.torture.streams import GatewayAddress
 from weft_testing.torture.submitter import SubmitterOptions
 
@@ -123,6 +123,7 @@ def configuration(plan: Plan, folder: Folder, url: str) -> Mapping[str, Any]:
         "poll_interval_seconds": 0.5,
         "piece_interval_seconds": plan.piece_interval_seconds,
     }
+    limits = {tenant: [f"{plan.configured_limit}req/{LIMIT_WINDOW}"] for tenant in plan.tenant_names}
     # Of two registries, the standby takes over in the database of both.
     registry = {"database_url": url} if plan.registries > 1 else {}
     return {
@@ -130,7 +131,7 @@ def configuration(plan: Plan, folder: Folder, url: str) -> Mapping[str, Any]:
         "registry": registry,
         "addresses": {"registry": _registry_addresses(plan, folder)},
         "log": {"max_file_bytes": MAX_LOG_BYTES},
-        "router": {"database_url": url, "tasks": tasks},
+        "router": {"database_url": url, "tasks": tasks, "rate_limits": {"tenants": limits}},
     }
 
 

@@ -66,6 +66,13 @@ DATABASE_PAUSE_SECONDS = 2.0
 """Pause between two faults of the database that follow the last kill."""
 CUT_SECONDS = (1.0, 14.0)
 """Range of the cuts between a process and PostgreSQL, as of the pauses of a frozen process."""
+TENANT_LIMIT = 12
+"""Requests of a tenant that all routers together admit ..."""
+LIMIT_WINDOW, LIMIT_WINDOW_SECONDS = "min", 60.0
+"""... in any time of this length."""
+LAX_FACTOR = 2
+TENANT_OVERLOAD = 3.0
+"""How much more than its limit a tenant asks for."""
 STALE_ROUTERS: Mapping[Target, int] = {Target.STALE_ROUTER: 1}
 """Weights for the negative control: only a router that lost its leases unknowingly can violate the fence."""
 
@@ -134,9 +141,28 @@ class Plan:
     gateways: int = 0
     streams: int = 0
     """Streams at once, over all gateways."""
+    tenants: int = 0
+    """Tenants with a limit each."""
+    is_limit_lax: bool = False
+    """Whether routers are given twice the limit that the checker knows."""
     database_restarts: int = 0
     database_cuts: int = 0
     weights: Mapping[Target, int] = field(default_factory=lambda: USUAL_WEIGHTS)
+
+    @property
+    def tenant_names(self) -> Sequence[str]:
+        """Names of the tenants."""
+        return [f"tenant-{number}" for number in range(self.tenants)]
+
+    @property
+    def configured_limit(self) -> int:
+        """The limit of each tenant, as the routers know it."""
+        return TENANT_LIMIT * (LAX_FACTOR if self.is_limit_lax else 1)
+
+    @property
+    def calls_per_second(self) -> float:
+        """Rate of each tenant."""
+        return TENANT_OVERLOAD * TENANT_LIMIT / LIMIT_WINDOW_SECONDS
 
     @property
     def slots(self) -> int:
