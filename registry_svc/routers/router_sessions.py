@@ -1,6 +1,7 @@
 """Sessions of routers: who is registered, who was heard when, and the end of those that are silent."""
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable
 
 from registry_svc.mesh.core import RegistryCore
@@ -17,6 +18,8 @@ from weft.kernel.timestamps import stamp_of
 
 log = get_logger("weft.registry")
 
+MAX_REPLACED = 16
+"""Earlier incarnations of a router that are remembered, of each name."""
 FROZEN_AFTER_INTERVALS = 3
 """A round that comes more than this many intervals late means that the registry itself was frozen."""
 
@@ -35,6 +38,8 @@ class RouterSessions:
         self._interval_seconds = core.config.router_beat_interval_seconds
         self._heard: dict[str, float] = {}
         """When each router was last heard, monotonic."""
+        self._replaced: dict[str, deque[str]] = {}
+        """Of each router the incarnations that a later one has replaced. Not stored: a restart forgets them."""
         self._has_routers = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -54,7 +59,8 @@ class RouterSessions:
     async def register(self, request: pb.RegisterRouterRequest) -> None:
         """Make a router known by a valid request.
 
-        Raises ALREADY_EXISTS for the name of a router at another address, TOO_MANY_RESOURCES and SERVICE_UNAVAILABLE.
+        Raises ALREADY_EXISTS for the name of a router at another address, and of one that has replaced this one;
+        TOO_MANY_RESOURCES and SERVICE_UNAVAILABLE.
         """
         await self._core.write(lambda: self._register(request))
 
@@ -99,6 +105,13 @@ class RouterSessions:
                 "give this one another (router.name), or wait until that one's session has ended",
                 metadata={"field": "name"},
             )
+        if request.incarnation in self._replaced.get(request.name, ()):
+            # Two processes that were both accepted would take the name from each other with every beat.
+            raise WeftError(
+                Reason.ALREADY_EXISTS,
+                f"another process at {request.address} has registered as {request.name} since; end one of both",
+                metadata={"field": "name"},
+            )
         require_room("routers", len(self._core.routers), int(known is None), self._core.config.max_routers)
         router = Router(
             name=request.name,
@@ -108,6 +121,8 @@ class RouterSessions:
             register_time=stamp_of(self._clock.utc_now()),
         )
         await self._store.save(router)
+        if known is not None and known.incarnation != router.incarnation:
+            self._replaced.setdefault(router.name, deque(maxlen=MAX_REPLACED)).append(known.incarnation)
         self._heard[router.name] = self._clock.monotonic()
         self._keep(router)
         self._has_routers.set()
@@ -123,6 +138,7 @@ class RouterSessions:
         for name in gone:
             self._heard.pop(name, None)
             self._core.routers.pop(name, None)
+            self._replaced.pop(name, None)
         self._core.publish([Change(deleted_router=name) for name in gone])
 
     def extend_grace(self) -> None:

@@ -112,6 +112,23 @@ async def test_the_name_of_a_router_at_another_address_is_refused_while_its_sess
         await other.register()
 
 
+async def test_a_router_that_was_replaced_while_it_was_stopped_does_not_take_its_name_back(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as mesh:
+        stopped, later = SomeRouter(mesh, incarnation="i1"), SomeRouter(mesh, incarnation="i2")
+        await stopped.register()
+        await later.register()
+        with refused(Reason.SESSION_UNKNOWN):
+            await stopped.beat()
+        with refused(Reason.ALREADY_EXISTS) as errors:
+            await stopped.register()
+        assert "end one of both" in errors[0].message
+        await later.beat()
+        # The name is free again when the later one has left.
+        await later.leave()
+        await stopped.register()
+        await stopped.beat()
+
+
 async def test_more_routers_than_there_may_be_are_refused(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_routers=1) as mesh:
         await SomeRouter(mesh).register()
