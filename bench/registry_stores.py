@@ -69,7 +69,7 @@ def measure(store: str, sessions: int, seconds: float, folder: Path) -> str:
             f"{100 * share:.1f}",
             f"{rss:.0f}",
             f"{of_server:.1f}" if server else "-",
-            str(sum(result.failures.values())),
+            "; ".join(f"{count} {what}" for what, count in result.failures.items()) or "0",
         ]
         return f"| {' | '.join(cells)} |"
 

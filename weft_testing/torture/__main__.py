@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--lax-limits",
         action="store_true",
-        help="negative control: routers with twice the limits; the run must FAIL with tenants over their limits",
+        help="negative control: routers with three times the limits; the run must FAIL with tenants over their limits",
     )
     parser.add_argument(
         "--database-restarts",

@@ -19,6 +19,8 @@ from weft_testing.torture.plan import Plan
 from weft_testing.torture.streams import GatewayAddress
 
 CALL_SECONDS = 60.0
+MAX_AT_ONCE = 12
+"""Chats of one tenant that are under way."""
 TENANT_HEADER = "X-Tenant-ID"
 LIMITED = 429
 
@@ -49,10 +51,17 @@ class TenantCallers:
     async def _call(self, tenant: str) -> None:
         random = Random(f"{self._plan.seed}/{tenant}")  # noqa: S311 - the seed must decide it
         pools, rate = self._plan.steady_pools, self._plan.calls_per_second
+        running = set[asyncio.Task[None]]()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CALL_SECONDS)) as http:
             while not self._stopping.is_set():
                 await asyncio.sleep(random.expovariate(rate))
-                await self._chat(http, random.choice(self._gateways), tenant, random.choice(pools))
+                gateway, pool = random.choice(self._gateways), random.choice(pools)
+                # One that waits for a router that was killed holds up no other.
+                if len(running) < MAX_AT_ONCE:
+                    chat = asyncio.create_task(self._chat(http, gateway, tenant, pool))
+                    running.add(chat)
+                    chat.add_done_callback(running.discard)
+            await asyncio.gather(*running)
 
     async def _chat(self, http: aiohttp.ClientSession, gateway: GatewayAddress, tenant: str, pool: str) -> None:
         # To the checker of tasks it is no task, as a stream.
