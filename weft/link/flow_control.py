@@ -22,10 +22,22 @@ class ReceiveHalf:
     before it has been read: a reader that has stopped gets one such message and no more.
     """
 
+    __slots__ = (
+        "_allowed",
+        "_inbox",
+        "_is_unwanted",
+        "_max_message_bytes",
+        "_owed",
+        "_partial",
+        "_partial_cost",
+        "buffered_bytes",
+    )
+
     def __init__(self, max_message_bytes: int) -> None:
         self._max_message_bytes = max_message_bytes
-        self._inbox: deque[tuple[bytes, int]] = deque()
-        self._partial = bytearray()
+        self._inbox: deque[tuple[bytes, int]] | None = None
+        """None while it is empty: an idle call would hold 700 bytes for it."""
+        self._partial: bytes | bytearray = b""
         self._partial_cost = 0
         self._allowed = WINDOW_BYTES
         self._owed = 0
@@ -47,18 +59,23 @@ class ReceiveHalf:
             )
         self.buffered_bytes += len(data)
         if more:
+            self._partial = self._partial or bytearray()
             self._partial += data
             self._credit_partial()
             return
+        if self._inbox is None:
+            self._inbox = deque()
         self._inbox.append((self._with_partial(data), self._partial_cost))
         self.buffered_bytes += MESSAGE_OVERHEAD_BYTES
-        self._partial, self._partial_cost = bytearray(), 0
+        self._partial, self._partial_cost = b"", 0
 
     def read(self) -> bytes | None:
         """Returns the next complete message; None: there is none yet."""
         if not self._inbox:
             return None
         message, cost = self._inbox.popleft()
+        if not self._inbox:
+            self._inbox = None
         self.buffered_bytes -= len(message) + MESSAGE_OVERHEAD_BYTES
         self._owed += cost
         self._credit_partial()
@@ -80,8 +97,8 @@ class ReceiveHalf:
     def clear(self) -> None:
         """Drops what was not read, and what still arrives."""
         self._is_unwanted = True
-        self._inbox.clear()
-        self._partial = bytearray()
+        self._inbox = None
+        self._partial = b""
         self.buffered_bytes = 0
 
     def _with_partial(self, data: bytes) -> bytes:
@@ -99,12 +116,14 @@ class ReceiveHalf:
 class SendHalf:
     """Unsent frames of a call, in order: the start, messages cut into parts, and the closing frame."""
 
+    __slots__ = ("_call_id", "_credit", "_last", "_messages", "_offset", "_start", "is_closed", "unsent_bytes")
+
     def __init__(self, call_id: int, credit: int, start: pb.CallStart | None = None) -> None:
         """`start`: that of an own call, to be sent first."""
         self._call_id = call_id
         self._credit = credit
         self._start = start
-        self._messages: deque[bytes] = deque()
+        self._messages: deque[bytes] | None = None
         self._offset = 0
         self._last: pb.LinkFrame | None = None
         self.is_closed = False
@@ -124,6 +143,8 @@ class SendHalf:
     def put(self, message: bytes) -> None:
         """Adds a message."""
         assert not self.is_closed, "a message after the closing frame"
+        if self._messages is None:
+            self._messages = deque()
         self._messages.append(message)
         self.unsent_bytes += len(message) + MESSAGE_OVERHEAD_BYTES
 
@@ -151,12 +172,14 @@ class SendHalf:
     def clear(self) -> None:
         """Drops what was not sent."""
         self._start = self._last = None
-        self._messages.clear()
+        self._messages = None
         self.is_closed = True
         self.unsent_bytes = 0
 
     def _next_part(self) -> pb.LinkFrame:
-        message = self._messages[0]
+        messages = self._messages
+        assert messages, "a part without a message"
+        message = messages[0]
         end = min(len(message), self._offset + min(MAX_PART_BYTES, self._credit))
         data = message if self._offset == 0 and end == len(message) else message[self._offset : end]
         self._credit -= part_cost(data)
@@ -164,7 +187,8 @@ class SendHalf:
         more = end < len(message)
         self._offset = end if more else 0
         if not more:
-            self._messages.popleft()
+            messages.popleft()
+            self._messages = messages or None
             self.unsent_bytes -= MESSAGE_OVERHEAD_BYTES
         frame = pb.LinkFrame(call_id=self._call_id)
         # Set in place: a part that is given to the frame would be copied.
@@ -174,6 +198,8 @@ class SendHalf:
 
 class Call:
     """One call as one side sees it. Created and changed by the multiplexer only."""
+
+    __slots__ = ("call_id", "is_own", "is_scheduled", "peer_is_done", "receive", "send", "start", "status")
 
     def __init__(
         self, call_id: int, start: pb.CallStart, send: SendHalf, receive: ReceiveHalf, *, is_own: bool
