@@ -12,12 +12,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from random import getrandbits
 from typing import Any, Literal, TextIO, cast
 
 import msgspec
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.trace import TraceFlags, format_span_id, format_trace_id, get_current_span
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from weft.kernel.log_threshold import LogThreshold
 from weft.kernel.structured_log import structlog
@@ -25,9 +23,7 @@ from weft.kernel.structured_log import structlog
 TRACEPARENT = "traceparent"
 
 _USUAL_TRACEPARENT = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-0[01]")
-_propagator = TraceContextTextMapPropagator()
-_new_ids = RandomIdGenerator()
-_SAMPLED = f"{TraceFlags.SAMPLED:02x}"
+_TRACE_ID_BITS, _SPAN_ID_BITS = 128, 64
 
 
 class BoundedLogFile:
@@ -151,18 +147,26 @@ def valid_traceparent(header: str | None) -> str | None:
     if header is None:
         return None
     # What services of the mesh send each other; the propagator knows the rest, and takes some 5 us.
-    if _USUAL_TRACEPARENT.fullmatch(header):
-        return header
-    context = _propagator.extract({TRACEPARENT: header})
-    span = get_current_span(context).get_span_context()
-    return header if span.is_valid else None
+    return header if _USUAL_TRACEPARENT.fullmatch(header) or _is_known_to_the_propagator(header) else None
+
+
+def _is_known_to_the_propagator(header: str) -> bool:
+    # Imported with the first unusual header: every process would hold 2 MB for it.
+    from opentelemetry.trace import get_current_span  # noqa: PLC0415
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
+
+    context = TraceContextTextMapPropagator().extract({TRACEPARENT: header})
+    return get_current_span(context).get_span_context().is_valid
 
 
 def new_traceparent() -> str:
     """A traceparent for a request that came without one; sampled."""
-    return (
-        f"00-{format_trace_id(_new_ids.generate_trace_id())}-{format_span_id(_new_ids.generate_span_id())}-{_SAMPLED}"
-    )
+    return f"00-{_new_id(_TRACE_ID_BITS):032x}-{_new_id(_SPAN_ID_BITS):016x}-01"
+
+
+def _new_id(bits: int) -> int:
+    """A random number that is not 0, which would be no id."""
+    return getrandbits(bits) or 1
 
 
 def trace_id_of(traceparent: str) -> str:
