@@ -145,6 +145,8 @@ _QUOTING = frozenset({Reason.TOOL_CALL_INVALID, Reason.REPEATED_LINE_LOOP})
 
 def log_attempt(event: str, call: CallInfo, model: str) -> None:
     """Log the beginning or the end of an attempt, for who looks for one request."""
+    if not log.writes_debug():
+        return
     log.debug(event, request_id=call.request_id, trace_id=trace_id_of(call.traceparent), model=model)
 
 

@@ -59,7 +59,10 @@ class CarriedCall:
     def cancel(self) -> None:
         """Cancel the call unless it has ended; a reader gets CANCELLED."""
         self._stop_timer()
-        self._call.fail(WeftError(Reason.CANCELLED, "the caller gave up"))
+        if self._call.status is None:
+            self._call.fail(WeftError(Reason.CANCELLED, "the caller gave up"))
+        else:
+            self._call.close()
 
     def _expire(self) -> None:
         self._call.fail(WeftError(Reason.DEADLINE_EXCEEDED, "the deadline of the call passed"))
