@@ -49,7 +49,7 @@ UP_CPU = Measure("start: CPU of weft up's host until its services listen", "s", 
 HOST_MEMORY = Measure("start: memory of weft up's host, idle", "MB", Goal(130), 0)
 UNARY_CPU = Measure("CPU per unary chat request (16 tokens)", "us", Goal(900), 0)
 UNARY_RATE = Measure("unary chat requests", "1/s", None, 0)
-CHUNK_CPU = Measure("CPU per streamed chunk, saturated", "us", Goal(20))
+CHUNK_CPU = Measure("CPU per streamed chunk, saturated", "us", Goal(11))
 CHUNK_RATE = Measure("streamed chunks, saturated", "1/s", None, 0)
 PACED_CPU = Measure("CPU per streamed chunk, 50 tokens/s per stream", "us")
 UNARY_P50 = Measure("unary latency p50, 1 connection", "ms", None, 2)
@@ -87,10 +87,10 @@ ENGINE_FIRST = {engine: Measure(f"{engine}: time to first token p50, 1 stream", 
 ENGINE_ADDED_FIRST = {
     engine: Measure(f"{engine}: added time to first token p50, 1 stream", "ms", Goal(5), 2) for engine in ENGINES
 }
-RSS_IDLE = Measure("memory of the host process after start, RSS", "MB", Goal(150))
+RSS_IDLE = Measure("memory of the host process after start, RSS", "MB", Goal(130))
 PSS_IDLE = Measure("memory of the host process after start, PSS", "MB")
 USS_IDLE = Measure("memory of the host process after start, USS", "MB")
-RSS_LOADED = Measure("memory of the host process after load, RSS", "MB", Goal(150))
+RSS_LOADED = Measure("memory of the host process after load, RSS", "MB", Goal(130))
 PSS_LOADED = Measure("memory of the host process after load, PSS", "MB")
 USS_LOADED = Measure("memory of the host process after load, USS", "MB")
 TREE_RSS_LOADED = Measure("memory of all its processes but backends after load, RSS", "MB")
@@ -130,7 +130,7 @@ PREFILL_HANG_UP_P99 = Measure(
     "hang-up before the first token: until the engine has its slot back, p99", "ms", Goal(250)
 )
 IDLE_HOST = Measure("1,000 idle open streams: memory of the host process, RSS", "MB", Goal(200))
-IDLE_GROWTH = Measure("1,000 idle open streams: growth of host and runner together, RSS", "MB")
+IDLE_GROWTH = Measure("1,000 idle open streams: growth of host and runner together, RSS", "MB", Goal(30))
 TASK_SUBMITS = Measure("durable tasks: acknowledged submissions, 64 clients, SQLite FULL", "1/s", Goal(1_000, False), 0)
 TASK_SUBMIT_P99 = Measure("durable tasks: until an acknowledgement is there, 64 clients, p99", "ms")
 TASK_COMMITS = Measure("plain durable commits of one row, one after another", "1/s", None, 0)
