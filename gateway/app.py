@@ -207,7 +207,13 @@ def _links(config: GatewayConfig, ports: GatewayPorts, clock: Clock) -> ResultLi
     if ports.files is None or ports.result_key is None:
         return None
     results = config.results
-    return ResultLinks(ports.result_key, clock, link_seconds=results.link_seconds, public_url=results.public_url)
+    return ResultLinks(
+        ports.result_key,
+        clock,
+        link_seconds=results.link_seconds,
+        public_url=results.public_url,
+        public_scheme=config.public_scheme,
+    )
 
 
 def _bounded_tasks(config: GatewayConfig, ports: GatewayPorts) -> TaskPort | None:

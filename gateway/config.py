@@ -450,6 +450,8 @@ class GatewayConfig(GatewaySettings):
     """How long after its deadline the gateway itself ends a request that is still running."""
     rate_limits: RateLimitConfig | None = None
     """Requests per tenant; None: no limit."""
+    public_scheme: str = ""
+    """`http` or `https` of addresses for callers, behind a proxy of the same mesh; empty: that of the connection."""
 
     def exposure(self, port: int | None = None) -> Exposure:
         """Returns the address and its protection; `port` replaces the configured one."""

@@ -40,21 +40,27 @@ class SignedResult:
 class ResultLinks:
     """Makes and checks the addresses of one gateway's results."""
 
-    def __init__(self, key: bytes, clock: Clock, *, link_seconds: float, public_url: str = "") -> None:
-        """`public_url`: how callers reach the gateway; empty: as the request that asks says."""
+    def __init__(
+        self, key: bytes, clock: Clock, *, link_seconds: float, public_url: str = "", public_scheme: str = ""
+    ) -> None:
+        """`public_url`: how callers reach the gateway; empty: as the request that asks says.
+
+        `public_scheme`: theirs; empty: that of the connection.
+        """
         if len(key) != KEY_BYTES:
             raise ValueError(f"the key must have {KEY_BYTES} bytes")
         self._key = key
         self._clock = clock
         self._link_seconds = link_seconds
         self._public_url = public_url.rstrip("/")
+        self._public_scheme = public_scheme
 
     def base_of(self, scope: Scope) -> str:
         """Returns how the caller of a request reaches the gateway."""
         if self._public_url:
             return self._public_url
         host = headers_of(scope).get(b"host", b"").decode("latin-1")
-        return f"{scope['scheme']}://{host}" if host else ""
+        return f"{self._public_scheme or scope['scheme']}://{host}" if host else ""
 
     def link(self, base: str, tenant: str, file_id: str) -> str:
         """Returns the address of a result."""

@@ -39,9 +39,14 @@ def _rates_of(config: ClientsConfig) -> dict[str, tuple[Rate, ...]]:
     return {client: profile.rates for client, profile in config.profiles.items() if profile.rates}
 
 
+def _has_run(receipt: receipt_pb2.Receipt | None) -> bool:
+    """Whether an attempt used anything: one that was withdrawn, or lost its claim or its runner, is offered again."""
+    return receipt is not None and (receipt.outcome == receipt_pb2.OUTCOME_COMPLETED or receipt.HasField("usage"))
+
+
 def _is_counted(request: PlacementRequest) -> bool:
     """Whether the limits count it when it comes."""
-    return request.priority not in (Priority.DURABLE, Priority.SYSTEM) and not request.is_counted
+    return request.priority is not Priority.SYSTEM and not request.is_counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,7 @@ class _UnderWay:
     client: _Client | None
     counted: Counted
     was_refused: bool = False
+    is_durable: bool = False
 
 
 class ClientRegistry:
@@ -143,7 +149,8 @@ class ClientRegistry:
         if not _is_counted(request):
             return None
         request = self.resolve(request)
-        return self._limits.wait_for(request, with_client=bool(request.client_id))
+        with_client = bool(request.client_id) and request.priority is not Priority.DURABLE
+        return self._limits.wait_for(request, with_client=with_client)
 
     async def all_limit_uses(self, tenant: str = "") -> list[LimitUse]:
         """Return what is used of the limits of a tenant, or (empty) of all, over all routers that share them."""
@@ -169,8 +176,8 @@ class ClientRegistry:
         """Count an arrived request; its end is reported under the same key. Returns what its caller has left.
 
         Raises RATE_LIMIT_EXCEEDED for a tenant or client that exceeds its rate; such a request has no end to be
-        reported. The mesh's own work and repeated placements are not counted; nor are durable requests, which were when
-        they were submitted.
+        reported. The mesh's own work and repeated placements are not counted. Durable requests are counted for their
+        tenant, each time that they are offered; what did not run is given back.
         """
         now = self._clock.monotonic()
         is_durable = request.priority is Priority.DURABLE
@@ -184,7 +191,7 @@ class ClientRegistry:
             if client is not None:
                 client.pattern.note_end(refused=True, tokens=0)
             raise
-        self._under_way[key] = _UnderWay(client, counted)
+        self._under_way[key] = _UnderWay(client, counted, is_durable=is_durable)
         return counted.status
 
     def note_rejected(self, key: int, reason: Reason) -> None:
@@ -213,7 +220,10 @@ class ClientRegistry:
             tokens = max(0, receipt.usage.prompt_tokens) + max(0, receipt.usage.completion_tokens)
         elif refused or found.was_refused:
             tokens = 0
-        self._limits.correct(found.counted, tokens)
+        if found.is_durable and not _has_run(receipt):
+            self._limits.give_back(found.counted)
+        else:
+            self._limits.correct(found.counted, tokens)
         if found.client is not None:
             found.client.pattern.note_end(refused=refused, tokens=tokens)
             who = (found.client.tenant, found.client.client_id)

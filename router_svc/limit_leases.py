@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -23,6 +24,10 @@ MAX_ROUNDS = 3
 """Leases that one request waits for, where others spend what it was given."""
 FORGET_SECONDS = 60.0
 """Interval at which windows that are long empty are deleted."""
+MAX_PUBLISHED_TENANTS = 10_000
+"""Tenants whose served tokens are published; the one that was served longest ago is forgotten first."""
+MAX_SEEN_ACCOUNTS = 100_000
+"""Accounts of other routers whose last figure is remembered."""
 MAX_OTHERS_TOTALS = 10_000
 """Windows of other routers whose totals are remembered, in case this one needs its share of them."""
 
@@ -125,7 +130,7 @@ class LeaseIntervals:
     """How often the loop does what."""
 
     contact_seconds: float = 1.0
-    timeout_seconds: float = 1.0
+    timeout_seconds: float = 2.0
     publish_seconds: float = 5.0
 
 
@@ -178,9 +183,12 @@ class LimitLeases:
         self._tasks: list[asyncio.Task[None]] = []
         self._exchange_lock = asyncio.Lock()
         self._known_routers: Callable[[], Iterable[str]] = tuple
-        self._served: Callable[[], Mapping[str, float]] = dict
+        self._take_served: Callable[[], Mapping[str, float]] = dict
+        self._served: OrderedDict[str, float] = OrderedDict()
+        """Tokens of each tenant since the start; the one that was served last is the last."""
+        self._unpublished: set[str] = set()
         self._note_served: Callable[[str, float], None] = _ignore_served
-        self._seen: dict[tuple[str, str], float] = {}
+        self._seen: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._has_published = False
         self._ages: Mapping[str, float] = {}
         self._forgot_at = self._published_at = clock.monotonic()
@@ -190,8 +198,8 @@ class LimitLeases:
         self._known_routers = routers
 
     def share_service(self, served: Callable[[], Mapping[str, float]], note: Callable[[str, float], None]) -> None:
-        """Publishes what `served` returns, tokens by tenant since the start, and calls `note` with others' tokens."""
-        self._served, self._note_served = served, note
+        """Publishes what `served` returns, tokens by tenant since its last call; calls `note` with those of others."""
+        self._take_served, self._note_served = served, note
 
     def window(self, key: str, rate: Rate, of: LimitSubjectNames) -> LeasedWindow:
         """Returns the window of a key and a rate."""
@@ -447,11 +455,22 @@ class LimitLeases:
 
     async def _publish(self) -> None:
         is_first = not self._has_published
-        found = await self._store.publish(self._served())
+        for tenant, tokens in self._take_served().items():
+            self._served[tenant] = self._served.get(tenant, 0.0) + tokens
+            self._served.move_to_end(tenant)
+            self._unpublished.add(tenant)
+        while len(self._served) > MAX_PUBLISHED_TENANTS:
+            self._unpublished.discard(self._served.popitem(last=False)[0])
+        found = await self._store.publish({tenant: self._served[tenant] for tenant in self._unpublished})
+        self._unpublished.clear()
         self._has_published = True
         for (life, tenant), tokens in found.items():
             more = tokens - self._seen.get((life, tenant), 0.0)
-            self._seen[life, tenant] = tokens
+            # An estimate that is corrected is not charged for again.
+            self._seen[life, tenant] = max(tokens, self._seen.get((life, tenant), 0.0))
+            self._seen.move_to_end((life, tenant))
+            if len(self._seen) > MAX_SEEN_ACCOUNTS:
+                self._seen.popitem(last=False)
             # What others served before this router began was there for every account.
             if more > 0 and not is_first:
                 self._note_served(tenant, more)

@@ -320,6 +320,18 @@ class SchedulingLoop:
         """Return a tenant's account of fair share, in tokens by its weight; None: it has none."""
         return self._scheduler.fair_share(tenant)
 
+    def report_service(self) -> None:
+        """Keep what tenants are served for `take_served`, which has to be called then."""
+        self._scheduler.report_service()
+
+    def take_served(self) -> dict[str, float]:
+        """Return the tokens that each tenant was served here since the last call."""
+        return self._scheduler.take_served()
+
+    def note_served_elsewhere(self, tenant: str, tokens: float) -> None:
+        """Charge a tenant's account of fair share for tokens that other routers have served it."""
+        self._scheduler.note_served_elsewhere(tenant, tokens)
+
     def queues(self) -> list[placement.PoolQueue]:
         """Return the queue lengths of all pools and routes, in order of their names."""
         return [

@@ -1,7 +1,7 @@
 """The rate limits of a router: requests and tokens of tenants, keys, models and clients, counted on arrival."""
 
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -16,6 +16,7 @@ from weft.dispatch.placement import PlacementRequest
 from weft.dispatch.rate_windows import Claim, RateWindows, TrackedKeys, WindowSource, within
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.request import Priority
 from weft.kernel.sliding_window import Window
 from weft.kernel.timestamps import duration_of
 from weft.kernel.units import Rate, RateUnit
@@ -291,6 +292,9 @@ class RateLimits:
 
     def _claims(self, request: PlacementRequest, *, with_client: bool) -> list[Claim]:
         claims = self._tenant_claims(request)
+        if request.priority is Priority.DURABLE:
+            spared = self._config.spared_for_callers_percent / 100
+            return [replace(claim, spare=int(claim.rate.amount * spared)) for claim in claims]
         return [*claims, *self._client_claims(request)] if with_client else claims
 
     def _tenant_claims(self, request: PlacementRequest) -> list[Claim]:

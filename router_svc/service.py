@@ -179,6 +179,8 @@ class RouterService(Service):
         self._leases = leases
         leases.follow(lambda: self._view.routers)
         self._records.clients.share(leases)
+        self._loop.report_service()
+        leases.share_service(self._loop.take_served, self._loop.note_served_elsewhere)
 
     def amend_receipt(self, tenant: str, receipt: receipt_pb2.Receipt) -> None:
         """Put what a second witness has added to a receipt into the record of its request, where that is here."""

@@ -47,17 +47,18 @@ class LimitLeaseSettings:
     """How long a router holds an unspent slice before it returns it; a quarter of the window where that is less."""
     contact_interval_seconds: Seconds = 1.0
     """Interval at which a router says that it is there, and reads what others have used."""
-    timeout_seconds: Seconds = 1.0
+    timeout_seconds: Seconds = 2.0
     """How long an answer of the database may take before it is away."""
-    silence_seconds: Annotated[Seconds, PUBLIC] = 3.0
+    silence_seconds: Annotated[Seconds, PUBLIC] = 5.0
     """How long the database must be away before a router admits by its share of each limit. The others leave that share
-    to a router that the database has not heard of for as long. At least twice `contact_interval_seconds`."""
+    to a router that the database has not heard of for as long. At least `contact_interval_seconds` and
+    `timeout_seconds` together."""
     publish_interval_seconds: Annotated[Seconds, PUBLIC] = 5.0
     """Interval at which a router publishes the tokens that it served each tenant, for the fair shares of all."""
 
     def __post_init__(self) -> None:
-        if self.silence_seconds < 2 * self.contact_interval_seconds:
-            raise ValueError("silence_seconds must be at least twice contact_interval_seconds")
+        if self.silence_seconds < self.contact_interval_seconds + self.timeout_seconds:
+            raise ValueError("silence_seconds must be at least contact_interval_seconds and timeout_seconds together")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

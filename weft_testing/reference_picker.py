@@ -72,6 +72,7 @@ class ReferencePicker:
         self.settings = settings
         self._turn = 0
         self.running = 0
+        self._ended = asyncio.Condition()
 
     async def process(
         self, requests: AsyncIterator[ProcessingRequest], context: Any
@@ -105,6 +106,13 @@ class ReferencePicker:
                         yield answer
         finally:
             self.running -= is_running
+            async with self._ended:
+                self._ended.notify_all()
+
+    async def idle(self) -> None:
+        """Returns once no request runs."""
+        async with self._ended:
+            await self._ended.wait_for(lambda: not self.running)
 
     def closes_after_request(self) -> bool:
         """Whether the stream ends with the request."""

@@ -235,6 +235,17 @@ class AppServer:
         self._server = self._serving = None
 
 
+async def free_address(exposure: Exposure, port_option: str) -> tuple[str, int]:
+    """Returns the resolved address of a listener that another program is to open; port 0 stays.
+
+    Raises as `AppServer.start` does where it is unavailable, or lacks the required protection.
+    """
+    listener = await _listen(exposure, port_option)
+    host = str(listener.getsockname()[0])
+    listener.close()
+    return host, exposure.port
+
+
 async def _listen(exposure: Exposure, port_option: str) -> socket.socket:
     host, port = exposure.host, exposure.port
     family, address = await _protected_address(exposure)

@@ -20,6 +20,9 @@ MAX_HELD_PART = 0.25
 """Longest time for which a slice is held, as a part of its window."""
 LOW_PART = 0.5
 """The part of a slice below which the next one is taken ahead."""
+ENDING_PART, RENEWED_PART = 0.05, 0.3
+"""Of the time for which a slice is held: what is left when it counts as ended for a new request, and when it is renewed
+ahead."""
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
 """Shortest and longest time until a window without room is asked for again: others return what they hold."""
 _NEVER = float("-inf")
@@ -32,7 +35,7 @@ class LeaseTerms:
     slice_seconds: float = 1.0
     min_slice_part: float = 0.05
     max_hold_seconds: float = 5.0
-    silence_seconds: float = 3.0
+    silence_seconds: float = 5.0
     """Time without the database after which a router may use its share of each limit, and after which the others leave
     that share to it."""
 
@@ -261,7 +264,9 @@ class LeasedWindow:
     def lacks(self, now: float, most: int, amount: int) -> bool:
         """Whether the database has to be asked before an amount can be admitted."""
         self._use(most)
-        if self._contact.lost_at is not None or self._held(now) >= amount:
+        # A lease that ends until the request is counted is none.
+        soon = now + ENDING_PART * self._terms.hold_seconds(self.length)
+        if self._contact.lost_at is not None or self._held(soon) >= amount:
             return False
         return now >= self._ask_again_at or amount <= self._room
 
@@ -269,7 +274,8 @@ class LeasedWindow:
         """Whether the next slice should be taken when this amount has been spent."""
         if self._contact.lost_at is not None or self._sent is not None or now < self._ask_again_at:
             return False
-        return self._held(now) - amount < LOW_PART * self._terms.slice_of(self._most, self.length)
+        soon = now + RENEWED_PART * self._terms.hold_seconds(self.length)
+        return self._held(soon) - amount < LOW_PART * self._terms.slice_of(self._most, self.length)
 
     def ask(self, amount: int) -> None:
         """Notes a request that waits for its amount."""

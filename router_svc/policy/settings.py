@@ -149,6 +149,10 @@ class TenantRates:
     max_subjects: Annotated[int, Ge(1), Le(1_000_000)] = 1000
     """Keys or models that a tenant's limit per key or per model counts one by one; those beyond share one window."""
 
+    spared_for_callers_percent: Annotated[float, Ge(0), Le(100), PUBLIC] = 20.0
+    """Part of each window that durable work leaves to live requests: tasks, items of batches and journaled requests
+    wait when no more than this is left. 100: they are not started while anything of the window is used."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimitConfig(TenantRates):

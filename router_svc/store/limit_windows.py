@@ -5,6 +5,7 @@ database's, of the statement's arrival: it cannot be before the router sent it, 
 than the router stops spending it.
 """
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -163,6 +164,8 @@ class SqlLeaseStore(LeaseStore):
         self._holder = f"{router}/{life}"
         self._silence = silence_seconds
         self._link: _Link | None = None
+        self._turn = asyncio.Lock()
+        """One statement at a time."""
         self._read_until = 0.0
         self._served_until = 0.0
 
@@ -212,7 +215,8 @@ class SqlLeaseStore(LeaseStore):
 
     @override
     async def uses(self, tenant: str) -> Sequence[LeasedUse]:
-        return [_use_of(row) for row in await self._run(_USES, tenant=tenant)]
+        # Over another connection: it may read much, and no request should wait for it.
+        return [_use_of(row) for row in await self._database.rows(_USES, tenant=tenant)]
 
     @override
     async def publish(self, served: Mapping[str, float]) -> Mapping[tuple[str, str], float]:
@@ -237,15 +241,17 @@ class SqlLeaseStore(LeaseStore):
 
     async def _run(self, statement: Any, **values: object) -> Sequence[Any]:
         """Runs one statement, and commits it. Raises SERVICE_UNAVAILABLE; the next one then connects again."""
-        try:
-            link = self._link or await self._connected()
-            result = await link.connection.execute(statement, values)
-            return result.all() if result.returns_rows else ()
-        except BaseException as error:
-            await self._drop()
-            if isinstance(error, (SQLAlchemyError, OSError)):
-                raise WeftError(Reason.SERVICE_UNAVAILABLE, f"the database failed: {type(error).__name__}") from error
-            raise
+        async with self._turn:
+            try:
+                link = self._link or await self._connected()
+                result = await link.connection.execute(statement, values)
+                return result.all() if result.returns_rows else ()
+            except BaseException as error:
+                await self._drop()
+                if isinstance(error, (SQLAlchemyError, OSError)):
+                    message = f"the database failed: {type(error).__name__}"
+                    raise WeftError(Reason.SERVICE_UNAVAILABLE, message) from error
+                raise
 
     async def _connected(self) -> _Link:
         async with AsyncExitStack() as stack:

@@ -164,6 +164,15 @@ async def test_served_tokens_of_others_are_read_once_they_change(stores: list[Sq
     assert await one.publish({}) == {("r1/1", "b"): 1.0}
 
 
+async def test_statements_of_one_router_that_come_together_take_turns(stores: list[SqlLeaseStore]) -> None:
+    store = stores[0]
+    await store.create([a_new_window(f"w{n}") for n in range(20)])
+    reports = asyncio.gather(*(exchange(store, a_report(1, need=1, least=1, want=1), f"w{n}") for n in range(20)))
+    others = asyncio.gather(*(store.contact(()) for _ in range(20)), store.uses(""), store.forget())
+    assert [each.lease for each in await reports] == [1] * 20
+    await others
+
+
 async def test_a_connection_that_was_cut_is_made_again(stores: list[SqlLeaseStore], postgres_url: str) -> None:
     from asyncpg import connect  # noqa: PLC0415 - of the server's side alone
 

@@ -9,7 +9,7 @@ import aiohttp
 import openai
 import pytest
 from kit.demo_answers import WITHOUT_END
-from mesh_process import POOL, MeshProcess, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 from openai import AsyncOpenAI
 
 SLOW = 20.0
@@ -218,3 +218,28 @@ async def test_a_batch_runs_on_the_real_model(tmp_path: Path) -> None:
     assert len(bodies) == 3
     assert all(body["usage"]["completion_tokens"] == 8 for body in bodies)
     assert all(body["choices"][0]["message"]["content"].strip() for body in bodies)
+
+
+async def test_tasks_of_a_tenant_wait_for_its_limit_and_none_of_them_fails(tmp_path: Path) -> None:
+    limits = {"router": {"rate_limits": {"tenants": {"slow": ["2req/sec"]}}}}
+    config = write_config(tmp_path, fake_runner("a", echo=True), **limits)
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        async with aiohttp.ClientSession(mesh.url, headers={"X-Tenant-ID": "slow"}) as http:
+            body = {"model": POOL, "body": {"messages": [{"role": "user", "content": "Hello"}]}}
+            began, tasks = asyncio.get_running_loop().time(), []
+            for _ in range(6):
+                async with http.post("/api/v1/inference-tasks", json=body) as response:
+                    assert response.status == 202
+                    tasks.append((await response.json())["id"])
+
+            async def ended() -> list[tuple[str, int]]:
+                found = []
+                for task in tasks:
+                    async with http.get(f"/api/v1/inference-tasks/{task}") as response:
+                        shown = await response.json()
+                        found.append((shown["state"], len(shown["attempts"])))
+                return found if {state for state, _ in found} == {"completed"} else []
+
+            found = await eventually(ended, 60.0, "the tasks are not completed")
+            assert found == [("completed", 1)] * 6, "a refusal for the limit is no attempt"
+            assert asyncio.get_running_loop().time() - began > 2, "two in any second"

@@ -40,6 +40,8 @@ class Claim:
     """The same for people, such as "Tenant community-x"."""
     rate: Rate
     amount: int = 1
+    spare: int = 0
+    """What has to be left beyond it, for others."""
     about: Mapping[str, str] = field(default_factory=dict)
     """What the limit is of besides, for the metadata of a refusal."""
 
@@ -89,9 +91,10 @@ class RateWindows:
         now = self._clock.monotonic()
         windows = [self.window(claim.key, claim.rate) for claim in claims]
         refused = [
-            (window.seconds_until_room(now, claim.rate.amount, within(claim)), place)
+            (window.seconds_until_room(now, claim.rate.amount, _with_spare(claim)), place)
             for place, (claim, window) in enumerate(zip(claims, windows, strict=True))
             if not window.has_room(now, claim.rate.amount, within(claim))
+            or (claim.spare and window.left(now, claim.rate.amount) < _with_spare(claim))
         ]
         if refused:
             wait, place = max(refused, key=lambda each: (each[0], -each[1]))
@@ -297,6 +300,10 @@ class TrackedKeys:
 
 def _id(key: str, rate: Rate) -> tuple[str, RateUnit, int]:
     return key, rate.unit, rate.window_seconds
+
+
+def _with_spare(claim: Claim) -> int:
+    return min(claim.amount + claim.spare, claim.rate.amount)
 
 
 def within(claim: Claim) -> int:

@@ -64,6 +64,7 @@ from weft_app.compose.environment import environment_of_mesh
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
 from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.loader import config_files, load_config
+from weft_app.edge.binary import INSTALL, envoy_binary
 
 MIN_FREE_BYTES = 1024**3
 MAX_ASKED_AT_ONCE = 8
@@ -137,6 +138,8 @@ def examine(home: WeftHome, config_path: Path | None, port: int | None, host: st
     yield from _followed(config)
     yield from accelerator_findings(sys.platform, platform.machine(), read_within(DRIVER_SECONDS), Path("/sys"))
     yield from _requirements(config, home.environments)
+    if config.edge.proxy == "envoy":
+        yield attempt("edge", lambda: str(envoy_binary(config.edge)), INSTALL)
     yield from _programs(config)
     yield from port_findings(config, home.running())
     if home.running() is not None:

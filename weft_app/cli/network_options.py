@@ -19,6 +19,15 @@ class TlsChoice(StrEnum):
     """The mesh makes it."""
 
 
+class EdgeChoice(StrEnum):
+    """What takes the connections of callers."""
+
+    NONE = "none"
+    """The gateway itself."""
+    ENVOY = "envoy"
+    """An Envoy in front of it."""
+
+
 _OPTIONS = {
     "host": "--host",
     "port": "--port",
@@ -26,6 +35,7 @@ _OPTIONS = {
     "gateway.insecure": "--insecure",
     "gateway.tls.self_signed": "--tls auto",
     "announce.enabled": "--announce",
+    "edge.proxy": "--edge",
 }
 """Options by the setting that they give."""
 
@@ -41,6 +51,7 @@ class NetworkOptions:
     insecure: bool = False
     join_port: int | None = None
     announce: bool | None = None
+    edge: EdgeChoice | None = None
 
     def overrides(self) -> Document:
         """Returns the values that go before those of the files."""
@@ -55,6 +66,8 @@ class NetworkOptions:
             given["gateway"] = gateway
         if self.announce is not None:
             given["announce"] = {"enabled": self.announce}
+        if self.edge is not None:
+            given["edge"] = {"proxy": self.edge.value}
         if self.join_port is not None:
             given["relay"] = {"listen": self._listen(self.host or "127.0.0.1", self.join_port)}
         return given

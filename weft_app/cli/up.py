@@ -23,7 +23,7 @@ from weft.kernel.telemetry import configure_logging
 from weft_app.cli.background import arguments_of, up_in_background
 from weft_app.cli.discover import Discover, offered
 from weft_app.cli.first_access import first_access
-from weft_app.cli.network_options import JOIN_PORT, NetworkOptions, TlsChoice
+from weft_app.cli.network_options import JOIN_PORT, EdgeChoice, NetworkOptions, TlsChoice
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, naming_fields, note
 from weft_app.cli.output import say
 from weft_app.cli.ready_text import ready_text
@@ -91,6 +91,10 @@ def up(
             show_default=False,
         ),
     ] = None,
+    edge: Annotated[
+        EdgeChoice | None,
+        typer.Option("--edge", help="envoy: Envoy takes the connections, the gateway is behind it. Default: none."),
+    ] = None,
     grpc_port: Annotated[
         int | None, typer.Option(min=0, max=MAX_PORT, help="Also offer gRPC on this loopback port.")
     ] = None,
@@ -153,6 +157,7 @@ def up(
             insecure=insecure,
             join_port=join_port,
             announce=announce,
+            edge=edge,
         )
         folder = WeftHome(home.expanduser().absolute())
         source = ConfigurationSource(

@@ -4,7 +4,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import grpc
@@ -20,6 +20,7 @@ from gateway.admin.processes import ProcessesClient
 from gateway.admin.secrets import SecretsClient
 from gateway.app import GatewayPorts
 from gateway.config import (
+    EdgeTls,
     GatewayConfig,
     GatewaySettings,
     RateLimitConfig,
@@ -81,6 +82,21 @@ def gateway_config(config: WeftConfig) -> GatewayConfig:
     return GatewayConfig(**values, host=config.host, port=config.port, auth_required=keys_required(config))
 
 
+def gateway_config_behind_edge(config: WeftConfig) -> GatewayConfig:
+    """Returns the configuration of the gateway: on loopback, where the edge of `weft up` has the public address."""
+    outer = gateway_config(config)
+    if config.edge.proxy == "none":
+        return outer
+    return replace(
+        outer,
+        host="127.0.0.1",
+        port=0,
+        tls=EdgeTls(authority_file=outer.tls.authority_file),
+        allowed_hosts=outer.allowed_hosts | {config.host.lower()},
+        public_scheme="https" if outer.tls.is_set else "http",
+    )
+
+
 RESULT_KEY_SETTING = "gateway.results.key_file"
 
 
@@ -135,9 +151,14 @@ class MeshClients:
     """Looks for engines and model files on the mesh's machine."""
 
 
-def build_gateway(config: WeftConfig, home: WeftHome, mesh: MeshClients) -> GatewayService:
-    """Returns a gateway over a mesh; not started yet. `home`: where a relay of this machine is known from."""
-    edge = gateway_config(config)
+def build_gateway(
+    config: WeftConfig, home: WeftHome, mesh: MeshClients, edge: GatewayConfig | None = None
+) -> GatewayService:
+    """Returns a gateway over a mesh; not started yet. `home`: where a relay of this machine is known from.
+
+    `edge` replaces the configuration of its HTTP edge.
+    """
+    edge = edge or gateway_config(config)
     timeout = edge.registry_timeout_seconds
     operations = OperationsClient(mesh.registry, timeout_seconds=timeout)
     admin = AdminPorts(

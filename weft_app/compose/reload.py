@@ -20,7 +20,7 @@ from weft_app.compose.configuration import ConfigurationSource, ReadConfiguratio
 from weft_app.compose.configuration_service import change_messages, require_only_models
 from weft_app.compose.edge_certificate import with_edge_certificate
 from weft_app.compose.engine_environments import require_environments
-from weft_app.compose.gateway import gateway_config
+from weft_app.compose.gateway import gateway_config_behind_edge
 from weft_app.compose.home import WeftHome
 from weft_app.compose.mesh_runners import MeshRunners
 from weft_app.compose.registry import registry_config
@@ -149,7 +149,7 @@ class MeshReload:
 
     async def _take_settings(self, wanted: ReadConfiguration) -> None:
         config = await asyncio.to_thread(with_edge_certificate, wanted.config, self._mesh.home)
-        self._mesh.edge.reconfigure(gateway_config(config))
+        self._mesh.edge.reconfigure(gateway_config_behind_edge(config))
         self._mesh.router.reconfigure(router_config(wanted.config, ""))
         self._mesh.names.reconfigure(registry_config(wanted.config, self._mesh.home))
 

@@ -69,6 +69,7 @@ def _rate_limits(section: RouterSettings) -> RateLimitConfig:
         tenants=written.tenants,
         max_tenants=written.max_tenants,
         max_subjects=written.max_subjects,
+        spared_for_callers_percent=written.spared_for_callers_percent,
     )
 
 

@@ -18,6 +18,7 @@ from weft_app.compose.router import router_config
 from weft_app.compose.security import is_on_loopback
 from weft_app.config.config import WeftConfig
 from weft_app.config.runners import with_replicas
+from weft_app.edge.binary import envoy_binary
 
 
 def expected_mesh(runners: Iterable[RunnerSettings]) -> ExpectedMesh:
@@ -46,6 +47,8 @@ def require_startable(config: WeftConfig, home: WeftHome) -> None:
         exposure = replace(exposure, tls=own.files)
     if not is_on_loopback(exposure.host):
         exposure.require_protection()
+    if config.edge.proxy == "envoy":
+        envoy_binary(config.edge)
     require_announceable(config)
     router_config(config, home.address("weft"))
     registry_config(config, home)

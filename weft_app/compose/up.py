@@ -14,6 +14,7 @@ import grpc
 
 import registry_svc.service
 import router_svc.service
+from gateway.service import GatewayService
 from registry_svc.metrics import RegistryMetrics
 from registry_svc.service import RegistryService
 from router_svc.durable.metrics import TaskMetrics
@@ -62,8 +63,9 @@ from weft_app.compose.edge_certificate import (
     prepare_edge_certificate,
     with_edge_certificate,
 )
+from weft_app.compose.edge_proxy import edge_proxy
 from weft_app.compose.engine_environments import require_environments
-from weft_app.compose.gateway import MeshClients, build_gateway
+from weft_app.compose.gateway import MeshClients, build_gateway, gateway_config_behind_edge
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join_listeners import join_listeners
@@ -78,6 +80,8 @@ from weft_app.compose.runner_processes import StartedRunners, retirement_notes
 from weft_app.compose.security import KeyCheck, channel_security, is_on_loopback, key_check, keys_required
 from weft_app.compose.startable import expected_mesh, require_startable
 from weft_app.compose.tracing import close_tracing, tracing_of
+from weft_app.config.config import WeftConfig
+from weft_app.edge.process import EdgeProxy, ProxyWatch
 
 if TYPE_CHECKING:
     from weft_app.compose.picker import PickerEndpoint
@@ -201,6 +205,8 @@ class UpHost:
         self.publishers_url = ""
         """Where publishers register, once started; empty: nowhere."""
         self._announcer: Announcer | None = None
+        self._proxy: EdgeProxy | None = None
+        """The Envoy in front of the gateway, once started; None: there is none."""
 
     @property
     def config_files(self) -> tuple[Path, ...]:
@@ -408,7 +414,8 @@ class UpHost:
             metrics=self._page,
             discovery=DiscoveredHere(lambda: self._config, self._home, self._clock),
         )
-        edge = build_gateway(with_edge_certificate(self._config, self._home), self._home, mesh)
+        config = with_edge_certificate(self._config, self._home)
+        edge = build_gateway(config, self._home, mesh, gateway_config_behind_edge(config))
         assert self._registry is not None, "the services have started"
         self._reloads = MeshReload(
             self._source,
@@ -435,8 +442,22 @@ class UpHost:
         self._stack.push_async_callback(self._stop_runners)
         self._stack.push_async_callback(self._stop_work, edge, side.engine)
         await edge.start()
-        self._note_addresses(edge.url)
+        self._note_addresses(await self._start_proxy(config, edge))
         return fleet
+
+    async def _start_proxy(self, config: WeftConfig, edge: GatewayService) -> str:
+        """Starts the proxy in front of the gateway, where there is to be one; returns the public URL."""
+        watch = ProxyWatch(ended=self._notify, restarted=self._note_restart)
+        self._proxy = await edge_proxy(config, self._home, edge.port, self._clock, watch)
+        if self._proxy is None:
+            return edge.url
+        await self._proxy.start()
+        self._monitor.add(self._proxy.health_check())
+        return self._proxy.url
+
+    def _note_restart(self) -> None:
+        if self._is_up:
+            self._home.announce(self._facts())
 
     def _note_addresses(self, url: str) -> None:
         """Notes where callers find the HTTP edge, and what they trust; begins to renew its own certificate."""
@@ -465,8 +486,18 @@ class UpHost:
 
         A task that is returned while its runner still works loses only time.
         """
-        drain = self._config.drain_seconds
-        await asyncio.gather(edge.stop(drain), engine.stop(drain))
+        await asyncio.gather(self._stop_edge(edge), engine.stop(self._config.drain_seconds))
+
+    async def _stop_edge(self, edge: Service) -> None:
+        """Closes the public port, drains the gateway, and ends a proxy in front of it last."""
+        proxy = self._proxy
+        try:
+            if proxy is not None:
+                await proxy.drain()
+            await edge.stop(self._config.drain_seconds)
+        finally:
+            if proxy is not None:
+                await proxy.stop()
 
     async def _start_central(self, registry: RegistryService) -> None:
         """Starts the runner of central models once there is one, or a secret for one."""
@@ -549,6 +580,9 @@ class UpHost:
         self._read, self._config, self._runners = read, read.config, read.runners
         self._home.announce(self._facts())
 
+    def _proxy_pids(self) -> dict[str, int | None]:
+        return {} if self._proxy is None else {"edge": self._proxy.pid}
+
     def _facts(self) -> dict[str, Any]:
         return {
             "url": self.url,
@@ -559,7 +593,7 @@ class UpHost:
             "grpcPort": self.grpc_port_address,
             "config": [str(file) for file in self.config_files],
             "models": self.models,
-            "pids": {"host": os.getpid(), "runners": self._children.pids},
+            "pids": {"host": os.getpid(), "runners": self._children.pids, **self._proxy_pids()},
             "version": __version__,
             "startTime": self._started_at,
         }

@@ -25,7 +25,10 @@ MAX_CONCURRENT_WINDOW_BYTES = 65_536
 def edge_document(plan: EdgePlan) -> Document:
     """Returns the whole configuration."""
     lane = () if plan.lane is None else lane_clusters(plan, plan.lane)
-    document: Document = {"static_resources": {"listeners": [_listener(plan)], "clusters": [_gateways(plan), *lane]}}
+    document: Document = {
+        "static_resources": {"listeners": [_listener(plan)], "clusters": [_gateways(plan), *lane]},
+        "overload_manager": _connection_limit(plan),
+    }
     if plan.admin is not None:
         document = {
             "admin": {"address": {"pipe": {"path": str(plan.admin.socket), "mode": 0o600}}},
@@ -47,7 +50,7 @@ def _listener(plan: EdgePlan) -> Document:
         # A port that another program has is an error of the start, not a port that both have.
         "enable_reuse_port": False,
         "per_connection_buffer_limit_bytes": plan.limits.buffer_bytes,
-        "filter_chains": [{**chain, "filters": [_connection_limit(plan), _connection_manager(plan)]}],
+        "filter_chains": [{**chain, "filters": [_connection_manager(plan)]}],
     }
 
 
@@ -73,12 +76,12 @@ def _tls(certificate: ServerCertificate) -> Document:
 
 
 def _connection_limit(plan: EdgePlan) -> Document:
-    return extension(
-        "envoy.filters.network.connection_limit",
-        "extensions.filters.network.connection_limit.v3.ConnectionLimit",
-        stat_prefix=LISTENER,
-        max_connections=plan.limits.max_connections,
+    monitor = extension(
+        "envoy.resource_monitors.global_downstream_max_connections",
+        "extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
+        max_active_downstream_connections=plan.limits.max_connections,
     )
+    return {"resource_monitors": [monitor]}
 
 
 def _connection_manager(plan: EdgePlan) -> Document:

@@ -377,7 +377,6 @@ SABOTEURS = (
         settings={"fallbacks": 1},
         words="it named 2 endpoints",
     ),
-    Saboteur(check="caller-destination", make=AppendsDestination, words="its header does not overwrite the caller's"),
     Saboteur(check="caller-destination", make=ObeysItsCaller, words="it sent the request where the caller wanted it"),
     Saboteur(check="deferred-answer", make=AnswersEarly, words="it answered the headers without having seen the body"),
     Saboteur(check="body-once", make=ReturnsTheBodyTwice, words=RETURNED),

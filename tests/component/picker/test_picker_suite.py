@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from picker_saboteurs import SABOTEURS, Saboteur
+from picker_saboteurs import SABOTEURS, AppendsDestination, Saboteur
 
 from weft.kernel.errors import WeftError
 from weft_testing.certificates import Authority
@@ -64,6 +64,13 @@ async def test_each_broken_promise_is_found_by_its_check(saboteur: Saboteur, mon
         finding = (await findings_of(picker, (BY_NAME[saboteur.check],)))[saboteur.check]
     assert finding.verdict is Verdict.BROKEN, finding.detail
     assert re.match(saboteur.words, finding.detail), finding.detail
+
+
+async def test_a_header_that_leaves_the_choice_to_the_gateway_is_reported_and_no_failure() -> None:
+    async with running_picker(ReferenceSettings(**SETTINGS), AppendsDestination) as running, subject(running) as picker:
+        finding = (await findings_of(picker, (BY_NAME["caller-destination"],)))["caller-destination"]
+    assert finding.verdict is Verdict.NOT_CHECKED
+    assert finding.detail.startswith("its header has no append_action")
 
 
 def test_every_check_has_a_saboteur() -> None:

@@ -288,10 +288,11 @@ async def test_a_document_that_changes_a_limit_changes_its_window_for_all(router
 
 
 async def test_tokens_served_by_others_are_noted_once(routers: list[Router]) -> None:
-    served, noted = {"a": 100.0}, []
+    served: list[dict[str, float]] = [{"a": 100.0}]
+    noted: list[tuple[str, float]] = []
     routers[1].leases.share_service(dict, lambda tenant, tokens: noted.append((tenant, tokens)))
     await until(lambda: routers[1].leases._has_published)
-    routers[0].leases.share_service(lambda: served, lambda *_: None)
+    routers[0].leases.share_service(lambda: served.pop() if served else {}, lambda *_: None)
     await until(lambda: noted == [("a", 100.0)])
-    served["a"] = 130.0
-    await until(lambda: noted == [("a", 100.0), ("a", 30.0)])
+    served.append({"a": 40.0})
+    await until(lambda: noted == [("a", 100.0), ("a", 40.0)])

@@ -74,7 +74,7 @@ def test_limits_are_those_of_the_configuration() -> None:
     assert set(_found(document, "per_connection_buffer_limit_bytes")) == {32_768}
     assert _found(document, "max_headers_count") == [55]
     assert _found(document, "idle_timeout") == ["30s", "15s"]
-    assert 7 in _found(document, "max_connections")
+    assert _found(document, "max_active_downstream_connections") == [7]
 
 
 def test_one_gateway_is_not_asked_for_its_health_and_several_are() -> None:

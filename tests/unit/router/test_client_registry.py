@@ -314,3 +314,37 @@ def test_a_request_that_is_let_through_ends_the_row() -> None:
     for _ in range(100):
         cooldown.note_refused(never, 0.0)
     assert cooldown.seconds_left(0.0) == 0
+
+
+async def test_durable_work_is_counted_and_leaves_a_part_of_each_window_to_callers() -> None:
+    clients = registry(FakeClock(), RateLimitConfig(default=(Rate(10, 60),), spared_for_callers_percent=20))
+    durable = asked(priority=Priority.DURABLE, client_id="batch")
+    for key in range(8):
+        clients.admit(key, durable)
+    error = refused(clients, durable)
+    assert error.retry_after_seconds == pytest.approx(60)
+    for key in (8, 9):
+        assert clients.admit(key, asked()) is not None
+    refused(clients, asked())
+
+
+async def test_durable_work_that_did_not_run_is_given_back_and_what_ran_is_corrected() -> None:
+    limits = RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS), Rate(10, 60)))
+    clients = registry(FakeClock(), limits)
+    durable = asked(priority=Priority.DURABLE, prompt_tokens=40)
+    clients.admit(1, durable)
+    clients.note_end(1, None)
+    clients.admit(2, durable)
+    clients.note_end(2, receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED))
+    assert clients.limit_uses("a") == []
+    clients.admit(3, durable)
+    clients.note_end(3, used(30, 25))
+    assert [use.used for use in clients.limit_uses("a")] == [55, 1]
+    clients.admit(4, asked(priority=Priority.DURABLE, prompt_tokens=25))
+    refused(clients, asked(priority=Priority.DURABLE, prompt_tokens=1))
+
+
+async def test_a_window_of_one_request_is_not_kept_for_callers_alone() -> None:
+    clients = registry(FakeClock(), RateLimitConfig(default=(Rate(1, 60),)))
+    clients.admit(1, asked(priority=Priority.DURABLE))
+    refused(clients, asked(priority=Priority.DURABLE))

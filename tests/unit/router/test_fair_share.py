@@ -169,3 +169,43 @@ def test_a_tenant_that_stays_away_pays_its_debts_no_longer_than_the_others_take_
     book.charge("stays", 5000.0)
     book.enter("away")
     assert book.account("away") == 5000.0
+
+
+def test_tokens_served_by_other_routers_raise_the_account_by_the_weight() -> None:
+    book = shares(big=2.0)
+    for tenant in ("big", "small"):
+        book.enter(tenant)
+    for tenant in ("big", "small"):
+        book.note_elsewhere(tenant, 100.0)
+    assert (book.account("big"), book.account("small")) == (50.0, 100.0)
+    book.note_elsewhere("small", -30.0)
+    assert book.account("small") == 100.0, "accounts only rise"
+
+
+def test_a_tenant_that_others_served_does_not_come_as_one_that_was_served_nothing() -> None:
+    book = shares()
+    book.enter("here")
+    book.note_elsewhere("there", 700.0)
+    book.enter("there")
+    assert (book.account("here"), book.account("there")) == (0.0, 700.0)
+
+
+def test_what_was_served_here_is_reported_once_with_its_corrections_and_not_what_others_served() -> None:
+    book = shares()
+    book.enter("a")
+    book.charge("a", 100.0)
+    assert book.take_served() == {}, "it is not published"
+    book.report_service()
+    charged = book.charge("a", 100.0)
+    book.note_elsewhere("a", 500.0)
+    assert book.take_served() == {"a": 100.0}
+    book.correct("a", charged, 60.0)
+    assert book.take_served() == {"a": -40.0}
+    assert book.take_served() == {}
+
+
+def test_accounts_of_tenants_that_others_serve_are_bounded() -> None:
+    book = shares(max_remembered=3)
+    for number in range(10):
+        book.note_elsewhere(f"t{number}", 1.0)
+    assert [book.known_account(f"t{number}") is not None for number in range(10)] == [False] * 7 + [True] * 3

@@ -1,0 +1,315 @@
+"""`weft up --edge envoy`: all that the gateway does, through Envoy; deaths of either, and the end of both."""
+
+import asyncio
+import io
+import json
+import os
+import signal
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx2
+import psutil
+import pytest
+from mesh_process import POOL, MeshProcess, alive, eventually, fake_runner, run_weft, running_mesh, write_config
+
+CHAT = "/v1/chat/completions"
+RESTART_SECONDS = 15.0
+CANCEL_SECONDS = 0.25
+MEBIBYTE = 1024 * 1024
+
+
+def _body(**fields: Any) -> dict[str, Any]:
+    return {"model": POOL, "messages": [{"role": "user", "content": "hi"}], **fields}
+
+
+@pytest.fixture(scope="module")
+def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    folder = tmp_path_factory.mktemp("edge")
+    config = write_config(folder, fake_runner("a"))
+    with running_mesh(folder / "home", "--config", str(config), "--edge", "envoy") as mesh:
+        yield mesh
+
+
+@pytest.fixture
+async def mesh(shared_mesh: MeshProcess) -> MeshProcess:
+    await shared_mesh.reset("a")
+    return shared_mesh
+
+
+@pytest.fixture
+async def http(mesh: MeshProcess) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(mesh.url) as session:
+        yield session
+
+
+def _envoy(mesh: MeshProcess) -> psutil.Process:
+    """The process that it says it is."""
+    facts = json.loads((mesh.home / "run" / "up.json").read_text())
+    process = psutil.Process(facts["pids"]["edge"])
+    assert process.name() == "envoy"
+    return process
+
+
+def test_the_public_port_is_envoys_and_the_gateway_is_on_loopback(mesh: MeshProcess) -> None:
+    port = int(mesh.url.rpartition(":")[2])
+    listening = [each.laddr for each in _envoy(mesh).net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    assert {(each.ip, each.port) for each in listening} == {("127.0.0.1", port)}
+    host = psutil.Process(mesh.process.pid).net_connections("tcp")
+    own = {each.laddr for each in host if each.status == psutil.CONN_LISTEN}
+    assert {each.ip for each in own} == {"127.0.0.1"}
+    assert port not in {each.port for each in own}
+
+
+ANSWERED: dict[str, tuple[str, str, dict[str, Any] | None]] = {
+    "chat": ("POST", CHAT, _body()),
+    "completion": ("POST", "/v1/completions", {"model": POOL, "prompt": "hi"}),
+    "responses": ("POST", "/v1/responses", {"model": POOL, "input": "hi"}),
+    "messages": ("POST", "/v1/messages", _body(max_tokens=8)),
+    "ollama": ("POST", "/api/chat", _body(stream=False)),
+    "models": ("GET", "/v1/models", None),
+    "tags": ("GET", "/api/tags", None),
+    "workbench": ("GET", "/ui/", None),
+    "resources": ("GET", "/api/v1/models", None),
+    "requests": ("GET", "/v1/requests", None),
+    "metrics": ("GET", "/metrics", None),
+    "readiness": ("GET", "/readyz", None),
+    "openapi": ("GET", "/openapi.json", None),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+async def test_it_is_answered_through_the_edge(name: str, http: aiohttp.ClientSession) -> None:
+    method, path, body = ANSWERED[name]
+    async with http.request(method, path, json=body, headers={"x-request-id": f"own-{name}"}) as answer:
+        assert answer.status == 200, await answer.text()
+        assert answer.headers["x-request-id"] == f"own-{name}"
+        assert not {"server", "x-envoy-upstream-service-time"} & set(answer.headers)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "last"),
+    [
+        (CHAT, _body(stream=True), "data: [DONE]"),
+        ("/v1/responses", {"model": POOL, "input": "hi", "stream": True}, "response.completed"),
+        ("/v1/messages", _body(max_tokens=8, stream=True), "message_stop"),
+        ("/api/chat", _body(stream=True), '"done":true'),
+    ],
+)
+async def test_a_stream_comes_through_the_edge(
+    path: str, body: dict[str, Any], last: str, http: aiohttp.ClientSession
+) -> None:
+    async with http.post(path, json=body) as answer:
+        assert answer.status == 200
+        assert last in await answer.text()
+
+
+async def test_events_come_one_by_one(mesh: MeshProcess, http: aiohttp.ClientSession) -> None:
+    async with await mesh.backend("a") as backend:
+        await backend.set_behaviour(answer_tokens=0, tokens_per_second=20)
+        async with http.post(CHAT, json=_body(stream=True, max_tokens=4000)) as answer:
+            async for line in answer.content:
+                if b'"content":"' in line and b"tok1" in line:
+                    break
+            # It is still being made: nothing waits for the end.
+            assert (await backend.state()).active_requests == 1
+
+
+async def test_the_event_stream_of_the_workbench_comes_through(http: aiohttp.ClientSession) -> None:
+    async with http.get("/api/v1/watch?kinds=model") as answer:
+        assert answer.status == 200, await answer.text()
+        assert await asyncio.wait_for(answer.content.readline(), 10.0)
+
+
+async def test_a_file_of_20_mb_goes_in_and_out(http: aiohttp.ClientSession) -> None:
+    content = os.urandom(20 * MEBIBYTE)
+    form = aiohttp.FormData({"purpose": "user_data"})
+    form.add_field("file", io.BytesIO(content), filename="large.bin")
+    async with http.post("/v1/files", data=form) as answer:
+        assert answer.status == 200, await answer.text()
+        file = (await answer.json())["id"]
+    async with http.get(f"/v1/files/{file}/content") as answer:
+        assert await answer.read() == content
+
+
+async def test_a_body_of_a_chat_above_envoys_buffers_goes_through(http: aiohttp.ClientSession) -> None:
+    long = json.dumps({"model": POOL, "messages": [{"role": "user", "content": "word " * 400_000}]})
+    sent = io.BytesIO(long.encode())
+    async with http.post(CHAT, data=sent, headers={"content-type": "application/json"}) as answer:
+        # The model refuses so many tokens: it has read them.
+        assert (await answer.json())["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_durable_task_is_accepted_and_ends(http: aiohttp.ClientSession) -> None:
+    async with http.post("/api/v1/inference-tasks", json={"body": _body()}) as answer:
+        assert answer.status in {200, 202}, await answer.text()
+        task = (await answer.json())["id"]
+
+    async def is_done() -> bool:
+        async with http.get(f"/api/v1/inference-tasks/{task}") as found:
+            return bool((await found.json())["state"] == "completed")
+
+    await eventually(is_done, 20.0, "the task does not end")
+
+
+async def test_a_caller_who_hangs_up_ends_the_work_of_the_engine(
+    mesh: MeshProcess, http: aiohttp.ClientSession
+) -> None:
+    async with await mesh.backend("a") as backend:
+        await backend.set_behaviour(answer_tokens=0, tokens_per_second=50)
+        answer = await http.post(CHAT, json=_body(stream=True, max_tokens=100_000))
+        await answer.content.readline()
+        await backend.wait_for_state(lambda state: state.active_requests == 1)
+        began = time.monotonic()
+        answer.close()
+        await backend.wait_for_state(lambda state: state.active_requests == 0)
+        took = time.monotonic() - began
+    # Generous to a busy machine; without the cancellation it would last for half an hour.
+    assert took < 20 * CANCEL_SECONDS, took
+
+
+async def test_a_page_of_another_origin_is_refused_as_by_the_gateway(http: aiohttp.ClientSession) -> None:
+    async with http.post(CHAT, json=_body(), headers={"origin": "https://other.example"}) as answer:
+        assert answer.status == 403
+
+
+async def test_a_foreign_host_is_refused_as_by_the_gateway(http: aiohttp.ClientSession) -> None:
+    async with http.post(CHAT, json=_body(), headers={"host": "rebound.example"}) as answer:
+        assert answer.status == 403
+
+
+async def test_an_envoy_that_is_killed_is_started_again_at_the_same_port(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_runner("a"))
+    with running_mesh(tmp_path / "home", "--config", str(config), "--edge", "envoy") as mesh:
+        killed = _envoy(mesh)
+        killed.kill()
+        async with aiohttp.ClientSession(mesh.url) as http:
+
+            async def answers() -> bool:
+                try:
+                    async with http.post(CHAT, json=_body()) as answer:
+                        return answer.status == 200
+                except aiohttp.ClientError:
+                    return False
+
+            await eventually(answers, RESTART_SECONDS, "it does not come back")
+        await eventually(lambda: _new_envoy(mesh) not in {None, killed.pid}, RESTART_SECONDS, "its pid is not said")
+        (ended,) = mesh.log_lines("envoy ended")
+        assert "SIGKILL" in ended["why"]
+
+
+def _new_envoy(mesh: MeshProcess) -> int | None:
+    found: int | None = json.loads((mesh.home / "run" / "up.json").read_text())["pids"]["edge"]
+    return found
+
+
+def test_no_envoy_outlives_a_mesh_that_is_killed(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_runner("a"))
+    with running_mesh(tmp_path / "home", "--config", str(config), "--edge", "envoy") as mesh:
+        envoy = _envoy(mesh)
+        # `running_mesh` looks for what is left.
+        mesh.process.send_signal(signal.SIGKILL)
+    assert alive([envoy]) == []
+
+
+async def test_a_stop_lets_streams_end(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_runner("a", tokens_per_second=10, answer_tokens=30), drain_seconds=20.0)
+    with running_mesh(tmp_path / "home", "--config", str(config), "--edge", "envoy") as mesh:
+        async with aiohttp.ClientSession(mesh.url) as http, http.post(CHAT, json=_body(stream=True)) as answer:
+            await answer.content.readline()
+            mesh.process.send_signal(signal.SIGTERM)
+            assert "data: [DONE]" in await answer.text()
+        assert await asyncio.to_thread(mesh.process.wait, 30.0) == 0
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+async def test_a_stop_under_1000_streams_loses_none(tmp_path: Path) -> None:
+    streams = 1000
+    runner = fake_runner("a", slots=streams, tokens_per_second=1, answer_tokens=25)
+    config = write_config(tmp_path, runner, drain_seconds=120.0)
+    with running_mesh(tmp_path / "home", "--config", str(config), "--edge", "envoy") as mesh:
+        began = asyncio.Semaphore(0)
+
+        async def ask(http: aiohttp.ClientSession) -> str:
+            async with http.post(CHAT, json=_body(stream=True)) as answer:
+                assert answer.status == 200, await answer.text()
+                first = await answer.content.readline()
+                began.release()
+                return first.decode() + await answer.text()
+
+        connector, forever = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(mesh.url, connector=connector, timeout=forever) as http:
+            asked = [asyncio.create_task(ask(http)) for _ in range(streams)]
+            for _ in range(streams):
+                await began.acquire()
+            mesh.process.send_signal(signal.SIGTERM)
+            texts = await asyncio.gather(*asked)
+        whole = [text for text in texts if "data: [DONE]" in text and "tok24" in text]
+        assert len(whole) == streams
+        assert await asyncio.to_thread(mesh.process.wait, 60.0) == 0
+
+
+async def test_it_is_in_the_health_of_the_mesh_and_in_the_doctors_findings(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_runner("a"), edge={"proxy": "envoy"})
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        code, out, err = await run_weft("status", "-o", "json", home=mesh.home)
+        assert code == 0, err
+        (component,) = [each for each in _components(json.loads(out)) if each["name"] == "edge"]
+        assert component["state"] == "ok"
+    code, out, _ = await run_weft("doctor", "--config", str(config), "-o", "json", home=tmp_path / "home")
+    (finding,) = [each for each in json.loads(out)["items"] if each["check"] == "edge"]
+    assert finding["verdict"] == "ok"
+
+
+def _components(status: dict[str, Any]) -> list[dict[str, Any]]:
+    return [component for process in status["health"] for component in process["components"]]
+
+
+async def test_the_edge_has_the_certificate_of_the_mesh_and_takes_a_new_one(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_runner("a"), edge={"certificate_check_seconds": 0.1})
+    arguments = ("--config", str(config), "--edge", "envoy", "--tls", "auto")
+    with running_mesh(tmp_path / "home", *arguments) as mesh:
+        assert mesh.url.startswith("https://")
+        authority = Path(mesh.facts["caFile"])
+        trust = ssl.create_default_context(cafile=str(authority))
+        with httpx2.Client(verify=trust) as client:
+            assert client.get(f"{mesh.url}/livez").status_code == 200
+            assert client.get(f"{mesh.url}/ca.pem").content == await asyncio.to_thread(authority.read_bytes)
+        before = _shown(mesh, trust)
+        _issue_anew(mesh.home, authority.parent)
+        await eventually(lambda: _shown(mesh, trust) != before, 20.0, "the old certificate is still shown")
+
+
+def _shown(mesh: MeshProcess, trust: ssl.SSLContext) -> bytes:
+    """The certificate that the edge shows."""
+    address = ("127.0.0.1", int(mesh.url.rpartition(":")[2]))
+    with socket.create_connection(address, 5.0) as plain, trust.wrap_socket(plain, server_hostname="localhost") as tls:
+        return tls.getpeercert(binary_form=True) or b""
+
+
+def _issue_anew(home: Path, folder: Path) -> None:
+    """Has the mesh's own authority issue another certificate, as a renewal does."""
+    from datetime import UTC, datetime  # noqa: PLC0415 - with the library of certificates
+
+    from weft_app.compose.edge_certificate import EdgeCertificate  # noqa: PLC0415
+
+    assert folder.is_relative_to(home)
+    EdgeCertificate(folder=folder).prepare(["another.example"], datetime.now(UTC))
+
+
+async def test_a_port_that_is_taken_is_refused_by_its_option(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_runner("a"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        arguments = ("up", "--config", str(config), "--edge", "envoy", "--port", port)
+        code, _, err = await run_weft(*arguments, home=tmp_path / "home")
+    assert code == 4
+    assert "is taken by another program; choose another with --port" in err

@@ -1,0 +1,276 @@
+"""The Envoy of one `weft up`: its files, its process, restarts, the end with a drain."""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runner_svc.policy.backoff import RestartHistory, RestartLimits
+from runner_svc.policy.timeouts import StopGraces
+from runner_svc.supervise.logs import LogRing
+from runner_svc.supervise.process import SupervisedProcess
+from runner_svc.supervise.socket_folder import SocketFolder
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.file_replacement import replace_file
+from weft.kernel.health import WELL, HealthCheck, Observation, down
+from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
+from weft.kernel.service import start_critical, start_task, stop_tasks
+from weft.kernel.tls import TlsFiles, TlsSource
+from weft_app.config.edge import EdgeSettings
+from weft_app.edge.admin import EnvoyAdmin
+from weft_app.edge.edge_document import CERTIFICATE, edge_document
+from weft_app.edge.fragments import Document, message
+from weft_app.edge.plan import Admin, EdgePlan, FollowedCertificate
+
+log = get_logger("weft.edge")
+
+RESTARTS = RestartLimits(max_deaths=5, window_seconds=30.0, first_pause_seconds=1.0, max_pause_seconds=30.0)
+"""Envoy is started again at once; after so many deaths in the window with a pause, which doubles up to the longest."""
+READY_CHECK_SECONDS = 0.05
+DRAIN_CHECK_SECONDS = 0.1
+FLUSH_SECONDS = 5.0
+"""How long, once the gateway has ended, the last bytes of answers may take to slow readers."""
+GRACES = StopGraces(first_term_seconds=3.0, second_term_seconds=1.0, kill_seconds=5.0)
+MAX_SAID_LINES = 3
+"""Errors that are said of a process that ended ..."""
+MAX_LOOKED_AT = 50
+"""... of so many lines."""
+_ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
+"""What Envoy gets of the environment: keys of providers are none of its business."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeFiles:
+    """Where the files of one Envoy are."""
+
+    folder: Path
+
+    @property
+    def configuration(self) -> Path:
+        """The whole configuration."""
+        return self.folder / "envoy.json"
+
+    @property
+    def certificate(self) -> Path:
+        """The certificate with its key; Envoy reads it again when it is replaced."""
+        return self.folder / "envoy-certificate.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyWatch:
+    """What is called when Envoy ends by itself, and when it serves again."""
+
+    ended: Callable[[str], None] = lambda _: None
+    """Gets a sentence."""
+    restarted: Callable[[], None] = lambda: None
+
+
+class EdgeProxy:
+    """A supervised Envoy. Life cycle: start, drain, stop; it ends with this process, even when that is killed."""
+
+    def __init__(
+        self,
+        plan: EdgePlan,
+        settings: EdgeSettings,
+        binary: Path,
+        files: EdgeFiles,
+        clock: Clock,
+        *,
+        tls: TlsFiles | None = None,
+        watch: "ProxyWatch | None" = None,
+    ) -> None:
+        """`plan` has neither certificate nor administration: they are added here. `watch` hears of deaths and restarts.
+
+        `tls`: the files of the certificate, which are followed; None: plain HTTP.
+        """
+        self._plan = plan
+        self._settings = settings
+        self._binary = binary
+        self._files = files
+        self._clock = clock
+        self._tls = None if tls is None else TlsSource(tls)
+        self._watch = watch or ProxyWatch()
+        self._ring = LogRing()
+        self._process = SupervisedProcess(self._ring, GRACES)
+        self._folder: SocketFolder | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._deaths = RestartHistory()
+        self._fault = "it has not been started"
+        self._certificate_version = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The process id while it runs."""
+        return self._process.pid
+
+    @property
+    def restarts(self) -> int:
+        """How often it has been started again."""
+        return self._deaths.total
+
+    @property
+    def url(self) -> str:
+        """Its base URL, once it is started."""
+        return f"{'http' if self._tls is None else 'https'}://{self._plan.listen}"
+
+    def health_check(self) -> HealthCheck:
+        """Returns the check of this process's health that looks at it."""
+
+        async def look() -> Observation:
+            return down("no_edge", f"Envoy does not serve: {self._fault}") if self._fault else WELL
+
+        return HealthCheck(name="edge", look=look, is_essential=False)
+
+    async def start(self) -> None:
+        """Starts Envoy, and returns when it serves. Raises SERVICE_UNAVAILABLE with its last words when it does not."""
+        self._folder = SocketFolder("weft-envoy-")
+        if self._tls is not None:
+            self._write_certificate(self._tls)
+        try:
+            await self._start_once()
+        except BaseException:
+            await self.stop()
+            raise
+        self._tasks.append(start_critical(self._keep_running(), name="edge-proxy"))
+        if self._tls is not None:
+            self._tasks.append(start_task(self._follow_certificate(self._tls), name="edge-certificate"))
+
+    async def drain(self) -> None:
+        """Has it close its port after the time of notice; requests that run go on. Does nothing where it is not up."""
+        if self._fault:
+            return
+        try:
+            async with self._admin() as admin:
+                await admin.drain()
+        except WeftError as error:
+            log.warning("envoy cannot be drained", why=error.message)
+            return
+        await self._clock.sleep(self._settings.drain_notice_seconds)
+
+    async def stop(self) -> None:
+        """Ends it once it carries nothing, at the latest after FLUSH_SECONDS. Idempotent."""
+        tasks, self._tasks = self._tasks, []
+        await stop_tasks(tasks)
+        try:
+            if not self._fault:
+                await self._until_idle()
+        finally:
+            self._fault = "it was stopped"
+            await self._process.stop()
+            if self._folder is not None:
+                self._folder.remove()
+
+    def _admin(self) -> EnvoyAdmin:
+        return EnvoyAdmin(self._socket, self._settings.admin_timeout_seconds)
+
+    @property
+    def _socket(self) -> Path:
+        assert self._folder is not None, "it is made by start"
+        return self._folder.path / "admin.sock"
+
+    async def _until_idle(self) -> None:
+        with suppress(TimeoutError, WeftError):
+            async with asyncio.timeout(FLUSH_SECONDS), self._admin() as admin:
+                while await admin.active_requests() > 0:
+                    await self._clock.sleep(DRAIN_CHECK_SECONDS)
+
+    async def _start_once(self) -> None:
+        """Starts the process and waits until it serves. Raises SERVICE_UNAVAILABLE."""
+        self._fault = "it is starting"
+        self._socket.unlink(missing_ok=True)
+        replace_file(self._files.configuration, json.dumps(self._document()).encode())
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        await self._process.start(self._command(), env=environment, on_line=_log_line)
+        ended = asyncio.ensure_future(self._process.wait())
+        try:
+            async with asyncio.timeout(self._settings.start_timeout_seconds), self._admin() as admin:
+                while not await admin.is_ready():
+                    if ended.done():
+                        raise WeftError(
+                            Reason.SERVICE_UNAVAILABLE, f"Envoy does not start: {self._said(ended.result())}"
+                        )
+                    await self._clock.sleep(READY_CHECK_SECONDS)
+                got = await admin.listener()
+        except TimeoutError:
+            seconds = self._settings.start_timeout_seconds
+            raise WeftError(
+                Reason.SERVICE_UNAVAILABLE,
+                f"Envoy does not serve within {seconds:g} s (edge.start_timeout_seconds): {self._said('it runs')}",
+            ) from None
+        finally:
+            ended.cancel()
+        if got is not None:
+            # A port that was free stays the mesh's: callers know it.
+            self._plan = replace(self._plan, listen=got)
+        self._fault = ""
+        log.info("envoy serves", url=self.url, pid=self.pid)
+
+    def _document(self) -> Document:
+        certificate = None if self._tls is None else FollowedCertificate(file=self._files.certificate)
+        return edge_document(replace(self._plan, certificate=certificate, admin=Admin(socket=self._socket)))
+
+    def _command(self) -> list[str]:
+        threads = self._settings.threads
+        return [
+            *(str(self._binary), "-c", str(self._files.configuration), "--disable-hot-restart"),
+            # Notices of filters that are young come with each start.
+            *("-l", "warning", "--component-log-level", "misc:error", "--log-format", "[%l] %v"),
+            *("--drain-time-s", str(self._settings.drain_notice_seconds), "--drain-strategy", "immediate"),
+            *(() if threads is None else ("--concurrency", str(threads))),
+        ]
+
+    def _said(self, how: str) -> str:
+        said = self._ring.last(MAX_LOOKED_AT)
+        lines = [line for line in said if line.startswith(("[error]", "[critical]"))][-MAX_SAID_LINES:]
+        return f"{how}: {' / '.join(lines)}" if lines else how
+
+    async def _keep_running(self) -> None:
+        while True:
+            how = self._said(await self._process.wait())
+            self._fault = how
+            log.error("envoy ended", why=how)
+            self._watch.ended(f"Envoy ended ({how}); it is started again")
+            await self._start_again()
+            self._watch.restarted()
+
+    async def _start_again(self) -> None:
+        while self._fault:
+            self._deaths, pause = self._deaths.after_death(self._clock.monotonic(), RESTARTS)
+            await self._clock.sleep(pause)
+            try:
+                await self._start_once()
+            except (WeftError, OSError) as error:
+                self._fault = error.message if isinstance(error, WeftError) else f"{error.strerror}"
+                log.error("envoy cannot be started again", why=self._fault)  # noqa: TRY400 - the reason is enough
+
+    def _write_certificate(self, source: TlsSource) -> None:
+        self._certificate_version, material = source.current()
+        pair = {
+            "certificate_chain": {"inline_string": material.certificate.decode()},
+            "private_key": {"inline_string": material.key.decode()},
+        }
+        secret = message("extensions.transport_sockets.tls.v3.Secret", name=CERTIFICATE, tls_certificate=pair)
+        # One file for both, so that they belong together at every moment; only this user can read it.
+        replace_file(self._files.certificate, json.dumps({"resources": [secret]}).encode())
+
+    async def _follow_certificate(self, source: TlsSource) -> None:
+        while True:
+            await self._clock.sleep(self._settings.certificate_check_seconds)
+            version, _ = await asyncio.to_thread(source.current)
+            if version != self._certificate_version:
+                self._write_certificate(source)
+                log.info("envoy gets a new certificate")
+
+
+def _log_line(line: str) -> None:
+    """Writes a line of Envoy into the log of weft, at its level."""
+    level, _, text = line.removeprefix("[").partition("] ")
+    if level in {"error", "critical"}:
+        log.error("envoy says", line=text)
+    else:
+        log.warning("envoy says", line=text or line)
