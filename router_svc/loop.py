@@ -362,7 +362,7 @@ class SchedulingLoop:
 
     def wait_for_limits(self, request: placement.PlacementRequest) -> Awaitable[None] | None:
         """Return what a request has to wait for before `submit` can count it; None: nothing."""
-        return self._deps.records.clients.wait_for(request)
+        return None if self._closed else self._deps.records.clients.wait_for(request)
 
     def submit(self, request: placement.PlacementRequest) -> tuple[int, Mailbox]:
         """Submit a request; its decisions are delivered to the returned mailbox.

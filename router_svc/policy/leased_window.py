@@ -306,7 +306,7 @@ class LeasedWindow:
     def note_total(self, total: int, at: float) -> None:
         """Takes what the ledger had in all at a time; what is unknown of it counts for a whole window."""
         unknown = total - self._ledger.after(at) - self._own_lease.after(at)
-        if unknown > 0 and at > self._answered_at:
+        if unknown > 0 and at >= self._answered_at:
             leaves = at + self.length + self._terms.hold_seconds(self.length)
             self._ledger = Amounts([*self._ledger.steps_after(at), (leaves, unknown)])
 
@@ -395,19 +395,23 @@ class LeasedWindow:
         nearest = min((*self._counted.leaves, *self._returning.leaves), key=lambda at: (at <= now, at), default=now)
         return min(MAX_PAUSE_SECONDS, max(MIN_PAUSE_SECONDS, nearest - now))
 
-    def _capacity(self, now: float, most: int) -> int:
-        """Returns this router's share of what was free when the database was lost, and of what has left since."""
-        lost_at = self._contact.lost_at
-        assert lost_at is not None, "the database is away"
+    def _capacity(self, now: float, most: int, at: float) -> int:
+        """Returns this router's share of what was free when the database was lost, and of what has left until `at`.
+
+        What left before the others leave this router its share they may have taken, and hold for a whole window.
+        """
         # What was leased and spent, or may be, is of this router alone: the others count it as taken.
         leased = self._unreported(now) - self._alone.settle(now) + self._held(now)
+        begins = self._share_begins
+        if at >= begins + self.length + self._terms.hold_seconds(self.length):
+            return self._contact.share_of(max(0, most - leased))
         free = max(0, most - self._ledger.after(self._contact.reached_at) - leased)
-        return self._contact.share_of(min(most, free + self._ledger.after(lost_at) - self._ledger.after(now)))
+        return self._contact.share_of(min(most, free + self._ledger.after(begins) - self._ledger.after(at)))
 
     def _share_left(self, now: float, most: int) -> int:
         if self._contact.is_returning or now < self._share_begins:
             return 0
-        return self._capacity(now, most) - self._alone.settle(now)
+        return self._capacity(now, most, now) - self._alone.settle(now)
 
     @property
     def _share_begins(self) -> float:
@@ -418,9 +422,10 @@ class LeasedWindow:
     def _seconds_until_share(self, now: float, most: int, amount: int) -> float:
         begins = max(now, self._share_begins)
         used = self._alone.settle(now)
-        for at in (begins, *(each for each in self._ledger.leaves if each > begins)):
-            if self._capacity(at, most) >= amount:
-                full = self._capacity(at, most)
+        over = begins + self.length + self._terms.hold_seconds(self.length)
+        for at in (begins, *(each for each in self._ledger.leaves if each > begins), max(now, over)):
+            full = self._capacity(now, most, at)
+            if full >= amount:
                 return max(at - now, self._alone.seconds_until_room(now, full, amount) if used + amount > full else 0.0)
         return self.length
 

@@ -285,6 +285,12 @@ def _columns(report: Report) -> dict[str, object]:
 
 
 def _use_of(row: Any) -> LeasedUse:
+    held: dict[str, int] = {}
+    for holder, amount, until, _ in row.leases:
+        if until > row.now and amount:
+            # Of a router that was started again, its former life may still hold something.
+            router = holder.rpartition("/")[0]
+            held[router] = held.get(router, 0) + int(amount)
     counted = [(leaves - row.now, int(amount)) for leaves, amount in row.counted if leaves > row.now]
     return LeasedUse(
         tenant=row.tenant,
@@ -296,5 +302,5 @@ def _use_of(row: Any) -> LeasedUse:
         most=row.most,
         used=sum(amount for _, amount in counted),
         reset_seconds=max((leaves for leaves, _ in counted), default=0.0),
-        held={each[0].rpartition("/")[0]: int(each[1]) for each in row.leases if each[2] > row.now and each[1]},
+        held=held,
     )

@@ -159,6 +159,7 @@ async def loaded(mesh: Mesh) -> AsyncIterator[Mesh]:
             await task
 
 
+@pytest.mark.heavy
 async def test_limits_hold_while_routers_are_killed_and_the_database_is_stopped(loaded: Mesh) -> None:
     mesh = loaded
     began = time.monotonic()

@@ -16,6 +16,7 @@ from router_svc.policy.leased_window import (
     LeasedWindow,
     LeaseTerms,
     Report,
+    routers_share,
 )
 from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK
 
@@ -49,6 +50,13 @@ def a_window(length: float, contact: Contact | None = None) -> LeasedWindow:
     return LeasedWindow(length, TERMS, contact or Contact(reached_at=0.0))
 
 
+def made_by(kind: type[LeasedWindow]) -> Callable[[float, Contact], LeasedWindow]:
+    def make(length: float, contact: Contact) -> LeasedWindow:
+        return kind(length, TERMS, contact)
+
+    return make
+
+
 @dataclass(slots=True)
 class World:
     """Routers with one ledger, stepped by hand; messages are lost where a step says so."""
@@ -63,6 +71,8 @@ class World:
     refused: int = 0
     heard_at: dict[str, float] = field(default_factory=dict)
     is_away: bool = False
+    cut: set[str] = field(default_factory=set)
+    """Routers that do not reach the database, while the others do."""
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.length)
@@ -75,7 +85,7 @@ class World:
         """Time passes, in which every router gives its signs of life if it can."""
         self.now += seconds
         if not self.is_away:
-            self.heard_at = dict.fromkeys(NAMES, self.now)
+            self.heard_at |= dict.fromkeys(set(NAMES) - self.cut, self.now)
 
     def answer(self, holder: str, report: Report) -> Answer:
         since, name = self.now - TERMS.silence_seconds, holder.partition("/")[0]
@@ -91,6 +101,10 @@ class World:
         elif window.lacks(self.now, self.most, amount):
             window.ask(amount)
         else:
+            # What a refusal says changes nothing.
+            assert window.seconds_until_room(self.now, self.most, amount) >= 0
+            assert 0 <= window.left(self.now, self.most) <= self.most
+            assert window.seconds_until_empty(self.now) >= 0
             self.refused += 1
 
     def send(self, name: str) -> None:
@@ -100,7 +114,7 @@ class World:
     def arrive(self, name: str) -> None:
         """A report reaches the database; it may do so twice."""
         message = self.routers[name].message
-        if message is not None and not self.is_away:
+        if message is not None and not self.is_away and name not in self.cut:
             message.answer = self.answer(message.holder, message.report)
 
     def hear(self, name: str) -> None:
@@ -141,9 +155,18 @@ class World:
             router.contact.reached_at = self.heard_at[name] = self.now
             router.contact.lost_at = self.now
 
+    def cut_off(self, name: str) -> None:
+        """One router is cut off from the database, when it has just read it."""
+        self.cut.add(name)
+        router = self.routers[name]
+        router.message = None
+        router.window.note_total(self.ledger.total(self.now) + self.ledger.held(), self.now)
+        router.contact.reached_at = router.contact.lost_at = self.heard_at[name] = self.now
+
     def comes_back(self, order: Sequence[str], asks: int) -> None:
         """Routers reach it one after the other, and those that do go on to take what they can."""
         self.is_away = False
+        self.cut.clear()
         for name in order:
             router = self.routers[name]
             router.message = None
@@ -164,6 +187,7 @@ def most_in_any_window(taken: Sequence[tuple[float, int]], length: float) -> int
     return max((sum(amount for at, amount in taken if end - length < at <= end) for end, _ in taken), default=0)
 
 
+Steps = Sequence[tuple[str, str, int]]
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("ask"), st.sampled_from(NAMES), st.integers(1, 4)),
@@ -176,7 +200,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=examples(600, 80))
+@settings(max_examples=examples(150, 40))
 @given(
     length=LENGTHS,
     most=st.integers(1, 40),
@@ -204,6 +228,48 @@ def test_an_outage_that_all_routers_see_admits_no_more_than_the_limit(
     assert world.most_in_any_window() <= most
 
 
+def _cut_off(kind: Callable[[float, Contact], LeasedWindow], length: float, most: int, during: Steps) -> World:
+    """One router is cut off when all of a limit is taken, and the others take what leaves the window."""
+    world = World(length, most, kind)
+    while world.ledger.total(world.now) + world.ledger.held() < most:
+        run(world, [("burst", "two", 9), ("burst", "three", 3)])
+        world.wait(length / 100)
+    world.cut_off("one")
+    run(world, during)
+    world.comes_back(["one"], 20)
+    return world
+
+
+@settings(max_examples=examples(200, 40))
+@given(length=LENGTHS, most=st.integers(1, 40), during=STEPS, after=STEPS)
+def test_a_router_that_is_cut_off_alone_adds_nothing_to_what_the_others_take(
+    length: int, most: int, during: list[tuple[str, str, int]], after: list[tuple[str, str, int]]
+) -> None:
+    world = _cut_off(a_window, length, most, [step for step in during if step[:2] != ("kill", "one")])
+    run(world, after)
+    assert world.most_in_any_window() <= most
+
+
+class _Hasty(LeasedWindow):
+    """Takes its share at once, before the others can know that they have to leave it."""
+
+    @property
+    def _share_begins(self) -> float:
+        return self._contact.lost_at or 0.0
+
+
+def test_a_share_that_is_taken_too_soon_is_found() -> None:
+    one_of_two = [("wait", "", 10), ("ask", "two", 1), ("whole", "two", 0), ("ask", "two", 1)]
+    for kind, is_broken in ((_Hasty, True), (LeasedWindow, False)):
+        world = World(MINUTE, 40, made_by(kind))
+        # At first two come in in a second and a half, which leave the window one after the other a minute later.
+        run(world, [*one_of_two * 50, *[("ask", "two", 1), ("whole", "two", 0)] * 20])
+        run(world, [("ask", "one", 1), ("whole", "one", 0)])
+        world.cut_off("one")
+        run(world, [*one_of_two, ("ask", "one", 1)] * 40)
+        assert (world.most_in_any_window() > 40) is is_broken
+
+
 def test_without_the_database_every_router_admits_its_share_after_a_while() -> None:
     world = World(MINUTE, 20)
     world.outage()
@@ -219,10 +285,18 @@ def test_without_the_database_every_router_admits_its_share_after_a_while() -> N
     assert window.seconds_until_room(world.now, 20, 1) == pytest.approx(60, abs=1)
 
 
+@given(most=st.integers(0, 1000), routers=st.integers(1, 12))
+def test_shares_add_up_to_the_limit_and_those_of_some_are_enough_for_them(most: int, routers: int) -> None:
+    shares = sorted((Contact(routers=routers, rank=rank).share_of(most) for rank in range(routers)), reverse=True)
+    assert sum(shares) == most
+    for silent in range(routers + 1):
+        assert routers_share(most, silent, routers) == sum(shares[:silent])
+
+
 class _Sharing(LeasedWindow):
     """Takes a share of the whole limit, whatever was taken before the outage."""
 
-    def _capacity(self, now: float, most: int) -> int:
+    def _capacity(self, now: float, most: int, at: float) -> int:
         return self._contact.share_of(most)
 
 
@@ -255,7 +329,7 @@ def run(world: World, steps: Sequence[tuple[str, str, int]]) -> None:
             getattr(world, what)(name)
 
 
-@settings(max_examples=examples(600, 80))
+@settings(max_examples=examples(400, 80))
 @given(length=LENGTHS, most=st.integers(1, 40), steps=STEPS)
 def test_no_window_has_more_than_the_limit_over_all_routers(
     length: int, most: int, steps: list[tuple[str, str, int]]
