@@ -40,6 +40,7 @@ from weft.kernel.telemetry import configure_logging
 ROOT = Path(__file__).parents[1]
 CONCURRENCY = 32
 WARM_UP_SECONDS = 3.0
+IDLE_SECONDS = 5.0
 POLL_SECONDS = 0.05
 COLUMNS = (
     "routers",
@@ -48,6 +49,7 @@ COLUMNS = (
     "share of each",
     "CPU per placement, us",
     "busy, of each",
+    "busy without requests",
     "failed",
 )
 
@@ -60,6 +62,8 @@ class Round:
     """Domains that each router owns."""
     placed: Sequence[int]
     cpu_seconds: Sequence[float]
+    idle_shares: Sequence[float]
+    """Part of a core that each router takes while there are no requests."""
     seconds: float
     failed: int
 
@@ -74,6 +78,7 @@ class Round:
             ", ".join(f"{100 * each / total:.0f} %" for each in self.placed),
             f"{1e6 * sum(self.cpu_seconds) / total:.0f}",
             ", ".join(f"{100 * each / self.seconds:.0f} %" for each in self.cpu_seconds),
+            ", ".join(f"{100 * each:.1f} %" for each in self.idle_shares),
             str(self.failed),
         ]
         return f"| {' | '.join(cells)} |"
@@ -139,6 +144,12 @@ async def measure(routers: int, pools: int, seconds: float, folder: Path) -> Rou
         async with AsyncExitStack() as stack:
             load = await _dispatcher(stack, registry.address, pools, routers, seconds)
             wanted = [f"pool-{number}" for number in range(pools)]
+            before, began = [_cpu_of(each) for each in processes], time.perf_counter()
+            await asyncio.sleep(IDLE_SECONDS)
+            idle = [
+                (_cpu_of(each) - earlier) / (time.perf_counter() - began)
+                for each, earlier in zip(processes, before, strict=True)
+            ]
             await load.run(wanted, WARM_UP_SECONDS)
             load.placed.clear()
             load.failures.clear()
@@ -151,6 +162,7 @@ async def measure(routers: int, pools: int, seconds: float, folder: Path) -> Rou
                 domains=[owned[name] for name in names],
                 placed=[load.placed[name] for name in names],
                 cpu_seconds=used,
+                idle_shares=idle,
                 seconds=took,
                 failed=load.failures.total(),
             )
@@ -158,7 +170,7 @@ async def measure(routers: int, pools: int, seconds: float, folder: Path) -> Rou
 
 async def _dispatcher(stack: AsyncExitStack, registry: str, pools: int, routers: int, seconds: float) -> Load:
     """Returns a dispatcher that knows all routers, and the sessions of all runners."""
-    crowd = Crowd(SessionJob(address=registry, sessions=pools, seconds=seconds + WARM_UP_SECONDS))
+    crowd = Crowd(SessionJob(address=registry, sessions=pools, seconds=seconds + WARM_UP_SECONDS + IDLE_SECONDS))
     await crowd.open()
     stack.push_async_callback(crowd.close)
     beating = asyncio.create_task(crowd.beat())
