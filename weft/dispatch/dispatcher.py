@@ -104,7 +104,21 @@ _FAILURES = frozenset({receipt_pb2.OUTCOME_FAILED, receipt_pb2.OUTCOME_REJECTED}
 """Outcomes whose traces are always recorded; callers cancel too many requests for that."""
 
 
-class Dispatcher(RequestDispatcher):
+class _Calls(RequestDispatcher):
+    """Turns requests into calls."""
+
+    def __init__(self, deps: CallDeps) -> None:
+        self._deps = deps
+        self._run = partial(_chunks, deps)
+
+    def call(
+        self, spec: OperationSpec[PayloadT, ChunkT], context: RequestContext, payload: PayloadT, *, whole: bool = False
+    ) -> Call[ChunkT]:
+        """See `RequestDispatcher.call`."""
+        return Call(spec, context, payload, self._run, whole=whole)
+
+
+class Dispatcher(_Calls):
     """Turns requests into calls. One per process that has callers: each gateway, each router."""
 
     def __init__(
@@ -120,14 +134,11 @@ class Dispatcher(RequestDispatcher):
     ) -> None:
         """`fleet` knows the agents; without it there are none. `service` is the one that it runs in, for `tracing`."""
         clock, steady = clock or SystemClock(), steady or ReconnectConfig()
-        deps = CallDeps(placement, channels, Carriers(channels), clock, steady, fleet, tracing, service)
-        self._run = partial(_chunks, deps)
+        super().__init__(CallDeps(placement, channels, Carriers(channels), clock, steady, fleet, tracing, service))
 
-    def call(
-        self, spec: OperationSpec[PayloadT, ChunkT], context: RequestContext, payload: PayloadT, *, whole: bool = False
-    ) -> Call[ChunkT]:
-        """See `RequestDispatcher.call`."""
-        return Call(spec, context, payload, self._run, whole=whole)
+    def over(self, placement: PlacementPort) -> RequestDispatcher:
+        """Returns a dispatcher over another placement, with the connections of this one. It may be for one request."""
+        return _Calls(replace(self._deps, placement=placement))
 
 
 def placement_request(

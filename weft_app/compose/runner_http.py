@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
@@ -211,15 +210,15 @@ class RunnerHttp(Service):
         lane = LanePorts(
             tickets=runner.admission,
             runner=TicketRunner(address=settings.address, host=settings.host),
-            dispatcher=partial(
-                Dispatcher,
-                channels=self._channels,
+            dispatcher=Dispatcher(
+                self._router.placement,
+                self._channels,
                 clock=clock,
                 steady=AT_ONCE,
                 fleet=self._router,
                 tracing=self._tracing,
                 service=ServiceName.RUNNER,
-            ),
+            ).over,
             reporter=self._reporter,
         )
         local = LocalRunner(

@@ -299,3 +299,19 @@ async def test_a_request_without_a_ticket_needs_what_it_needed_before(tmp_path: 
         url = f"{stage.service.url}/v1/chat/completions"
         async with stage.http.post(url, json=chat(), headers={"Host": "api.example.org"}) as response:
             assert (response.status, "x-weft-reason" in response.headers) == (403, False)
+
+
+async def test_requests_with_tickets_leave_no_connection_to_their_runner_behind(tmp_path: Path) -> None:
+    """A dispatcher for each request had carriers of its own, and so a stream that stayed open for each."""
+    async with ticketed_runner(tmp_path) as stage:
+
+        async def tasks_after(count: int) -> int:
+            for _ in range(count):
+                async with stage.post(stage.ticket()) as response:
+                    await response.read()
+            await stage.router.until(len(stage.router.ends))
+            await asyncio.sleep(0.1)
+            return len(asyncio.all_tasks())
+
+        before = await tasks_after(3)
+        assert await tasks_after(20) < before + 10

@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -190,7 +189,7 @@ async def ticketed_runner(
                 lane=LanePorts(
                     tickets=runner.service.admission,
                     runner=TicketRunner(address=f"unix:{folder}/runner.sock", host="h"),
-                    dispatcher=partial(Dispatcher, channels=channels, clock=clock, steady=AT_ONCE, fleet=fleet),
+                    dispatcher=Dispatcher(cast("Any", None), channels, clock=clock, steady=AT_ONCE, fleet=fleet).over,
                     reporter=reporter,
                 ),
             ),
