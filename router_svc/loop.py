@@ -675,6 +675,7 @@ def arrival_of(key: int, request: placement.PlacementRequest, now: float, *, all
         affinity_key=request.affinity_key,
         prefix_digests=request.prefix_digests,
         fallbacks=request.fallbacks,
+        only_runners=request.only_runners,
     )
 
 

@@ -18,6 +18,7 @@ from weft.dispatch.agents import require_target
 from weft.dispatch.media_work import MAX_WORK
 from weft.dispatch.payload_description import MAX_PREFIX_CHUNKS
 from weft.dispatch.placement import (
+    MAX_ONLY_RUNNERS,
     MAX_UNREACHABLE_ROUTERS,
     Decision,
     Grant,
@@ -279,6 +280,7 @@ class _Described(TypedDict):
     prefix_digests: tuple[int, ...]
     client_id: str
     unreachable_routers: frozenset[str]
+    only_runners: frozenset[str]
 
 
 def _described(message: pb.PlaceOpen) -> _Described:
@@ -293,6 +295,8 @@ def _described(message: pb.PlaceOpen) -> _Described:
         raise invalid_field("open.affinity_key", f"has more than {MAX_AFFINITY_KEY_BYTES} bytes")
     if len(message.unreachable_routers) > MAX_UNREACHABLE_ROUTERS:
         raise invalid_field("open.unreachable_routers", f"has more than {MAX_UNREACHABLE_ROUTERS} entries")
+    if len(message.only_runners) > MAX_ONLY_RUNNERS:
+        raise invalid_field("open.only_runners", f"has more than {MAX_ONLY_RUNNERS} entries")
     if len(message.prefix_digests) > MAX_PREFIX_CHUNKS:
         raise invalid_field("open.prefix_digests", f"has more than {MAX_PREFIX_CHUNKS} entries")
     known_skills = {skill.value for skill in Skill}
@@ -313,6 +317,9 @@ def _described(message: pb.PlaceOpen) -> _Described:
         unreachable_routers=frozenset(
             require_name(name, f"open.unreachable_routers[{place}]")
             for place, name in enumerate(message.unreachable_routers)
+        ),
+        only_runners=frozenset(
+            require_name(name, f"open.only_runners[{place}]") for place, name in enumerate(message.only_runners)
         ),
     )
 

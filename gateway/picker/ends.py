@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from google.protobuf.struct_pb2 import Struct
 
-from gateway.picker.session import metadata_text
+from gateway.picker.session import PassedResponse, metadata_text
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.api.envoy.v1 import access_log_pb2, token_usage_pb2
 from weft.kernel.lane_names import DESTINATION_NAMESPACE, DESTINATION_SERVED, PLACED, REASON_HEADER
@@ -64,8 +64,23 @@ class ProxySight:
     duration_seconds: float | None = None
     placed: str = ""
     """Model and runner that a picker named; empty: no picker placed it."""
+    is_complete: bool | None = None
+    """Whether the answer passed the picker to its end; None: it did not pass here, the sight is of the log."""
     goes_on: bool = False
     """Whether the request goes on: the entry is a sign of life."""
+
+
+def sight_of_stream(request_id: str, passed: PassedResponse) -> ProxySight:
+    """Returns what the stream of a request says that has ended, where its response came by."""
+    return ProxySight(
+        request_id=request_id,
+        status=passed.status,
+        details="" if passed.status else "the stream to the picker ended before a response",
+        reason=_reason_in(passed.reason),
+        endpoint=passed.served,
+        answer_bytes=passed.byte_count,
+        is_complete=passed.is_complete,
+    )
 
 
 def sight_of(entry: access_log_pb2.HTTPAccessLogEntry) -> ProxySight:
@@ -127,9 +142,15 @@ class SeenEnd:
 
 def seen_end(sight: ProxySight, *, shows_usage: bool) -> SeenEnd:
     """Returns how a request ended by the proxy's log alone; `shows_usage`: each complete answer states its usage."""
+    if sight.is_complete is False:
+        # Who ended it, the caller or the endpoint, a gateway does not say on the picker's stream.
+        return SeenEnd(reason=Reason.WORKER_LOST, is_known=False)
     fault = _fault_in(sight)
     if fault is not None:
         return SeenEnd(reason=fault)
+    if sight.is_complete:
+        # All of its bytes: what they say, an error event perhaps, the runner knows.
+        return SeenEnd(reason=Reason.UNSPECIFIED, is_known=False)
     if sight.usage is not None:
         return SeenEnd(reason=Reason.UNSPECIFIED)
     # A clean end of the bytes: the missing usage is the only sign of an answer that was cut off.

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from gateway.picker.ends import ProxySight, disagreements, proxy_record, seen_end
 from gateway.picker.engine_slot import EngineSlot
 from gateway.picker.intake import LaneWork
+from gateway.picker.subset import ANYWHERE, Allowed
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import lane_service_pb2
 from weft.api.runner.v1 import ticket_pb2
@@ -14,6 +15,18 @@ from weft.dispatch.request_trace import RequestTrace
 from weft.kernel.reasons import Reason, reason_of
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayTerms:
+    """What the proxy of a request can do with the answer, and what it allows."""
+
+    shows_responses: bool = False
+    """Whether responses come to the picker: then it is a gateway that weft has not configured."""
+    allowed: Allowed = ANYWHERE
+
+
+OWN_PROXY = GatewayTerms()
+
+
 @dataclass(slots=True, eq=False)
 class LaneRequest:
     """The state of one request. Times are seconds on the picker's monotonic clock."""
@@ -21,6 +34,8 @@ class LaneRequest:
     work: LaneWork
     placement: Placement
     trace: RequestTrace
+    terms: GatewayTerms
+    """What its proxy can do, and what it allows."""
     kind: EndpointKind = EndpointKind.SIDECAR
     grants: tuple[Grant, ...] = ()
     """Those of the endpoints that the proxy may try, in order; empty: it waits."""

@@ -11,14 +11,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
+from gateway.picker.endpoint_addresses import EndpointAddresses
 from gateway.picker.ends import ProxySight, has_begun, was_never_reached
 from gateway.picker.engine_body import engine_body
 from gateway.picker.engine_slot import hold_slot
 from gateway.picker.intake import LaneWork
-from gateway.picker.lane_request import LaneRequest
+from gateway.picker.lane_request import OWN_PROXY, GatewayTerms, LaneRequest
 from gateway.picker.limits import PickerLimits
 from gateway.picker.metrics import PickerMetrics
 from gateway.picker.session import Route
+from gateway.picker.subset import Allowed, allowed_runners
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import lane_service_pb2
@@ -80,6 +82,7 @@ class LaneRequests(AttemptReports):
         self._ports = ports
         self._limits = limits
         self._metrics = metrics
+        self._addresses = EndpointAddresses(ports.clock)
         self._open: dict[str, LaneRequest] = {}
         self._ended: dict[str, LaneRequest] = {}
         """Those that have ended, for as long as the second witness is waited for; the oldest first."""
@@ -113,7 +116,7 @@ class LaneRequests(AttemptReports):
         while self._closing:
             await asyncio.wait(self._closing)
 
-    async def place(self, work: LaneWork, on_waiting: Callable[[], None]) -> Route:
+    async def place(self, work: LaneWork, on_waiting: Callable[[], None], terms: GatewayTerms = OWN_PROXY) -> Route:
         """Waits for an endpoint and returns the route to it; `on_waiting` is called once where there is none at once.
 
         Raises the WeftError of a refusal. A cancelled wait ends the request: its caller has left.
@@ -121,7 +124,11 @@ class LaneRequests(AttemptReports):
         if len(self._open) >= self._limits.max_open_requests:
             words = f"the picker follows {self._limits.max_open_requests} requests already (picker.max_open_requests)"
             raise WeftError(Reason.TOO_MANY_RESOURCES, words, retry_after_seconds=1)
-        lane = self._begin(work)
+        only_runners = frozenset[str]()
+        if not terms.allowed.are_all:
+            endpoints = await self._addresses.of_runners(self._ports.fleet.view.runners.values())
+            only_runners = allowed_runners(endpoints, terms.allowed)
+        lane = self._begin(work, terms, only_runners)
         try:
             return await self._route(lane, on_waiting)
         except WeftError as error:
@@ -187,7 +194,7 @@ class LaneRequests(AttemptReports):
             await self._ports.clock.sleep(SWEEP_SECONDS)
             self.sweep()
 
-    def _begin(self, work: LaneWork) -> LaneRequest:
+    def _begin(self, work: LaneWork, terms: GatewayTerms, only_runners: frozenset[str]) -> LaneRequest:
         context, ports = work.context, self._ports
         facts = facts_of(work.scope)
         if context.request_id in self._open or context.request_id in self._ended:
@@ -201,7 +208,8 @@ class LaneRequests(AttemptReports):
         if seconds_left is not None:
             seconds_left = max(0.0, seconds_left - (ports.clock.monotonic() - facts.arrived))
         request = placement_request(context, work.payload, seconds_left=seconds_left)
-        request = replace(request, report_to=ports.report_to, fallbacks=self._limits.fallbacks)
+        fallbacks = self._limits.foreign_fallbacks if terms.shows_responses else self._limits.fallbacks
+        request = replace(request, report_to=ports.report_to, fallbacks=fallbacks, only_runners=only_runners)
         placement = ReconnectingPlacement(
             ports.placement,
             request,
@@ -209,7 +217,7 @@ class LaneRequests(AttemptReports):
             ports.steady,
             knows=lambda name: name in known_names(ports.fleet.view),
         )
-        lane = self._open[context.request_id] = LaneRequest(work, placement, trace)
+        lane = self._open[context.request_id] = LaneRequest(work, placement, trace, terms=terms)
         return lane
 
     async def _route(self, lane: LaneRequest, on_waiting: Callable[[], None]) -> Route:
@@ -247,15 +255,18 @@ class LaneRequests(AttemptReports):
         lane.kind = endpoint.kind
         if endpoint.kind is EndpointKind.ENGINE:
             return await self._engine_route(lane, grant)
-        found = [(grant, endpoint)]
+        found = [(grant, await self._addresses.of(endpoint.url))]
         for other in grant.fallbacks:
             its = self.endpoint_of(other, operation)
             if its is not None and its.kind is EndpointKind.SIDECAR:
-                found.append((other, its))
+                found.append((other, await self._addresses.of(its.url)))
+        allowed = lane.terms.allowed
+        found = [(each, place) for number, (each, place) in enumerate(found) if not number or allowed.has(place)]
+        _require_allowed(allowed, found[0][1])
         lane.grants = tuple(each for each, _ in found)
         view = self._ports.fleet.view
         lane.remote = tuple(may_leave(view, each) for each in lane.grants)
-        lane.destinations = tuple(urlsplit(its.url).netloc for _, its in found)
+        lane.destinations = tuple(place for _, place in found)
         tickets = ",".join(ticket_text(each.claims, each.mac) for each in lane.grants)
         return Route(
             destinations=lane.destinations,
@@ -266,9 +277,13 @@ class LaneRequests(AttemptReports):
 
     async def _engine_route(self, lane: LaneRequest, grant: Grant) -> Route:
         slot = lane.slot = await hold_slot(self._ports.channels, grant)
+        place = urlsplit(slot.url).netloc
+        if not lane.terms.allowed.has(place):
+            slot.release()
+        _require_allowed(lane.terms.allowed, place)
         slot.watch(lambda: self._note_slot_lost(lane))
         lane.grants = (grant,)
-        lane.destinations = (urlsplit(slot.url).netloc,)
+        lane.destinations = (place,)
         key = (("authorization", f"Bearer {slot.api_key}"),) if slot.api_key else ()
         return Route(
             destinations=lane.destinations,
@@ -390,6 +405,12 @@ def lane_endpoint(found: LaneEndpoint | None, runner_url: str, operation: Operat
     if found is not None and found.kind is EndpointKind.ENGINE and operation is not Operation.CHAT:
         return LaneEndpoint(kind=EndpointKind.SIDECAR, url=runner_url) if runner_url else None
     return found
+
+
+def _require_allowed(allowed: Allowed, endpoint: str) -> None:
+    """Raises the error of an attempt on a runner that has come since the subset was read: another one may serve."""
+    if not allowed.has(endpoint):
+        raise WeftError(Reason.TOOL_UNAVAILABLE, "the runner is none of the endpoints that the gateway allows")
 
 
 def _facts(grant: Grant) -> tuple[tuple[str, str, str], ...]:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import grpc
 from typing_extensions import override
@@ -12,12 +13,25 @@ from gateway.picker.intake import LaneIntake
 from gateway.picker.lane_requests import LanePorts, LaneRequests
 from gateway.picker.limits import PickerLimits
 from gateway.picker.metrics import PickerMetrics
-from gateway.picker.servicer import AccessLog, ExternalProcessor, add_to_server
+from gateway.picker.servicer import AccessLog, ExternalProcessor, Intakes, ProtocolHooks, add_to_server
 from weft.dispatch.lane import AttemptReports
 from weft.durable.journal_policy import JournalPolicy
-from weft.kernel.lane_names import ACCESS_LOG_SERVICE, EXTERNAL_PROCESSOR
+from weft.kernel.lane_names import ACCESS_LOG_SERVICE, EXTERNAL_PROCESSOR, INFERENCE_EXTENSION
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.service import Service
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickerServing:
+    """How `weft serve picker` serves gateways that weft has not configured."""
+
+    is_secure: bool = False
+    """TLS with a certificate that weft makes itself. Its peers show none, so that their access logs are not taken."""
+    for_conformance: bool = False
+    """The hooks of the conformance tests of gateways."""
+
+
+ON_THIS_MACHINE = PickerServing()
 
 
 def build(
@@ -28,34 +42,39 @@ def build(
     *,
     gateway: str = "",
     metrics: MetricsPage | None = None,
+    serving: PickerServing = ON_THIS_MACHINE,
 ) -> "PickerService":
     """Returns a picker, not started.
 
     `deps` are those of a gateway of the same settings, `journal` says which requests are tasks. `gateway`: where the
     proxy sends what the lane cannot do, `ip:port`; empty: such requests are refused.
     """
-    return PickerService(limits, deps, ports, journal, gateway, PickerMetrics(metrics))
+    hooks = ProtocolHooks(for_conformance=serving.for_conformance, fairness_tenants=limits.fairness_tenants)
+    page = PickerMetrics(metrics)
+    lane = LaneRequests(ports, limits, page)
+    page.show_open(lambda: lane.open_count)
+    intakes = Intakes(
+        own=LaneIntake(deps, journal, has_gateway=bool(gateway)), foreign=LaneIntake(deps, journal, has_gateway=False)
+    )
+    processor = ExternalProcessor(deps, intakes, lane, page, gateway, hooks)
+    return PickerService(lane, processor, None if serving.is_secure else AccessLog(lane))
 
 
 class PickerService(Service):
     """The external processor and the access log service of the lane."""
 
-    service_names: Sequence[str] = (EXTERNAL_PROCESSOR, ACCESS_LOG_SERVICE)
+    def __init__(self, lane: LaneRequests, processor: ExternalProcessor, access_log: AccessLog | None) -> None:
+        """`access_log`: None where the peers are not known: an entry ends a request."""
+        self._lane = lane
+        self._processor = processor
+        self._access_log = access_log
+        log_names = () if access_log is None else (ACCESS_LOG_SERVICE,)
+        self._names = (EXTERNAL_PROCESSOR, INFERENCE_EXTENSION, *log_names)
 
-    def __init__(
-        self,
-        limits: PickerLimits,
-        deps: InferenceDeps,
-        ports: LanePorts,
-        journal: JournalPolicy,
-        gateway: str,
-        metrics: PickerMetrics,
-    ) -> None:
-        self._lane = LaneRequests(ports, limits, metrics)
-        metrics.show_open(lambda: self._lane.open_count)
-        intake = LaneIntake(deps, journal, has_gateway=bool(gateway))
-        self._processor = ExternalProcessor(deps, intake, self._lane, metrics, gateway)
-        self._access_log = AccessLog(self._lane)
+    @override
+    @property
+    def service_names(self) -> Sequence[str]:
+        return self._names
 
     @property
     def reports(self) -> AttemptReports:

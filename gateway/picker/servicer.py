@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -10,11 +11,13 @@ from starlette.types import Scope
 from gateway.deps import InferenceDeps
 from gateway.errors import envelope, error_headers, http_status, internal_error
 from gateway.http.server_span import ServerSpans
-from gateway.picker.ends import sight_of
+from gateway.picker.ends import sight_of, sight_of_stream
 from gateway.picker.intake import LaneIntake, scope_of
+from gateway.picker.lane_request import GatewayTerms
 from gateway.picker.lane_requests import LaneRequests
 from gateway.picker.metrics import PickerMetrics
-from gateway.picker.session import DirectAnswer, HttpRequest, PickerSession, Route
+from gateway.picker.session import DirectAnswer, Headers, HttpRequest, PickerSession, Route
+from gateway.picker.subset import allowed_in
 from gateway.request_facts import ROUTE_KEY, facts_of
 from gateway.visible_names import with_visible_names
 from weft.api.envoy.v1 import access_log_pb2, external_processor_pb2
@@ -33,19 +36,47 @@ from weft.kernel.service import stop_tasks
 log = get_logger("weft.picker")
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_FAIRNESS_HEADERS = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
+_TENANT_HEADER = b"x-tenant-id"
+_UNAVAILABLE, _SHED = 503, 429
 _FRAMING = b"content-length"
 """A header that the proxy sets itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtocolHooks:
+    """What the picker does for gateways beyond weft's own Envoy."""
+
+    for_conformance: bool = False
+    """Conformance tests of gateways choose endpoints by a header, and are told which one served. Any caller could."""
+    fairness_tenants: bool = False
+    """See `PickerLimits.fairness_tenants`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intakes:
+    """The intake of requests of weft's own Envoy, and that of other gateways, which reach endpoints alone."""
+
+    own: LaneIntake
+    foreign: LaneIntake
 
 
 class ExternalProcessor:
     """Serves /envoy.service.ext_proc.v3.ExternalProcessor/Process."""
 
     def __init__(
-        self, deps: InferenceDeps, intake: LaneIntake, lane: LaneRequests, metrics: PickerMetrics, gateway: str
+        self,
+        deps: InferenceDeps,
+        intakes: Intakes,
+        lane: LaneRequests,
+        metrics: PickerMetrics,
+        gateway: str,
+        hooks: ProtocolHooks,
     ) -> None:
         """`gateway`: where the proxy sends what the lane cannot do, `ip:port`; empty: nowhere."""
         self._deps = deps
-        self._intake = intake
+        self._intakes = intakes
+        self._hooks = hooks
         self._lane = lane
         self._metrics = metrics
         self._gateway = gateway
@@ -54,13 +85,21 @@ class ExternalProcessor:
     async def process(self, _messages: object, context: Context) -> None:
         """Serves one stream: one request of the proxy."""
         stream = _Stream(context, PickerSession(self._deps.config.max_body_bytes))
+        stream.session.tells_served = self._hooks.for_conformance
         try:
             while (message := await stream.read()) is not None:
                 request = await self._take(stream, message)
                 if request is not None and not await self._pick(stream, request):
                     return
         finally:
+            self._note_end(stream)
             await stream.close()
+
+    def _note_end(self, stream: "_Stream") -> None:
+        """The end of a stream is the end of its request, where the response came by."""
+        session = stream.session
+        if stream.placed_id and (session.promises_response or session.passed.status):
+            self._lane.note_sight(sight_of_stream(stream.placed_id, session.passed))
 
     async def _take(self, stream: "_Stream", message: Any) -> HttpRequest | None:
         """Takes a message, and answers what can be answered at once. Returns the request once it is complete."""
@@ -68,18 +107,18 @@ class ExternalProcessor:
             return await stream.take(message)
         except WeftError as error:
             scope = scope_of(stream.session.headers, self._deps.clock.monotonic())
-            await stream.answer(self._refusal(scope, error))
+            await stream.answer(_as_told(stream, error, self._refusal(scope, error)))
             return None
 
     async def _pick(self, stream: "_Stream", request: HttpRequest) -> bool:
         """Answers a request; returns whether the proxy still listens."""
-        scope = scope_of(request.headers, self._deps.clock.monotonic())
+        scope = scope_of(self._with_tenant(stream, request.headers), self._deps.clock.monotonic())
         facts = facts_of(scope)
         self._spans.begin(scope, facts)
         try:
             route = await self._route(stream, scope, request)
         except WeftError as error:
-            await stream.answer(self._refusal(scope, error))
+            await stream.answer(_as_told(stream, error, self._refusal(scope, error)))
         except asyncio.CancelledError:
             if not stream.is_gone:
                 raise
@@ -95,12 +134,25 @@ class ExternalProcessor:
         return True
 
     async def _route(self, stream: "_Stream", scope: Scope, request: HttpRequest) -> Route:
-        work = self._intake.work_of(scope, request)
+        is_foreign = stream.session.shows_responses
+        work = (self._intakes.foreign if is_foreign else self._intakes.own).work_of(scope, request)
         if work is not None:
-            return await self._lane.place(work, stream.watch)
-        if not self._gateway:
+            allowed = allowed_in(request.metadata, request.headers, obeys_tests=self._hooks.for_conformance)
+            terms = GatewayTerms(shows_responses=is_foreign, allowed=allowed)
+            route = await self._lane.place(work, stream.watch, terms)
+            stream.placed_id = facts_of(scope).request_id
+            return route
+        if is_foreign or not self._gateway:
             raise _no_gateway(scope)
         return Route(destinations=(self._gateway,), remove_headers=(TICKET_HEADER,))
+
+    def _with_tenant(self, stream: "_Stream", headers: Headers) -> Headers:
+        """Returns headers that name the tenant, where a trusted gateway has written whose turn it is."""
+        if not (self._hooks.fairness_tenants and stream.session.shows_responses):
+            return headers
+        named = dict(headers)
+        fairness = next((named[name] for name in _FAIRNESS_HEADERS if name in named), b"")
+        return headers if not fairness or _TENANT_HEADER in named else (*headers, (_TENANT_HEADER, fairness))
 
     def _refusal(self, scope: Scope, error: WeftError) -> DirectAnswer:
         facts = facts_of(scope)
@@ -119,6 +171,15 @@ class ExternalProcessor:
         return DirectAnswer(status=facts.status, headers=headers, body=body, details=f"weft_{reason}")
 
 
+def _as_told(stream: "_Stream", error: WeftError, answer: DirectAnswer) -> DirectAnswer:
+    """Returns an answer with the status of the endpoint-picker protocol: 429 for a request that is dropped.
+
+    weft's own callers get 503 from a full queue, whichever way they come in.
+    """
+    is_shed = error.traits.grpc_code == "RESOURCE_EXHAUSTED" and answer.status == _UNAVAILABLE
+    return replace(answer, status=_SHED) if is_shed and stream.session.shows_responses else answer
+
+
 def _no_gateway(scope: Scope) -> WeftError:
     if ROUTE_KEY not in scope:
         return WeftError(Reason.NOT_FOUND, "the endpoint picker has no such endpoint (picker.gateway names no gateway)")
@@ -134,6 +195,10 @@ class _Stream:
         self.session = session
         self._reading: asyncio.Task[None] | None = None
         self._is_routed = False
+        self._writing = asyncio.Lock()
+        """gRPC takes one write at a time."""
+        self.placed_id = ""
+        """The id of its request, once the lane carries it."""
         self.is_gone = False
         """Whether the stream ended while the request waited."""
 
@@ -149,19 +214,24 @@ class _Stream:
         """Takes a message; see `PickerSession.take`."""
         answers, request = self.session.take(message)
         for answer in answers:
-            await self._context.write(answer)
+            await self._write(answer)
         return request
 
     async def route(self, route: Route) -> None:
         """Sends a route."""
         self._is_routed = True
         for message in self.session.routed(route):
-            await self._context.write(message)
+            await self._write(message)
 
     async def answer(self, answer: DirectAnswer) -> None:
         """Sends an answer for the caller."""
         self._is_routed = True
-        await self._context.write(self.session.answered(answer))
+        await self._write(self.session.answered(answer))
+
+    async def _write(self, message: external_processor_pb2.ProcessingResponse) -> None:
+        # The proxy may answer the last chunk of a request before its write has returned, and be read beside it.
+        async with self._writing:
+            await self._context.write(message)
 
     def watch(self) -> None:
         """Reads on while the request waits; cancels the current task where the stream ends meanwhile."""
@@ -201,22 +271,22 @@ class AccessLog:
         return access_log_pb2.StreamAccessLogsResponse()
 
 
-def add_to_server(processor: ExternalProcessor, access_log: AccessLog, server: grpc.aio.Server) -> None:
-    """Adds both services to a server."""
+def add_to_server(processor: ExternalProcessor, access_log: AccessLog | None, server: grpc.aio.Server) -> None:
+    """Adds the services to a server."""
     pb, logs = external_processor_pb2, access_log_pb2
     process = grpc.stream_stream_rpc_method_handler(
         processor.process,
         request_deserializer=pb.ProcessingRequest.FromString,
         response_serializer=pb.ProcessingResponse.SerializeToString,
     )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(EXTERNAL_PROCESSOR, {"Process": process}),))
+    if access_log is None:
+        return
     stream = grpc.stream_unary_rpc_method_handler(
         access_log.stream,
         request_deserializer=logs.StreamAccessLogsMessage.FromString,
         response_serializer=logs.StreamAccessLogsResponse.SerializeToString,
     )
     server.add_generic_rpc_handlers(
-        (
-            grpc.method_handlers_generic_handler(EXTERNAL_PROCESSOR, {"Process": process}),
-            grpc.method_handlers_generic_handler(ACCESS_LOG_SERVICE, {"StreamAccessLogs": stream}),
-        )
+        (grpc.method_handlers_generic_handler(ACCESS_LOG_SERVICE, {"StreamAccessLogs": stream}),)
     )

@@ -19,7 +19,7 @@ from google.protobuf.struct_pb2 import Struct
 from weft.api.envoy.v1 import base_pb2
 from weft.api.envoy.v1 import external_processor_pb2 as pb
 from weft.kernel.errors import WeftError
-from weft.kernel.lane_names import DESTINATION, DESTINATION_NAMESPACE
+from weft.kernel.lane_names import DESTINATION, DESTINATION_NAMESPACE, DESTINATION_SERVED, REASON_HEADER
 from weft.kernel.reasons import Reason
 
 MAX_CHUNK_BYTES = 62_000
@@ -28,6 +28,10 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 _OVERWRITE = base_pb2.HeaderValueOption.HEADER_APPEND_ACTION_OVERWRITE_IF_EXISTS_OR_ADD
 _FULL_DUPLEX = pb.BODY_SEND_MODE_FULL_DUPLEX_STREAMED
+_NO_BODY = pb.BODY_SEND_MODE_UNSPECIFIED
+_LAST_EVENT, _TAIL_BYTES = b"[DONE]", 32
+TEST_SERVED = "x-conformance-test-served-endpoint"
+"""Header of a response in the conformance tests of gateways: the endpoint that the gateway names as serving."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,35 @@ class DirectAnswer:
     """A word for the access log."""
 
 
+@dataclass(slots=True)
+class PassedResponse:
+    """What the session saw of the response that passed it."""
+
+    status: int = 0
+    """0: none has come."""
+    reason: str = ""
+    """The header with the reason of an error; empty: none."""
+    served: str = ""
+    """The endpoint that the gateway names as the one that served; empty: it names none."""
+    byte_count: int = 0
+    is_stream: bool = False
+    """Whether it is server-sent events, whose last one says that the answer is complete."""
+    tail: bytes = b""
+    """Its last bytes."""
+    has_ended: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has ended, and an event stream with its last event."""
+        return self.has_ended and (not self.is_stream or _LAST_EVENT in self.tail)
+
+    def take(self, chunk: pb.HttpBody) -> None:
+        """Note a chunk."""
+        self.byte_count += len(chunk.body)
+        self.tail = (self.tail + chunk.body[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        self.has_ended |= chunk.end_of_stream
+
+
 class State(Enum):
     """See the module's docstring."""
 
@@ -93,6 +126,13 @@ class PickerSession:
         self._size = 0
         self._has_body = False
         self._has_trailers = False
+        self.passed = PassedResponse()
+        self.promises_response = False
+        """Whether the gateway has said that the response comes here, too."""
+        self.shows_responses = False
+        """Whether it may be so: it has promised it, or said nothing."""
+        self.tells_served = False
+        """Whether the caller is told which endpoint served, for conformance tests of gateways."""
 
     @property
     def headers(self) -> Headers:
@@ -114,10 +154,12 @@ class PickerSession:
             case "request_trailers":
                 return [], self._take_trailers()
             case "response_headers":
-                return [pb.ProcessingResponse(response_headers=pb.HeadersResponse())], None
+                return [self._take_response_headers(message)], None
             case "response_body":
+                self.passed.take(message.response_body)
                 return [_chunk_of_response(message.response_body)], None
             case "response_trailers":
+                self.passed.has_ended = True
                 return [pb.ProcessingResponse(response_trailers=pb.TrailersResponse())], None
         raise WeftError(Reason.MALFORMED_REQUEST, "a message of the proxy has no part of a request or a response")
 
@@ -149,14 +191,39 @@ class PickerSession:
         _require_supported(message)
         found = message.request_headers
         self._headers = tuple(
-            (each.key.encode("latin-1", "replace"), each.raw_value or each.value.encode())
+            (each.key.lower().encode("latin-1", "replace"), each.raw_value or each.value.encode())
             for each in found.headers.headers
         )
         self._metadata = message.metadata_context
+        config = message.protocol_config
+        self.promises_response = message.HasField("protocol_config") and config.response_body_mode != _NO_BODY
+        # One that says nothing of its modes is no proxy that weft has configured.
+        self.shows_responses = self.promises_response or not message.HasField("protocol_config")
         if found.end_of_stream:
             return self._complete()
         self.state, self._has_body = State.BODY, True
         return None
+
+    def _take_response_headers(self, message: pb.ProcessingRequest) -> pb.ProcessingResponse:
+        passed, answer = self.passed, pb.ProcessingResponse(response_headers=pb.HeadersResponse())
+        for each in message.response_headers.headers.headers:
+            text = (each.raw_value or each.value.encode()).decode("latin-1")
+            key = each.key.lower()
+            if key == ":status" and text.isdigit():
+                passed.status = int(text)
+            elif key == REASON_HEADER:
+                passed.reason = text
+            elif key == "content-type":
+                passed.is_stream = text.startswith("text/event-stream")
+        known = message.metadata_context.filter_metadata
+        if DESTINATION_NAMESPACE in known:
+            passed.served = metadata_text(known[DESTINATION_NAMESPACE], DESTINATION_SERVED)
+        passed.has_ended = message.response_headers.end_of_stream
+        if self.tells_served:
+            lacks = "envoy lb" if DESTINATION_NAMESPACE not in known else "destination endpoint served"
+            told = passed.served or f"fail: missing {lacks} metadata"
+            _set(answer.response_headers.response.header_mutation, TEST_SERVED, told.encode("latin-1", "replace"))
+        return answer
 
     def _take_body(self, chunk: pb.HttpBody) -> HttpRequest | None:
         if self.state is State.HEAD:

@@ -27,7 +27,7 @@ from router_svc.policy.progress.status_notifier import StatusNotifier
 from router_svc.policy.progress.wait_estimator import RunningRequests, WaitEstimator
 from router_svc.policy.queue.admission import Admitted
 from router_svc.policy.queue.fair_share import MIN_COST, FairShare
-from router_svc.policy.queue.live_request import LiveRequest, RequestClass, live_request
+from router_svc.policy.queue.live_request import LiveRequest, RequestClass, RequestKind, live_request
 from router_svc.policy.queue.queue import Queue, QueueEntry
 from router_svc.policy.queue.queues import QueueLength, Queues, queue_lengths
 from router_svc.policy.reconciler import Reconciler
@@ -259,7 +259,7 @@ class Scheduler:
         request = live_request(
             arrival,
             queue.name,
-            queue.kind_of(arrival.needs, durable=is_durable),
+            self._kind_of(arrival, queue, durable=is_durable),
             deadline_at=deadline_at,
             cost=self._cost_of(arrival, pool),
             keep_alive_seconds=None if route is None else route.keep_alive_seconds,
@@ -267,6 +267,15 @@ class Scheduler:
         )
         request.expected_work = self._estimates.expected_work(pool, arrival)
         return request
+
+    def _kind_of(self, arrival: Arrival, queue: Queue, *, durable: bool) -> RequestKind:
+        """Return the kind of a request; members on other runners than it may use are excluded from the start."""
+        kind = queue.kind_of(arrival.needs, durable=durable)
+        if not arrival.only_runners:
+            return kind
+        members = self._index.table.members(queue.name)
+        others = frozenset(each.key for each in members if each.runner not in arrival.only_runners)
+        return replace(kind, excluded=others) if others else kind
 
     def _cost_of(self, arrival: Arrival, pool: str) -> float:
         """Return what a request is expected to be charged, in tokens."""

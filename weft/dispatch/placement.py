@@ -68,6 +68,8 @@ class PlacementRequest:
     """Routers that its dispatcher cannot reach; they own no domain for it. At most MAX_UNREACHABLE_ROUTERS."""
     fallbacks: int = 0
     """Endpoints that a proxy may try after the first one, each with a ticket of its own. At most MAX_FALLBACKS."""
+    only_runners: frozenset[str] = frozenset()
+    """Runners that may serve it, by name, at most MAX_ONLY_RUNNERS; empty: any. One that starts later is not meant."""
     report_to: str = ""
     """The router that hears from the runner how an attempt ended, by its name, of one that a proxy carries there;
     empty: its dispatcher calls the runner."""
@@ -161,6 +163,7 @@ def request_cancelled(cancelled_by: str) -> WeftError:
 
 
 MAX_UNREACHABLE_ROUTERS = 16
+MAX_ONLY_RUNNERS = 1_024
 
 
 def request_moved(target: str, owner: str, address: str) -> WeftError:

@@ -220,6 +220,7 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
         is_counted=request.is_counted,
         report_to=request.report_to,
         fallback_count=request.fallbacks,
+        only_runners=sorted(request.only_runners),
     )
     message.age.FromNanoseconds(int(request.age_seconds * 1e9))
     if request.seconds_left is not None:

@@ -31,5 +31,7 @@ REQUEST_ID_HEADER: Final = "x-request-id"
 
 MAX_FALLBACKS: Final = 7
 """Endpoints after the first one in a list: with its own, as many tickets as a runner reads."""
+INFERENCE_EXTENSION: Final = "inference-extension"
+"""The name by which the manifests of the Gateway API Inference Extension ask for a picker's health."""
 PICKER_PORT: Final = 9002
 PICKER_HEALTH_PORT: Final = 9003

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.kernel.errors import invalid_field
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.gc_tuning import large_imports
 from weft.kernel.log import get_logger
@@ -116,6 +117,25 @@ def serve_picker(
         typer.Option("--gateway", help="Address of a gateway, ip:port, for the requests that the lane cannot serve."),
     ] = None,
     metrics: MetricsOption = None,
+    pool_name: Annotated[
+        str, typer.Option("--pool-name", help="Name of the InferencePool that it is for; the log names it.")
+    ] = "",
+    pool_namespace: Annotated[str, typer.Option("--pool-namespace", help="Namespace of that pool.")] = "default",
+    grpc_port: Annotated[
+        int | None, typer.Option("--grpc-port", min=1, max=65_535, help="Port for the proxy, on all addresses.")
+    ] = None,
+    grpc_health_port: Annotated[
+        int | None, typer.Option("--grpc-health-port", min=1, max=65_535, help="Port of health, on all addresses.")
+    ] = None,
+    secure_serving: Annotated[
+        bool,
+        typer.Option(
+            "--secure-serving", help="TLS with a certificate of its own; a gateway shows none, callers need keys."
+        ),
+    ] = False,
+    conformance_hooks: Annotated[
+        bool, typer.Option("--conformance-hooks", help="For conformance tests alone: callers choose their endpoints.")
+    ] = False,
 ) -> None:
     """Run a router with an endpoint picker: Envoy asks it where to send each request, and carries the bytes itself.
 
@@ -123,15 +143,32 @@ def serve_picker(
     """
     with serving():
         rates = partial(with_rates, environment=os.environ)
-        given = {"listen": listen, "health_listen": health, "gateway": gateway}
+        given = {
+            "listen": _picker_address("--listen", listen, "--grpc-port", grpc_port),
+            "health_listen": _picker_address("--health", health, "--grpc-health-port", grpc_health_port),
+            "gateway": gateway,
+        }
         section = {name: value for name, value in given.items() if value is not None}
         overrides = _metrics_at(metrics) | ({"picker": section} if section else {})
         loaded, folder = _prepare("router", home, config, {"registry": registry}, overrides, below=rates)
         with large_imports():
-            from weft_app.compose.router import serve_router as run  # noqa: PLC0415 - see the module docstring
+            from gateway.picker.service import PickerServing  # noqa: PLC0415 - see the module docstring
+            from weft_app.compose.router import serve_router as run  # noqa: PLC0415
 
+        how = PickerServing(is_secure=secure_serving, for_conformance=conformance_hooks)
+        if pool_name:
+            log.info("endpoint picker of a pool", pool=f"{pool_namespace}/{pool_name}")
+        if conformance_hooks:
+            log.warning("callers can choose their endpoint: the hooks of conformance tests are on")
         with _known(folder, "router") as announce:
-            run_service(run(loaded, folder, router_listen, announce, with_picker=True))
+            run_service(run(loaded, folder, router_listen, announce, with_picker=how))
+
+
+def _picker_address(option: str, address: str | None, port_option: str, port: int | None) -> str | None:
+    """Returns the address to listen at; a port alone is one on all addresses, as with the reference picker."""
+    if address is not None and port is not None:
+        raise invalid_field(port_option, f"excludes {option}")
+    return address if port is None else f"0.0.0.0:{port}"
 
 
 @app.command("gateway")

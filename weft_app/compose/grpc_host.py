@@ -116,6 +116,8 @@ class GrpcHost:
         else:
             monitor.subscribe(self._report_health)
             await monitor.start()
+            # Another server may have begun to check, and the first report may have come before this one listened.
+            await self._report_health(monitor.report)
 
     async def _report_health(self, report: HealthReport) -> None:
         if self._serving:

@@ -14,21 +14,25 @@ from gateway.deps import InferenceDeps
 from gateway.metrics import GatewayMetrics
 from gateway.picker.lane_requests import LanePorts
 from gateway.picker.limits import PickerLimits
-from gateway.picker.service import PickerService
+from gateway.picker.service import ON_THIS_MACHINE, PickerService, PickerServing
 from router_svc.service import RouterService
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.reconnecting_placement import ReconnectConfig
 from weft.durable.journal_policy import JournalPolicy
+from weft.kernel.address import TLS_PREFIX, is_any_host, is_local
 from weft.kernel.clock import SystemClock
+from weft.kernel.errors import invalid_field
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.lane_names import PICKER_HEALTH_PORT, PICKER_PORT
 from weft.kernel.service import Service
 from weft.kernel.settings import values_of
 from weft.kernel.tracing import ServiceName
+from weft_app.compose.certificate import self_signed_certificate
 from weft_app.compose.gateway import gateway_config
 from weft_app.compose.grpc_host import GrpcHost
+from weft_app.compose.home import WeftHome
 from weft_app.compose.journal import journal_rules
-from weft_app.compose.security import KeyCheck, server_tls
+from weft_app.compose.security import KeyCheck, keys_required, server_tls
 from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
@@ -45,6 +49,7 @@ def build_picker(
     *,
     gateway_address: str = "",
     metrics: "MetricsPage | None" = None,
+    serving: PickerServing = ON_THIS_MACHINE,
 ) -> PickerService:
     """Returns the picker of a router; its reports go there. Must be called before the router registers."""
     edge, clock = gateway_config(config), SystemClock()
@@ -78,6 +83,7 @@ def build_picker(
         JournalPolicy(router, journal_rules(config.router)),
         gateway=gateway_address or config.picker.gateway or "",
         metrics=metrics,
+        serving=serving,
     )
     router.hear_attempts(picker.reports)
     return picker
@@ -88,13 +94,15 @@ class PickerEndpoint(Service):
 
     service_names: Sequence[str] = ()
 
-    def __init__(self, config: WeftConfig, picker: PickerService, router: RouterService) -> None:
+    def __init__(
+        self, config: WeftConfig, picker: PickerService, router: RouterService, *, is_secure: bool = False
+    ) -> None:
         self._config = config
         self._picker = picker
         checks = [replace(check, services=tuple(picker.service_names)) for check in router.health_checks(config.health)]
         self._monitor = HealthMonitor(checks, SystemClock(), config.health)
         # A proxy of this machine needs no key; from elsewhere it shows a certificate.
-        self._host = GrpcHost(tls=server_tls(config, "router"))
+        self._host = GrpcHost(tls=server_tls(config, "router"), is_public=is_secure)
         self._health = GrpcHost(tls=server_tls(config, "router"), is_public=True)
         self.address = ""
         """Where it listens, once it is bound."""
@@ -105,6 +113,21 @@ class PickerEndpoint(Service):
         self.address = self._host.bind(listen)
         if health_listen is not None:
             self.health_address = self._health.bind(health_listen)
+        return self.address
+
+    def bind_secure(self, listen: str, health_listen: str, home: WeftHome) -> str:
+        """Listens with a certificate of its own, and in plaintext for probes of health; returns the address.
+
+        Callers are known by their keys alone. Raises INVALID_ARGUMENT where others than this machine could call without
+        one, and as `GrpcHost.bind`.
+        """
+        if not (keys_required(self._config) or is_local(listen)):
+            raise invalid_field("--secure-serving", f"{listen} is not on this machine, which needs auth.required: true")
+        host = listen.rpartition(":")[0]
+        names = [] if is_any_host(host) else [host.strip("[]")]
+        certificate = self_signed_certificate(home.state / "picker", names)
+        self.address = self._host.bind(f"{TLS_PREFIX}{listen}", certificate.credentials())
+        self.health_address = self._health.bind(health_listen, grpc.insecure_server_credentials())
         return self.address
 
     @override

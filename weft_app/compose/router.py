@@ -28,6 +28,7 @@ from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
+    from gateway.picker.service import PickerServing
     from router_svc.observer import SchedulingObserver
     from weft.kernel.metrics import MetricsPage
     from weft.kernel.service import Service
@@ -101,9 +102,14 @@ def _observer(page: "MetricsPage | None") -> "SchedulingObserver | None":
 
 
 async def serve_router(
-    config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce, *, with_picker: bool = False
+    config: WeftConfig,
+    home: WeftHome,
+    listen: str | None,
+    announce: Announce,
+    *,
+    with_picker: "PickerServing | None" = None,
 ) -> None:
-    """Serves a router until a signal arrives; `with_picker`: and an endpoint picker in the same process."""
+    """Serves a router until a signal arrives; `with_picker`: and an endpoint picker in the same process, how."""
     # A runner's own router (weft_app.compose.runner_http) stores nothing, and its host has no database package.
     from weft_app.compose.durable_services import (  # noqa: PLC0415
         durable_services,
@@ -120,7 +126,7 @@ async def serve_router(
     address = host.bind(listen or home.address("router"))
     tracing = tracing_of(os.environ)
     page = page_if_served(config)
-    if with_picker:
+    if with_picker is not None:
         # A runner's own router has no picker, and its host no web stack.
         from weft_app.compose.picker import (  # noqa: PLC0415
             DEFAULT_HEALTH_LISTEN,
@@ -144,15 +150,19 @@ async def serve_router(
         *key_followers(keys, registry, channel_security(config)),
         *join_listeners(config, home, service.relay).in_order(),
     ]
-    if with_picker:
-        picker = PickerEndpoint(config, build_picker(config, service, keys, metrics=page), service)
-        health = config.picker.health_listen
-        picker.bind(config.picker.listen or DEFAULT_LISTEN, DEFAULT_HEALTH_LISTEN if health is None else health)
+    if with_picker is not None:
+        built = build_picker(config, service, keys, metrics=page, serving=with_picker)
+        picker = PickerEndpoint(config, built, service, is_secure=with_picker.is_secure)
+        wanted = config.picker.listen or DEFAULT_LISTEN, config.picker.health_listen or DEFAULT_HEALTH_LISTEN
+        if with_picker.is_secure:
+            picker.bind_secure(*wanted, home)
+        else:
+            picker.bind(*wanted)
         companions.append(picker)
 
     def announce_all() -> None:
         announce(address)
-        if with_picker:
+        if with_picker is not None:
             announce(f"{picker.address} (endpoint picker)")
 
     checks = [*service.health_checks(config.health), journal_check(database, companions, config.health)]

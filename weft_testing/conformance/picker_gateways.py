@@ -45,6 +45,10 @@ class GatewayProfile:
     attributes: tuple[tuple[str, str], ...] = ()
     max_destinations: int | None = None
     """The most endpoints that its parser takes in a destination; None: any number."""
+    writes_log: bool = False
+    """It writes the end of each request into an access log of the picker."""
+    shed_status: int = 429
+    """Status of a request that is dropped: 429 by the protocol; weft's own Envoy passes on what weft's gateway says."""
     reports_served: bool = True
     """It names the endpoint that served, in the metadata of the response."""
 
@@ -89,6 +93,8 @@ WEFT = GatewayProfile(
     summary="Envoy as weft configures it: the request in full duplex, no response",
     response_body_mode=NONE,
     headers=_ENVOY_HEADERS,
+    writes_log=True,
+    shed_status=503,
     reports_served=False,
 )
 

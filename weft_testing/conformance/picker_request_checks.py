@@ -129,7 +129,9 @@ async def body_in_pieces(picker: PickerUnderTest) -> str:
 
 async def large_body(picker: PickerUnderTest) -> str:
     """A body larger than a gateway buffers is returned in chunks below 64 KiB."""
-    request = chat_request(picker, "stone river " * (LARGE_BYTES // 12))
+    small = chat_request(picker)
+    # Spaces between the fields make the body large, and not the prompt, which a model may refuse.
+    request = replace(small, chunks=(small.body[:-1] + b" " * LARGE_BYTES + b"}",))
     answer = await picker.ask(request)
     if answer.refusal is not None and answer.refusal.status in {400, 413}:
         raise NotCheckedError(f"it refuses a body of {len(request.body)} bytes: {answer.refusal.words}")
@@ -252,7 +254,7 @@ async def shed(picker: PickerUnderTest) -> str:
         refused = await _first_refused(answers)
     if refused is None:
         raise NotCheckedError(f"it refused none of {most} requests at once")
-    require(refused.refused.status == 429, f"it answered {refused.refused.words}")
+    require(refused.refused.status in {429, picker.profile.shed_status}, f"it answered {refused.refused.words}")
     return refused.refused.words
 
 

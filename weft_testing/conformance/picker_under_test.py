@@ -1,6 +1,7 @@
 """The endpoint picker under test: its connection, and one stream for each request, as a gateway has them."""
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,9 +14,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from weft.api.envoy.v1 import access_log_pb2
 from weft.api.envoy.v1.external_processor_pb2 import HeaderMutation, ProcessingRequest, ProcessingResponse
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.lane_names import DESTINATION, PICKER_HEALTH_PORT, PROCESS_METHOD
+from weft.kernel.lane_names import (
+    DESTINATION,
+    PICKER_HEALTH_PORT,
+    PROCESS_METHOD,
+    REQUEST_ID_HEADER,
+    STREAM_ACCESS_LOGS_METHOD,
+)
 from weft.kernel.reasons import Reason
 from weft_testing.conformance.findings import BrokenPromiseError, require
 from weft_testing.conformance.picker_gateways import MAX_CHUNK_BYTES, GatewayProfile
@@ -98,6 +106,8 @@ class Exchange:
     def __init__(self, call: Any, profile: GatewayProfile) -> None:
         self._call = call
         self.profile = profile
+        self.answer: Answer | None = None
+        """The answer to its request, once it is whole."""
         self._arrived: asyncio.Queue[ProcessingResponse | BrokenPromiseError | None] = asyncio.Queue()
         self._reader = asyncio.create_task(self._read())
 
@@ -176,6 +186,11 @@ class PickerUnderTest:
         self.certificate: bytes | None = None
         """The one that it showed, as DER; None: there is no TLS."""
         self._health: Any = health_pb2_grpc.HealthStub(health)
+        self._log: Any = channel.stream_unary(
+            STREAM_ACCESS_LOGS_METHOD,
+            request_serializer=access_log_pb2.StreamAccessLogsMessage.SerializeToString,
+            response_deserializer=access_log_pb2.StreamAccessLogsResponse.FromString,
+        )
         self._process: Any = channel.stream_stream(
             PROCESS_METHOD,
             request_serializer=ProcessingRequest.SerializeToString,
@@ -190,6 +205,8 @@ class PickerUnderTest:
             yield exchange
         finally:
             await exchange.leave()
+            if self.profile.writes_log and exchange.answer is not None:
+                await self._log_end(exchange.answer)
 
     async def ask(self, request: HttpRequest, response: HttpResponse | None = None) -> Answer:
         """Returns the answer to a request, after a whole exchange: a routed one gets a response, too."""
@@ -204,6 +221,21 @@ class PickerUnderTest:
     def served_of(self, answer: Answer) -> str | None:
         """Returns the endpoint that the gateway names as the one that served."""
         return answer.endpoints[0] if self.profile.reports_served else None
+
+    async def _log_end(self, answer: Answer) -> None:
+        """Writes the end of a routed request into the access log, as Envoy does; not every picker takes one."""
+        if answer.refusal is not None or REQUEST_ID_HEADER not in answer.headers:
+            return
+        message = access_log_pb2.StreamAccessLogsMessage()
+        entry = message.http_logs.log_entry.add()
+        entry.request.request_id = answer.headers[REQUEST_ID_HEADER]
+        entry.response.response_code.value = 200
+        entry.common_properties.upstream_request_attempt_count = 1
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            call = self._log()
+            await call.write(message)
+            await call.done_writing()
+            await call
 
     async def health(self, service: str) -> int:
         """Returns the status of a service. Raises BrokenPromiseError where it is not known or not answered."""
@@ -228,6 +260,7 @@ async def read_answer(exchange: Exchange, request: HttpRequest) -> Answer:
     answer.headers = set_headers(common.header_mutation)
     answer.metadata = destination_metadata(first)
     require(not common.HasField("body_mutation"), "its answer to the headers changes the body")
+    exchange.answer = answer
     if request.chunks or request.trailers:
         answer.chunks = await read_body(exchange, "request", has_trailers=bool(request.trailers))
     return answer

@@ -159,6 +159,7 @@ class PlaceOpen(google.protobuf.message.Message):
     IS_COUNTED_FIELD_NUMBER: builtins.int
     REPORT_TO_FIELD_NUMBER: builtins.int
     FALLBACK_COUNT_FIELD_NUMBER: builtins.int
+    ONLY_RUNNERS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id."""
     tenant: builtins.str
@@ -229,6 +230,10 @@ class PlaceOpen(google.protobuf.message.Message):
         the request's scheduling domain, so that a router that is gone costs no wait for the end of its session.
         """
 
+    @property
+    def only_runners(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Runners that may serve it, by name: the gateway that carries it reaches no others. Empty: any. At most 1,024."""
+
     def __init__(
         self,
         *,
@@ -256,9 +261,10 @@ class PlaceOpen(google.protobuf.message.Message):
         is_counted: builtins.bool = ...,
         report_to: builtins.str = ...,
         fallback_count: builtins.int = ...,
+        only_runners: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "age", b"age", "max_output_tokens", b"max_output_tokens", "time_left", b"time_left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "fallback_count", b"fallback_count", "is_counted", b"is_counted", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "report_to", b"report_to", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "unreachable_routers", b"unreachable_routers", "work", b"work"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "fallback_count", b"fallback_count", "is_counted", b"is_counted", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "only_runners", b"only_runners", "operation", b"operation", "prefix_digests", b"prefix_digests", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "report_to", b"report_to", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "unreachable_routers", b"unreachable_routers", "work", b"work"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_output_tokens", b"_max_output_tokens"]) -> typing.Literal["max_output_tokens"] | None: ...
 
 global___PlaceOpen = PlaceOpen
