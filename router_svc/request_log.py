@@ -146,9 +146,11 @@ class RequestLog(WatchedLog):
             entry.cancelled_by = cancelled_by
 
     def note_left(self, key: int) -> None:
-        """Forget a request under way whose end this router will not see, because it stops."""
-        if self._under_way.pop(key, None) is not None:
-            self.unwritten.note_left(key)
+        """Forget a request under way whose end this router will not see, because it stops.
+
+        What is written of it has no end: it is lost with its router, unless another one goes on with it.
+        """
+        self._under_way.pop(key, None)
 
     def note_end(
         self, key: int, now: float, reason: Reason | None = None, receipt: receipt_pb2.Receipt | None = None

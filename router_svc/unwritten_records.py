@@ -70,10 +70,6 @@ class UnwrittenRecords:
             del self._ended[next(iter(self._ended))]
             self.dropped_count += 1
 
-    def note_left(self, key: int) -> None:
-        """Collect nothing more of a request under way; what is in the database stays."""
-        self._begun.pop(key, None)
-
     def take(self, limit: int) -> RecordBatch:
         """Return what was collected, of each kind at most `limit`; the caller writes it, or gives it back."""
         begun, ended = list(islice(self._begun, limit)), list(islice(self._ended, limit))

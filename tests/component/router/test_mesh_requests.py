@@ -1,7 +1,7 @@
 """Records of requests at several routers, read through any of them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,7 +9,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from router_svc.mesh_requests import MeshRequests
+from router_svc.mesh_requests import ENDED, MeshRequests
+from router_svc.request_entry import EndedRequest
+from router_svc.request_history import RequestHistory, StoredRequest
 from router_svc.request_servicer import RequestServicer
 from weft.api.router.v1 import figures_pb2, request_pb2, request_service_pb2, request_service_pb2_grpc
 from weft.api.router.v1.request_service_pb2 import LimitUse
@@ -19,6 +21,7 @@ from weft.dispatch.router_links import RouterLinks
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 from weft.kernel.rpc import new_server, open_channel
 from weft.kernel.timestamps import duration_of
 
@@ -84,6 +87,51 @@ class Remembered(RequestSource):
         figures.step.FromSeconds(10)
         figures.start_time.FromDatetime(NOON)
         return figures
+
+
+class SharedHistory(RequestHistory):
+    """A database that routers share; `stored` are the ended requests by router."""
+
+    is_shared = True
+
+    def __init__(self, **stored: str) -> None:
+        self.stored = stored
+        self.is_away = False
+
+    async def find(self, request_id: str, tenant: str) -> StoredRequest | None:
+        raise AssertionError("each router looks for itself")
+
+    async def older(
+        self, limit: int, tenant: str, selection: Selection, before_number: int
+    ) -> tuple[Sequence[EndedRequest], int]:
+        raise AssertionError("each router adds its own")
+
+    async def of_others(
+        self, limit: int, tenant: str, selection: Selection, except_of: Iterable[str]
+    ) -> tuple[Sequence[EndedRequest], int]:
+        if self.is_away:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "away")
+        known = set(except_of)
+        found = [ended(name) for router, name in self.stored.items() if router not in known]
+        return found[:limit], len(found)
+
+
+def ended(request_id: str) -> EndedRequest:
+    """Of a router that was killed while it went on."""
+    return EndedRequest(
+        key=1,
+        request_id=request_id,
+        tenant="t",
+        client_id="",
+        target="m",
+        priority=Priority.NORMAL,
+        arrived_at=0.0,
+        arrived_wall=NOON,
+        ended_at=1.0,
+        reason=Reason.ROUTER_LOST,
+        message="lost",
+        decisions=b"",
+    )
 
 
 class Mesh:
@@ -164,6 +212,46 @@ async def test_the_list_names_the_routers_that_do_not_answer(tmp_path: Path) -> 
         found = await mesh.requests.requests()
         assert [each.request_id for each in found.requests] == ["a"]
         assert list(found.unreachable_routers) == ["other"]
+
+
+async def test_the_list_of_ended_requests_has_those_of_routers_that_are_gone(tmp_path: Path) -> None:
+    async with running(tmp_path, own=[record("a", at=5, reason=Reason.UNSPECIFIED)]) as mesh:
+        history = SharedHistory(other="b", gone="c")
+        mesh.requests.look_back_in(history)
+        # What a router that answers has, it says itself.
+        found = await mesh.requests.requests(selection=ENDED)
+        assert ([each.request_id for each in found.requests], found.total) == (["a", "c"], 2)
+        await mesh.lose_other()
+        found = await mesh.requests.requests(selection=ENDED)
+        assert ([each.request_id for each in found.requests], found.total) == (["a", "b", "c"], 3)
+        assert not found.history_missing
+        history.is_away = True
+        found = await mesh.requests.requests(selection=ENDED)
+        assert ([each.request_id for each in found.requests], found.history_missing) == (["a"], True)
+        # Those that go on are in no database.
+        assert [each.request_id for each in (await mesh.requests.requests()).requests] == ["a"]
+
+
+async def test_a_database_of_this_router_alone_says_nothing_of_others(tmp_path: Path) -> None:
+    async with running(tmp_path, own=[record("a", reason=Reason.UNSPECIFIED)]) as mesh:
+        history = SharedHistory(gone="c")
+        history.is_shared = False
+        mesh.requests.look_back_in(history)
+        found = await mesh.requests.requests(selection=ENDED)
+        assert [each.request_id for each in found.requests] == ["a"]
+
+
+async def test_a_watch_begins_with_the_ended_requests_of_routers_that_are_gone(tmp_path: Path) -> None:
+    async with running(tmp_path, own=[record("a", at=5, reason=Reason.UNSPECIFIED)]) as mesh, asyncio.timeout(10):
+        mesh.requests.look_back_in(SharedHistory(gone="c"))
+        await mesh.lose_other()
+        async with aclosing(mesh.requests.watch("", 10)) as responses:
+            assert [each.request_id for each in (await anext(responses)).requests] == ["a", "c"]
+            assert (await anext(responses)).synced
+            await mesh.own.changes.put(record("d"))
+            assert [each.request_id for each in (await anext(responses)).requests] == ["d"]
+        async with aclosing(mesh.requests.watch()) as responses:
+            assert "c" not in {each.request_id for each in (await anext(responses)).requests}
 
 
 async def test_a_request_is_cancelled_where_it_runs(tmp_path: Path) -> None:

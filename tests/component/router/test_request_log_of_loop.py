@@ -41,6 +41,7 @@ class Router:
     def __init__(self, loop: SchedulingLoop, books: RouterRecords, metrics: RouterMetrics) -> None:
         self.loop = loop
         self.metrics = metrics
+        self.books = books
         self.placement = LocalPlacement(loop)
         self.requests = LocalRequests(books.requests, books.clients, SystemClock(), loop)
 
@@ -202,3 +203,21 @@ async def _wait_for_a_place(mesh: Router, is_told: asyncio.Event) -> None:
         while True:
             await place.next_decision()
             is_told.set()
+
+
+async def test_a_request_that_runs_while_its_router_stops_is_not_recorded_as_cancelled() -> None:
+    """Its dispatcher hangs up, and goes on with its runner: what is in the database stays a request under way."""
+    async with router() as mesh:
+        mesh.books.requests.unwritten.keep(100)
+        runs, waits, left = (mesh.placement.place(asked(f"r-{number}")) for number in range(3))
+        async with runs, waits:
+            async with left:
+                await runs.next_decision()
+                await waits.next_decision()
+                await left.next_decision()
+            mesh.loop.close()
+        taken = mesh.books.requests.unwritten.take(100)
+        # A caller that left before is one that left.
+        assert [(each.request_id, each.reason) for each in taken.ended] == [("r-2", Reason.CANCELLED)]
+        assert [each.request_id for each in taken.begun] == ["r-0", "r-1"]
+        assert mesh.books.requests.under_way_count == 0

@@ -61,6 +61,19 @@ def test_a_request_that_moved_is_what_its_new_owner_knows_of_it() -> None:
     assert newest_record([]) is None
 
 
+def test_a_request_that_another_router_goes_on_with_is_not_lost() -> None:
+    lost, other = record("r", arrived=0, ended=1, reason=Reason.ROUTER_LOST), record("r", arrived=0)
+    done = record("r", arrived=0, ended=0.5)
+    for known in (other, done):
+        assert newest_record([lost, known]) is known
+        assert merged_requests([[lost], [known]], 10) == [known]
+    # Negative controls: alone it is what is known, and another tenant's is another request.
+    assert newest_record([lost]) is lost
+    foreign = record("r", arrived=0)
+    foreign.tenant = "another"
+    assert merged_requests([[lost], [foreign]], 10) == [foreign, lost]
+
+
 def test_of_two_ended_requests_with_one_id_the_later_one_is_known() -> None:
     first, second = record("a", arrived=0, ended=5), record("a", arrived=6, ended=7)
     assert newest_record([second, first]) is second
