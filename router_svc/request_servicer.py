@@ -109,6 +109,9 @@ log = get_logger("weft.router")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+RECORDS_PER_RESPONSE = 500
+"""Ended requests of before that one response of a watch has."""
+
 CancellationAudit = Callable[[request_pb2.RequestRecord], Awaitable[None]]
 """Writes down that a request was cancelled; must not raise."""
 
@@ -234,11 +237,29 @@ class LocalRequests(RequestSource):
                 keys, is_synced = await watch.take()
                 found = (entry for key in keys if (entry := self._log.newest(key)) is not None)
                 records = [request_record(entry, with_decisions=False) for entry in found]
+                if is_synced and not was_synced:
+                    async for older in self._older_ended(tenant, ended):
+                        yield pb.WatchRequestsResponse(requests=older)
                 if records or is_synced != was_synced:
                     yield pb.WatchRequestsResponse(requests=records, synced=is_synced and not was_synced)
                 was_synced = is_synced
                 # A snapshot is ready at once, and other requests must not wait for all of it.
                 await asyncio.sleep(0)
+
+    async def _older_ended(self, tenant: str, ended_limit: int) -> AsyncGenerator[list[request_pb2.RequestRecord]]:
+        """Yield ended requests that memory has no more, the last first; nothing while they cannot be read."""
+        _, known = self._log.ended(0, self._clock.monotonic(), tenant, _HAS_OUTCOME[pb.REQUEST_SELECTION_ENDED])
+        left = ended_limit - known
+        if self._history is None or left <= 0:
+            return
+        number = self._log.oldest_number
+        try:
+            entries, _ = await self._history.older(left, tenant, pb.REQUEST_SELECTION_ENDED, number)
+        except WeftError as error:
+            log.warning("older requests are not watched", reason=error.reason.name)
+            return
+        for at in range(0, len(entries), RECORDS_PER_RESPONSE):
+            yield _records_of(entries[at : at + RECORDS_PER_RESPONSE])
 
     @override
     async def figures(self) -> figures_pb2.Figures:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from contextlib import aclosing
 from datetime import timedelta
 
 import pytest
@@ -170,6 +171,29 @@ async def test_lists_go_on_in_the_database_where_memory_ends_and_count_nothing_t
     # One that memory has no more is found, too, and of its tenant alone.
     assert (await again.requests.request("r-0")).tenant == "bob"
     assert await refused(again, "r-0", "ann") is Reason.NOT_FOUND
+    await again.kill()
+
+
+async def test_a_watch_begins_with_the_requests_of_before_memory_too(database_url: str) -> None:
+    router = await KeptRouter(database_url, log=RequestLogLimits(max_ended=2)).start()
+    for number in range(6):
+        router.chat(f"r-{number}", tenant="ann" if number else "bob")
+    await router.flush()
+    again = await router.restarted()
+    again.arrive("r-6")
+    for tenant, limit, expected in (
+        ("", 100, ["r-6", "r-5", "r-4", "r-3", "r-2", "r-1", "r-0"]),
+        ("ann", 4, ["r-6", "r-5", "r-4", "r-3", "r-2"]),
+        ("", 1, ["r-6", "r-5"]),
+        ("", 0, ["r-6"]),
+    ):
+        found: set[str] = set()
+        async with aclosing(again.requests.watch(tenant, limit)) as responses:
+            async for response in responses:
+                found |= {record.request_id for record in response.requests}
+                if response.synced:
+                    break
+        assert found == set(expected)
     await again.kill()
 
 

@@ -51,7 +51,7 @@ function RequestList({ live, query }) {
     ${live.isComplete &&
     html`<${Table} label="Requests" rows=${rows} rowKey=${(/** @type {any} */ request) => request.requestId} columns=${COLUMNS} height="72vh"
       onOpen=${(/** @type {any} */ request) => go(`requests/${request.requestId}`)} empty=${isFiltered ? "No such request." : html`<${Empty} />`} />`}
-    <p class="faint">Requests of your tenant: those under way and the last 1,000 that ended, for an hour after their end.</p>`;
+    <p class="faint">Requests of your tenant: those under way and the last 1,000 that ended.</p>`;
 }
 
 function Empty() {
