@@ -21,7 +21,7 @@ pytest_plugins = ("database_fixtures",)
 
 WAIT_SECONDS = 30.0
 QUICK = {
-    "records": {"flush_interval_seconds": 0.1, "state_interval_seconds": 0.1, "lost_after_seconds": 1.0},
+    "records": {"flush_interval_seconds": 0.1, "state_interval_seconds": 0.1, "lost_after_seconds": 3.0},
     "figures": {"step_seconds": 1},
 }
 CHAT: dict[str, Any] = {"model": POOL, "messages": [{"role": "user", "content": "a secret word"}], "max_tokens": 7}
