@@ -100,7 +100,11 @@ class LaneRequest:
         """
         report = self.reports.get(self.served)
         if report is not None and (self.settles(self.served) or self.sight is None):
-            return reason_of(report.receipt.reason), report.receipt
+            told = receipt_pb2.Receipt()
+            told.CopyFrom(report.receipt)
+            # The runner knows of its own attempt alone.
+            told.ClearField("attempts")
+            return reason_of(report.receipt.reason), told
         if self.sight is None:
             return unreported, None
         seen = seen_end(self.sight, shows_usage=self.shows_usage)

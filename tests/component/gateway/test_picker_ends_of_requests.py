@@ -31,6 +31,7 @@ async def routed(folder: Path, *grants: Grant, body: bytes = ASKS_FOR_USAGE) -> 
 
 def told(*, reason: Reason = Reason.UNSPECIFIED, tokens: tuple[int, int] | None = (11, 6)) -> receipt_pb2.Receipt:
     receipt = receipt_pb2.Receipt(reason=reason.value, model_digest="sha256:1")  # type: ignore[arg-type]
+    receipt.attempts.add(runner="as the runner knows it")
     if tokens is not None:
         receipt.usage.CopyFrom(usage_pb2.Usage(prompt_tokens=tokens[0], completion_tokens=tokens[1]))
     return receipt
@@ -43,6 +44,7 @@ async def test_the_runners_report_ends_a_request_at_once_and_the_log_is_added(tm
         assert (reason, receipt.outcome) == (Reason.UNSPECIFIED, receipt_pb2.OUTCOME_COMPLETED)
         assert (receipt.usage.completion_tokens, receipt.model_digest) == (6, "sha256:1")
         assert receipt.time_to_first_token.ToMilliseconds() == 500
+        assert [each.runner for each in receipt.attempts] == ["r1"]
         assert not receipt.HasField("proxy")
         await stage.log(log_entry(usage=(11, 6)))
         (amended,) = stage.amended

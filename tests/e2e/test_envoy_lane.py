@@ -1,0 +1,270 @@
+"""Requests that a real Envoy carries past the gateway: a real mesh, fake engines, and what the receipts say."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from kit.envoy import running_envoy
+from mesh_process import MeshProcess, eventually, fake_runner, own_descendants, running_mesh, write_config
+
+from weft_app.config.loader import load_config
+from weft_app.edge.edge_document import edge_document
+from weft_app.edge.plan import EdgePlan, Endpoint, LanePlan, limits_of
+from weft_testing.free_port import free_port
+
+SECONDS = 30.0
+CHAT = "/v1/chat/completions"
+
+
+class Lane:
+    """A mesh, an Envoy before it, and a client."""
+
+    def __init__(self, mesh: MeshProcess, url: str, http: aiohttp.ClientSession) -> None:
+        self.mesh = mesh
+        self.url = url
+        self.http = http
+        self._count = 0
+
+    def body(self, content: str = "hi", **fields: Any) -> dict[str, Any]:
+        return {"model": "pool", "messages": [{"role": "user", "content": content}], **fields}
+
+    def new_id(self) -> str:
+        self._count += 1
+        return f"req-lane-{self._count}"
+
+    def asking(self, body: dict[str, Any], request_id: str, path: str = CHAT, **headers: str) -> Any:
+        named = {"x-request-id": request_id, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        return self.http.post(f"{self.url}{path}", json=body, headers=named)
+
+    async def ask(
+        self, body: dict[str, Any], request_id: str, path: str = CHAT, **headers: str
+    ) -> tuple[int, Any, Any]:
+        async with self.asking(body, request_id, path, **headers) as response:
+            return response.status, json.loads(await response.text()), response.headers
+
+    async def stream_text(self, body: dict[str, Any], request_id: str) -> tuple[str, bool]:
+        """The text of a stream, and whether it was whole."""
+        text: list[str] = []
+        async with self.asking({**body, "stream": True}, request_id) as response:
+            assert response.status == 200
+            try:
+                async for line in response.content:
+                    if line.startswith(b"data: {"):
+                        document = json.loads(line[6:])
+                        if "error" in document:
+                            return "".join(text), False
+                        text += [each["delta"].get("content") or "" for each in document["choices"]]
+            except aiohttp.ClientPayloadError:
+                return "".join(text), False
+        return "".join(text), True
+
+    async def record(self, request_id: str, *, with_proxy: bool = True) -> dict[str, Any]:
+        """The record of a request that has ended, once both witnesses have spoken."""
+
+        async def ended() -> dict[str, Any] | None:
+            async with self.http.get(f"{self.mesh.url}/v1/requests/{request_id}") as response:
+                found: dict[str, Any] = await response.json() if response.status == 200 else {}
+            is_whole = "proxy" in found.get("receipt", {}) or not with_proxy
+            return found if found.get("state") == "ended" and is_whole else None
+
+        record: dict[str, Any] = await eventually(ended, SECONDS, f"the request {request_id} has no whole record")
+        return record
+
+    async def figure(self, beginning: str) -> float:
+        async with self.http.get(f"{self.mesh.url}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(beginning))
+
+
+def lane_runner(name: str, **switches: Any) -> dict[str, Any]:
+    return {**fake_runner(name, **switches), "http_port": free_port()}
+
+
+@asynccontextmanager
+async def running_lane(folder: Path, *runners: dict[str, Any], **sections: Any) -> AsyncIterator[Lane]:
+    picker, gateway = free_port(), free_port()
+    given = {"port": gateway, "picker": {"listen": f"127.0.0.1:{picker}"}, **sections}
+    config = write_config(folder, *runners, **given)
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        plan = EdgePlan(
+            listen=Endpoint(host="127.0.0.1", port=0),
+            gateways=(Endpoint(host="127.0.0.1", port=gateway),),
+            limits=limits_of(load_config(config)),
+            lane=LanePlan(
+                picker=Endpoint(host="127.0.0.1", port=picker),
+                endpoints=tuple(Endpoint(host="127.0.0.1", port=each["http_port"]) for each in runners),
+            ),
+        )
+        async with aiohttp.ClientSession() as http:
+            with running_envoy(edge_document(plan), folder) as address:
+                lane = Lane(mesh, f"http://{address}", http)
+                await eventually(lambda: _reaches(lane), SECONDS, "no request comes through the lane")
+                yield lane
+
+
+async def _reaches(lane: Lane) -> bool | None:
+    """Whether the picker knows where the runners take requests: until then they go to the gateway."""
+    request_id = lane.new_id()
+    status, _, _ = await lane.ask(lane.body(), request_id)
+    return True if status == 200 and await lane.figure('weft_picker_requests_total{result="lane"') else None
+
+
+async def test_a_unary_answer_and_a_stream_have_a_receipt_of_both_witnesses(tmp_path: Path) -> None:
+    async with running_lane(tmp_path, lane_runner("a", echo=True)) as lane:
+        unary, streamed = lane.new_id(), lane.new_id()
+        status, answer, _ = await lane.ask(lane.body("hello lane"), unary)
+        assert (status, answer["choices"][0]["message"]["content"]) == (200, "hello lane")
+        text, is_whole = await lane.stream_text(
+            lane.body("one two three", stream_options={"include_usage": True}), streamed
+        )
+        assert (text, is_whole) == ("one two three", True)
+        for request_id in (unary, streamed):
+            receipt = (await lane.record(request_id))["receipt"]
+            assert receipt["outcome"] == "completed", receipt
+            assert receipt["attempts"][0]["runner"] == "a"
+            assert receipt["proxy"]["status"] == 200
+            assert "disagreements" not in receipt["proxy"] or not receipt["proxy"]["disagreements"]
+            assert receipt["completionTokens"] > 0
+        assert await lane.figure("weft_truth_disagreements_total") == 0
+        assert await lane.figure("weft_picker_open_requests") == 0
+
+
+async def test_no_stream_loses_its_first_token(tmp_path: Path) -> None:
+    async with running_lane(tmp_path, lane_runner("a", slots=8, answer_tokens=40)) as lane:
+        bodies = [lane.stream_text(lane.body(), lane.new_id()) for _ in range(24)]
+        answers = await asyncio.gather(*bodies)
+        expected = answers[0][0]
+        assert expected.startswith("tok0")
+        assert answers == [(expected, True)] * 24
+
+
+async def test_a_dead_first_endpoint_is_an_attempt_and_the_second_one_answers(tmp_path: Path) -> None:
+    async with running_lane(tmp_path, lane_runner("a"), lane_runner("b")) as lane:
+        (dead,) = [each for each in own_descendants(lane.mesh.family()[0]) if _is_runner(each, "a")]
+        dead.kill()
+        # As many as the other runner has slots: none is kept for fallbacks.
+        ids = [lane.new_id() for _ in range(4)]
+        answers = await asyncio.gather(*(lane.ask(lane.body(), each) for each in ids))
+        assert [status for status, _, _ in answers] == [200] * 4
+        tried = [(await lane.record(each))["receipt"]["attempts"] for each in ids]
+        assert any([each["runner"] for each in attempts] == ["a", "b"] for attempts in tried), tried
+
+
+def _is_runner(process: Any, name: str) -> bool:
+    line = process.cmdline()
+    return "--runner" in line and line[line.index("--runner") + 1] == name
+
+
+async def test_an_engine_that_dies_in_mid_stream_ends_as_an_error_and_so_does_the_receipt(tmp_path: Path) -> None:
+    runner = lane_runner("a", answer_tokens=0, tokens_per_second=50.0)
+    async with running_lane(tmp_path, runner) as lane:
+        backend = await lane.mesh.backend("a")
+        await backend.set_behaviour(answer_tokens=0, tokens_per_second=50.0, crash_after_tokens=5)
+        request_id = lane.new_id()
+        text, is_whole = await lane.stream_text(lane.body(max_tokens=500), request_id)
+        assert text.startswith("tok0")
+        assert not is_whole
+        receipt = (await lane.record(request_id))["receipt"]
+        assert receipt["outcome"] == "failed", receipt
+        await backend.close()
+
+
+async def test_a_caller_that_leaves_has_cancelled_and_the_permit_is_free(tmp_path: Path) -> None:
+    async with running_lane(tmp_path, lane_runner("a", slots=1, tokens_per_second=20.0, answer_tokens=30)) as lane:
+        request_id = lane.new_id()
+        async with lane.asking(lane.body(stream=True, max_tokens=2000), request_id) as response:
+            await response.content.readline()
+            response.close()
+        receipt = (await lane.record(request_id))["receipt"]
+        assert receipt["outcome"] == "cancelled", receipt
+        status, _, _ = await lane.ask(lane.body(), lane.new_id())
+        assert status == 200
+
+
+async def test_refusals_are_the_mesh_s_own(tmp_path: Path) -> None:
+    sections = {"router": {"rate_limits": {"default": ["3req/min"]}}}
+    async with running_lane(tmp_path, lane_runner("a"), **sections) as lane:
+        status, answer, _ = await lane.ask(lane.body() | {"model": "nothing"}, lane.new_id())
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+        answers = [await lane.ask(lane.body(), lane.new_id()) for _ in range(4)]
+        status, answer, headers = answers[-1]
+        assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(headers["retry-after"]) >= 1
+        assert headers["x-ratelimit-limit-requests"] == "3"
+
+
+async def test_a_full_queue_is_a_503_with_retry_after(tmp_path: Path) -> None:
+    sections = {"router": {"queue_depth_per_runner": 1}}
+    runner = lane_runner("a", slots=1, tokens_per_second=5.0, answer_tokens=200)
+    async with running_lane(tmp_path, runner, **sections) as lane:
+        async with lane.asking(lane.body(stream=True, max_tokens=200), lane.new_id()) as first:
+            await first.content.readline()
+            waiting = asyncio.ensure_future(lane.ask(lane.body(max_tokens=1), lane.new_id()))
+            await asyncio.sleep(0.5)
+            status, answer, headers = await lane.ask(lane.body(max_tokens=1), lane.new_id())
+            assert (status, answer["error"]["code"]) == (503, "queue_full")
+            assert int(headers["retry-after"]) >= 1
+            first.close()
+        status, _, _ = await asyncio.wait_for(waiting, SECONDS)
+        assert status == 200
+
+
+@pytest.mark.parametrize("size", [1_200_000, 20_000_000])
+async def test_large_bodies_pass_within_the_limit_of_the_gateway(tmp_path: Path, size: int) -> None:
+    sections = {"gateway": {"max_body_bytes": 33_554_432}}
+    async with running_lane(tmp_path, lane_runner("a"), **sections) as lane:
+        body = lane.body() | {"messages": [{"role": "user", "content": "x" * size}], "max_tokens": 1}
+        sent, headers = io.BytesIO(json.dumps(body).encode()), {"content-type": "application/json"}
+        async with lane.http.post(f"{lane.url}{CHAT}", data=sent, headers=headers) as response:
+            text = await response.text()
+        # A fake engine has a small context: what counts is that it read all of the prompt.
+        assert response.status in (200, 400), text
+        assert "context" in text or response.status == 200, text
+
+
+async def test_what_the_lane_cannot_do_is_answered_by_the_gateway(tmp_path: Path) -> None:
+    async with running_lane(tmp_path, lane_runner("a")) as lane:
+        before = await lane.figure("weft_gateway_requests_total")
+        async with lane.http.get(f"{lane.url}/v1/models") as response:
+            assert response.status == 200
+        request_id = lane.new_id()
+        status, _, headers = await lane.ask(lane.body(durable="wait"), request_id)
+        assert status == 200
+        assert headers["x-weft-task-id"]
+        assert await lane.figure("weft_gateway_requests_total") >= before + 2
+
+
+async def test_an_engine_that_the_proxy_calls_itself_answers_and_its_log_is_the_receipt(tmp_path: Path) -> None:
+    runner = lane_runner("a", echo=True)
+    runner["models"][0]["lane"] = "engine"
+    async with running_lane(tmp_path, runner) as lane:
+        unary, streamed = lane.new_id(), lane.new_id()
+        status, answer, _ = await lane.ask(lane.body("hello engine", x_client_id="c"), unary)
+        assert (status, answer["choices"][0]["message"]["content"]) == (200, "hello engine")
+        assert await lane.stream_text(lane.body("one two"), streamed) == ("one two", True)
+        for request_id in (unary, streamed):
+            receipt = (await lane.record(request_id))["receipt"]
+            assert receipt["outcome"] == "completed", receipt
+            assert receipt["completionTokens"] > 0
+        assert await lane.figure('weft_picker_ends_total{witness="proxy"') >= 2
+
+
+async def test_an_engine_that_the_proxy_calls_itself_and_that_dies_is_a_failed_request(tmp_path: Path) -> None:
+    runner = lane_runner("a", tokens_per_second=50.0)
+    runner["models"][0]["lane"] = "engine"
+    async with running_lane(tmp_path, runner) as lane:
+        backend = await lane.mesh.backend("a")
+        await backend.set_behaviour(answer_tokens=0, tokens_per_second=50.0, crash_after_tokens=5)
+        request_id = lane.new_id()
+        text, is_whole = await lane.stream_text(lane.body(max_tokens=500), request_id)
+        assert (text.startswith("tok0"), is_whole) == (True, False)
+        receipt = (await lane.record(request_id))["receipt"]
+        assert receipt["outcome"] == "failed", receipt
+        assert receipt["proxy"]["flags"]
+        await backend.close()
