@@ -268,3 +268,17 @@ async def test_an_engine_that_the_proxy_calls_itself_and_that_dies_is_a_failed_r
         assert receipt["outcome"] == "failed", receipt
         assert receipt["proxy"]["flags"]
         await backend.close()
+
+
+async def test_bytes_that_end_cleanly_in_mid_answer_are_a_cut_off_answer_though_the_proxy_saw_no_fault(
+    tmp_path: Path,
+) -> None:
+    runner = lane_runner("a", end_without_finish_reason=True)
+    runner["models"][0]["lane"] = "engine"
+    async with running_lane(tmp_path, runner) as lane:
+        request_id = lane.new_id()
+        _, is_whole = await lane.stream_text(lane.body(), request_id)
+        assert is_whole, "the caller's transfer ends as that of a whole answer"
+        receipt = (await lane.record(request_id))["receipt"]
+        assert (receipt["outcome"], receipt["proxy"]["status"]) == ("failed", 200), receipt
+        assert not receipt["proxy"]["flags"]

@@ -62,8 +62,9 @@ def _placed(cluster: str, header: Document, limits: EdgeLimits, more: Document) 
 def _retry_policy() -> Document:
     previous = "extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
     return {
+        # A runner sends its first byte with the first content: one that is reset before has sent nothing to the caller.
         # With the reason header an answer comes from a runner that has sent no content.
-        "retry_on": "connect-failure,refused-stream,reset-before-request,retriable-headers",
+        "retry_on": "connect-failure,refused-stream,reset,retriable-headers",
         "retriable_headers": [{"name": REASON_HEADER, "present_match": True}],
         # The picker allows one attempt for each further endpoint that it names (x-envoy-max-retries).
         "num_retries": 0,
