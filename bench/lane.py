@@ -136,7 +136,7 @@ class _Fleet:
 async def serve_picker(port: int, stub: int) -> None:
     """Serves a picker over a real scheduler."""
     clock, fleet, channels = SystemClock(), _Fleet(f"http://127.0.0.1:{stub}"), ChannelPool()
-    tickets = TicketIssuer(clock, lifetime_seconds=30.0)  # type: ignore[arg-type]  # its own clock is the mesh's
+    tickets = TicketIssuer(clock, lifetime_seconds=30.0)
     deps = LoopDeps(waker=NoWakes(), tickets=tickets, records=RouterRecords.empty(clock))
     loop = SchedulingLoop(SchedulerLimits(), Settings(), clock, deps)
     loop.update_view(fleet.view)
