@@ -15,6 +15,8 @@ STREAM_ACCESS_LOGS_METHOD: Final = f"/{ACCESS_LOG_SERVICE}/StreamAccessLogs"
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
 """Header, and key in the metadata of `DESTINATION_NAMESPACE`: `ip:port`, or several in order, separated by commas."""
+GATEWAYS: Final = "gateways"
+"""The destination that stands for all gateways in weft's own configuration of Envoy, in place of an address."""
 DESTINATION_NAMESPACE: Final = "envoy.lb"
 DESTINATION_SERVED: Final = "x-gateway-destination-endpoint-served"
 """Key in the metadata of `DESTINATION_NAMESPACE`: the endpoint that the proxy chose in the end."""

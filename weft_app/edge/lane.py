@@ -5,7 +5,17 @@ request to the endpoint that it names; where it names several, to the next ones 
 The log of requests goes to the picker: the second witness of how each ended.
 """
 
-from weft.kernel.lane_names import DESTINATION, DESTINATION_NAMESPACE, DESTINATION_SERVED, REASON_HEADER, SUBSET
+from collections.abc import Iterable
+from pathlib import Path
+
+from weft.kernel.lane_names import (
+    DESTINATION,
+    DESTINATION_NAMESPACE,
+    DESTINATION_SERVED,
+    GATEWAYS,
+    REASON_HEADER,
+    SUBSET,
+)
 from weft_app.edge.fragments import (
     Document,
     duration,
@@ -35,6 +45,7 @@ def lane_routes(limits: EdgeLimits, to_gateways: Document) -> list[Document]:
 
     Pages of other origins go to a gateway, which knows what they may do.
     """
+    gateways = {"name": DESTINATION, "string_match": {"exact": GATEWAYS}}
     several = {"name": DESTINATION, "string_match": {"contains": ","}}
     named = {"name": DESTINATION, "present_match": True}
     asked: list[Document] = [
@@ -43,6 +54,7 @@ def lane_routes(limits: EdgeLimits, to_gateways: Document) -> list[Document]:
     ]
     retries = {"retry_policy": _retry_policy()}
     return [
+        {**to_gateways, "match": {"prefix": "/", "headers": [gateways]}},
         _placed(LANE, several, limits, retries),
         _placed(NAMED, named, limits, {}),
         *({**to_gateways, "match": {"path": path, "headers": asked}} for path in LANE_PATHS),
@@ -156,7 +168,7 @@ def lane_clusters(plan: EdgePlan, lane: LanePlan) -> list[Document]:
         "typed_extension_protocol_options": _http_of_runners(limits),
     }
     if lane.endpoints_file is None:
-        runners |= static_cluster(LANE, (*plan.gateways, *lane.endpoints))
+        runners |= static_cluster(LANE, lane.endpoints)
     else:
         runners |= {"type": "EDS", "eds_cluster_config": {"eds_config": file_source(str(lane.endpoints_file))}}
     return [runners, _named_cluster(limits), _picker_cluster(lane.picker, limits)]
@@ -184,9 +196,10 @@ def _http_of_runners(limits: EdgeLimits) -> Document:
     )
 
 
-def lane_assignment(plan: EdgePlan, runners: tuple[Endpoint, ...]) -> Document:
-    """Returns the endpoints that the picker may name: the gateways, and the HTTP ports of runners."""
-    return load_assignment(LANE, (*plan.gateways, *runners))
+def endpoints_document(runners: Iterable[Endpoint]) -> Document:
+    """Returns the content of the file of endpoints: the HTTP ports of runners, in a steady order."""
+    known = sorted(set(runners), key=str)
+    return {"resources": [message("config.endpoint.v3.ClusterLoadAssignment", **load_assignment(LANE, known))]}
 
 
 def _no_other() -> Document:
@@ -203,10 +216,18 @@ def _no_other() -> Document:
     )
 
 
-def _picker_cluster(picker: Endpoint, limits: EdgeLimits) -> Document:
+def _picker_cluster(picker: Endpoint | Path, limits: EdgeLimits) -> Document:
+    if isinstance(picker, Path):
+        pipe = {"endpoint": {"address": {"pipe": {"path": str(picker)}}}}
+        where: Document = {
+            "type": "STATIC",
+            "load_assignment": {"cluster_name": PICKER, "endpoints": [{"lb_endpoints": [pipe]}]},
+        }
+    else:
+        where = static_cluster(PICKER, (picker,))
     return {
         "name": PICKER,
-        **static_cluster(PICKER, (picker,)),
+        **where,
         "connect_timeout": duration(limits.connect_timeout_seconds),
         "circuit_breakers": {
             "thresholds": [{"max_requests": limits.max_requests, "max_pending_requests": limits.max_requests}]

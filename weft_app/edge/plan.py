@@ -126,7 +126,8 @@ class EdgePlan:
 class LanePlan:
     """The way of model calls past the gateway: a picker, and the runners that it may name."""
 
-    picker: Endpoint
+    picker: Endpoint | Path
+    """A path: a Unix socket."""
     endpoints: tuple[Endpoint, ...] = ()
     """The HTTP ports of runners; unused with `endpoints_file`."""
     endpoints_file: Path | None = None
