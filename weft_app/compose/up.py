@@ -39,6 +39,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.health_monitor import HealthMonitor
+from weft.kernel.lane_names import GATEWAYS
 from weft.kernel.reasons import MODEL_NOT_LISTED, PULLING, WAITING_FOR_PULL, Reason
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
@@ -63,7 +64,6 @@ from weft_app.compose.edge_certificate import (
     prepare_edge_certificate,
     with_edge_certificate,
 )
-from weft_app.compose.edge_proxy import edge_proxy
 from weft_app.compose.engine_environments import require_environments
 from weft_app.compose.gateway import MeshClients, build_gateway, gateway_config_behind_edge
 from weft_app.compose.grpc_host import GrpcHost
@@ -81,11 +81,11 @@ from weft_app.compose.security import KeyCheck, channel_security, is_on_loopback
 from weft_app.compose.startable import expected_mesh, require_startable
 from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
-from weft_app.edge.process import EdgeProxy, ProxyWatch
 
 if TYPE_CHECKING:
     from weft_app.compose.picker import PickerEndpoint
     from weft_app.compose.relay import RelayEndpoint
+    from weft_app.edge.process import EdgeProxy
 
 MODEL_CHECK_SECONDS = 0.05
 PROCESSES = ("mesh", "registry", "router", "gateway")
@@ -364,6 +364,7 @@ class UpHost:
 
         # What the lane cannot do goes to the gateway of this process.
         own = f"{self._config.host}:{self._config.port}" if is_address(self._config.host) and self._config.port else ""
+        own = own if self._config.edge.proxy == "none" else GATEWAYS
         service = build_picker(self._config, router, keys, gateway_address=section.gateway or own, metrics=self._page)
         picker = PickerEndpoint(self._config, service, router)
         self.picker_address = picker.bind(section.listen, section.health_listen)
@@ -442,18 +443,24 @@ class UpHost:
         self._stack.push_async_callback(self._stop_runners)
         self._stack.push_async_callback(self._stop_work, edge, side.engine)
         await edge.start()
-        self._note_addresses(await self._start_proxy(config, edge))
+        self._note_addresses(await self._start_proxy(config, edge, fleet))
         return fleet
 
-    async def _start_proxy(self, config: WeftConfig, edge: GatewayService) -> str:
+    async def _start_proxy(self, config: WeftConfig, edge: GatewayService, fleet: FleetWatcher) -> str:
         """Starts the proxy in front of the gateway, where there is to be one; returns the public URL."""
-        watch = ProxyWatch(ended=self._notify, restarted=self._note_restart)
-        self._proxy = await edge_proxy(config, self._home, edge.port, self._clock, watch)
-        if self._proxy is None:
+        if config.edge.proxy == "none":
             return edge.url
-        await self._proxy.start()
-        self._monitor.add(self._proxy.health_check())
-        return self._proxy.url
+        # A mesh without a proxy does not pay for its imports.
+        from weft_app.compose.edge_proxy import edge_proxy, lane_endpoints  # noqa: PLC0415
+        from weft_app.edge.process import ProxyWatch  # noqa: PLC0415
+
+        watch = ProxyWatch(ended=self._notify, restarted=self._note_restart)
+        proxy = self._proxy = await edge_proxy(config, self._home, edge.port, self._clock, watch)
+        fleet.subscribe(lambda view: proxy.show_runners(lane_endpoints(view)))
+        proxy.show_runners(lane_endpoints(fleet.view))
+        await proxy.start()
+        self._monitor.add(proxy.health_check())
+        return proxy.url
 
     def _note_restart(self) -> None:
         if self._is_up:

@@ -23,6 +23,7 @@ from weft.kernel.lane_names import (
     DESTINATION,
     DESTINATION_NAMESPACE,
     EXTERNAL_PROCESSOR,
+    GATEWAYS,
     REASON_HEADER,
     TICKET_HEADER,
 )
@@ -172,6 +173,12 @@ async def test_a_request_goes_to_the_endpoint_that_the_picker_names_whether_it_i
     for endpoint in (lane.first, lane.second, lane.gateway):
         lane.picker.destinations = endpoint.address
         assert await lane.served_by() == endpoint.name
+
+
+async def test_a_request_goes_to_a_gateway_where_the_picker_says_so(lane: Lane) -> None:
+    lane.picker.destinations = GATEWAYS
+    assert await lane.served_by(headers={"authorization": "Bearer key"}, json={}) == "gateway"
+    assert lane.gateway.got[0]["headers"]["Authorization"] == "Bearer key"
 
 
 async def test_a_body_of_3_mb_arrives_whole(lane: Lane) -> None:

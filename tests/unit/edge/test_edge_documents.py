@@ -85,7 +85,8 @@ def test_one_gateway_is_not_asked_for_its_health_and_several_are() -> None:
 
 def test_the_picker_is_asked_about_calls_of_models_and_not_about_all_else() -> None:
     (routes,) = _found(edge_document(LANE), "routes")
-    several, named, *asked, last = routes
+    unread, several, named, *asked, last = routes
+    assert unread["route"]["cluster"] == "gateways"
     assert [each["route"]["cluster"] for each in (several, named)] == ["lane", "named"]
     assert [route["match"]["path"] for route in asked] == list(LANE_PATHS)
     # Once the picker has named an endpoint, one of the first two matches.

@@ -1,0 +1,95 @@
+"""`weft up --edge envoy` with a picker: Envoy carries model calls to the runner's port, and all else to the gateway."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+
+from weft_testing.free_port import free_port
+
+CHAT = "/v1/chat/completions"
+COUNTED_SECONDS = 10.0
+
+
+def _body(**fields: Any) -> dict[str, Any]:
+    return {"model": POOL, "messages": [{"role": "user", "content": "hi"}], **fields}
+
+
+def _in_lane(name: str, **switches: Any) -> dict[str, Any]:
+    return {**fake_runner(name, **switches), "http_port": free_port()}
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    folder = tmp_path_factory.mktemp("lane")
+    picker = {"listen": f"127.0.0.1:{free_port()}"}
+    config = write_config(folder, _in_lane("a"), _in_lane("b"), picker=picker)
+    with running_mesh(folder / "home", "--config", str(config), "--edge", "envoy") as mesh:
+        yield mesh
+
+
+def _known_ports(mesh: MeshProcess) -> int:
+    (known,) = json.loads((mesh.home / "run" / "envoy-endpoints.json").read_text())["resources"]
+    return len(known["endpoints"][0]["lb_endpoints"])
+
+
+@pytest.fixture
+async def http(mesh: MeshProcess) -> AsyncIterator[aiohttp.ClientSession]:
+    # Runners say their ports a moment after they are there; until then the gateway serves.
+    await eventually(lambda: _known_ports(mesh) == 2, COUNTED_SECONDS, "envoy does not know the ports of both runners")
+    async with aiohttp.ClientSession(mesh.url) as session:
+        yield session
+
+
+async def _picked(http: aiohttp.ClientSession, result: str) -> float:
+    """How many requests the picker has had with this result."""
+    async with http.get("/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    name = "weft_picker_requests_total{"
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and f'result="{result}"' in line)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_chat_goes_through_the_lane(http: aiohttp.ClientSession, stream: bool) -> None:
+    before = await _picked(http, "lane")
+    async with http.post(CHAT, json=_body(stream=stream)) as answer:
+        text = await answer.text()
+        assert answer.status == 200, text
+    assert ("data: [DONE]" if stream else '"finish_reason":"stop"') in text
+    assert await _picked(http, "lane") == before + 1
+
+
+async def test_what_the_lane_cannot_do_goes_to_the_gateway_and_no_caller_notices(http: aiohttp.ClientSession) -> None:
+    before = await _picked(http, "gateway")
+    async with http.post(CHAT, json=_body(durable="wait")) as answer:
+        assert answer.status in {200, 202}, await answer.text()
+    assert await _picked(http, "gateway") == before + 1
+    async with http.post("/v1/responses", json={"model": POOL, "input": "hi"}) as answer:
+        assert answer.status == 200, await answer.text()
+
+
+async def test_an_unknown_model_is_refused_with_the_envelope_of_the_gateway(http: aiohttp.ClientSession) -> None:
+    async with http.post(CHAT, json=_body(model="nope")) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_its_receipt_has_both_witnesses(mesh: MeshProcess, http: aiohttp.ClientSession) -> None:
+    async with http.post(CHAT, json=_body(), headers={"x-request-id": "witnessed"}) as answer:
+        assert answer.status == 200
+
+    async def is_witnessed() -> bool:
+        _, out, _ = await run_weft("explain", "witnessed", "-o", "json", home=mesh.home)
+        return '"proxy"' in out
+
+    await eventually(is_witnessed, COUNTED_SECONDS, "the log of the proxy is not in the receipt")
+
+
+async def test_a_picker_that_needs_a_certificate_is_refused(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_runner("a"), picker={"listen": "0.0.0.0:9002"})
+    code, _, err = await run_weft("up", "--config", str(config), "--edge", "envoy", home=tmp_path / "home")
+    assert code != 0
+    assert "picker.listen" in err or "tls" in err
