@@ -174,6 +174,7 @@ ENDPOINTS = (
     Endpoint("GET", "/api/v1/models/{name}/members", "read"),
     Endpoint("GET", "/api/v1/config", "read"),
     Endpoint("GET", "/api/v1/events", "read"),
+    Endpoint("GET", "/api/v1/routers", "read"),
     Endpoint("GET", "/api/v1/caller", "read"),
     Endpoint("GET", "/api/v1/watch", "read"),
     Endpoint("GET", "/health", "read"),
