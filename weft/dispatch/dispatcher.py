@@ -24,7 +24,7 @@ from weft.dispatch.payload_description import Payload, affinity_key, describe
 from weft.dispatch.placement import Decision, Grant, PlacementPort, PlacementRequest, canceller_of
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_spans import request_spans
-from weft.dispatch.request_trace import RequestContext, RequestTrace, log_receipt
+from weft.dispatch.request_trace import RequestContext, RequestTrace, log_internal, log_receipt
 from weft.dispatch.workflows import require_images, resolve_workflow, workflow_name_of
 from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock, SystemClock
@@ -354,6 +354,8 @@ class _RequestRun(Generic[T]):
         """Returns the receipt of a failed request; a finished request keeps its own."""
         if self.call.receipt is not None:
             return self.call.receipt
+        if isinstance(error, WeftError) and error.reason is Reason.INTERNAL:
+            log_internal(self.context, error)
         lacked_router = isinstance(error, WeftError) and LACKED_ROUTER in error.metadata
         return self.close(_reason_of(error), None, cancelled_by=canceller_of(error), lacked_router=lacked_router)
 

@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame
 from weft.dispatch.placement import Grant, LoadingModel, WaitingInQueue
+from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority
@@ -290,6 +291,11 @@ def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_
         **({"cancelled_by": receipt.cancelled_by} if receipt.cancelled_by else {}),
         **({"lacked_router": True} if receipt.lacked_router else {}),
     )
+
+
+def log_internal(context: RequestContext, error: WeftError) -> None:
+    """Writes what callers are not told of the internal error that ended a request, such as another process's words."""
+    log.error("request ended with an internal error", request_id=context.request_id, error=error.message)
 
 
 def _note_outside(receipt: receipt_pb2.Receipt) -> None:

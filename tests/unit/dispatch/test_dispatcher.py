@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import grpc
 import pytest
+import structlog
 
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc, ticket_pb2
@@ -270,6 +271,15 @@ async def test_a_failure_before_content_is_reported_and_the_next_grant_is_used(t
     assert receipt is not None
     assert [Reason(attempt.reason) for attempt in receipt.attempts] == [Reason.SERVER_DIED, Reason.UNSPECIFIED]
     assert [attempt.model for attempt in receipt.attempts] == ["m", "m"]
+
+
+async def test_the_words_of_an_internal_error_are_in_the_log_under_the_id_of_its_request() -> None:
+    """Callers are referred to the log, which had nothing of an error that another process had caused."""
+    with structlog.testing.capture_logs() as lines:
+        _, failure, _ = await _generate(ScriptedScheduler("", WeftError(Reason.INTERNAL, "Unexpected KeyError")))
+    assert failure is not None
+    found = [line for line in lines if line["event"] == "request ended with an internal error"]
+    assert [(line["request_id"], line["error"]) for line in found] == [("r1", "Unexpected KeyError")]
 
 
 async def test_a_failure_after_content_ends_the_request_and_says_that_content_went_out(tmp_path: Path) -> None:
