@@ -59,6 +59,7 @@ _ENGINE = (
     "[, {engine_timings.outside_time:span} outside of it]"
 )
 _DEVICE = "{device_usage.device_time:span} of device time"
+_PROXY = "[status {proxy.status}, ]{proxy.answer_bytes} bytes of answer[, from {proxy.endpoint}]"
 _GAPS = {
     DeviceUsage.GAP_NOT_SAMPLED: "too short for the sampling interval, or no figures of the driver",
     DeviceUsage.GAP_FOREIGN_PROCESS: "a process of others used the device, or what ran there cannot be seen",
@@ -78,6 +79,15 @@ def _device_usage(receipt: Receipt) -> str | None:
     return filled(_DEVICE, receipt) + f", {usage.energy_millijoules / 1e3:.3g} J"
 
 
+def _proxy(receipt: Receipt) -> str | None:
+    """Returns what the proxy saw that carried the request past the gateways; None: none did, or it said nothing."""
+    if not receipt.HasField("proxy"):
+        return None
+    seen = filled(_PROXY, receipt)
+    flags = f" ({', '.join(receipt.proxy.flags)})" if receipt.proxy.flags else ""
+    return safe_text(seen + flags)
+
+
 def _tokens(receipt: Receipt) -> str | None:
     is_known = receipt.HasField("usage") and has_tokens(receipt.usage)
     return filled(_USAGE, receipt) if is_known else None
@@ -93,6 +103,8 @@ _COSTS = (
     Column("Remote", "{left_premises:yes}"),
     Column("Cancelled", "[by {cancelled_by}]"),
     Column("Router", lambda receipt: "none answered when it ended" if receipt.lacked_router else None),
+    Column("Proxy", _proxy),
+    Column("Disagreements", lambda receipt: safe_text("; ".join(receipt.proxy.disagreements)) or None),
 )
 
 
