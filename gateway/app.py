@@ -42,6 +42,7 @@ from gateway.endpoints import (
 from gateway.errors import (
     ClientGoneError,
     Dialect,
+    connection_lost,
     dialect_of,
     envelope,
     error_headers,
@@ -363,8 +364,11 @@ class EdgeMiddleware:
         except WeftError as error:
             await self._answer(error, sender, facts)
         except asyncio.CancelledError:
-            # Only the end of the grace period at shutdown cancels from outside; this is the task's last step.
-            await self._answer(shutting_down(), sender, facts)
+            # Only the end of the grace period at shutdown cancels the task, and this is its last step. gRPC raises the
+            # same for a call whose channel was closed, as that to a router that was lost.
+            task = asyncio.current_task()
+            is_cancelled = task is not None and task.cancelling() > 0
+            await self._answer(shutting_down() if is_cancelled else connection_lost(), sender, facts)
         except Exception:
             log.exception("request failed unexpectedly", request_id=facts.request_id)
             await self._answer(internal_error(), sender, facts)

@@ -29,6 +29,7 @@ from gateway.rate_limit_headers import rate_limit_headers
 from weft.dispatch.rate_windows import status_in
 from weft.kernel.errors import COMPLETION_TOKENS, LACKED_ROUTER, PROMPT_TOKENS, WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc import CONNECTION_LOST
 from weft.kernel.unknown_names import close_names_of
 
 _MESSAGES = "/v1/messages"
@@ -153,6 +154,11 @@ def internal_error() -> WeftError:
 def shutting_down() -> WeftError:
     """Returns the error of a request that the gateway's shutdown ends."""
     return WeftError(Reason.SHUTTING_DOWN, "the gateway is shutting down", retry_after_seconds=2)
+
+
+def connection_lost() -> WeftError:
+    """Returns the error of a request whose connection to another service of the mesh was closed under its call."""
+    return WeftError(Reason.SERVICE_UNAVAILABLE, CONNECTION_LOST, retry_after_seconds=1)
 
 
 def http_status(error: WeftError) -> int:

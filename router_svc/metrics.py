@@ -208,29 +208,33 @@ class _StateCollector(Collector):
         )
 
     def _limits(self) -> Iterator[Metric]:
-        """Returns how it is with limits that routers share; nothing of a router that counts alone."""
+        """Returns how it is with limits that routers share; zeros of a router that counts alone."""
         leases = self._state.limit_leases()
-        if leases is None:
-            return
+        figures = None if leases is None else leases.figures
         yield GaugeMetricFamily(
             "weft_router_limits_away_seconds",
             "For how long limits could not be leased from the database that routers share; 0 while it answers.",
-            value=leases.away_seconds,
+            value=0.0 if leases is None else leases.away_seconds,
         )
         yield GaugeMetricFamily(
-            "weft_router_limits_routers", "Routers that share the limits of tenants.", value=leases.contact.routers
-        )
-        figures = leases.figures
-        yield CounterMetricFamily(
-            "weft_router_limits_leases", "Windows of limits that were leased or returned.", value=figures.leases
+            "weft_router_limits_routers",
+            "Routers that share the limits of tenants; 0 of a router that counts alone.",
+            value=0 if leases is None else leases.contact.routers,
         )
         yield CounterMetricFamily(
-            "weft_router_limits_waits", "Requests that waited for a lease of a limit.", value=figures.waits
+            "weft_router_limits_leases",
+            "Windows of limits that were leased or returned.",
+            value=0 if figures is None else figures.leases,
+        )
+        yield CounterMetricFamily(
+            "weft_router_limits_waits",
+            "Requests that waited for a lease of a limit.",
+            value=0 if figures is None else figures.waits,
         )
         yield CounterMetricFamily(
             "weft_router_limits_failures",
             "Statements about limits that the database did not answer.",
-            value=figures.failures,
+            value=0 if figures is None else figures.failures,
         )
 
     def _memory(self) -> Iterator[Metric]:

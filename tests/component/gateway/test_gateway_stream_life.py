@@ -2,6 +2,7 @@ import asyncio
 import json
 import socket
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from gateway_script import (
@@ -311,3 +312,18 @@ async def require_counted(gateway: RunningGateway, label: str) -> None:
     async with asyncio.timeout(2):
         while label not in (await gateway.request("GET", "/metrics")).body.decode():
             pass
+
+
+class ClosedDispatcher(ScriptedDispatcher):
+    """Raises what gRPC raises where the channel is closed under a call."""
+
+    def call(self, *_: Any, **__: Any) -> Any:
+        raise asyncio.CancelledError
+
+
+async def test_a_call_that_its_closed_channel_cancelled_is_a_lost_connection_and_no_shutdown() -> None:
+    """A gateway said that it was shutting down when the channel to a lost router was closed under a call."""
+    async with serving(ClosedDispatcher()) as gateway:
+        response = await gateway.request("POST", CHAT, STREAM)
+    assert response.status == 503
+    assert json.loads(response.body)["error"]["code"] == "service_unavailable"
