@@ -174,6 +174,8 @@ async def test_a_router_that_is_killed_leaves_what_it_spent_and_its_unspent_slic
     for each in routers:
         each.clients.reconfigure(ClientsConfig(), config)
     killed = routers.pop(0)
+    loop = asyncio.get_running_loop()
+    spent_at, count = loop.time(), 0
     assert await killed.tries(asked("r", tenant="a"))
     # As kill -9 leaves it: nothing is returned.
     for task in killed.leases._tasks:
@@ -182,9 +184,8 @@ async def test_a_router_that_is_killed_leaves_what_it_spent_and_its_unspent_slic
     again = a_router(postgres_url, "r1", config)
     await again.leases.start()
     routers.insert(0, again)
-    loop = asyncio.get_running_loop()
-    began, count = loop.time(), 0
-    while loop.time() - began < 0.5:
+    # What was spent leaves the window after a second, however long the start took.
+    while loop.time() - spent_at < 0.9:
         count += await admitted(routers, "a", 3)
     assert count <= 19, "one of the second was spent by the router that was killed"
     await until(lambda: again.tries(asked("r", tenant="a")))
