@@ -183,7 +183,7 @@ def running_postgres(settings: Mapping[str, str] = SETTINGS) -> Iterator[Postgre
 
 
 def _identity(folder: Path) -> dict[str, Any]:
-    """Arguments for subprocess: PostgreSQL refuses root, so its server then runs as the user `nobody`."""
+    """Returns arguments of subprocess that run the server as `nobody` where this process is root, which it refuses."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")

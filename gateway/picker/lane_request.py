@@ -94,7 +94,7 @@ class LaneRequest:
         return max(self.reports, default=0)
 
     def end(self, unreported: Reason) -> tuple[Reason, receipt_pb2.Receipt | None]:
-        """Returns how it ended and the runner's part of its receipt; `unreported`: the reason where nobody says.
+        """Returns how it ended and the runner's part of its receipt; `unreported`: the reason without a report.
 
         The runner's word counts, then the proxy's.
         """

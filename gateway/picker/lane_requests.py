@@ -2,7 +2,7 @@
 
 The permit of a request is held from the grant to the end of the request, which the runner reports (`AttemptReports`)
 and the proxy's access log. The first witness that settles it ends it; the second one is waited for a moment, and
-compared. A request whose end nobody reports ends after a limit, with the reason DEADLINE_EXCEEDED.
+compared. A request whose end neither reports ends after a limit, with the reason DEADLINE_EXCEEDED.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ class LaneRequests(AttemptReports):
             await stop_tasks([self._sweeping])
             self._sweeping = None
         for lane in list(self._open.values()):
-            self._end(lane, Reason.SHUTTING_DOWN, "nobody")
+            self._end(lane, Reason.SHUTTING_DOWN, "none")
         while self._closing:
             await asyncio.wait(self._closing)
 
@@ -180,7 +180,7 @@ class LaneRequests(AttemptReports):
                 self._end(lane, Reason.SERVER_DIED, "runner")
             elif lane.sight is None and not lane.reports:
                 log.warning("end of a request not reported", request_id=lane.request_id, runner=lane.grants[0].runner)
-                self._end(lane, Reason.DEADLINE_EXCEEDED, "nobody")
+                self._end(lane, Reason.DEADLINE_EXCEEDED, "none")
             else:
                 self._end(lane, Reason.WORKER_LOST, "runner" if lane.sight is None else "proxy")
         while self._ended:

@@ -20,7 +20,7 @@ class PickerMetrics:
         )
         self._ends = page.counter(
             "weft_picker_ends",
-            "Ends of requests of the lane by who reported them: 'runner', 'proxy', or 'nobody' within the limit.",
+            "Ends of requests of the lane by who reported them: 'runner', 'proxy', or 'none' within the limit.",
             ("witness",),
         )
         self._unknown = page.counter(

@@ -1,4 +1,4 @@
-"""The previous release and this one in one mesh: docs/upgrade.md."""
+"""The previous release and this one in one mesh: docs/rolling-upgrade.md."""
 
 import asyncio
 import json

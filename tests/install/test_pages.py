@@ -12,9 +12,6 @@ from bare_account import TOOLS, BareAccount
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-MAX_LINES = 60
-PAGES = ("start", "upgrade", "trouble", "uninstall")
-"""In the order in which one account goes through them."""
 PROGRAMS = ("git", "cp", "rm", "ls", "curl")
 pytestmark = [pytest.mark.install, pytest.mark.timeout(300)]
 _BLOCK = re.compile(r"^```console\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -92,11 +89,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory, packages: Path, repository:
     if reader.facts():
         reader.types("weft stop")
     shutil.rmtree(account.home)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_is_one_screen(page: str) -> None:
-    assert len((DOCS / f"{page}.md").read_text("utf-8").splitlines()) <= MAX_LINES
 
 
 def test_the_start_page_leads_from_nothing_to_an_answer(reader: Reader) -> None:

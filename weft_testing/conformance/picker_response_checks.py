@@ -131,7 +131,7 @@ async def clean_close(picker: PickerUnderTest) -> str:
 
 
 async def served_endpoint(picker: PickerUnderTest) -> str:
-    """The endpoint that served is read; with the hooks of conformance tests on, it is told to the caller."""
+    """The picker reads which endpoint served; with the hooks of conformance tests on, it adds a header for it."""
     async with _routed(picker) as (exchange, answer):
         served = answer.endpoints[0]
         headers = await echoed(exchange, HttpResponse(served=served))

@@ -160,7 +160,7 @@ async def test_an_end_that_nobody_reports_comes_after_the_deadline_and_a_limit(t
         await stage.clock.advance(LIMITS.end_report_limit_seconds + SWEEP_SECONDS)
         reason, _ = await stage.end()
         assert reason is Reason.DEADLINE_EXCEEDED
-        assert await stage.figure('weft_picker_ends_total{witness="nobody"}') == 1
+        assert await stage.figure('weft_picker_ends_total{witness="none"}') == 1
 
 
 async def test_signs_of_life_keep_a_request_and_their_absence_ends_it_within_the_limit(tmp_path: Path) -> None:
