@@ -131,7 +131,12 @@ def configuration(plan: Plan, folder: Folder, url: str) -> Mapping[str, Any]:
         "registry": registry,
         "addresses": {"registry": _registry_addresses(plan, folder)},
         "log": {"max_file_bytes": MAX_LOG_BYTES},
-        "router": {"database_url": url, "tasks": tasks, "rate_limits": {"tenants": limits}},
+        "router": {
+            "database_url": url,
+            "tasks": tasks,
+            "rate_limits": {"tenants": limits},
+            "queue_depth_per_runner": plan.queue_depth,
+        },
     }
 
 

@@ -74,6 +74,10 @@ LAX_FACTOR = 3
 """How many times its limit a tenant has in the negative control, as if each of three routers admitted all of it."""
 TENANT_OVERLOAD = 3.0
 """How much more than its limit a tenant asks for."""
+TENANT_CALLS = 12
+"""Chats of one tenant that are under way."""
+USUAL_QUEUE_DEPTH = 16
+"""Requests that may wait per runner of a pool: the default of routers."""
 STALE_ROUTERS: Mapping[Target, int] = {Target.STALE_ROUTER: 1}
 """Weights for the negative control: only a router that lost its leases unknowingly can violate the fence."""
 
@@ -164,6 +168,11 @@ class Plan:
     def calls_per_second(self) -> float:
         """Rate of each tenant."""
         return TENANT_OVERLOAD * TENANT_LIMIT / LIMIT_WINDOW_SECONDS
+
+    @property
+    def queue_depth(self) -> int:
+        """Requests that may wait per runner of a pool: all of tenants and streams, so that no stream finds it full."""
+        return max(USUAL_QUEUE_DEPTH, self.tenants * TENANT_CALLS + self.streams)
 
     @property
     def slots(self) -> int:

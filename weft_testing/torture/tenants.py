@@ -15,12 +15,10 @@ import aiohttp
 
 from weft_testing.torture.checker import STREAM_PREFIX
 from weft_testing.torture.history import EventFile, Kind
-from weft_testing.torture.plan import Plan
+from weft_testing.torture.plan import TENANT_CALLS, Plan
 from weft_testing.torture.streams import GatewayAddress
 
 CALL_SECONDS = 60.0
-MAX_AT_ONCE = 12
-"""Chats of one tenant that are under way."""
 TENANT_HEADER = "X-Tenant-ID"
 LIMITED = 429
 
@@ -57,7 +55,7 @@ class TenantCallers:
                 await asyncio.sleep(random.expovariate(rate))
                 gateway, pool = random.choice(self._gateways), random.choice(pools)
                 # One that waits for a router that was killed holds up no other.
-                if len(running) < MAX_AT_ONCE:
+                if len(running) < TENANT_CALLS:
                     chat = asyncio.create_task(self._chat(http, gateway, tenant, pool))
                     running.add(chat)
                     chat.add_done_callback(running.discard)
