@@ -204,76 +204,104 @@ def build_gateway(
     return gateway.service.build(edge, ports, metrics=mesh.metrics)
 
 
+class _RemoteMesh:
+    """The clients of a gateway whose registry and routers are in other processes."""
+
+    def __init__(self, config: WeftConfig, home: WeftHome) -> None:
+        self._config = config
+        self.clock = SystemClock()
+        self.security, self.keys = channel_security(config), key_check(config, self.clock)
+        self.registry = open_channel(registry_address(config, home), self.security)
+        self.router = open_channel(router_address(config, home), self.security)
+        self.itself = open_channel(home.address("gateway"))
+        self.channels = ChannelPool(security=self.security)
+        self.fleet = FleetWatcher(self.registry, self.clock, service="gateway")
+        self.routers = GatewayRouters(self.router, self.fleet, self.clock, self.security)
+        self.tracing = tracing_of(os.environ)
+
+    def clients(self, health: HealthSource, page: MetricsPage) -> MeshClients:
+        """Returns what a gateway is built over."""
+        section, routers = self._config.gateway, self.routers
+        batch_seconds = section.batches.store_timeout_seconds
+        return MeshClients(
+            dispatcher=self._dispatcher(),
+            fleet=self.fleet,
+            registry=self.registry,
+            processes={
+                "mesh": self.registry,
+                "registry": self.registry,
+                "router": routers.channel,
+                "gateway": self.itself,
+            },
+            channels=self.channels,
+            queues=routers.queues,
+            requests=routers.requests,
+            responses=RemoteResponses(routers.channel, timeout_seconds=section.response_store_timeout_seconds),
+            usage=RemoteUsage(routers.channel),
+            tasks=RemoteTasks(routers.channel, timeout_seconds=section.task_timeout_seconds),
+            files=RemoteFiles(routers.channel, timeout_seconds=batch_seconds),
+            batches=RemoteBatches(routers.channel, timeout_seconds=batch_seconds),
+            keys=self.keys,
+            clock=self.clock,
+            router=routers,
+            tracing=self.tracing,
+            health=health,
+            metrics=page,
+        )
+
+    def _dispatcher(self) -> Dispatcher:
+        return Dispatcher(
+            self.routers.placement,
+            self.channels,
+            clock=self.clock,
+            steady=ReconnectConfig(router_outage_limit_seconds=self._config.gateway.router_outage_limit_seconds),
+            fleet=self.fleet,
+            tracing=self.tracing,
+            service=ServiceName.GATEWAY,
+        )
+
+    async def start(self) -> None:
+        """Begin to follow routers, the fleet and keys."""
+        await self.routers.start()
+        await self.fleet.start()
+        if self.keys is not None:
+            await self.keys.follow(self.registry)
+
+    async def stop(self) -> None:
+        """End what was begun, and close the channels; the failure of one keeps none of the others."""
+        async with AsyncExitStack() as ends:
+            ends.push_async_callback(close_tracing, self.tracing)
+            for channel in (self.itself, self.router, self.registry, self.channels):
+                ends.push_async_callback(channel.close)
+            if self.keys is not None:
+                ends.push_async_callback(self.keys.stop)
+            ends.push_async_callback(self.fleet.stop)
+            ends.push_async_callback(self.routers.stop)
+
+
 async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) -> None:
     """Serves a gateway over a registry and a router in other processes, until a signal arrives."""
     stop = stop_requested()
-    clock = SystemClock()
-    security, keys = channel_security(config), key_check(config, clock)
-    registry = open_channel(registry_address(config, home), security)
-    router = open_channel(router_address(config, home), security)
-    itself = open_channel(home.address("gateway"))
-    channels = ChannelPool(security=security)
-    fleet = FleetWatcher(registry, clock, service="gateway")
-    steady = ReconnectConfig(router_outage_limit_seconds=config.gateway.router_outage_limit_seconds)
-    routers = GatewayRouters(router, fleet, clock, security)
-    tracing = tracing_of(os.environ)
-    monitor = HealthMonitor([router_check(routers), fleet_check(fleet, config.health)], clock, config.health)
-    dispatcher = Dispatcher(
-        routers.placement,
-        channels,
-        clock=clock,
-        steady=steady,
-        fleet=fleet,
-        tracing=tracing,
-        service=ServiceName.GATEWAY,
-    )
-    page = metrics_page(config)
-    add_span_counts(page, tracing)
-    mesh = MeshClients(
-        dispatcher=dispatcher,
-        fleet=fleet,
-        registry=registry,
-        processes={"mesh": registry, "registry": registry, "router": routers.channel, "gateway": itself},
-        channels=channels,
-        queues=routers.queues,
-        requests=routers.requests,
-        responses=RemoteResponses(routers.channel, timeout_seconds=config.gateway.response_store_timeout_seconds),
-        usage=RemoteUsage(routers.channel),
-        tasks=RemoteTasks(routers.channel, timeout_seconds=config.gateway.task_timeout_seconds),
-        files=RemoteFiles(routers.channel, timeout_seconds=config.gateway.batches.store_timeout_seconds),
-        batches=RemoteBatches(routers.channel, timeout_seconds=config.gateway.batches.store_timeout_seconds),
-        keys=keys,
-        clock=clock,
-        router=routers,
-        tracing=tracing,
-        health=monitor,
-        metrics=page,
-    )
+    remote, page = _RemoteMesh(config, home), metrics_page(config)
+    add_span_counts(page, remote.tracing)
+    checks = [router_check(remote.routers), fleet_check(remote.fleet, config.health)]
+    monitor = HealthMonitor(checks, remote.clock, config.health)
     figures = metrics_services(config, page, "gateway", monitor)
-    service = build_gateway(with_edge_certificate(config, home), home, mesh)
+    service = build_gateway(with_edge_certificate(config, home), home, remote.clients(monitor, page))
     # For its health, and for commands of this machine.
-    own = GrpcHost(guard=None if keys is None else keys.interceptor())
+    own = GrpcHost(guard=None if remote.keys is None else remote.keys.interceptor())
     own.bind(home.address("gateway"))
-    process = ProcessService("gateway", monitor, lambda: open_channel(registry_address(config, home), security))
+    process = ProcessService("gateway", monitor, lambda: open_channel(registry_address(config, home), remote.security))
     with CriticalTasks(stop):
         # Closed in reverse order: callers get the drain, then the clients that serve them are closed.
         async with AsyncExitStack() as ends:
-            ends.push_async_callback(close_tracing, tracing)
-            for channel in (itself, router, registry, channels):
-                ends.push_async_callback(channel.close)
-            if keys is not None:
-                ends.push_async_callback(keys.stop)
-            ends.push_async_callback(fleet.stop)
-            ends.push_async_callback(routers.stop)
+            ends.push_async_callback(remote.stop)
             for each in figures:
                 ends.push_async_callback(each.stop, config.drain_seconds)
             ends.push_async_callback(own.stop, config.drain_seconds)
             ends.push_async_callback(service.stop, config.drain_seconds)
             ends.push_async_callback(monitor.note_stopping)
-            await routers.start()
-            await fleet.start()
-            if keys is not None:
-                await keys.follow(registry)
+            await remote.start()
             await service.start()
             for each in figures:
                 await each.start()

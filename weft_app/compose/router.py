@@ -22,16 +22,18 @@ from weft_app.compose.join_listeners import join_listeners
 from weft_app.compose.journal import journal_rules
 from weft_app.compose.metrics import metrics_services, page_if_served
 from weft_app.compose.process_service import ProcessService
-from weft_app.compose.security import channel_security, key_check, key_followers, new_host
+from weft_app.compose.security import KeyCheck, channel_security, key_check, key_followers, new_host
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
 from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
     from gateway.picker.service import PickerServing
+    from router_svc.durable.tasks.service import TaskService
     from router_svc.observer import SchedulingObserver
     from weft.kernel.metrics import MetricsPage
     from weft.kernel.service import Service
+    from weft_app.compose.picker import PickerEndpoint
 
 
 def router_config(config: WeftConfig, registry_address: str, address: str = "") -> RouterConfig:
@@ -101,6 +103,41 @@ def _observer(page: "MetricsPage | None") -> "SchedulingObserver | None":
     return RouterMetrics(page)
 
 
+def _show_tasks(page: "MetricsPage | None", tasks: "TaskService") -> None:
+    if page is None:
+        return
+    from router_svc.durable.metrics import TaskMetrics  # noqa: PLC0415 - only where there is a page
+
+    TaskMetrics(page, lambda: tasks.states, lambda: tasks.released, tasks.utc_now)
+
+
+def _picker(
+    config: WeftConfig,
+    home: WeftHome,
+    service: router_svc.service.RouterService,
+    keys: KeyCheck | None,
+    page: "MetricsPage | None",
+    serving: "PickerServing",
+) -> "PickerEndpoint":
+    """Returns the endpoint picker of a router, bound to its addresses."""
+    # A runner's own router has no picker, and its host no web stack.
+    from weft_app.compose.picker import (  # noqa: PLC0415
+        DEFAULT_HEALTH_LISTEN,
+        DEFAULT_LISTEN,
+        PickerEndpoint,
+        build_picker,
+    )
+
+    built = build_picker(config, service, keys, metrics=page, serving=serving)
+    picker = PickerEndpoint(config, built, service, is_secure=serving.is_secure)
+    wanted = config.picker.listen or DEFAULT_LISTEN, config.picker.health_listen or DEFAULT_HEALTH_LISTEN
+    if serving.is_secure:
+        picker.bind_secure(*wanted, home)
+    else:
+        picker.bind(*wanted)
+    return picker
+
+
 async def serve_router(
     config: WeftConfig,
     home: WeftHome,
@@ -126,43 +163,26 @@ async def serve_router(
     address = host.bind(listen or home.address("router"))
     tracing = tracing_of(os.environ)
     page = page_if_served(config)
-    if with_picker is not None:
-        # A runner's own router has no picker, and its host no web stack.
-        from weft_app.compose.picker import (  # noqa: PLC0415
-            DEFAULT_HEALTH_LISTEN,
-            DEFAULT_LISTEN,
-            PickerEndpoint,
-            build_picker,
-        )
     service = router_svc.service.build(
         router_config(config, registry, address), tracing=tracing, observer=_observer(page)
     )
     database = router_database(config, home)
     durable = durable_services(config, database, service)
     share_limits(config, database, service)
-    if page is not None:
-        from router_svc.durable.metrics import TaskMetrics  # noqa: PLC0415 - only where there is a page
-
-        TaskMetrics(page, lambda: durable.tasks.states, lambda: durable.tasks.released, durable.tasks.utc_now)
+    _show_tasks(page, durable.tasks)
     companions: list[Service] = [
         response_service(config, database),
         *durable.in_order(),
         *key_followers(keys, registry, channel_security(config)),
         *join_listeners(config, home, service.relay).in_order(),
     ]
-    if with_picker is not None:
-        built = build_picker(config, service, keys, metrics=page, serving=with_picker)
-        picker = PickerEndpoint(config, built, service, is_secure=with_picker.is_secure)
-        wanted = config.picker.listen or DEFAULT_LISTEN, config.picker.health_listen or DEFAULT_HEALTH_LISTEN
-        if with_picker.is_secure:
-            picker.bind_secure(*wanted, home)
-        else:
-            picker.bind(*wanted)
+    picker = None if with_picker is None else _picker(config, home, service, keys, page, with_picker)
+    if picker is not None:
         companions.append(picker)
 
     def announce_all() -> None:
         announce(address)
-        if with_picker is not None:
+        if picker is not None:
             announce(f"{picker.address} (endpoint picker)")
 
     checks = [*service.health_checks(config.health), journal_check(database, companions, config.health)]
