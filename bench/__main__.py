@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Never
 
 from bench import measures
-from bench.contender import PEERS, WEFT, Contender, InstallError, ensure_installed, load_contender
+from bench.contender import LANES, PEERS, WEFT, Contender, InstallError, ensure_installed, load_contender
 from bench.edge import measure_edge
 from bench.engines import measure_engines
 from bench.journal import measure_journal
@@ -67,7 +67,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         description="Measure weft against its goal figures. Writes <output>/<date>.md and .json; asserts nothing.",
     )
     parser.add_argument("--quick", action="store_true", help="3 runs of 2 seconds each, for a first look")
-    parser.add_argument("--peers", action="store_true", help="also litellm and sglang-router, installed when missing")
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        help="also weft's Envoy lane to runners and to engines, and envoy, sglang-router, vllm-router and litellm, "
+        "installed when missing",
+    )
     parser.add_argument(
         "--contender", action="append", type=Path, default=[], metavar="FILE", help="also this one (see README)"
     )
@@ -117,7 +122,9 @@ def options_of(arguments: argparse.Namespace) -> Options:
 
 def contenders_of(arguments: argparse.Namespace) -> list[Contender]:
     """Whom to measure. Exits with 2 for an unknown name."""
-    known = [WEFT, *map(load_contender, arguments.contender), *PEERS]
+    own = map(load_contender, arguments.contender)
+    beside = (*LANES, *PEERS)
+    known = [WEFT, *own, *beside]
     names = {contender.name for contender in known}
     unknown = set(arguments.only) - names - set(SCENARIO_NAMES)
     if unknown:
@@ -125,7 +132,7 @@ def contenders_of(arguments: argparse.Namespace) -> list[Contender]:
     named = names & set(arguments.only)
     if named:
         return [contender for contender in known if contender.name in named]
-    return known if arguments.peers else [contender for contender in known if contender not in PEERS]
+    return known if arguments.peers else [contender for contender in known if contender not in beside]
 
 
 def run(options: Options, contenders: Sequence[Contender], figures: Figures, folder: Path) -> None:

