@@ -109,7 +109,7 @@ def goal_table(rows: Iterable[Row]) -> str:
         )
         for row in rows
     ]
-    return _table(("measure", "value", "spread (runs)", "goal", "verdict", "note"), lines)
+    return table(("measure", "value", "spread (runs)", "goal", "verdict", "note"), lines)
 
 
 def comparison_table(rows: Sequence[Row]) -> str:
@@ -124,7 +124,7 @@ def comparison_table(rows: Sequence[Row]) -> str:
         )
         for measure in shared
     ]
-    return _table(("measure", *names), lines)
+    return table(("measure", *names), lines)
 
 
 def way_table(report: Report) -> str:
@@ -145,7 +145,7 @@ def way_table(report: Report) -> str:
         cells.append(str(sum(share.failures for share in report.shares if share.contender == name)))
         lines.append(tuple(cells))
     head = ("CPU per unary request, us", "of it", "CPU per saturated chunk, us", "of it", "added p50, 1 connection, ms")
-    return _table(("way", *head, "failed"), lines)
+    return table(("way", *head, "failed"), lines)
 
 
 def _by_process(share: Share) -> str:
@@ -170,7 +170,7 @@ def turn_table(rows: Sequence[Row]) -> str:
             lines.append(
                 (row.measure.title, row.contender, f"{middle:.3f}", f"{low:.3f} to {high:.3f} ({len(ratios)})")
             )
-    return _table(("measure", "beside", "weft's value over the other's, median", "middle half (turns)"), lines)
+    return table(("measure", "beside", "weft's value over the other's, median", "middle half (turns)"), lines)
 
 
 def share_table(shares: Iterable[Share]) -> str:
@@ -185,7 +185,7 @@ def share_table(shares: Iterable[Share]) -> str:
         )
         for share in shares
     ]
-    return _table(("scenario", "contender", "cores in use", "CPU us per request or chunk", "failed requests"), lines)
+    return table(("scenario", "contender", "cores in use", "CPU us per request or chunk", "failed requests"), lines)
 
 
 def number(value: float, measure: Measure) -> str:
@@ -227,7 +227,8 @@ def _plain(report: Report) -> dict[str, Any]:
     }
 
 
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
     rows = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in line] for line in lines)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
