@@ -7,24 +7,27 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-import aiohttp
 import msgspec
-from yarl import URL
 
 from runner_svc.backend.port import CallInfo, EmbeddingResult, EngineAddress, RerankResult
-from runner_svc.openai_upstream.connection import (
-    QuietConnector,
-    QuietSocketConnector,
+from runner_svc.engine_http.answer import Answer
+from runner_svc.engine_http.client import EngineClient
+from runner_svc.engine_http.faults import (
+    ClosedClientError,
+    HttpFaultError,
+    UnansweredError,
+    Unconnected,
+    UnconnectedError,
+)
+from runner_svc.openai_upstream.answers import (
     content_encoding,
     drain,
     head_fault,
-    is_closed_unanswered,
-    local_shortage,
     read_beginning,
     read_bounded,
-    release,
     require_content_type,
     require_plain,
+    shortage,
     unreached,
 )
 from runner_svc.openai_upstream.errors import provider_refusal, read_json, refusal, stated_answer
@@ -124,19 +127,19 @@ class FormBody:
 
 ExplainBreak = Callable[[Reason], Awaitable[WeftError | None]]
 """Called when a connection broke, with the reason so far; the supervisor may know more ("the process was killed")."""
-Open = Callable[[], Awaitable[aiohttp.ClientResponse]]
+Open = Callable[[], Awaitable[Answer]]
 """Sends a request and returns its response of status 200; any other outcome is a WeftError."""
-Opening = Callable[[Open, CallInfo], Awaitable[aiohttp.ClientResponse]]
+Opening = Callable[[Open, CallInfo], Awaitable[Answer]]
 """Calls an Open, perhaps several times."""
 
 
-async def _at_once(open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
+async def _at_once(open_response: Open, call: CallInfo) -> Answer:
     del call
     return await open_response()
 
 
 class OpenAiHttp:
-    """One server behind one aiohttp session."""
+    """One server behind one client of its connections."""
 
     def __init__(
         self,
@@ -156,7 +159,7 @@ class OpenAiHttp:
         self._adapters = endpoint.adapters
         self._opening = opening
         version = _VERSION_PATH if endpoint.is_provider else ""
-        self._urls = {path: URL(endpoint.base_url + path.removeprefix(version)) for path in _PATHS}
+        self._paths = {path: path.removeprefix(version) for path in _PATHS}
         self.chunks_received = 0
         """Number of received parts of answers: while it grows the server is alive, also where probes fail."""
         self.request_count = 0
@@ -165,15 +168,12 @@ class OpenAiHttp:
         """Requests of callers that it works on."""
         self.most_in_flight = 0
         """The most of them at once since this was last set to their present number."""
-        idle_seconds = PROVIDER_IDLE_CONNECTION_SECONDS if endpoint.is_provider else IDLE_CONNECTION_SECONDS
-        # Proxies of the environment are not used.
-        self._session = aiohttp.ClientSession(
-            connector=_connector(endpoint.socket_path, idle_seconds),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_seconds),
+        self._http = EngineClient(
+            endpoint.base_url,
+            socket_path=endpoint.socket_path,
             headers=_HEADERS if endpoint.present_key is not None else _HEADERS | self._authorization(endpoint.api_key),
-            auto_decompress=False,
-            # A cookie would let the server distinguish requests of one tenant from those of another.
-            cookie_jar=aiohttp.DummyCookieJar(),
+            connect_seconds=timeouts.connect_seconds,
+            idle_seconds=PROVIDER_IDLE_CONNECTION_SECONDS if endpoint.is_provider else IDLE_CONNECTION_SECONDS,
         )
         self._encoder = msgspec.json.Encoder()
 
@@ -194,7 +194,7 @@ class OpenAiHttp:
 
     async def close(self) -> None:
         """Close every connection, which cancels the server's work for it."""
-        await self._session.close()
+        self._http.close()
 
     async def status_of(self, path: str, timeout_seconds: float) -> int | None:
         """Returns the status of the answer to GET `path`; None: no answer."""
@@ -209,22 +209,17 @@ class OpenAiHttp:
         return await self._get(path, timeout_seconds, max_bytes=MAX_ANSWER_BYTES)
 
     async def _get(self, path: str, timeout_seconds: float, *, max_bytes: int) -> tuple[int, bytes] | None:
+        headers, status = self._present_authorization(), None
         try:
-            timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-            url = self._urls.get(path) or URL(self._base_url + path)
-            headers = self._present_authorization()
-            async with self._session.get(url, timeout=timeout, headers=headers, allow_redirects=False) as response:
+            async with asyncio.timeout(timeout_seconds):
+                answer = await self._http.send("GET", self._paths.get(path, path), headers)
                 try:
-                    return response.status, await read_bounded(response, max_bytes) if max_bytes else b""
-                except (aiohttp.ClientError, TimeoutError, WeftError):
-                    return response.status, b""
-        except (aiohttp.ClientError, TimeoutError):
-            return None
-        except RuntimeError:
-            # aiohttp raises it for a session that `close` has closed.
-            if not self._session.closed:
-                raise
-            return None
+                    status = answer.status
+                    return status, await read_bounded(answer.parts(), max_bytes) if max_bytes else b""
+                finally:
+                    answer.release()
+        except (HttpFaultError, TimeoutError, WeftError):
+            return None if status is None else (status, b"")
 
     async def call_route(
         self, method: str, path: str, timeout_seconds: float, body: bytes = b"{}"
@@ -233,26 +228,22 @@ class OpenAiHttp:
 
         Raises CONNECT_FAILED, BACKEND_PROTOCOL_ERROR, or BACKEND_ERROR when the answer is late.
         """
-        data = None if method == aiohttp.hdrs.METH_GET else body
+        data = b"" if method == "GET" else body
         # As in `_send`, the connection from the pool may be dead on arrival.
-        for last_try in (False, True):
+        for fresh in (False, True):
             try:
                 async with asyncio.timeout(timeout_seconds):
-                    url = URL(self._base_url + path)
-                    request = self._session.request(method, url, data=data, allow_redirects=False)
-                    async with request as response:
-                        return response.status, await read_bounded(response, MAX_ANSWER_BYTES)
+                    answer = await self._http.send(method, path, {}, data, fresh=fresh)
+                    try:
+                        return answer.status, await read_bounded(answer.parts(), MAX_ANSWER_BYTES)
+                    finally:
+                        answer.release()
             except TimeoutError as error:
                 message = f"the engine did not answer within {timeout_seconds:g} s"
                 raise WeftError(Reason.BACKEND_ERROR, message) from error
-            except aiohttp.ClientError as error:
-                if last_try:
-                    raise await self._unanswered(error) from error
-            except RuntimeError as error:
-                # aiohttp raises it for a session that `close` has closed.
-                if not self._session.closed:
-                    raise
-                raise await self._stopped() from error
+            except HttpFaultError as fault:
+                if fresh or isinstance(fault, ClosedClientError):
+                    raise await self._unanswered(fault) from fault
         raise AssertionError("the second try returns or raises")
 
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
@@ -307,7 +298,7 @@ class OpenAiHttp:
             return {}
         return {} if present == sent else present
 
-    async def _require_stream(self, response: aiohttp.ClientResponse) -> None:
+    async def _require_stream(self, response: Answer) -> None:
         """Raise BACKEND_PROTOCOL_ERROR for an answer that is no stream, or the error that a JSON answer states."""
         if response.content_type == JSON_TYPE:
             stated = stated_answer(await read_beginning(response, MAX_ERROR_BODY_BYTES))
@@ -335,7 +326,7 @@ class OpenAiHttp:
         add_cache_use(body, call.cache, has_slots=False)
         async with self._post(EMBEDDINGS, body, call) as response:
             require_content_type(response, JSON_TYPE)
-            raw = await read_bounded(response, MAX_EMBEDDING_BODY_BYTES)
+            raw = await read_bounded(response.parts(), MAX_EMBEDDING_BODY_BYTES)
         reply = read_json(raw, _EmbeddingReply, "the engine's embeddings are")
         vectors = _vectors(reply.data, len(payload.inputs))
         if payload.HasField("dimensions") and any(len(vector.values) != payload.dimensions for vector in vectors):
@@ -361,7 +352,7 @@ class OpenAiHttp:
         """Returns the JSON answer to POST `path` (one of the constants here). Raises as `generate`."""
         async with self._post(path, body, call) as response:
             require_content_type(response, JSON_TYPE)
-            return await read_bounded(response, limit_bytes)
+            return await read_bounded(response.parts(), limit_bytes)
 
     async def post_for_events(
         self, path: str, body: object, call: CallInfo, limit_bytes: int
@@ -372,7 +363,7 @@ class OpenAiHttp:
         """
         async with self._post(path, body, call) as response:
             if response.content_type == JSON_TYPE:
-                yield False, await read_bounded(response, limit_bytes)
+                yield False, await read_bounded(response.parts(), limit_bytes)
                 return
             require_content_type(response, "text/event-stream")
             decoder = SseDecoder(limit_bytes, limit_bytes)
@@ -389,7 +380,7 @@ class OpenAiHttp:
                 yield response.content_type, chunk
 
     @asynccontextmanager
-    async def _post(self, path: str, body: object, call: CallInfo) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _post(self, path: str, body: object, call: CallInfo) -> AsyncIterator[Answer]:
         """Yields the 200 response to a POST; any other outcome is a WeftError. Leaving early closes the connection."""
         self.in_flight += 1
         self.request_count += 1
@@ -399,21 +390,23 @@ class OpenAiHttp:
             try:
                 require_plain(response)
                 yield response
-            except aiohttp.ClientError as error:
+            except ClosedClientError as fault:
+                raise await self._stopped() from fault
+            except HttpFaultError as fault:
                 raise await self._broken(
                     Reason.BACKEND_PROTOCOL_ERROR, "the engine broke the connection in mid-answer"
-                ) from error
+                ) from fault
             finally:
-                release(response)
+                response.release()
         finally:
             self.in_flight -= 1
 
-    async def _opened(self, path: str, body: object, call: CallInfo) -> aiohttp.ClientResponse:
+    async def _opened(self, path: str, body: object, call: CallInfo) -> Answer:
         sent_key = self._present_authorization()
         response = await self._send(path, body, call, sent_key)
         if response.status == _UNAUTHORIZED and (newer := self._newer_authorization(sent_key)):
             # The key was rotated since. A refused request was not worked on, and is sent once more, never twice.
-            release(response)
+            response.release()
             response = await self._send(path, body, call, newer)
         if response.status == 200:
             return response
@@ -422,15 +415,15 @@ class OpenAiHttp:
             words = b"" if is_packed else await read_beginning(response, MAX_ERROR_BODY_BYTES)
             explain = provider_refusal if self._is_provider else refusal
             raise explain(response.status, words, response.headers)
-        except aiohttp.ClientError as error:
+        except ClosedClientError as fault:
+            raise await self._stopped() from fault
+        except HttpFaultError as fault:
             message = f"the engine answered {response.status} and broke the connection"
-            raise await self._broken(Reason.BACKEND_PROTOCOL_ERROR, message) from error
+            raise await self._broken(Reason.BACKEND_PROTOCOL_ERROR, message) from fault
         finally:
-            release(response)
+            response.release()
 
-    async def _send(
-        self, path: str, body: object, call: CallInfo, authorization: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
+    async def _send(self, path: str, body: object, call: CallInfo, authorization: Mapping[str, str]) -> Answer:
         headers = {} if self._is_provider else {"X-Request-Id": call.request_id, TRACEPARENT: call.traceparent}
         headers |= authorization
         if isinstance(body, FormBody):
@@ -439,57 +432,51 @@ class OpenAiHttp:
             data = self._encoder.encode(body)
         # llama-server closes a connection after each stream while promising to keep it, so the one from the pool may
         # be dead on arrival: that is worth a second try on a new connection. A dead server fails the second as well.
-        for last_try in (True,) if self._is_provider else (False, True):
+        for fresh in (False,) if self._is_provider else (False, True):
             try:
-                posting = self._session.post(self._urls[path], data=data, headers=headers, allow_redirects=False)
+                posting = self._http.send("POST", self._paths[path], headers, data, fresh=fresh)
                 if self._timeouts.headers_seconds is None:
                     return await posting
                 async with asyncio.timeout(self._timeouts.headers_seconds):
                     return await posting
-            except RuntimeError as error:
-                # aiohttp raises it for a session that `close` has closed, here or before the second try.
-                if not self._session.closed:
-                    raise
-                raise await self._stopped() from error
-            except aiohttp.ClientError as error:
-                if last_try or not is_closed_unanswered(error):
-                    raise await self._unanswered(error) from error
+            except HttpFaultError as fault:
+                if fresh or self._is_provider or not isinstance(fault, UnansweredError):
+                    raise await self._unanswered(fault) from fault
             except TimeoutError as error:
                 limit = f"headers_timeout_seconds, {self._timeouts.headers_seconds:g} s"
                 raise WeftError(Reason.HEADERS_TIMEOUT, f"the engine sent no response headers ({limit})") from error
         raise AssertionError("the second try returns or raises")
 
-    async def _chunk(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _chunk(self, response: Answer) -> bytes:
         """Returns what has arrived, empty at the end. Silence has no limit here: the watchdog limits it."""
-        try:
-            chunk = await response.content.readany()
-        except RuntimeError as error:
-            # aiohttp raises it for a read on a connection that `close` has closed.
-            if not self._session.closed:
-                raise
-            raise await self._stopped() from error
+        chunk = await response.read()
         self.chunks_received += bool(chunk)
         return chunk
 
-    async def _unanswered(self, error: aiohttp.ClientError) -> WeftError:
+    async def _unanswered(self, fault: HttpFaultError) -> WeftError:
         """Returns the error of a request without an answer. Only CONNECT_FAILED concerns other requests too."""
         who = "provider" if self._is_provider else "engine"
-        match error:
-            case aiohttp.ConnectionTimeoutError():
-                limit = f"connect_timeout_seconds, {self._timeouts.connect_seconds:g} s"
-                return await self._broken(Reason.CONNECT_FAILED, f"the {who} took no connection ({limit})")
-            case aiohttp.ClientConnectorError() if (shortage := local_shortage(error)) is not None:
-                return shortage
-            case aiohttp.ClientConnectorError() if self._is_provider:
-                return await self._broken(Reason.CONNECT_FAILED, f"the provider cannot be reached: {unreached(error)}")
-            case aiohttp.ClientConnectorError():
-                return await self._broken(Reason.CONNECT_FAILED, "the engine took no connection")
-            case _ if is_closed_unanswered(error):
+        match fault:
+            case ClosedClientError():
+                return await self._stopped()
+            case UnconnectedError():
+                return shortage(fault) or await self._broken(Reason.CONNECT_FAILED, self._why_unconnected(fault))
+            case UnansweredError():
                 # The server may have begun to work on the request.
                 message = f"the {who} closed the connection without an answer"
                 return await self._broken(Reason.BACKEND_PROTOCOL_ERROR, message)
             case _:
-                return WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the {who} sent no HTTP answer: {head_fault(error)}")
+                return WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the {who} sent no HTTP answer: {head_fault(fault)}")
+
+    def _why_unconnected(self, fault: UnconnectedError) -> str:
+        if fault.why is Unconnected.TIMEOUT:
+            who = "provider" if self._is_provider else "engine"
+            return f"the {who} took no connection (connect_timeout_seconds, {self._timeouts.connect_seconds:g} s)"
+        return (
+            f"the provider cannot be reached: {unreached(fault)}"
+            if self._is_provider
+            else "the engine took no connection"
+        )
 
     async def _stopped(self) -> WeftError:
         return await self._broken(Reason.WORKER_RESTARTED, "the engine was stopped while it worked on the request")
@@ -573,9 +560,3 @@ _HEADERS = {
     "Accept-Encoding": "identity",
     "User-Agent": "weft",
 }
-
-
-def _connector(socket_path: str, idle_seconds: float) -> aiohttp.BaseConnector:
-    if socket_path:
-        return QuietSocketConnector(socket_path, keepalive_timeout=idle_seconds)
-    return QuietConnector(keepalive_timeout=idle_seconds)

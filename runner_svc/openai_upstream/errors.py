@@ -99,7 +99,7 @@ _WRONG_PLACE = frozenset({404, 405})
 
 
 def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
-    """Returns the error for an answer of another status than 200."""
+    """Returns the error for an answer of another status than 200. `headers`: by their names in lower case."""
     message, kind = error_fields(body)
     text = f"the engine answered {status}: {message}"
     if kind in _TOO_LONG:
@@ -173,11 +173,11 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
 
     A date is relative to the answer's own date: the server's clock may differ.
     """
-    text = headers.get("Retry-After", "").strip()
+    text = headers.get("retry-after", "").strip()
     if _SECONDS.fullmatch(text):
         return float(min(int(text), MAX_RETRY_AFTER_SECONDS))
     try:
-        seconds = (parsedate_to_datetime(text) - parsedate_to_datetime(headers.get("Date", ""))).total_seconds()
+        seconds = (parsedate_to_datetime(text) - parsedate_to_datetime(headers.get("date", ""))).total_seconds()
     except (ValueError, TypeError):  # no dates, or only one of them has a time zone
         return None
     return min(max(0.0, seconds), MAX_RETRY_AFTER_SECONDS)

@@ -4,10 +4,10 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
-import aiohttp
 from typing_extensions import override
 
 from runner_svc.backend.port import CallInfo, EmbeddingResult, ExitReport, RerankResult
+from runner_svc.engine_http.answer import Answer
 from runner_svc.openai_upstream.client import Endpoint, Open, OpenAiHttp
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.publishers.session import PublisherSession
@@ -55,7 +55,7 @@ class PublishedModel(UnmanagedServer[UpstreamSettings]):
         return OpenAiHttp(local, self.context.timeouts, self._explain_break, self._open)
 
     @override
-    async def _open(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
+    async def _open(self, open_response: Open, call: CallInfo) -> Answer:
         return await open_response()
 
     @override

@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from typing import Generic, TypeVar
 
-import aiohttp
 from typing_extensions import override
 from yarl import URL
 
@@ -24,6 +23,7 @@ from runner_svc.backend.port import (
     RerankResult,
     SpeechPart,
 )
+from runner_svc.engine_http.answer import Answer
 from runner_svc.openai_upstream import media
 from runner_svc.openai_upstream.client import Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.tokens import tokenize
@@ -162,7 +162,7 @@ class UnmanagedServer(Backend, Generic[Model]):
         """Returns the client of the server's interface."""
         return OpenAiHttp(endpoint, self.context.timeouts, self._explain_break, self._open)
 
-    async def _open(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
+    async def _open(self, open_response: Open, call: CallInfo) -> Answer:
         """Returns the response to one request, which `open_response` sends."""
         raise NotImplementedError
 

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import aiohttp
 from yarl import URL
 
-from runner_svc.openai_upstream.connection import read_bounded
+from runner_svc.openai_upstream.answers import read_bounded
 from runner_svc.openai_upstream.media import form
 from runner_svc.runtimes.comfyui.messages import OutputFile, QueuedPrompt, read_queue, refused_prompt
 from weft.api.common.v1 import chat_pb2
@@ -128,7 +128,7 @@ class ComfyApi:
         async with self._request("GET", f"/view?{query}", seconds=VIEW_SECONDS) as response:
             if response.status != _OK:
                 raise WeftError(Reason.BACKEND_ERROR, f"ComfyUI has no file of an image (status {response.status})")
-            return await read_bounded(response, self._max_image_bytes)
+            return await read_bounded(response.content.iter_any(), self._max_image_bytes)
 
     @asynccontextmanager
     async def socket(self, client: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
@@ -161,7 +161,7 @@ class ComfyApi:
     @staticmethod
     async def _json(response: aiohttp.ClientResponse) -> Any:
         """Returns the JSON of an answer; None: it is none, as of some refusals."""
-        raw = await read_bounded(response, MAX_ANSWER_BYTES)
+        raw = await read_bounded(response.content.iter_any(), MAX_ANSWER_BYTES)
         try:
             return json.loads(raw)
         except (ValueError, RecursionError):

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-import aiohttp
 from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, EnginePage, LoadOrder
+from runner_svc.engine_http.answer import Answer
 from runner_svc.openai_upstream.address import server_root
 from runner_svc.openai_upstream.client import HEALTH, MODELS, Open, OpenAiHttp
 from runner_svc.openai_upstream.server_probes import LISTED, SHARED_AGE, ServerProbe, lacks_list
@@ -119,7 +119,7 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
         await super().stop()
 
     @override
-    async def _open(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
+    async def _open(self, open_response: Open, call: CallInfo) -> Answer:
         """Raises NO_SLOT_AVAILABLE during a pause that the server requested (Retry-After)."""
         del call
         self._require_not_busy()

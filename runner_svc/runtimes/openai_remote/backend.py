@@ -9,11 +9,11 @@ import asyncio
 import itertools
 from dataclasses import replace
 
-import aiohttp
 from typing_extensions import override
 
 from runner_svc.anthropic_upstream.client import AnthropicHttp
 from runner_svc.backend.port import CallInfo
+from runner_svc.engine_http.answer import Answer
 from runner_svc.openai_upstream.client import MODELS, Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.errors import BUSY
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile, served_operations
@@ -86,7 +86,7 @@ class OpenAiRemote(UnmanagedServer[OpenAiRemoteModel]):
         return _means_present(await http.status_of(MODELS, PROBE_TIMEOUT_SECONDS))
 
     @override
-    async def _open(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
+    async def _open(self, open_response: Open, call: CallInfo) -> Answer:
         """Returns a response whose answer begins in time, after as many retries as the configuration allows."""
         loop = asyncio.get_running_loop()
         limit = self.model.timeout_seconds
@@ -100,7 +100,7 @@ class OpenAiRemote(UnmanagedServer[OpenAiRemoteModel]):
             message = f"the provider's answer did not begin in time (timeout_seconds, {limit:g} s)"
             raise WeftError(Reason.HEADERS_TIMEOUT, message) from error
 
-    async def _retry(self, open_response: Open, give_up_at: float) -> aiohttp.ClientResponse:
+    async def _retry(self, open_response: Open, give_up_at: float) -> Answer:
         loop = asyncio.get_running_loop()
         self._require_not_busy()
         for retries in itertools.count():

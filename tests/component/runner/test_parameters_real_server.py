@@ -55,9 +55,9 @@ UNREPORTED = {
 
 
 async def _known_names(backend: LlamaServerBackend) -> set[str]:
-    http = backend._running()
-    async with http._session.get(http._urls["/health"].with_path("/props")) as response:
-        props = msgspec.json.decode(await response.read())
+    told = await backend._running().answer_of("/props", 5.0)
+    assert told is not None
+    props = msgspec.json.decode(told[1])
     return set(props["default_generation_settings"]["params"])
 
 

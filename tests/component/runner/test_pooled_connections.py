@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import aiohttp
 import pytest
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.openai_upstream import client
+from runner_svc.engine_http import client
+from runner_svc.engine_http.answer import Answer
+from runner_svc.engine_http.connection import EngineConnection
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
@@ -120,16 +121,33 @@ async def test_a_connection_that_the_server_has_closed_costs_no_second_try() -> 
         assert len(server.requests) == 5
 
 
-async def test_a_plain_pool_gives_the_second_answer_to_the_next_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control: the same server over the pool as aiohttp has it."""
+class _Careless(EngineConnection):
+    """A connection that keeps what it receives while it is idle, and is used again whatever came."""
+
+    early = b""
+
+    def may_be_used(self) -> bool:
+        return True
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None:
+            self.early += data
+        else:
+            super().data_received(data)
+
+    def ask(self, request: bytes, body: bytes) -> Answer:
+        answer = super().ask(request, body)
+        answer.feed(self.early)
+        return answer
+
+
+async def test_a_careless_pool_gives_the_second_answer_to_the_next_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: the same server over connections that are not watched."""
 
     async def handle(connection: Connection, request: Request) -> None:
         await connection.send(tidy(f"for {request.words}"))
 
-    def plain(*, keepalive_timeout: float) -> aiohttp.TCPConnector:
-        return aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive_timeout)
-
-    monkeypatch.setattr(client, "QuietConnector", plain)
+    monkeypatch.setattr(client, "EngineConnection", _Careless)
     async with hostile_server(handle) as server, _over(server) as http:
         assert await _ask(http, "a") == "for a"
         await server.connections[0].send(tidy(STOLEN))

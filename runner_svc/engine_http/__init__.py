@@ -1,0 +1,1 @@
+"""HTTP/1.1 to one engine: a small client for many short streams on kept connections."""

@@ -1,0 +1,199 @@
+"""The client of one server: its connections, and requests over them."""
+
+import asyncio
+import base64
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from ipaddress import ip_address
+from socket import SOCK_STREAM
+
+from aiohappyeyeballs import start_connection
+from yarl import URL
+
+from runner_svc.engine_http.answer import Answer
+from runner_svc.engine_http.connection import EngineConnection
+from runner_svc.engine_http.faults import ClosedClientError, unconnected
+
+MAX_IDLE_CONNECTIONS = 256
+"""Idle connections that are kept. Those in use are not limited here: the runner's slots limit them."""
+NEXT_ADDRESS_SECONDS = 0.25
+"""Wait for one address of a name before the next one is tried beside it, as RFC 8305 proposes."""
+_GET = "GET"
+
+
+class EngineClient:
+    """HTTP/1.1 to one server, over TCP, TLS or a Unix socket. No proxies, cookies, redirects or compression.
+
+    A request has no timeout of its own but that of its connection: callers limit what they wait for.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        socket_path: str = "",
+        headers: Mapping[str, str],
+        connect_seconds: float,
+        idle_seconds: float,
+    ) -> None:
+        """`headers`: those of every request. `idle_seconds`: an idle connection is closed after that time."""
+        url = URL(base_url)
+        self._host, self._port = url.raw_host or "", url.port or 0
+        self._socket_path = socket_path
+        self._tls = _tls() if url.scheme == "https" else None
+        self._prefix = url.raw_path.rstrip("/")
+        host = url.raw_authority.rpartition("@")[2]
+        self._headers = {"Host": host, "Accept": "*/*", **_user(url), **headers}
+        self._own_headers = _lines(self._headers)
+        _require_lines(self._own_headers, len(self._headers))
+        self._connect_seconds = connect_seconds
+        self._idle_seconds = idle_seconds
+        self._idle: list[EngineConnection] = []
+        self._all: set[EngineConnection] = set()
+        self._sweep: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    async def send(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, fresh: bool = False
+    ) -> Answer:
+        """Send a request; returns its answer once the head has arrived. Release it, whatever happens.
+
+        `path` is below the base URL, and encoded. `fresh`: over a new connection. Raises HttpFaultError; cancellation
+        closes the connection.
+        """
+        head = self._head(method, path, headers, len(body))
+        connection = (None if fresh else self._take_idle()) or await self._connect()
+        answer = connection.ask(head, body)
+        try:
+            await answer.head()
+        except BaseException:
+            connection.abort()
+            raise
+        return answer
+
+    def close(self) -> None:
+        """Close every connection at once. Idempotent."""
+        self._is_closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connection in tuple(self._all):
+            connection.abort(ClosedClientError())
+
+    def _head(self, method: str, path: str, headers: Mapping[str, str], length: int) -> bytes:
+        others = self._own_headers
+        if not headers.keys().isdisjoint(self._headers):
+            others = _lines({name: value for name, value in self._headers.items() if name not in headers})
+        framing = f"Content-Length: {length}\r\n" if length or method != _GET else ""
+        own = f"{method} {self._prefix}{path} HTTP/1.1\r\n{_lines(headers)}"
+        _require_lines(own, len(headers) + 1)
+        return f"{own}{framing}{others}\r\n".encode()
+
+    def _take_idle(self) -> EngineConnection | None:
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if connection.may_be_used():
+                return connection
+            connection.abort()
+        return None
+
+    async def _connect(self) -> EngineConnection:
+        self._require_open()
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                connection = await self._open()
+        except (OSError, ValueError) as error:  # a name that is none is a ValueError
+            raise unconnected(error) from error
+        if not connection.has_ended:
+            self._all.add(connection)
+        try:
+            self._require_open()
+        except ClosedClientError:
+            connection.abort()
+            raise
+        return connection
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ClosedClientError
+
+    async def _open(self) -> EngineConnection:
+        loop = asyncio.get_running_loop()
+        if self._socket_path:
+            return (await loop.create_unix_connection(self._new, self._socket_path))[1]
+        server_name = self._host if self._tls is not None else None
+        if _is_address(self._host):
+            opening = loop.create_connection(
+                self._new, self._host, self._port, ssl=self._tls, server_hostname=server_name
+            )
+            return (await opening)[1]
+        found = await loop.getaddrinfo(self._host, self._port, type=SOCK_STREAM)
+        sock = await start_connection(found, happy_eyeballs_delay=NEXT_ADDRESS_SECONDS, interleave=1)
+        try:
+            opening = loop.create_connection(self._new, sock=sock, ssl=self._tls, server_hostname=server_name)
+            return (await opening)[1]
+        except BaseException:
+            with suppress(OSError):
+                sock.close()
+            raise
+
+    def _new(self) -> EngineConnection:
+        return EngineConnection(self._rest, self._forget)
+
+    def _rest(self, connection: EngineConnection) -> None:
+        loop = asyncio.get_running_loop()
+        if self._is_closed or len(self._idle) >= MAX_IDLE_CONNECTIONS:
+            connection.abort()
+            return
+        connection.idle_since = loop.time()
+        self._idle.append(connection)
+        if self._sweep is None:
+            self._sweep = loop.call_later(self._idle_seconds, self._close_idle)
+
+    def _close_idle(self) -> None:
+        """Close the connections that have been idle for long enough; the first in the list has been for longest."""
+        loop = asyncio.get_running_loop()
+        self._sweep = None
+        limit = loop.time() - self._idle_seconds
+        while self._idle and self._idle[0].idle_since <= limit:
+            self._idle.pop(0).abort()
+        if self._idle:
+            self._sweep = loop.call_at(self._idle[0].idle_since + self._idle_seconds, self._close_idle)
+
+    def _forget(self, connection: EngineConnection) -> None:
+        self._all.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+
+def _lines(headers: Mapping[str, str]) -> str:
+    return "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+
+
+def _require_lines(head: str, count: int) -> None:
+    """Raise ValueError where a value would end its line, and so begin another header."""
+    if head.count("\r") + head.count("\n") != 2 * count or "\0" in head:
+        raise ValueError("a header has a line break")
+
+
+def _tls() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _user(url: URL) -> dict[str, str]:
+    """Returns the header of a user and a password in a URL; empty: it has none."""
+    if url.user is None:
+        return {}
+    words = f"{url.user}:{url.password or ''}".encode()
+    return {"Authorization": f"Basic {base64.b64encode(words).decode()}"}
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

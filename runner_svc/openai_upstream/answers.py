@@ -1,0 +1,99 @@
+"""The reading of a server's answers within bounds, and their faults in words."""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from runner_svc.engine_http.answer import Answer
+from runner_svc.engine_http.faults import BadHeadError, HttpFaultError, Unconnected, UnconnectedError
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.time_limit import within
+
+DRAIN_SECONDS = 1.0
+MAX_DRAIN_BYTES = 64 * 1024
+"""Maximum of a body that is read after its stated end; the connection of a longer one is closed."""
+MAX_SHOWN_CHARS = 80
+"""Maximum length of a header's value in an error."""
+
+
+def shortage(fault: UnconnectedError) -> WeftError | None:
+    """Returns the error where this process cannot open any connection; None: another cause."""
+    if fault.why is not Unconnected.SHORTAGE:
+        return None
+    message = f"this runner can open no connection to its backend now: {fault.words}"
+    return WeftError(Reason.BACKEND_NOT_READY, message)
+
+
+def unreached(fault: UnconnectedError) -> str:
+    """Returns why no connection was made."""
+    match fault.why:
+        case Unconnected.UNKNOWN_NAME:
+            return "its name is not known"
+        case Unconnected.UNTRUSTED:
+            return "no secure connection, its certificate is not trusted or it does not speak TLS"
+        case _:
+            return "it takes no connection, or no secure one"
+
+
+def head_fault(fault: HttpFaultError) -> str:
+    """Returns the fault of an answer's head, without any of its content."""
+    is_long = isinstance(fault, BadHeadError) and fault.is_long
+    return "its head is too long" if is_long else "its head cannot be read"
+
+
+def require_content_type(answer: Answer, expected: str) -> None:
+    """Raises BACKEND_PROTOCOL_ERROR for an answer of another media type."""
+    if answer.content_type != expected:
+        raise WeftError(
+            Reason.BACKEND_PROTOCOL_ERROR, f"the engine answered with {shown(answer.content_type)}, not {expected}"
+        )
+
+
+def content_encoding(answer: Answer) -> str | None:
+    """Returns the encoding of an answer's body, which no request accepts; None: not encoded."""
+    encoding = answer.header("content-encoding").strip().lower()
+    return None if encoding in ("", "identity") else encoding
+
+
+def require_plain(answer: Answer) -> None:
+    """Raises BACKEND_PROTOCOL_ERROR for an encoded body."""
+    if (encoding := content_encoding(answer)) is not None:
+        message = f"the engine answered with Content-Encoding {shown(encoding)}, which it was not asked for"
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
+
+
+def shown(header: str) -> str:
+    """Returns a header's value for an error, in ASCII: it may hold bytes that are no text."""
+    return ascii(header[:MAX_SHOWN_CHARS])
+
+
+async def drain(answer: Answer) -> None:
+    """Read the rest of a body whose content is complete, so that its connection can be used again."""
+    if answer.is_complete:
+        return
+    with suppress(TimeoutError, HttpFaultError):
+        await within(DRAIN_SECONDS, _read_rest(answer))
+
+
+async def _read_rest(answer: Answer) -> None:
+    left_bytes = MAX_DRAIN_BYTES
+    while left_bytes > 0 and (part := await answer.read()):
+        left_bytes -= len(part)
+
+
+async def read_bounded(parts: AsyncIterator[bytes], limit_bytes: int) -> bytes:
+    """Returns the whole body. Raises BACKEND_PROTOCOL_ERROR beyond the limit."""
+    body = bytearray()
+    async for part in parts:
+        body += part
+        if len(body) > limit_bytes:
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the engine's answer is over {limit_bytes} bytes")
+    return bytes(body)
+
+
+async def read_beginning(answer: Answer, limit_bytes: int) -> bytes:
+    """Returns the first bytes of a body."""
+    body = bytearray()
+    while len(body) < limit_bytes and (part := await answer.read()):
+        body += part
+    return bytes(body[:limit_bytes])
