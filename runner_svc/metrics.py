@@ -3,9 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 
-from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from runner_svc.backend.port import EnginePage
@@ -14,6 +11,7 @@ from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.metrics import MetricsPage, add_bounded
 from weft.kernel.passed_on_metrics import PassedOn, passed_on
+from weft.kernel.prometheus_parts import Collector, CounterMetricFamily, GaugeMetricFamily, Metric
 
 OWN_NAMES = ("weft_", "gen_ai_")
 """Beginnings of names that no engine's metrics have: they would look like ours."""

@@ -12,15 +12,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
-import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
 
 from gateway.config import ConnectionLimits
 from gateway.errors import EdgeError, envelope, error_headers, http_status
 from gateway.http.disconnect import ABORT_KEY, DISCONNECT_KEY, DisconnectNotifier
 from gateway.http.framing import DECLARED_BODY_KEY, MAX_CHUNK_LINE_BYTES, framing_fault, open_chunk_bytes
+from gateway.http.uvicorn_parts import Config, HttpToolsProtocol, RequestResponseCycle, ServerState
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
@@ -136,7 +134,7 @@ _LARGE_PIECE_BYTES = 1024
 """... one more segment is allowed for so many bytes beyond that."""
 
 
-class EdgeServerConfig(uvicorn.Config):
+class EdgeServerConfig(Config):
     """uvicorn's configuration, with limits and callbacks of `EdgeProtocol`."""
 
     def __init__(

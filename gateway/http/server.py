@@ -9,13 +9,13 @@ import ssl
 import time
 from collections.abc import Callable, Generator
 
-import uvicorn
 from starlette.types import ASGIApp
 from typing_extensions import override
 
 from gateway.config import ConnectionLimits, EdgeTls, Exposure
 from gateway.http.protocol import EdgeProtocol, EdgeServerConfig, within_open_files
 from gateway.http.tls import server_context
+from gateway.http.uvicorn_parts import Server
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -32,7 +32,7 @@ _ACCEPTING_TURNS = 3
 """Turns of the event loop between which it has looked at its listeners at least once, whichever loop it is."""
 
 
-class EdgeServer(uvicorn.Server):
+class EdgeServer(Server):
     """Serves until `request_stop`."""
 
     def __init__(self, config: EdgeServerConfig, tls: tuple[ssl.SSLContext, EdgeTls] | None = None) -> None:

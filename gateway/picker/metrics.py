@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
-from prometheus_client import Gauge
-
 from weft.kernel.metrics import MetricsPage
+from weft.kernel.prometheus_parts import Gauge
 
 
 class PickerMetrics:

@@ -9,9 +9,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from gateway.errors import DetailedError
@@ -24,6 +21,7 @@ from weft.gpu.snapshot import DeviceSnapshot
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.metrics import MetricsPage
+from weft.kernel.prometheus_parts import Collector, CounterMetricFamily, GaugeMetricFamily, Metric
 from weft.kernel.reasons import Reason
 
 MAX_TENANT_LABELS = 64

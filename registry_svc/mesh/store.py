@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Row, Select, Table, bindparam, delete, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
 from registry_svc.mesh.domain import JoinToken
@@ -65,6 +64,7 @@ from weft.api.registry.v1 import (
     settings_pb2,
 )
 from weft.kernel.log import get_logger
+from weft.sql.engine import AsyncConnection
 
 
 class Store(Protocol):

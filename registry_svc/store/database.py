@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from sqlalchemy import URL, Column, Connection, delete, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from typing_extensions import override
 
 from registry_svc.store.postgres import PostgresDatabase, owned_elsewhere
@@ -20,6 +19,7 @@ from weft.kernel.file_lock import lock_file
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.sql.database import SqliteEngine, code_of, file_of, make_private, opening, require_whole
+from weft.sql.engine import AsyncConnection, AsyncEngine
 from weft.sql.schema import bring_up_to_date, schema_in
 from weft.sql.write_check import write_nothing
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from sqlalchemy import URL, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from registry_svc.store.policy.takeover import OwnerSigns, SeenSigns, after_reading, is_frozen
 from registry_svc.store.postgres import LOCK_KEY, STANDBY_APPLICATION, PostgresDatabase, new_engine
@@ -14,6 +13,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
+from weft.sql.engine import AsyncConnection
 
 log = get_logger("weft.registry.standby")
 

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router_svc.durable.tasks.store_port import StateCount
 from weft.kernel.metrics import MetricsPage
+from weft.kernel.prometheus_parts import Collector, CounterMetricFamily, GaugeMetricFamily, Metric
 
 
 class TaskMetrics(Collector):

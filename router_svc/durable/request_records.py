@@ -29,7 +29,6 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
 from router_svc.durable.limits import RecordSettings
@@ -51,6 +50,7 @@ from weft.kernel.clock import CLOCK_MARGIN_SECONDS, Clock
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import Priority
+from weft.sql.engine import AsyncConnection
 
 ROWS_AT_ONCE = 500
 """Requests of each kind that one transaction writes, and that one statement marks or deletes."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from sqlalchemy import URL, Executable, Row, make_url, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from router_svc.policy.promises import Loss
@@ -21,6 +20,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.missing_package import missing_package
 from weft.kernel.reasons import Reason
 from weft.sql.database import WRITES, SqliteEngine, code_of, file_of, make_private, opening, require_whole
+from weft.sql.engine import AsyncConnection, AsyncEngine, create_async_engine
 from weft.sql.schema import bring_up_to_date, schema_in
 from weft.sql.write_check import write_nothing
 

@@ -7,9 +7,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from prometheus_client import Metric
-from prometheus_client.samples import Exemplar, Sample
-from prometheus_client.utils import floatToGoString
+from weft.kernel.prometheus_parts import Exemplar, Metric, Sample, floatToGoString
 
 _BOUND = "\0"
 """Stands for the bound of a bucket: no label has it."""

@@ -10,16 +10,19 @@ from functools import partial
 from itertools import chain
 from typing import Generic, TypeVar
 
-import prometheus_client
-from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from weft.kernel.metric_cells import Counter, Histogram
 from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.passed_on_metrics import merged
+from weft.kernel.prometheus_parts import (
+    Collector,
+    CollectorRegistry,
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    disable_created_metrics,
+)
 from weft.kernel.tracing import SpanCounts, TraceContext, Tracing
 
 OTHER = "_other"
@@ -124,7 +127,7 @@ class MetricsPage(Collector):
 
     def __init__(self, limits: MetricLimits | None = None) -> None:
         # A third of the lines of counters would be the times of their creation.
-        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.limits = limits or MetricLimits()
         self.registry = CollectorRegistry()
         self._counters: list[LabelSets[Counter]] = []
@@ -178,6 +181,9 @@ class MetricsPage(Collector):
 
     async def render(self, accept: str = "") -> RenderedPage:
         """Returns the page, as OpenMetrics with exemplars where the `Accept` header asks for it."""
+        # It imports HTTP servers and clients, 1 MB that a mesh which nothing scrapes does not need.
+        from prometheus_client.exposition import choose_encoder  # noqa: PLC0415, TID251
+
         for prepare in self._before:
             await prepare()
         encode, content_type = choose_encoder(accept)

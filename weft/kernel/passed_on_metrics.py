@@ -3,9 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import Metric
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
+from weft.kernel.prometheus_parts import Metric, Sample, text_string_to_metric_families
 
 MAX_LABELS = 32
 """Labels of one series; one with more is left out."""

@@ -13,12 +13,12 @@ from typing import Any
 import aiosqlite
 from sqlalchemy import URL, Connection, event
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from typing_extensions import override
 
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
+from weft.sql.engine import AsyncEngine, create_async_engine
 
 log = get_logger("weft.sql")
 

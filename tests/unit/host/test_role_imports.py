@@ -26,6 +26,7 @@ RARE = (
         "zeroconf",
     ),
     *("sqlalchemy.dialects.postgresql", "opentelemetry.exporter", "gateway.media.fetcher"),
+    *("sqlalchemy.orm", "uvicorn.main", "uvicorn.supervisors", "click", "prometheus_client.exposition", "http.server"),
 )
 """For a feature that a configuration turns on, or a request that asks for it."""
 SERVICES = ("registry_svc.service", "router_svc.service", "gateway.service", "runner_svc.service")
