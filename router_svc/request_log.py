@@ -177,6 +177,9 @@ class RequestLog(WatchedLog):
         ended = self._ended.get(self._newest_of_tenant.get((tenant, request_id), -1))
         if ended is not None and ended.receipt is not None:
             ended.receipt = self._bounded(receipt).SerializeToString()
+            ended.quotes_model = bool(receipt.signals or receipt.warnings)
+            # Its record may be written already: it is written once more.
+            self.unwritten.note_end(ended)
             if self._watches:
                 self._mark(ended)
 

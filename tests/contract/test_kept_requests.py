@@ -57,6 +57,26 @@ async def test_a_request_that_ended_before_a_kill_is_explained_as_before(databas
     await again.kill()
 
 
+@pytest.mark.parametrize("is_written_first", [True, False])
+async def test_what_a_second_witness_adds_to_a_receipt_is_kept_also_where_the_record_was_written_before(
+    database_url: str, *, is_written_first: bool
+) -> None:
+    router = await KeptRouter(database_url).start()
+    router.chat("r-1")
+    if is_written_first:
+        await router.flush()
+    amended = a_receipt("r-1")
+    amended.proxy.status, amended.proxy.endpoint = 200, "10.0.0.1:8081"
+    router.records.requests.amend("r-1", "ann", amended)
+    await router.flush()
+    again = await router.restarted()
+    found = await again.requests.request("r-1")
+    assert found.receipt.proxy.endpoint == "10.0.0.1:8081"
+    assert found.receipt.usage.completion_tokens == 5
+    assert (await stored(again), await again.ended_ids()) == (1, ["r-1"])
+    await again.kill()
+
+
 async def test_what_was_not_written_before_a_kill_is_not_known_and_not_made_up(database_url: str) -> None:
     router = await KeptRouter(database_url).start()
     router.chat("r-1")
