@@ -31,11 +31,10 @@ from weft.dispatch.tickets import TICKET_HEADER, tickets_in
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.failures import may_succeed_elsewhere
+from weft.kernel.lane_names import REASON_HEADER, TRY_NEXT_HEADER
 from weft.kernel.principal import MAY_LEAVE, USE_MODELS, Access, Principal
 from weft.kernel.reasons import Reason
 
-REASON_HEADER = b"x-weft-reason"
-"""Why a request was not answered: a reason by its name."""
 _TICKET = TICKET_HEADER.encode()
 _ONCE = frozenset({_TICKET})
 _ATTEMPT_KEY = "weft.ticketed_attempt"
@@ -98,7 +97,8 @@ class LaneGate(Gate):
         text = headers_of(scope)[_TICKET].decode("latin-1")
         ticket, claims = self._ports.tickets.reserve(tickets_in(text))
         facts_of(scope).request_id = claims.request_id
-        scope[_ATTEMPT_KEY] = TicketedAttempt(ticket, claims, self._clock, self._ports.reporter.send)
+        attempt = scope[_ATTEMPT_KEY] = TicketedAttempt(ticket, claims, self._clock, self._ports.reporter.send)
+        self._ports.tickets.watch_cancellation(claims, attempt.cancel)
         return Principal(name=claims.lane.caller or "local", tenant=claims.tenant, access=_ACCESS)
 
     @override
@@ -121,15 +121,15 @@ class LaneMiddleware(EdgeMiddleware):
     @override
     def shown(self, error: WeftError) -> WeftError:
         status = http_status(error)
+        headers = [*error.headers] if isinstance(error, EdgeError) else []
+        headers.append((REASON_HEADER.encode(), error.reason.name.encode()))
         if "content_started" in error.metadata:
             # The engine has generated for it: it is not repeated elsewhere.
             status = _BROKEN if status == _TRY_NEXT else status
         elif may_succeed_elsewhere(error.reason):
             status = _TRY_NEXT
-        headers = error.headers if isinstance(error, EdgeError) else ()
-        found = EdgeError(
-            status, error.reason, error.message, headers=(*headers, (REASON_HEADER, error.reason.name.encode()))
-        )
+            headers.append((TRY_NEXT_HEADER.encode(), b"true"))
+        found = EdgeError(status, error.reason, error.message, headers=tuple(headers))
         found.metadata.update(error.metadata)
         found.retry_after_seconds = error.retry_after_seconds
         return found

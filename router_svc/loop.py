@@ -111,13 +111,16 @@ class Mailbox:
     """Time and seconds of the first wait that the request was shown; None: it was shown none, or it has been placed."""
 
     def cancel(self, error: WeftError) -> None:
-        """Deliver a cancellation, also while the caller reads no decisions. The first one counts."""
+        """Deliver a cancellation, also while the caller reads no decisions. The first one counts.
+
+        Raises the error of a caller that cannot end the request.
+        """
         if self.cancelled is not None:
             return
-        self.cancelled = error
-        self.put(error)
         if self._on_cancelled is not None:
             self._on_cancelled(error)
+        self.cancelled = error
+        self.put(error)
 
     def watch_cancellation(self, on_cancelled: placement.OnCancelled) -> None:
         """See Placement.watch_cancellation."""
@@ -449,7 +452,7 @@ class SchedulingLoop:
         """Cancel the requests under way with this id; returns futures of their ends, by key.
 
         They are those of one tenant, or of any if empty. Raises INVALID_ARGUMENT naming `tenant` where they are of
-        several tenants: each tenant chooses the ids of its requests.
+        several tenants: each tenant chooses the ids of its requests; UNSUPPORTED_OPERATION where nothing can end one.
         """
         found = {
             key: mailbox
@@ -463,10 +466,15 @@ class SchedulingLoop:
         ends = {}
         for key, mailbox in found.items():
             mailbox.ended = mailbox.ended or asyncio.get_running_loop().create_future()
-            ends[key] = mailbox.ended
-            log.info("request cancelled", request_id=request_id, tenant=tenants[0], cancelled_by=cancelled_by)
             mailbox.cancel(placement.request_cancelled(cancelled_by))
+            log.info("request cancelled", request_id=request_id, tenant=tenants[0], cancelled_by=cancelled_by)
+            ends[key] = mailbox.ended
         return ends
+
+    def is_carried(self, key: int) -> bool:
+        """Whether a proxy carries a request to its endpoint, past every dispatcher."""
+        mailbox = self._mailboxes.get(key)
+        return mailbox is not None and mailbox.holds_grant and bool(mailbox.request.report_to)
 
     def move_away(self, moved: Callable[[placement.PlacementRequest], WeftError | None]) -> None:
         """End the waiting requests that another router has to place, with the error that `moved` has for them."""

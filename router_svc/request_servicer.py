@@ -131,6 +131,10 @@ class RequestCanceller(Protocol):
         """End a request; idempotent."""
         ...
 
+    def is_carried(self, key: int) -> bool:
+        """Return whether a proxy carries the request to its endpoint."""
+        ...
+
 
 class JournaledTasks(Protocol):
     """Port: the tasks of journaled requests; see `router_svc.durable.tasks.local_tasks.LocalTasks`."""
@@ -290,7 +294,10 @@ class LocalRequests(RequestSource):
 
     @override
     async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
-        """As RequestSource.cancel. A dispatcher that does not end the request in time loses its slot."""
+        """As RequestSource.cancel. A dispatcher that does not end the request in time loses its slot.
+
+        A request that a proxy carries goes on meanwhile: then UNSUPPORTED_OPERATION says so.
+        """
         journaled = await self._journaled(request_id, tenant)
         tenants = sorted({task.tenant for task in journaled})
         if len(tenants) > 1:
@@ -316,6 +323,8 @@ class LocalRequests(RequestSource):
         await asyncio.wait(ends.values(), timeout=CANCEL_WAIT_SECONDS)
         for key, ended in ends.items():
             if not ended.done():
+                if self._loop.is_carried(key):
+                    raise _goes_on()
                 self._loop.finish(key, Reason.CANCELLED)
 
     async def _journaled(self, request_id: str, tenant: str) -> Sequence[task_pb2.Task]:
@@ -360,6 +369,14 @@ _HAS_OUTCOME: Mapping[int, Callable[[EndedRequest], bool]] = {
     pb.REQUEST_SELECTION_FAILED: lambda ended: ended.reason not in (Reason.UNSPECIFIED, Reason.CANCELLED),
     pb.REQUEST_SELECTION_CANCELLED: lambda ended: ended.reason is Reason.CANCELLED,
 }
+
+
+def _goes_on() -> WeftError:
+    return WeftError(
+        Reason.UNSUPPORTED_OPERATION,
+        f"the request has not ended within {CANCEL_WAIT_SECONDS:g} s: a proxy carries it to an endpoint that cannot be "
+        "told, or has not answered; its caller ends it by closing the connection",
+    )
 
 
 def _cancelled_record(request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:

@@ -34,6 +34,7 @@ from runner_svc.servicers.control import RunnerServicer
 from runner_svc.servicers.engine_lane import EngineLaneServicer
 from runner_svc.servicers.inference import DataPlane
 from runner_svc.servicers.request_admission import RequestAdmission, RunnerIdentity
+from runner_svc.servicers.ticketed_requests import TicketedRequestServicer
 from runner_svc.session.clock_offset import ClockOffset
 from runner_svc.session.report import RunnerReport
 from runner_svc.session.session import RunnerSession
@@ -47,6 +48,7 @@ from weft.api.runner.v1 import (
     model_call_service_pb2,
     runner_service_pb2,
     runner_service_pb2_grpc,
+    ticketed_request_service_pb2_grpc,
 )
 from weft.dispatch.tickets import PermitGate, TicketGate
 from weft.kernel.clock import Clock, MeshClock, SystemClock
@@ -178,6 +180,8 @@ class RunnerService(Service):
         self._carried.add_to_server(server)
         lane = EngineLaneServicer(self.admission)
         engine_lane_service_pb2_grpc.add_EngineLaneServiceServicer_to_server(lane, server)
+        ticketed = TicketedRequestServicer(self.admission)
+        ticketed_request_service_pb2_grpc.add_TicketedRequestServiceServicer_to_server(ticketed, server)
         runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
 
     async def start(self) -> None:

@@ -12,6 +12,8 @@ from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.lane import EndpointKind
 from weft.dispatch.placement import Grant, Placement
 from weft.dispatch.request_trace import RequestTrace
+from weft.kernel.errors import WeftError
+from weft.kernel.failures import may_succeed_elsewhere
 from weft.kernel.reasons import Reason, reason_of
 
 
@@ -54,6 +56,8 @@ class LaneRequest:
     """When it ends by what is known then; None: it waits for an endpoint."""
     receipt: receipt_pb2.Receipt | None = None
     """Its receipt, once it has ended."""
+    cancelled: WeftError | None = None
+    """The error of its cancellation by a separate call; None: it was not cancelled so."""
 
     @property
     def request_id(self) -> str:
@@ -80,7 +84,7 @@ class LaneRequest:
         """Whether a runner's report is that of the end: no other endpoint is tried after it."""
         report = self.reports[index]
         told = reason_of(report.receipt.reason)
-        ends = told in (Reason.UNSPECIFIED, Reason.CANCELLED) or report.HasField("time_to_first_content")
+        ends = told is Reason.UNSPECIFIED or report.HasField("time_to_first_content") or not may_succeed_elsewhere(told)
         return ends or index == len(self.grants) - 1
 
     @property
@@ -96,8 +100,10 @@ class LaneRequest:
     def end(self, unreported: Reason) -> tuple[Reason, receipt_pb2.Receipt | None]:
         """Returns how it ended and the runner's part of its receipt; `unreported`: the reason without a report.
 
-        The runner's word counts, then the proxy's.
+        The runner's word counts, then the proxy's; neither for a request that was cancelled before a runner had it.
         """
+        if unreported is Reason.CANCELLED:
+            return unreported, None
         report = self.reports.get(self.served)
         if report is not None and (self.settles(self.served) or self.sight is None):
             told = receipt_pb2.Receipt()

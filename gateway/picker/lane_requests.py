@@ -6,9 +6,11 @@ compared. A request whose end neither reports ends after a limit, with the reaso
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.picker.endpoint_addresses import EndpointAddresses
@@ -16,13 +18,16 @@ from gateway.picker.ends import ProxySight, has_begun, was_never_reached
 from gateway.picker.engine_body import engine_body
 from gateway.picker.engine_slot import hold_slot
 from gateway.picker.intake import LaneWork
+from gateway.picker.lane_cancellation import cancel_at_runners, not_cancellable
 from gateway.picker.lane_request import OWN_PROXY, GatewayTerms, LaneRequest
 from gateway.picker.limits import PickerLimits
 from gateway.picker.metrics import PickerMetrics
 from gateway.picker.session import Route
 from gateway.picker.subset import Allowed, allowed_runners
+from gateway.rate_limit_headers import rate_limit_headers
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import receipt_pb2
+from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.router.v1 import lane_service_pb2
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.agents import known_names
@@ -221,13 +226,14 @@ class LaneRequests(AttemptReports):
         return lane
 
     async def _route(self, lane: LaneRequest, on_waiting: Callable[[], None]) -> Route:
-        clock, last_error = self._ports.clock, None
+        clock, last_error, rate_limits = self._ports.clock, None, None
         await lane.placement.__aenter__()
         while True:
             try:
                 decision = await lane.placement.next_decision()
             except WeftError as rejection:
                 raise reported_error(rejection, last_error) from rejection
+            rate_limits = decision.rate_limits or rate_limits
             if not isinstance(decision, Grant):
                 if not lane.trace.waits:
                     on_waiting()
@@ -242,8 +248,11 @@ class LaneRequests(AttemptReports):
                 last_error = error
                 await lane.placement.report_attempt_failed(decision.attempt, error.reason)
                 continue
+            lane.placement.watch_cancellation(partial(self._cancel, lane))
+            if lane.cancelled is not None:
+                raise lane.cancelled
             self._follow(lane, decision)
-            return route
+            return _with_answer_headers(route, lane, rate_limits)
 
     async def _route_of(self, lane: LaneRequest, grant: Grant) -> Route:
         """Returns the route of a grant. Raises the error of an attempt whose endpoint does not take it."""
@@ -332,6 +341,19 @@ class LaneRequests(AttemptReports):
             lane.is_slot_lost = True
             lane.due_at = self._ports.clock.monotonic() + self._limits.report_wait_seconds
 
+    def _cancel(self, lane: LaneRequest, error: WeftError) -> None:
+        """End a request; see `OnCancelled`."""
+        if lane.due_at is not None and lane.kind is EndpointKind.ENGINE:
+            raise not_cancellable()
+        lane.cancelled = error
+        if lane.due_at is not None:
+            self._run(self._cancel_at_runners(lane, canceller_of(error)), "picker-cancel")
+
+    async def _cancel_at_runners(self, lane: LaneRequest, cancelled_by: str) -> None:
+        asked = [grant for index, grant in enumerate(lane.grants) if index not in lane.reports]
+        if not await cancel_at_runners(self._ports.channels, asked, cancelled_by):
+            self._end(lane, Reason.CANCELLED, "")
+
     def _note_late(self, sight: ProxySight) -> None:
         """Note an entry of a request that has ended, or that this picker does not know."""
         ended = self._ended.get(sight.request_id)
@@ -372,7 +394,7 @@ class LaneRequests(AttemptReports):
             lane.note_tried()
             lane.note_first_content()
         receipt = lane.receipt = trace.receipt(reason, part, now)
-        receipt.cancelled_by = cancelled_by
+        receipt.cancelled_by = cancelled_by or (canceller_of(lane.cancelled) if reason is Reason.CANCELLED else "")
         contradictions = lane.add_proxy_record()
         log_receipt(context, receipt, now - trace.arrived)
         self._note_disagreements(lane, contradictions)
@@ -386,7 +408,11 @@ class LaneRequests(AttemptReports):
             self._ended[lane.request_id] = lane
         if not self._open and self._on_idle is not None and not self._on_idle.done():
             self._on_idle.set_result(None)
-        task = start_task(self._close(lane, reason, receipt), name="picker-end")
+        self._run(self._close(lane, reason, receipt), "picker-end")
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run something that `stop` waits for."""
+        task = start_task(work, name=name)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -405,6 +431,13 @@ def lane_endpoint(found: LaneEndpoint | None, runner_url: str, operation: Operat
     if found is not None and found.kind is EndpointKind.ENGINE and operation is not Operation.CHAT:
         return LaneEndpoint(kind=EndpointKind.SIDECAR, url=runner_url) if runner_url else None
     return found
+
+
+def _with_answer_headers(route: Route, lane: LaneRequest, rate_limits: RateLimitStatus | None) -> Route:
+    """Returns a route with the headers of the answer that its endpoint does not know; weft's own proxy knows the id."""
+    limits = tuple((name.decode(), value.decode()) for name, value in rate_limit_headers(rate_limits))
+    own = ((REQUEST_ID_HEADER, lane.request_id),) if lane.terms.shows_responses else ()
+    return replace(route, answer_headers=(*own, *limits)) if own or limits else route
 
 
 def _require_allowed(allowed: Allowed, endpoint: str) -> None:

@@ -19,7 +19,13 @@ from google.protobuf.struct_pb2 import Struct
 from weft.api.envoy.v1 import base_pb2
 from weft.api.envoy.v1 import external_processor_pb2 as pb
 from weft.kernel.errors import WeftError
-from weft.kernel.lane_names import DESTINATION, DESTINATION_NAMESPACE, DESTINATION_SERVED, REASON_HEADER
+from weft.kernel.lane_names import (
+    ANSWER_NAMESPACE,
+    DESTINATION,
+    DESTINATION_NAMESPACE,
+    DESTINATION_SERVED,
+    REASON_HEADER,
+)
 from weft.kernel.reasons import Reason
 
 MAX_CHUNK_BYTES = 62_000
@@ -61,6 +67,8 @@ class Route:
     remove_headers: tuple[str, ...] = ()
     body: bytes | None = None
     """The body in place of the one that arrived; None: that one."""
+    answer_headers: tuple[tuple[str, str], ...] = ()
+    """Headers that the answer has besides, whoever sends it."""
     facts: tuple[tuple[str, str, str], ...] = ()
     """Further dynamic metadata, which the access log repeats: namespace, name and value."""
 
@@ -127,6 +135,7 @@ class PickerSession:
         self._has_body = False
         self._has_trailers = False
         self.passed = PassedResponse()
+        self._answer_headers: tuple[tuple[str, str], ...] = ()
         self.promises_response = False
         """Whether the gateway has said that the response comes here, too."""
         self.shows_responses = False
@@ -166,7 +175,8 @@ class PickerSession:
     def routed(self, route: Route) -> Iterator[pb.ProcessingResponse]:
         """Yields the answers that send the request to its endpoints: changed headers, the body again, trailers."""
         self.state = State.ANSWERED
-        yield _routed_headers(route)
+        self._answer_headers = route.answer_headers
+        yield _routed_headers(route, names_answer_headers=not self.promises_response)
         if self._has_body:
             chunks = self._chunks if route.body is None else (route.body,)
             yield from _body_again(chunks, ends=not self._has_trailers)
@@ -219,6 +229,8 @@ class PickerSession:
         if DESTINATION_NAMESPACE in known:
             passed.served = metadata_text(known[DESTINATION_NAMESPACE], DESTINATION_SERVED)
         passed.has_ended = message.response_headers.end_of_stream
+        for name, value in self._answer_headers:
+            _set(answer.response_headers.response.header_mutation, name, value.encode("latin-1", "replace"))
         if self.tells_served:
             lacks = "envoy lb" if DESTINATION_NAMESPACE not in known else "destination endpoint served"
             told = passed.served or f"fail: missing {lacks} metadata"
@@ -258,7 +270,8 @@ def _require_supported(message: pb.ProcessingRequest) -> None:
         raise WeftError(Reason.MALFORMED_REQUEST, words)
 
 
-def _routed_headers(route: Route) -> pb.ProcessingResponse:
+def _routed_headers(route: Route, *, names_answer_headers: bool) -> pb.ProcessingResponse:
+    """Returns the changed headers; `names_answer_headers`: those of the answer are left to the proxy, as metadata."""
     listed = ",".join(route.destinations)
     answer = pb.ProcessingResponse()
     mutation = answer.request_headers.response.header_mutation
@@ -270,6 +283,9 @@ def _routed_headers(route: Route) -> pb.ProcessingResponse:
     fields[DESTINATION_NAMESPACE].struct_value.fields[DESTINATION].string_value = listed
     for namespace, name, text in route.facts:
         fields[namespace].struct_value.fields[name].string_value = text
+    if names_answer_headers:
+        for name, value in route.answer_headers:
+            fields[ANSWER_NAMESPACE].struct_value.fields[name].string_value = value
     return answer
 
 

@@ -14,7 +14,7 @@ from weft.api.runner.v1 import runner_service_pb2, ticket_pb2
 from weft.dispatch.attempt_reporter import AttemptReporter
 from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
-from weft.dispatch.placement import PlacementPort
+from weft.dispatch.placement import OnCancelled, PlacementPort
 from weft.dispatch.ticket_placement import TicketRunner
 from weft.gpu.snapshot import DeviceSnapshot
 from weft.kernel.health import AlwaysHealthy, HealthSource
@@ -166,8 +166,13 @@ class TicketPort(Protocol):
     def reserve(self, tickets: Iterable[ticket_pb2.Ticket]) -> tuple[ticket_pb2.Ticket, ticket_pb2.TicketClaims]:
         """Returns the one that is made out to this runner, and its claims; it is used up by this.
 
-        Raises TICKET_INVALID or TICKET_EXPIRED, BACKEND_NOT_READY while the runner has no session.
+        Raises TICKET_INVALID or TICKET_EXPIRED, BACKEND_NOT_READY while the runner has no session, CANCELLED where its
+        request was cancelled before it came.
         """
+        ...
+
+    def watch_cancellation(self, claims: ticket_pb2.TicketClaims, on_cancelled: OnCancelled) -> None:
+        """Calls `on_cancelled` when a router cancels the request of a reserved ticket, until its `release`."""
         ...
 
     def release(self, claims: ticket_pb2.TicketClaims) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import grpc
@@ -18,6 +19,7 @@ from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
 from weft.dispatch.parameter_checks import granted_priority_of, handling_of
 from weft.dispatch.payload_description import Payload, untaken_words_of
+from weft.dispatch.placement import OnCancelled, request_cancelled
 from weft.dispatch.tickets import Permit, TicketGate
 from weft.kernel.clock import Clock, clock_off
 from weft.kernel.errors import WeftError
@@ -35,6 +37,15 @@ class RunnerIdentity:
     runner: str
     incarnation: str
     host: str
+
+
+class FoundByCancel(Enum):
+    """What the cancellation of a request with a ticket found."""
+
+    UNDER_WAY = "under way"
+    UNUSED = "unused"
+    """The ticket had not been used: it admits nothing any more."""
+    ENDED = "ended"
 
 
 class RequestAdmission:
@@ -59,6 +70,8 @@ class RequestAdmission:
         self._remote_models = remote_models
         self._clock = clock
         self.caches = caches
+        self._cancellations: dict[str, OnCancelled] = {}
+        """Cancels the request of a reserved ticket, by the ticket's id."""
 
     def hold(
         self,
@@ -104,6 +117,20 @@ class RequestAdmission:
     def release(self, claims: ticket_pb2.TicketClaims) -> None:
         """See `TicketGate.release`."""
         self._gate.release(claims)
+        self._cancellations.pop(claims.ticket_id, None)
+
+    def watch_cancellation(self, claims: ticket_pb2.TicketClaims, on_cancelled: OnCancelled) -> None:
+        """Calls `on_cancelled` when the request of a reserved ticket is cancelled, until its `release`."""
+        self._cancellations[claims.ticket_id] = on_cancelled
+
+    def cancel(self, ticket: ticket_pb2.Ticket, cancelled_by: str) -> FoundByCancel:
+        """Cancels the request of a ticket that a proxy brings, or has brought. Raises as `TicketGate.void`."""
+        claims, was_used = self._gate.void(ticket, cancelled_by, now=self._clock.utc_now().timestamp())
+        cancel = self._cancellations.get(claims.ticket_id)
+        if cancel is None:
+            return FoundByCancel.ENDED if was_used else FoundByCancel.UNUSED
+        cancel(request_cancelled(cancelled_by))
+        return FoundByCancel.UNDER_WAY
 
     def started(self, permit: Permit) -> event_pb2.InferenceEvent:
         """The event that names the runner and the model of the attempt."""

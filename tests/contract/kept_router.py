@@ -55,6 +55,9 @@ class NothingRuns:
     def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, Any]:
         return {}
 
+    def is_carried(self, key: int) -> bool:
+        return False
+
     def finish(self, key: int, reason: Reason) -> None:
         raise AssertionError(key)
 

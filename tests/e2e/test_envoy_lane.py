@@ -76,6 +76,11 @@ class Lane:
         record: dict[str, Any] = await eventually(ended, SECONDS, f"the request {request_id} has no whole record")
         return record
 
+    async def cancel(self, request_id: str) -> tuple[int, dict[str, Any]]:
+        """Cancel a request by its id, as an operator does."""
+        async with self.http.post(f"{self.mesh.url}/v1/requests/{request_id}/cancel") as response:
+            return response.status, await response.json()
+
     async def figure(self, beginning: str) -> float:
         async with self.http.get(f"{self.mesh.url}/metrics") as response:
             lines = (await response.text()).splitlines()
@@ -188,12 +193,49 @@ async def test_a_caller_that_leaves_has_cancelled_and_the_permit_is_free(tmp_pat
         assert status == 200
 
 
+async def test_a_request_that_a_runner_answers_is_cancelled_there_by_its_id(tmp_path: Path) -> None:
+    async with running_lane(tmp_path, lane_runner("a", slots=1, tokens_per_second=20.0, answer_tokens=0)) as lane:
+        request_id = lane.new_id()
+        async with lane.asking(lane.body(stream=True, max_tokens=5000), request_id) as response:
+            await response.content.readline()
+            status, record = await lane.cancel(request_id)
+            assert (status, record["state"], record["reason"]) == (200, "ended", "cancelled"), record
+            text = await asyncio.wait_for(response.text(), SECONDS)
+        last = json.loads([line for line in text.splitlines() if line.startswith("data: ")][-1][6:])
+        assert last["error"]["code"] == "cancelled"
+        receipt = (await lane.record(request_id))["receipt"]
+        assert (receipt["outcome"], receipt["cancelledBy"]) == ("cancelled", record["cancelledBy"])
+        assert receipt["proxy"]["disagreements"] == []
+        # The engine is free for the next one.
+        assert (await lane.ask(lane.body(max_tokens=1), lane.new_id()))[0] == 200
+
+
+async def test_a_request_that_an_engine_answers_itself_goes_on_and_its_cancellation_says_so(tmp_path: Path) -> None:
+    runner = lane_runner("a", tokens_per_second=50.0, answer_tokens=60)
+    runner["models"][0]["lane"] = "engine"
+    async with running_lane(tmp_path, runner) as lane:
+        request_id = lane.new_id()
+        async with lane.asking(lane.body(stream=True), request_id) as response:
+            await response.content.readline()
+            status, refused = await lane.cancel(request_id)
+            assert (status, refused["error"]["code"]) == (501, "unsupported_operation"), refused
+            assert "closing the connection" in refused["error"]["message"]
+            assert "data: [DONE]" in await asyncio.wait_for(response.text(), SECONDS)
+        receipt = (await lane.record(request_id))["receipt"]
+        assert receipt["outcome"] == "completed", receipt
+        assert "cancelledBy" not in receipt
+
+
 async def test_refusals_are_the_mesh_s_own(tmp_path: Path) -> None:
     sections = {"router": {"rate_limits": {"default": ["3req/min"]}}}
     async with running_lane(tmp_path, lane_runner("a"), **sections) as lane:
         status, answer, _ = await lane.ask(lane.body() | {"model": "nothing"}, lane.new_id())
         assert (status, answer["error"]["code"]) == (404, "model_not_found")
         answers = [await lane.ask(lane.body(), lane.new_id()) for _ in range(4)]
+        served = [headers for status, _, headers in answers if status == 200]
+        assert served
+        assert all(headers["x-ratelimit-limit-requests"] == "3" for headers in served)
+        assert served[0]["x-ratelimit-remaining-requests"] in ("0", "1", "2")
         status, answer, headers = answers[-1]
         assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
         assert int(headers["retry-after"]) >= 1

@@ -149,7 +149,8 @@ def waiting_event(decision: WaitingInQueue | LoadingModel) -> event_pb2.Inferenc
 
 
 OnCancelled = Callable[[WeftError], None]
-"""Called with `request_cancelled`, from the event loop; must not block."""
+"""Called with `request_cancelled`, from the event loop; must not block. Raises the WeftError that says why nothing can
+end the request; then it goes on."""
 CANCELLED_BY = "cancelled_by"
 """Key of an error's metadata with the name of who cancelled the request."""
 MAX_CANCELLER_CHARS = 256

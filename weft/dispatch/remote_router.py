@@ -168,7 +168,9 @@ class RemotePlace(Placement):
             return
         response = reading.result()
         if isinstance(response, pb.PlaceResponse) and response.WhichOneof("kind") == "cancelled":
-            self._on_cancelled(request_cancelled(response.cancelled.cancelled_by))
+            # Its router learns that nothing can end the request by its going on.
+            with suppress(WeftError):
+                self._on_cancelled(request_cancelled(response.cancelled.cancelled_by))
 
     @override
     async def report_first_content(self, attempt: int) -> None:

@@ -46,6 +46,22 @@ class TicketedAttempt:
         self._arrived = clock.monotonic()
         self._first_content: float | None = None
         self._is_reported = False
+        self._cancelled: WeftError | None = None
+        self._on_cancelled: OnCancelled | None = None
+
+    def cancel(self, error: WeftError) -> None:
+        """Deliver a cancellation, now or as soon as there is something to cancel. The first one counts."""
+        if self._cancelled is not None:
+            return
+        self._cancelled = error
+        if self._on_cancelled is not None:
+            self._on_cancelled(error)
+
+    def watch_cancellation(self, on_cancelled: OnCancelled) -> None:
+        """See Placement.watch_cancellation."""
+        self._on_cancelled = on_cancelled
+        if self._cancelled is not None:
+            on_cancelled(self._cancelled)
 
     def note_first_content(self) -> None:
         """Note that the answer has begun."""
@@ -131,7 +147,7 @@ class TicketPlace(Placement):
 
     @override
     def watch_cancellation(self, on_cancelled: OnCancelled) -> None:
-        """Does nothing: the caller's connection is what ends the request."""
+        self._attempt.watch_cancellation(on_cancelled)
 
     @override
     async def report_first_content(self, attempt: int) -> None:

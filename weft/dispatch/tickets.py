@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from weft.api.runner.v1 import permit_pb2, ticket_pb2
+from weft.dispatch.placement import request_cancelled
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
@@ -97,6 +98,8 @@ class TicketGate:
         self._used: OrderedDict[str, float] = OrderedDict()
         self._reserved: set[str] = set()
         """Ids of used tickets that `admit` takes once more."""
+        self._voided: dict[str, str] = {}
+        """Who cancelled the request of a ticket before it came, by the ticket's id."""
 
     def use_key(self, key: bytes) -> None:
         """Accept tickets of the session whose key this is, and of no other."""
@@ -129,11 +132,13 @@ class TicketGate:
         """Returns the one of several tickets that is made out to this runner, and its claims; it is used up by this.
 
         `admit` takes it once more, also after it has expired: its request may take long to arrive. The caller must
-        `release` it. Raises as `admit`.
+        `release` it. Raises as `admit`, and `request_cancelled` for a void ticket.
         """
         for ticket in tickets:
             claims = self._verified(ticket)
             if claims is not None:
+                if claims.ticket_id in self._voided:
+                    raise request_cancelled(self._voided[claims.ticket_id])
                 self._use(claims, now)
                 self._reserved.add(claims.ticket_id)
                 return ticket, claims
@@ -142,6 +147,23 @@ class TicketGate:
     def release(self, claims: ticket_pb2.TicketClaims) -> None:
         """Let `admit` take a reserved ticket no longer. Idempotent."""
         self._reserved.discard(claims.ticket_id)
+
+    def void(self, ticket: ticket_pb2.Ticket, cancelled_by: str, *, now: float) -> tuple[ticket_pb2.TicketClaims, bool]:
+        """Returns the claims of a ticket, and whether it had been used; if not, it admits nothing from now on.
+
+        Raises TICKET_INVALID for one that is not signed for this runner, BACKEND_NOT_READY as `admit`.
+        """
+        claims = self._verified(ticket)
+        if claims is None:
+            raise _refused(Reason.TICKET_INVALID)
+        if claims.ticket_id in self._voided:
+            return claims, False
+        if claims.ticket_id in self._used:
+            return claims, True
+        if now < _expiry(claims):
+            self._use(claims, now)
+            self._voided[claims.ticket_id] = cancelled_by
+        return claims, False
 
     def _verified(self, ticket: ticket_pb2.Ticket) -> ticket_pb2.TicketClaims | None:
         """Returns the claims of a ticket that is signed for this runner; None: it is not."""
@@ -160,14 +182,19 @@ class TicketGate:
         return claims if is_own else None
 
     def _use(self, claims: ticket_pb2.TicketClaims, now: float) -> None:
-        expires = claims.expire_time.seconds + claims.expire_time.nanos / 1e9
+        expires = _expiry(claims)
         if now >= expires:
             raise _refused(Reason.TICKET_EXPIRED)
         while self._used and next(iter(self._used.values())) <= now:
-            self._used.popitem(last=False)
+            gone, _ = self._used.popitem(last=False)
+            self._voided.pop(gone, None)
         if claims.ticket_id in self._used or len(self._used) >= MAX_REMEMBERED_TICKETS:
             raise _refused(Reason.TICKET_INVALID)
         self._used[claims.ticket_id] = expires
+
+
+def _expiry(claims: ticket_pb2.TicketClaims) -> float:
+    return claims.expire_time.seconds + claims.expire_time.nanos / 1e9
 
 
 def _refused(reason: Reason) -> WeftError:

@@ -8,13 +8,17 @@ The log of requests goes to the picker: the second witness of how each ended.
 from collections.abc import Iterable
 from pathlib import Path
 
+from gateway.rate_limit_headers import RATE_LIMIT_HEADERS
 from weft.kernel.lane_names import (
+    ANSWER_NAMESPACE,
     DESTINATION,
     DESTINATION_NAMESPACE,
     DESTINATION_SERVED,
     GATEWAYS,
     REASON_HEADER,
+    REQUEST_ID_HEADER,
     SUBSET,
+    TRY_NEXT_HEADER,
 )
 from weft_app.edge.fragments import (
     Document,
@@ -66,18 +70,30 @@ def _placed(cluster: str, header: Document, limits: EdgeLimits, more: Document) 
         "match": {"prefix": "/", "headers": [header]},
         # The picker says how long an answer may take (x-envoy-upstream-rq-timeout-ms).
         "route": {"cluster": cluster, "timeout": "0s", "idle_timeout": "0s", **more},
+        "response_headers_to_add": _answer_headers(),
+        "response_headers_to_remove": [TRY_NEXT_HEADER],
         # A request is sent again from memory: any body that the mesh takes fits.
         "request_body_buffer_limit": limits.max_body_bytes,
     }
+
+
+def _answer_headers() -> list[Document]:
+    """Returns what an answer has besides, whoever made it: the request's id, and what its caller may still ask for."""
+    limits = {name: f"%DYNAMIC_METADATA({ANSWER_NAMESPACE}:{name})%" for name in RATE_LIMIT_HEADERS}
+    return [
+        # What is not known is left out.
+        {"header": {"key": name, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+        for name, value in {REQUEST_ID_HEADER: f"%REQ({REQUEST_ID_HEADER})%", **limits}.items()
+    ]
 
 
 def _retry_policy() -> Document:
     previous = "extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
     return {
         # A runner sends its first byte with the first content: one that is reset before has sent nothing to the caller.
-        # With the reason header an answer comes from a runner that has sent no content.
+        # With that header an answer comes from a runner that has sent no content, and another one may do better.
         "retry_on": "connect-failure,refused-stream,reset,retriable-headers",
-        "retriable_headers": [{"name": REASON_HEADER, "present_match": True}],
+        "retriable_headers": [{"name": TRY_NEXT_HEADER, "present_match": True}],
         # The picker allows one attempt for each further endpoint that it names (x-envoy-max-retries).
         "num_retries": 0,
         "retry_host_predicate": [extension("envoy.retry_host_predicates.previous_hosts", previous)],
@@ -121,7 +137,7 @@ def lane_filters(limits: EdgeLimits) -> list[Document]:
         # It says how often a request may be sent again.
         mutation_rules={"allow_envoy": True},
         route_cache_action="CLEAR",
-        metadata_options={"receiving_namespaces": {"untyped": [DESTINATION_NAMESPACE]}},
+        metadata_options={"receiving_namespaces": {"untyped": [DESTINATION_NAMESPACE, ANSWER_NAMESPACE]}},
     )
     reading = {"include_unconfigured_routes": True, "default_llm_protocol": "OPENAI_CHAT_COMPLETIONS"}
     kind = "extensions.filters.http.ai_protocol_manager.v3.AiProtocolManager"

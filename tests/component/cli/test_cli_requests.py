@@ -64,6 +64,9 @@ class Mesh:
                 ends[entry.key].set_result(None)
         return ends
 
+    def is_carried(self, key: int) -> bool:
+        return False
+
     def finish(self, key: int, reason: Reason) -> None:
         raise AssertionError(key, reason)
 

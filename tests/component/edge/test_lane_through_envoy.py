@@ -20,12 +20,14 @@ from weft.api.envoy.v1 import access_log_pb2, base_pb2
 from weft.api.envoy.v1 import external_processor_pb2 as pb
 from weft.kernel.lane_names import (
     ACCESS_LOG_SERVICE,
+    ANSWER_NAMESPACE,
     DESTINATION,
     DESTINATION_NAMESPACE,
     EXTERNAL_PROCESSOR,
     GATEWAYS,
     REASON_HEADER,
     TICKET_HEADER,
+    TRY_NEXT_HEADER,
 )
 from weft_app.config.config import WeftConfig
 from weft_app.edge.edge_document import edge_document
@@ -42,6 +44,7 @@ class Picker:
 
     destinations: str = ""
     headers: dict[str, str] = field(default_factory=dict)
+    answer_headers: dict[str, str] = field(default_factory=dict)
     refusal: pb.ImmediateResponse | None = None
     asked: list[dict[str, str]] = field(default_factory=list)
     logged: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
@@ -69,6 +72,8 @@ class Picker:
             option.header.key, option.header.raw_value = name, value.encode()
         named = routed.dynamic_metadata.fields[DESTINATION_NAMESPACE].struct_value
         named.fields[DESTINATION].string_value = self.destinations
+        for name, value in self.answer_headers.items():
+            routed.dynamic_metadata.fields[ANSWER_NAMESPACE].struct_value.fields[name].string_value = value
         again = [routed]
         for start in range(0, len(body), 60_000):
             chunk = pb.ProcessingResponse()
@@ -224,19 +229,31 @@ async def test_the_second_endpoint_answers_where_the_first_is_dead(lane: Lane) -
 
 
 async def test_the_second_endpoint_answers_where_the_first_fails_before_content(lane: Lane) -> None:
-    lane.first.status, lane.first.headers = 503, {REASON_HEADER: "OVERLOADED"}
+    lane.first.status, lane.first.headers = 503, {REASON_HEADER: "OVERLOADED", TRY_NEXT_HEADER: "true"}
     lane.picker.destinations = f"{lane.first.address},{lane.second.address}"
     assert await lane.served_by() == "second"
     assert (len(lane.first.got), len(lane.second.got)) == (1, 1)
 
 
+@pytest.mark.parametrize(("status", "reason"), [(400, "INVALID_ARGUMENT"), (499, "CANCELLED"), (502, "SERVER_DIED")])
+async def test_an_answer_that_another_runner_could_not_better_is_not_asked_for_again(
+    lane: Lane, status: int, reason: str
+) -> None:
+    lane.first.status, lane.first.headers = status, {REASON_HEADER: reason}
+    lane.picker.destinations = f"{lane.first.address},{lane.second.address}"
+    assert (await lane.ask())[:2] == (status, {"served_by": "first"})
+    assert lane.second.got == []
+
+
 @pytest.mark.parametrize("listed", [1, 2])
 async def test_the_answer_of_the_last_endpoint_is_passed_on_as_it_is(lane: Lane, listed: int) -> None:
     for endpoint in (lane.first, lane.second):
-        endpoint.status, endpoint.headers = 503, {REASON_HEADER: "OVERLOADED", "retry-after": "7"}
+        endpoint.status = 503
+        endpoint.headers = {REASON_HEADER: "OVERLOADED", TRY_NEXT_HEADER: "true", "retry-after": "7"}
     lane.picker.destinations = ",".join([lane.first.address, lane.second.address][:listed])
     status, body, headers = await lane.ask()
     assert (status, body["served_by"], headers["retry-after"]) == (503, ["first", "second"][listed - 1], "7")
+    assert TRY_NEXT_HEADER not in headers
     assert lane.gateway.got == []
 
 
@@ -245,6 +262,27 @@ async def test_a_status_without_the_reason_header_is_not_tried_again(lane: Lane)
     lane.picker.destinations = f"{lane.first.address},{lane.second.address}"
     assert (await lane.ask())[1]["served_by"] == "first"
     assert lane.second.got == []
+
+
+@pytest.mark.parametrize("listed", [1, 2])
+async def test_an_answer_has_the_rate_limits_that_the_picker_knows_and_the_id_of_its_request(
+    lane: Lane, listed: int
+) -> None:
+    lane.picker.destinations = ",".join([lane.first.address, lane.second.address][:listed])
+    lane.picker.headers = {"x-request-id": "req-1"}
+    lane.picker.answer_headers = {"x-ratelimit-limit-requests": "20", "x-ratelimit-reset-requests": "1m0s"}
+    _, _, headers = await lane.ask(json={}, headers={"x-request-id": "of the caller"})
+    assert headers["x-request-id"] == "req-1"
+    found = {name: value for name, value in headers.items() if name.startswith("x-ratelimit")}
+    assert found == lane.picker.answer_headers
+    # What Envoy answers itself has them, too.
+    lane.picker.destinations = f"127.0.0.1:{free_port()}"
+    status, _, headers = await lane.ask()
+    assert (status, headers["x-request-id"], headers["x-ratelimit-limit-requests"]) == (503, "req-1", "20")
+    # The negative control: where nothing is known, nothing is said.
+    lane.picker.destinations, lane.picker.headers, lane.picker.answer_headers = lane.first.address, {}, {}
+    _, _, headers = await lane.ask()
+    assert not [name for name in headers if name.startswith(("x-ratelimit", "x-request-id"))]
 
 
 async def test_what_the_picker_answers_itself_is_passed_on_as_it_is(lane: Lane) -> None:

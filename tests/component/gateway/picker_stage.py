@@ -18,6 +18,7 @@ from gateway.picker.lane_requests import LanePorts
 from gateway.picker.limits import PickerLimits
 from gateway.picker.service import PickerService, build
 from weft.api.common.v1 import receipt_pb2
+from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.envoy.v1 import access_log_pb2, token_usage_pb2
 from weft.api.envoy.v1 import external_processor_pb2 as pb
 from weft.api.router.v1 import lane_service_pb2
@@ -56,6 +57,21 @@ def grant(attempt: int = 1, runner: str = "r1", *fallbacks: Grant) -> Grant:
         attempt=attempt,
         fallbacks=fallbacks,
     )
+
+
+def limited() -> RateLimitStatus:
+    """What a caller with a limit of requests may still ask for."""
+    status = RateLimitStatus()
+    status.requests.limit, status.requests.remaining = 20, 19
+    status.requests.reset.FromMilliseconds(3_000)
+    return status
+
+
+LIMITED_HEADERS = {
+    "x-ratelimit-limit-requests": "20",
+    "x-ratelimit-remaining-requests": "19",
+    "x-ratelimit-reset-requests": "3s",
+}
 
 
 class ScriptedScheduler:

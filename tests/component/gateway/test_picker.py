@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from picker_stage import BODY, PickerStage, fleet_view, grant, log_entry, picker_stage
+from picker_stage import BODY, LIMITED_HEADERS, PickerStage, fleet_view, grant, limited, log_entry, picker_stage
 
 from gateway.config import GatewayConfig
 from gateway.picker.limits import PickerLimits
@@ -15,7 +16,7 @@ from weft.api.envoy.v1 import external_processor_pb2 as pb
 from weft.dispatch.placement import WaitingInQueue
 from weft.dispatch.tickets import tickets_in
 from weft.kernel.errors import WeftError
-from weft.kernel.lane_names import DESTINATION, DESTINATION_NAMESPACE, PLACED
+from weft.kernel.lane_names import ANSWER_NAMESPACE, DESTINATION, DESTINATION_NAMESPACE, PLACED
 from weft.kernel.reasons import Reason
 
 GATEWAY = "127.0.0.1:8080"
@@ -73,6 +74,16 @@ async def test_each_fallback_has_a_ticket_of_its_own_in_the_order_of_the_endpoin
         assert len(tickets_in(found["x-weft-ticket"])) == 2
         assert found["x-envoy-max-retries"] == "1"
         assert stage.scheduler.placed[0].fallbacks == PickerLimits().fallbacks
+
+
+async def test_what_a_caller_may_still_ask_for_is_left_to_the_proxy_which_adds_it_to_the_answer(tmp_path: Path) -> None:
+    async with picker_stage(tmp_path) as stage:
+        stage.scheduler.script.put_nowait(replace(grant(), rate_limits=limited()))
+        stage.scheduler.script.put_nowait(grant())
+        answers = await stage.ask()
+        told = answers[0].dynamic_metadata.fields[ANSWER_NAMESPACE].struct_value
+        assert {name: metadata_text(told, name) for name in told.fields} == LIMITED_HEADERS
+        assert ANSWER_NAMESPACE not in (await stage.ask())[0].dynamic_metadata.fields, "nothing limits this one"
 
 
 async def test_a_request_waits_without_an_answer_until_there_is_a_slot(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from picker_stage import BODY, PickerStage, fleet_view, grant, picker_stage, request_head
+from picker_stage import BODY, LIMITED_HEADERS, PickerStage, fleet_view, grant, limited, picker_stage, request_head
 
 from gateway.picker.limits import PickerLimits
 from gateway.picker.servicer import _Stream
@@ -109,7 +109,16 @@ async def test_a_response_comes_back_whether_or_not_its_request_has_waited(tmp_p
                     await asyncio.sleep(0.05)
                 stage.scheduler.script.put_nowait(grant())
                 assert await stream.routed() == "10.0.0.1:8081"
-                assert await stream.respond(*EVENTS, served="10.0.0.1:8081") == {}
+                assert set(await stream.respond(*EVENTS, served="10.0.0.1:8081")) == {"x-request-id"}
+
+
+async def test_a_response_has_the_rate_limits_of_its_caller_and_the_id_of_its_request(tmp_path: Path) -> None:
+    async with picker_stage(tmp_path) as stage, gateway_stream(stage) as stream:
+        await stream.ask(head())
+        stage.scheduler.script.put_nowait(WaitingInQueue(position=1, reason="full", rate_limits=limited()))
+        stage.scheduler.script.put_nowait(grant())
+        await stream.routed()
+        assert await stream.respond(*EVENTS) == {"x-request-id": "req-1", **LIMITED_HEADERS}
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,9 @@ class NothingRuns:
         del request_id, tenant, cancelled_by
         return {}
 
+    def is_carried(self, key: int) -> bool:
+        return False
+
     def finish(self, key: int, reason: Reason) -> None:
         raise AssertionError(key, reason)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
+import grpc
 from kit.engine_settings import engine_settings
 from runner_harness import TICKET_KEY, RunningRunner, running_runner
 
@@ -22,20 +23,23 @@ from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.router.v1 import lane_service_pb2, lane_service_pb2_grpc
-from weft.api.runner.v1 import ticket_pb2
+from weft.api.runner.v1 import ticket_pb2, ticketed_request_service_pb2_grpc
+from weft.api.runner.v1 import ticketed_request_service_pb2 as pb
 from weft.dispatch.attempt_reporter import AttemptReporter
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetView, RouterView, RunnerView
 from weft.dispatch.ticket_placement import AT_ONCE, TicketRunner
-from weft.dispatch.tickets import TICKET_HEADER, sign, ticket_text
+from weft.dispatch.tickets import TICKET_HEADER, sign, ticket_text, tickets_in
 from weft.kernel.clock import SystemClock
 from weft.kernel.metrics import MetricsPage
+from weft.kernel.reasons import Reason
 from weft.kernel.report_limits import ReportLimits
-from weft.kernel.rpc import ChannelPool, new_server
+from weft.kernel.rpc import ChannelPool, error_from_call, new_server, open_channel
 from weft_testing.fake_backend.process import fake_backend_command
 
 if TYPE_CHECKING:
     from gateway.operations import OperationsPort
+    from weft.api.runner.v1.ticketed_request_service_pb2_grpc import TicketedRequestServiceAsyncStub
 
 ROUTER = "router-1"
 WAIT_SECONDS = 20.0
@@ -87,6 +91,7 @@ class TicketedStage:
     reporter: AttemptReporter
     http: aiohttp.ClientSession
     page: MetricsPage
+    folder: Path
     _numbers: list[int] = field(default_factory=list)
 
     def ticket(self, *, key: bytes = TICKET_KEY, seconds: float = 30.0, **changes: Any) -> str:
@@ -114,6 +119,18 @@ class TicketedStage:
             json=chat() if body is None else body,
             headers={TICKET_HEADER: ticket} | headers,
         )
+
+    async def cancel(self, ticket: str, cancelled_by: str = "key:ops") -> str:
+        """Cancel the request of a ticket as a router does; what was found, or the reason of a refusal."""
+        async with open_channel(f"unix:{self.folder}/runner.sock") as channel:
+            made = ticketed_request_service_pb2_grpc.TicketedRequestServiceStub(channel)
+            stub = cast("TicketedRequestServiceAsyncStub", made)
+            request = pb.CancelTicketedRequestRequest(ticket=tickets_in(ticket)[0], cancelled_by=cancelled_by)
+            try:
+                answer = await stub.CancelTicketedRequest(request)
+            except grpc.aio.AioRpcError as error:
+                return error_from_call(error, Reason.WORKER_LOST).reason.name
+        return pb.CancelTicketedRequestResponse.Outcome.Name(answer.outcome).removeprefix("OUTCOME_")
 
     def served(self) -> float:
         """Requests that were counted as finished."""
@@ -198,7 +215,7 @@ async def ticketed_runner(
         await service.start()
         try:
             async with aiohttp.ClientSession() as http:
-                yield TicketedStage(runner, service, router, reporter, http, page)
+                yield TicketedStage(runner, service, router, reporter, http, page, folder)
         finally:
             await service.stop(grace_seconds=0.0)
             await reporter.stop(grace_seconds=5.0)
