@@ -16,6 +16,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import plain_object
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
+from weft.kernel.value import value_class
 
 encode_json = msgspec.json.Encoder().encode
 
@@ -33,7 +34,7 @@ ONE_CALL_ONLY = "the model made more than one call, which 'functions' cannot hol
 _LOWEST_LOGPROB = -9999.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class AnswerIdentity:
     """Fields that are the same on an answer and on each of its chunks."""
 

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Scope
@@ -20,9 +19,10 @@ from weft.dispatch.call import Call, Layer, Proceed
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.operations import operation_of
 from weft.dispatch.request_trace import RequestContext
+from weft.kernel.value import value_class
 
 
-@dataclass(frozen=True, slots=True)
+@value_class()
 class Work:
     """A translated request with its HTTP scope."""
 

@@ -1,7 +1,6 @@
 """Unary (non-streaming) responses; a disconnect or the deadline cancels the request behind them."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
@@ -18,9 +17,10 @@ from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import invalid_field
+from weft.kernel.value import value_class
 
 
-@dataclass(frozen=True, slots=True)
+@value_class()
 class JsonAnswer:
     """A complete body and the headers that go with it."""
 

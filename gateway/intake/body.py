@@ -22,6 +22,7 @@ from weft.kernel.time_limit import within
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _YAML_TYPES = frozenset({b"application/yaml", b"application/x-yaml"})
+_JSON_TYPE = b"application/json"
 _FORM_TYPE = b"multipart/form-data"
 _MAX_LENGTH_DIGITS = 20
 
@@ -104,37 +105,63 @@ async def body_chunks(
     Raises MALFORMED_REQUEST for one that is compressed, REQUEST_TOO_LARGE above `max_bytes`, an EdgeError 408 if it
     does not arrive in time or arrives too slowly, ClientGoneError if the caller disconnects first.
     """
-    _require_plain_and_small(scope, max_bytes)
-    loop, pace = asyncio.get_running_loop(), config.connections
-    size, waited, is_complete = 0, 0.0, False
-    while not is_complete:
-        allowed = min(timeout_seconds, pace.body_grace_seconds + size / pace.min_body_bytes_per_second)
-        began = loop.time()
-        try:
-            message = await within(allowed - waited, _next(receive))
-        except TimeoutError:
-            raise _too_slow(config, waited + loop.time() - began, timeout_seconds) from None
-        waited += loop.time() - began
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if max(size, _declared_bytes(scope)) > max_bytes:
-            raise too_large(max_bytes)
-        is_complete = not message.get("more_body", False)
-        yield chunk
-
-
-async def _next(receive: Receive) -> Message:
-    return await receive()
+    arriving = _ArrivingBody(scope, receive, config, max_bytes=max_bytes, timeout_seconds=timeout_seconds)
+    while not arriving.is_complete:
+        yield await arriving.next()
 
 
 async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int) -> bytes:
     """Returns the complete body. Raises as `body_chunks`."""
     timeout_seconds = config.body_timeout_seconds
-    chunks = body_chunks(scope, receive, config, max_bytes=max_bytes, timeout_seconds=timeout_seconds)
-    async with aclosing(chunks):
-        return b"".join([chunk async for chunk in chunks])
+    arriving = _ArrivingBody(scope, receive, config, max_bytes=max_bytes, timeout_seconds=timeout_seconds)
+    chunks: list[bytes] = []
+    while not arriving.is_complete:
+        chunks.append(await arriving.next())
+    return b"".join(chunks)
+
+
+class _ArrivingBody:
+    """A body that arrives within a size, a time and a pace."""
+
+    __slots__ = ("_config", "_max_bytes", "_receive", "_scope", "_size", "_timeout_seconds", "_waited", "is_complete")
+
+    def __init__(
+        self, scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int, timeout_seconds: float
+    ) -> None:
+        """Raises MALFORMED_REQUEST for a body that is compressed, REQUEST_TOO_LARGE for one declared as too large."""
+        _require_plain_and_small(scope, max_bytes)
+        self._scope = scope
+        self._receive = receive
+        self._config = config
+        self._max_bytes = max_bytes
+        self._timeout_seconds = timeout_seconds
+        self._size = 0
+        self._waited = 0.0
+        """Seconds that were spent on waiting for the caller."""
+        self.is_complete = False
+
+    async def next(self) -> bytes:
+        """Returns the next chunk, until it is complete. Raises as `body_chunks`."""
+        pace, loop = self._config.connections, asyncio.get_running_loop()
+        allowed = min(self._timeout_seconds, pace.body_grace_seconds + self._size / pace.min_body_bytes_per_second)
+        began = loop.time()
+        try:
+            message = await within(allowed - self._waited, _next(self._receive))
+        except TimeoutError:
+            raise _too_slow(self._config, self._waited + loop.time() - began, self._timeout_seconds) from None
+        self._waited += loop.time() - began
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        chunk: bytes = message.get("body", b"")
+        self._size += len(chunk)
+        if max(self._size, _declared_bytes(self._scope)) > self._max_bytes:
+            raise too_large(self._max_bytes)
+        self.is_complete = not message.get("more_body", False)
+        return chunk
+
+
+async def _next(receive: Receive) -> Message:
+    return await receive()
 
 
 async def _read_json(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
@@ -158,6 +185,8 @@ def _media_type(headers: Headers) -> bytes:
 
 
 def _is_json(media_type: bytes) -> bool:
+    if media_type == _JSON_TYPE:
+        return True
     kind, _, subtype = media_type.partition(b"/")
     return kind == b"application" and (subtype == b"json" or subtype.endswith(b"+json"))
 

@@ -46,6 +46,7 @@ _SESSION_HEADERS = {
     b"x-session-affinity": "X-Session-Affinity",
     b"x-claude-code-session-id": "X-Claude-Code-Session-Id",
 }
+_AS_CONFIGURED = Handling()
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _MAX_TIMEOUT_CHARS = 16
 _ONCE = frozenset({b"x-tenant-id", b"origin"})
@@ -64,9 +65,11 @@ def request_id_of(headers: Headers) -> str:
 def validate_head(scope: Scope, config: GatewayConfig) -> None:
     """Raises for heads that the HTTP parser accepts: too many, large or repeated headers, a foreign Host or Origin."""
     require_bounded_head(scope, config)
-    for host in (value for name, value in scope["headers"] if name == b"host"):
+    headers = headers_of(scope)
+    host = headers.get(b"host")
+    if host is not None:
         _require_own_host(host, config)
-    origin = headers_of(scope).get(b"origin")
+    origin = headers.get(b"origin")
     if origin is not None:
         _require_own_origin(origin, config)
 
@@ -77,11 +80,17 @@ def require_bounded_head(scope: Scope, config: GatewayConfig) -> None:
     limits = config.connections
     if len(raw) > limits.max_header_count:
         raise EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limits.max_header_count} headers")
-    if sum(len(name) + len(value) for name, value in raw) > limits.max_header_bytes:
+    size = 0
+    for name, value in raw:
+        size += len(name) + len(value)
+    if size > limits.max_header_bytes:
         raise EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limits.max_header_bytes} bytes of headers")
     require_once(scope, _ONCE)
-    hosts = [value for name, value in raw if name == b"host"]
-    if len(hosts) > 1 or (not hosts and scope["http_version"] != "1.0"):
+    headers = headers_of(scope)
+    hosts = 1 if b"host" in headers else 0
+    if hosts and len(headers) < len(raw):
+        hosts = sum(name == b"host" for name, _ in raw)
+    if hosts > 1 or (not hosts and scope["http_version"] != "1.0"):
         raise WeftError(Reason.MALFORMED_REQUEST, "the request must have exactly one Host header")
 
 
@@ -192,12 +201,11 @@ def _priority(headers: Headers, params: HandledRequest) -> Priority | None:
     """Returns the priority class of the header or the field; None: neither is given."""
     if b"x-priority" not in headers and params.x_priority is not None:
         return _PRIORITIES[params.x_priority.encode()]
-    return _choice(headers, "X-Priority", _PRIORITIES, "must be 'high', 'normal' or 'low'")
+    return _choice(headers.get(b"x-priority"), "X-Priority", _PRIORITIES, "must be 'high', 'normal' or 'low'")
 
 
-def _choice(headers: Headers, name: str, choices: Mapping[bytes, Choice], message: str) -> Choice | None:
-    """Returns the header's choice; None: it is not given. Raises INVALID_ARGUMENT naming the header."""
-    given = headers.get(name.lower().encode())
+def _choice(given: bytes | None, name: str, choices: Mapping[bytes, Choice], message: str) -> Choice | None:
+    """Returns the choice that a header names; None: it is not given. Raises INVALID_ARGUMENT naming the header."""
     if given is not None and given not in choices:
         raise invalid_field(name, message)
     return None if given is None else choices[given]
@@ -233,8 +241,10 @@ def _session(headers: Headers, params: HandledRequest) -> str:
 
 
 def _handling(headers: Headers, keep_alive: object) -> Handling:
-    tag = headers.get(b"x-cache-tag")
-    mode = _choice(headers, "X-Cache-Mode", _CACHE_MODES, "must be 'prefix', 'none' or 'auto'")
+    tag, stated = headers.get(b"x-cache-tag"), headers.get(b"x-cache-mode")
+    if tag is None and stated is None and keep_alive is None:
+        return _AS_CONFIGURED
+    mode = _choice(stated, "X-Cache-Mode", _CACHE_MODES, "must be 'prefix', 'none' or 'auto'")
     return Handling(
         cache_mode=CacheMode.AUTO if mode is None else mode,
         cache_tag="" if tag is None else cache_tag(tag.decode("latin-1"), "X-Cache-Tag"),

@@ -1,10 +1,11 @@
 """A request as the scheduler sees it: what it asks for, who asks, and until when."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.names import DEFAULT_TENANT
 from weft.kernel.request import Operation, Priority, Skill
+from weft.kernel.value import value_class
 
 ROUTE_PREFIX = "route/"
 """Prefix of a target that names a route."""
@@ -13,7 +14,7 @@ SURE_SHARE_OF_PROMPT = 0.5
 context that it would have fitted into."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class()
 class Needs:
     """What a candidate must have to serve a request. Requests with equal needs can stand in for each other."""
 
@@ -35,7 +36,7 @@ class Needs:
         return self._hash
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Arrival:
     """A request as the scheduler sees it. Times are seconds on the router's monotonic clock."""
 

@@ -8,9 +8,10 @@ from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.endpoints.choice import Choice, Considered
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
+from weft.kernel.value import value_class
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Placed:
     """The request runs on this candidate."""
 
@@ -46,7 +47,7 @@ class WaitKind(StrEnum):
     """Its model loads or wakes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Waits:
     """The request waits for a slot."""
 
@@ -60,7 +61,7 @@ class Waits:
     """The candidates and what keeps each of them from the request; only with the first status."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Loads:
     """The request waits for a model to load or to wake."""
 
@@ -71,7 +72,7 @@ class Loads:
     eta_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Rejects:
     """The request is refused; no further decision about it follows."""
 
@@ -109,7 +110,7 @@ class StopsWaking:
     model: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Served:
     """What a finished request really used."""
 

@@ -13,6 +13,7 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from weft.kernel.settings import Seconds
+from weft.kernel.value import value_class
 
 SHORTEST_SECONDS = 1e-4
 """Times up to this are one class ..."""
@@ -48,7 +49,7 @@ class Outcome(IntEnum):
     CANCELLED = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class RequestEnd:
     """The end of a request, as its receipt has it."""
 

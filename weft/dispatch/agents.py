@@ -50,7 +50,7 @@ def require_model_name(text: str, field: str) -> str:
 
     It is a name, or one of `_PREFIXES` and a name.
     """
-    prefix = next((prefix for prefix in _PREFIXES if text.startswith(prefix)), "")
+    prefix = next((each for each in _PREFIXES if text.startswith(each)), "") if "/" in text else ""
     require_name(text.removeprefix(prefix), field)
     return text
 
@@ -60,7 +60,7 @@ def named(view: FleetView, model: str) -> str:
 
     The id of an agent or of a route needs no prefix. Only a text with the form of an id is looked for.
     """
-    text = name_asked_for(model)
+    text = name_asked_for(model) if "/" in model else model
     if not is_resource_id(text):
         return model
     if text.startswith("model-"):

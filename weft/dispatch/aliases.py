@@ -1,7 +1,6 @@
 """Aliases: which name a request means when it asks for another. Pure."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from weft.api.registry.v1.alias_pb2 import AliasManifest
 from weft.api.router.v1.task_pb2 import TaskSpec
@@ -9,9 +8,10 @@ from weft.dispatch.agents import named
 from weft.dispatch.fleet import FleetView
 from weft.kernel.alias_rules import ANY, PREFIXES, matches
 from weft.kernel.names import AUTO_MODEL, is_resource_id
+from weft.kernel.value import value_class
 
 
-@dataclass(frozen=True, slots=True)
+@value_class()
 class AskedName:
     """The model of a request."""
 

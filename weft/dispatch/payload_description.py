@@ -5,7 +5,6 @@ The prompt itself stays with the dispatcher. Pure.
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from weft.api.common.v1 import (
     agent_behaviour_pb2,
@@ -20,6 +19,7 @@ from weft.api.common.v1 import (
 from weft.dispatch.media_work import work_of
 from weft.kernel.abilities import Abilities, ThinkingMode, untaken_languages, untaken_words
 from weft.kernel.request import Skill
+from weft.kernel.value import value_class
 
 CHARS_PER_TOKEN = 4.0
 """A usual figure for English text and byte-pair vocabularies; what an answer really took corrects it in the router."""
@@ -46,7 +46,7 @@ WholePayload = (
 Payload = GeneratingPayload | WholePayload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Description:
     """A payload as a scheduler sees it; see `port.PlacementRequest` for the fields."""
 

@@ -15,9 +15,10 @@ from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority, Skill
+from weft.kernel.value import value_class
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class PlacementRequest:
     """A request as the scheduler sees it. The prompt stays with the dispatcher."""
 
@@ -75,7 +76,7 @@ class PlacementRequest:
     empty: its dispatcher calls the runner."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class WaitingInQueue:
     """The request waits."""
 
@@ -86,7 +87,7 @@ class WaitingInQueue:
     """See `Grant.rate_limits`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class LoadingModel:
     """The request waits for a model to load."""
 
@@ -97,7 +98,7 @@ class LoadingModel:
     """See `Grant.rate_limits`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Grant:
     """A permit and where to use it."""
 

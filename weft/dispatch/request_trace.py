@@ -15,6 +15,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority
 from weft.kernel.telemetry import trace_id_of
 from weft.kernel.tracing import new_span_id
+from weft.kernel.value import value_class
 
 log = get_logger("weft.request")
 
@@ -48,7 +49,7 @@ class Journal:
     """Whether the request was cancelled: then its task is ended, whatever `when_left` says."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class RequestContext:
     """The caller, target and options of a request, as the edge understood them."""
 

@@ -33,9 +33,8 @@ class Clock(Protocol):
 class SystemClock(Clock):
     """The machine's own clock."""
 
-    @override
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
+    """Called some twenty times per request, so without a function around it."""
 
     @override
     def utc_now(self) -> datetime:

@@ -27,7 +27,11 @@ class _Logger:
         return bool(self._threshold.level == "debug")
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._written, name)
+        found = getattr(self._written, name)
+        if "bind" in vars(self._written):
+            # Its configuration is fixed from here on: structlog would look the method up anew for each line.
+            setattr(self, name, found)
+        return found
 
 
 def get_logger(name: str) -> Any:

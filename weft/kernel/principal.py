@@ -74,6 +74,14 @@ class Access:
     role: Role
     name: str = ""
     """What it is limited to: a name, or with `*` at its end every name that begins so; empty: it is not limited."""
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Each request looks some up, and the enums would be hashed each time.
+        object.__setattr__(self, "_hash", hash((self.resource, self.role, self.name)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __str__(self) -> str:
         return f"{self.resource.value}{f'/{self.name}' if self.name else ''}:{self.role.value}"
@@ -129,7 +137,7 @@ class Principal:
 
     def may_name(self, access: Access, name: str) -> bool:
         """Whether it has the access to what has this name."""
-        if Access(access.resource, access.role) in self.access:
+        if (Access(access.resource, access.role) if access.name else access) in self.access:
             return True
         return any(limited.includes(name) for limited in self._limited(access))
 
@@ -249,6 +257,17 @@ class KeyVerifier:
     previous_digest: bytes = b""
     """Digest of the secret before the last rotation; empty: none."""
     previous_expires_at: datetime | None = None
+    principal: Principal = field(init=False, repr=False, compare=False)
+    """Who shows the key."""
+
+    def __post_init__(self) -> None:
+        principal = Principal(
+            name=f"key:{self.key_id}",
+            tenant=self.tenant,
+            access=self.access,
+            names_tenants=MESH_ACCESS in self.access,
+        )
+        object.__setattr__(self, "principal", principal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,12 +310,7 @@ def authenticate(ring: KeyRing, presented: str | None, now: datetime) -> Princip
     good = _is_good(verifier or _NOBODY, digest, now)
     if verifier is None or not good:
         raise WeftError(Reason.UNAUTHENTICATED, "the key is not valid")
-    return Principal(
-        name=f"key:{verifier.key_id}",
-        tenant=verifier.tenant,
-        access=verifier.access,
-        names_tenants=MESH_ACCESS in verifier.access,
-    )
+    return verifier.principal
 
 
 _NOBODY = KeyVerifier(key_id="", tenant="", access=frozenset(), digest=_NO_DIGEST)

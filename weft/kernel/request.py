@@ -1,8 +1,9 @@
 """Enums and values that describe a request everywhere in the mesh."""
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
+
+from weft.kernel.value import value_class
 
 
 class Priority(IntEnum):
@@ -100,7 +101,7 @@ class CacheMode(IntEnum):
     NONE = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Handling:
     """Options of a request for its runner; by default as the model is configured."""
 

@@ -5,12 +5,12 @@ Logs go to stderr, pretty on a terminal and JSON lines otherwise, or to a bounde
 a request has the same trace id on every hop.
 """
 
-import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from random import getrandbits
 from typing import Any, Literal, TextIO, cast
@@ -100,24 +100,18 @@ def configure_logging(
     pretty = is_terminal if form is None else form == "text"
     threshold = logging.getLevelNamesMapping()[level.upper()]
     # Never local variables: they hold prompts and keys.
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=structlog.dev.plain_traceback)
-        if pretty
-        else structlog.processors.JSONRenderer(serializer=_json_line)
-    )
-    tracebacks = structlog.processors.ExceptionRenderer(
-        structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
-    )
-    exceptions = [] if pretty else [tracebacks]
-    structlog.configure(
-        processors=[
-            LogThreshold(level),
+    renderers: list[structlog.typing.Processor] = (
+        [
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *exceptions,
-            renderer,
-        ],
+            structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=structlog.dev.plain_traceback),
+        ]
+        if pretty
+        else [_json_line]
+    )
+    structlog.configure(
+        processors=[LogThreshold(level), *renderers],
         # What is written may change while the process runs: see `LogThreshold`.
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", output)),
@@ -127,19 +121,29 @@ def configure_logging(
     logging.basicConfig(stream=sys.stderr, level=max(threshold, logging.WARNING), format="%(message)s")
 
 
-def _json_line(event: Mapping[str, Any], default: Callable[[Any], Any]) -> str:
-    """Returns an event as JSON; `default` converts values of other types.
+def _json_line(logger: Any, method: str, event: structlog.typing.EventDict) -> str:
+    """Returns an event as a line of JSON, with the level, the time and what is bound for the process.
 
-    The faster encoder gets plain values only: of a dataclass it would write every field, also those that hold secrets
-    and that its `repr` leaves out.
+    One processor in place of six: each request writes a line, and the chain took half of its time. The faster encoder
+    gets plain values only: of a dataclass it would write every field, also those that hold secrets and that its `repr`
+    leaves out.
     """
+    event = structlog.contextvars.merge_contextvars(logger, method, event)
+    event["level"] = _ERROR if method == "exception" else method
+    event["timestamp"] = f"{datetime.now(UTC).replace(tzinfo=None).isoformat()}Z"
+    if "exc_info" in event:
+        event = dict(_TRACEBACKS(logger, method, event))
     if _PLAIN.issuperset(map(type, event.values())):
         with suppress(UnicodeEncodeError, OverflowError):
-            return msgspec.json.encode(event).decode()
-    return json.dumps(event, default=default)
+            return _encode(event).decode()
+    return str(_RENDERER(logger, method, event))
 
 
+_ERROR = "error"
 _PLAIN = frozenset({str, int, float, bool, type(None)})
+_TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+_RENDERER = structlog.processors.JSONRenderer()
+_encode = msgspec.json.Encoder().encode
 
 
 def valid_traceparent(header: str | None) -> str | None:

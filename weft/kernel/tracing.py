@@ -15,6 +15,7 @@ from typing import Protocol, Self
 from typing_extensions import override
 
 from weft.kernel.telemetry import traceparent_of, valid_traceparent
+from weft.kernel.value import value_class
 
 AttributeValue = str | bool | int | float
 Attributes = Mapping[str, AttributeValue]
@@ -106,7 +107,7 @@ class Attribute(StrEnum):
     DEVICE_ENERGY = "weft.gpu.energy_joules"
 
 
-@dataclass(frozen=True, slots=True)
+@value_class()
 class TraceContext:
     """A span of a trace, as W3C `traceparent` names it."""
 

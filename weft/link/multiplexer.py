@@ -10,6 +10,7 @@ from weft.api.common.v1 import link_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import MAX_MESSAGE_BYTES
+from weft.kernel.value import value_class
 from weft.link.flow_control import Call, ReceiveHalf, SendHalf, SendSchedule
 from weft.link.frames import (
     MAX_CALL_ID,
@@ -39,21 +40,21 @@ class LinkLimits:
     """Waiting to be sent, over all calls."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class()
 class CallBegan:
     """The peer has begun a call."""
 
     call: Call
 
 
-@dataclass(frozen=True, slots=True)
+@value_class()
 class CallReadable:
     """A message can be read, or no more will arrive."""
 
     call: Call
 
 
-@dataclass(frozen=True, slots=True)
+@value_class()
 class CallEnded:
     """A call of the peer ended from outside: it was cancelled, or what it sent could not be kept."""
 

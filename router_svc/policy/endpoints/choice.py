@@ -1,10 +1,10 @@
 """What the selection of an endpoint starts from, and what it results in."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from router_svc.policy.arrival import Needs
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
+from weft.kernel.value import value_class
 
 MAX_CONSIDERED = 16
 """Candidates that a choice names; it counts the rest."""
@@ -24,7 +24,7 @@ class PickRequest(NamedTuple):
     """Seed of random selections: the same seed selects the same endpoint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Considered:
     """One candidate as a decision saw it."""
 
@@ -39,7 +39,7 @@ class Considered:
     """Why it counts as busier than its slots say, as text; empty: it does not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Choice:
     """A selected candidate, the policy that selected it, and the alternatives."""
 
