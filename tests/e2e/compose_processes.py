@@ -16,6 +16,7 @@ from weft_testing.free_port import free_port
 
 COMPOSE = Path(__file__).parents[2] / "deploy" / "compose"
 SHARED, HOME = "/var/lib/weft-shared", "/var/lib/weft"
+DATABASE_URL = "postgresql+asyncpg://weft@postgres/weft"
 START_SECONDS = 60.0
 GATEWAYS = ("gateway-1", "gateway-2")
 
@@ -63,14 +64,9 @@ class ComposeProcesses:
     def _settings(self, name: str) -> Path:
         folder = self.folder / f"{name}.etc"
         folder.mkdir(exist_ok=True)
-        mounted = {config["source"] for config in self._services[name]["configs"]}
         text = (COMPOSE / "weft.yaml").read_text("utf-8").replace(SHARED, str(self.folder / "shared"))
-        (folder / "weft.yaml").write_text(text)
-        if "database" in mounted:
-            content = compose_file()["configs"]["database"]["content"]
-            url = "postgresql+asyncpg://weft:${POSTGRES_PASSWORD:-weft}@postgres/weft"
-            assert url in content
-            (folder / "weft.local.yaml").write_text(content.replace(url, self._database_url))
+        assert DATABASE_URL in text
+        (folder / "weft.yaml").write_text(text.replace(DATABASE_URL, self._database_url))
         return folder / "weft.yaml"
 
     def kill(self, name: str) -> None:

@@ -127,6 +127,21 @@ def test_the_file_names_two_of_each_service_and_locks_them() -> None:
             assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
             assert service["networks"] == ["mesh"]
     assert compose_file()["networks"]["mesh"] == {"internal": True}
+    know_it = {name for name, service in services.items() if "PGPASSWORD" in service.get("environment", {})}
+    assert know_it == {"registry-1", "registry-2", "router-1", "router-2"}, "no other service reads the database"
+
+
+def test_no_service_with_a_read_only_root_has_a_configuration_in_line() -> None:
+    """Compose copies such a configuration into the container, which Docker refuses where the root is read-only."""
+    file = compose_file()
+    in_line = {name for name, config in file["configs"].items() if "content" in config}
+    for name, service in file["services"].items():
+        if service.get("read_only"):
+            assert not in_line & {config["source"] for config in service.get("configs", ())}, name
+
+
+def test_compose_waits_longer_than_weft_drains_and_envoy_asks_both_gateways() -> None:
+    services = compose_file()["services"]
     weft = yaml.safe_load((COMPOSE / "weft.yaml").read_text())
     minutes = int(re.fullmatch(r"(\d+)m", services["router-1"]["stop_grace_period"])[1])  # type: ignore[index]
     assert weft["drain_seconds"] < minutes * 60
