@@ -47,7 +47,7 @@ test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in an envir
 test-install: $(VENV)/.dev $(DIST_VENV)/.done ## build the wheel, install it by pipx and uvx on a bare account, chat, uninstall
 	@$(PYTEST) -m install tests/install $(ARGS)
 
-test-containers: $(VENV)/.dev ## build the images of deploy/ and run them with podman, which is unpacked from Debian where it is missing
+test-containers: $(VENV)/.dev ## build the images of deploy/ and run them with podman, and Compose with Docker, both unpacked from Debian
 	@$(PYTEST) -m containers tests/containers $(ARGS)
 
 test-deploy: $(VENV)/.dev .venv-deploy/.done ## check the files of deploy/ against the schemas of those who read them

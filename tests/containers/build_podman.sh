@@ -3,6 +3,7 @@
 # for machines that reach Debian's packages and no registry of images. Usage: build_podman.sh FOLDER (as root)
 # crun, the usual runtime, fails where cgroups are of both versions ("hybrid mode not supported"); runc does not.
 set -euo pipefail
+here=$(realpath "$(dirname "$0")")
 mkdir -p "$1/packages" "$1/home/.config/containers"
 folder=$(realpath "$1")
 cd "$folder/packages"
@@ -37,8 +38,7 @@ SCRIPT
 chmod +x "$folder/podman"
 
 # A Debian with Python, under the name of the image that the Dockerfile names.
-perl "$folder/root/usr/bin/mmdebstrap" --quiet --variant=minbase --include=python3-venv,ca-certificates bookworm \
-  "$folder/python.tar"
+"$here/python_image.sh" "$folder/root/usr/bin/mmdebstrap" "$folder/python.tar"
 "$folder/podman" import --quiet "$folder/python.tar" docker.io/library/python:3.11-slim
 rm "$folder/python.tar"
 touch "$folder/done"

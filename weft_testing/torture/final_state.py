@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 SQLITE_PREFIX = "sqlite+aiosqlite:///"
 _POSTGRES_PREFIX = "postgresql+asyncpg://"
-_TASKS = "SELECT id, state, attempt, idempotency_key FROM tasks"
-_ATTEMPTS = "SELECT task_id, attempt, owner, claimed_at, ended_at, reason FROM task_attempts ORDER BY task_id, attempt"
+TASKS = "SELECT id, state, attempt, idempotency_key FROM tasks"
+ATTEMPTS = "SELECT task_id, attempt, owner, claimed_at, ended_at, reason FROM task_attempts ORDER BY task_id, attempt"
 _COUNTS = ("completed_count", "failed_count", "cancelled_count", "rejected_count", "retried_count")
 _USAGE = " UNION ALL ".join(
     f"SELECT {', '.join(f'coalesce(sum({name}), 0)' for name in _COUNTS)} FROM {table}"  # noqa: S608 - constants
@@ -65,7 +65,7 @@ def _read_sqlite(path: Path) -> tuple[Mapping[str, KeptTask], Sequence[str]]:
         damage = [line for (line,) in connection.execute("PRAGMA integrity_check") if line != "ok"]
         dangling = connection.execute("PRAGMA foreign_key_check").fetchall()
         damage += [f"a row of {row[0]} has no parent" for row in dangling]
-        return _kept(connection.execute(_TASKS), connection.execute(_ATTEMPTS)), damage
+        return kept_tasks(connection.execute(TASKS), connection.execute(ATTEMPTS)), damage
 
 
 async def _read_postgres(dsn: str) -> tuple[Mapping[str, KeptTask], Sequence[str]]:
@@ -74,12 +74,13 @@ async def _read_postgres(dsn: str) -> tuple[Mapping[str, KeptTask], Sequence[str
     connection = await asyncpg.connect(dsn)
     try:
         # PostgreSQL has no integrity check that an ordinary user may run.
-        return _kept(await connection.fetch(_TASKS), await connection.fetch(_ATTEMPTS)), ()
+        return kept_tasks(await connection.fetch(TASKS), await connection.fetch(ATTEMPTS)), ()
     finally:
         await connection.close()
 
 
-def _kept(tasks: Iterable[Any], attempts: Iterable[Any]) -> Mapping[str, KeptTask]:
+def kept_tasks(tasks: Iterable[Any], attempts: Iterable[Any]) -> Mapping[str, KeptTask]:
+    """Returns the tasks by id, of the rows of `TASKS` and `ATTEMPTS`."""
     rows: dict[str, list[AttemptRow]] = defaultdict(list)
     for task, attempt, owner, claimed_at, ended_at, reason in attempts:
         rows[task].append(
