@@ -3,7 +3,8 @@
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 from ssl import SSLContext
@@ -19,9 +20,12 @@ MODEL = "smollm2-135m"
 TASKS = "/api/v1/inference-tasks"
 STATES = {"pending": 1, "running": 2, "completed": 3, "failed": 4, "cancelled": 5}
 STREAMS = 6
-STREAM_TOKENS, TASK_TOKENS = 40, 8
-TASK_PAUSE_SECONDS = 0.5
+STREAM_TOKENS, TASK_TOKENS = 16, 4
+"""Few: the demo model answers one after the other, and a busy machine must not run into the timeout of its queue."""
+TASK_PAUSE_SECONDS = 1.0
 RETRY_SECONDS = 0.2
+AWAY_SECONDS = 0.5
+"""Pause between two marks in the history of a runner that is away; less than the checker's tolerance."""
 READ_SECONDS = 60.0
 EDGE = "edge"
 """Stands for the way of every stream in the history: a kill of something on it is written as one of this."""
@@ -40,8 +44,6 @@ class Load:
         self._file = EventFile(file, "callers")
         self._stopping = asyncio.Event()
         self._numbers = count()
-        self.open_streams = 0
-        """Streams that have begun to answer."""
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=None, sock_read=READ_SECONDS)
@@ -67,6 +69,21 @@ class Load:
     def note_kill(self) -> None:
         """Writes that something on the way of the streams is about to be killed."""
         self._file.write(Kind.KILLED, key=EDGE)
+
+    @asynccontextmanager
+    async def without_runner(self) -> AsyncIterator[None]:
+        """For the length of the block there is no runner: a stream that began meanwhile may end without one."""
+
+        async def note() -> None:
+            while True:
+                self.note_kill()
+                await asyncio.sleep(AWAY_SECONDS)
+
+        noting = asyncio.create_task(note())
+        try:
+            yield
+        finally:
+            noting.cancel()
 
     def events(self, *kinds: Kind) -> list[Event]:
         """The events until now, of all kinds or of some."""
@@ -102,26 +119,20 @@ class Load:
         async with self._http.post("/v1/chat/completions", json=body) as response:
             if response.status != 200:
                 return f"HTTP {response.status}: {await response.text()}"
-            pieces, is_open = 0, False
+            pieces = 0
             finishes: list[str] = []
-            try:
-                async for raw in response.content:
-                    data = raw.decode().strip().removeprefix("data:").strip()
-                    if not raw.startswith(b"data:"):
-                        continue
-                    if data == "[DONE]":
-                        return "" if pieces and finishes in (["stop"], ["length"]) else f"{pieces} pieces, {finishes}"
-                    event = json.loads(data)
-                    if "error" in event:
-                        return f"error event: {event['error']}"
-                    if not is_open:
-                        is_open = True
-                        self.open_streams += 1
-                    for choice in event["choices"]:
-                        pieces += bool(choice["delta"].get("content"))
-                        finishes += [choice["finish_reason"]] * bool(choice["finish_reason"])
-            finally:
-                self.open_streams -= is_open
+            async for raw in response.content:
+                if not raw.startswith(b"data:"):
+                    continue
+                data = raw.decode().removeprefix("data:").strip()
+                if data == "[DONE]":
+                    return "" if pieces and finishes in (["stop"], ["length"]) else f"{pieces} pieces, {finishes}"
+                event = json.loads(data)
+                if "error" in event:
+                    return f"error event: {event['error']}"
+                for choice in event["choices"]:
+                    pieces += bool(choice["delta"].get("content"))
+                    finishes += [choice["finish_reason"]] * bool(choice["finish_reason"])
             return f"it ended without [DONE] after {pieces} pieces"
 
     async def _submit_on(self) -> None:
