@@ -127,8 +127,9 @@ class ExternalProcessor:
             log.exception("request failed unexpectedly", request_id=facts.request_id)
             await stream.answer(self._refusal(scope, internal_error()))
         else:
-            await stream.route(route)
+            # The proxy may end the stream once it has the route, and with it this task, before the write returns.
             self._metrics.picked(facts.surface, "lane" if facts.was_dispatched else "gateway")
+            await stream.route(route)
         finally:
             self._spans.end(scope, facts, self._deps.clock.monotonic())
         return True

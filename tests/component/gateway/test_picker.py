@@ -11,7 +11,8 @@ from picker_stage import BODY, LIMITED_HEADERS, PickerStage, fleet_view, grant, 
 
 from gateway.config import GatewayConfig
 from gateway.picker.limits import PickerLimits
-from gateway.picker.session import metadata_text
+from gateway.picker.servicer import _Stream
+from gateway.picker.session import Route, metadata_text
 from weft.api.envoy.v1 import external_processor_pb2 as pb
 from weft.dispatch.placement import WaitingInQueue
 from weft.dispatch.tickets import tickets_in
@@ -217,6 +218,24 @@ async def test_a_large_body_passes_unchanged(tmp_path: Path) -> None:
     async with picker_stage(tmp_path) as stage:
         stage.scheduler.script.put_nowait(grant())
         assert body_of(await stage.ask(body)) == body
+
+
+async def test_a_request_counts_whose_proxy_ends_the_stream_as_soon_as_it_has_the_route(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = _Stream.route
+
+    async def send_and_end(stream: _Stream, route: Route) -> None:
+        await send(stream, route)
+        # As when the end of the stream overtakes the return of the last write.
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(_Stream, "route", send_and_end)
+    async with picker_stage(tmp_path) as stage:
+        stage.scheduler.script.put_nowait(grant())
+        async with stage.asking() as call:
+            await call.read()
+            assert await stage.figure('weft_picker_requests_total{result="lane"') == 1.0
 
 
 async def test_unforeseen_faults_are_answered_and_cost_one_request(tmp_path: Path) -> None:
