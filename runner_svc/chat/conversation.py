@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runner_svc.backend.port import CallInfo
+from runner_svc.backend.text_frame import others_of, texts_of
 from runner_svc.chat.offer import CallKind, Offer, json_object, make_offer, require_local
 from runner_svc.chat.receipt import AnswerReceipt, warning
 from runner_svc.chat.request import ChatEngine, ChatRequest, ChatSetup
@@ -119,8 +120,8 @@ def _is_engines_loop(error: WeftError) -> bool:
 
 def _note(frame: Frame, record: RequestRecord, answer: AnswerReceipt) -> None:
     """Record the output and the warnings of a frame; fill in a receipt in it."""
-    pieces: list[str] = []
-    for event in frame:
+    pieces = texts_of(frame).copy()
+    for event in others_of(frame):
         match event.WhichOneof("event"):
             case "delta":
                 delta = event.delta

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from runner_svc.backend.text_frame import others_of, texts_of
 from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, signal_pb2, timing_pb2, usage_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -27,7 +28,10 @@ class TokenCounter:
 
     def note(self, frame: Frame) -> None:
         """Take the next frame of the engine."""
-        for event in frame:
+        if texts := texts_of(frame):
+            self._pieces += len(texts)
+            self._chars += sum(map(len, texts))
+        for event in others_of(frame):
             kind = event.WhichOneof("event")
             if kind == "delta":
                 delta = event.delta
@@ -195,7 +199,7 @@ class LateWarnings:
     def note(self, frame: Frame) -> None:
         """Take the next frame of the engine."""
         if self._must_call and not self._has_call:
-            self._has_call = any(event.HasField("delta") and event.delta.tool_calls for event in frame)
+            self._has_call = any(event.HasField("delta") and event.delta.tool_calls for event in others_of(frame))
 
     def at_end(self, usage: usage_pb2.Usage) -> Iterator[warning_pb2.Warning]:
         """Returns the warnings, by the engine's figures at the end of the turn."""

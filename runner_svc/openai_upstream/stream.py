@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from runner_svc.backend.text_frame import ReadFrames
 from runner_svc.openai_upstream.errors import JSON_FAULTS, ErrorBody, error_fields, malformed, stated_error
 from runner_svc.openai_upstream.sse import ErrorPayload
 from runner_svc.policy.answer_state import AnswerState, Finish, require_assistant
@@ -305,32 +306,38 @@ class StreamReader:
         reports of 0 % and 100 % are held back until the next event, and the events at [DONE] go with those before it:
         each further frame is one more message on every hop.
         """
-        frames: list[Frame] = []
-        frame: Frame = []
+        frames = ReadFrames(whole=self._whole)
         self.took_token = self.took_prefill = False
         for payload in payloads:
             if payload == DONE:
                 self.done = True
                 if self._state.is_complete:
-                    frame += self.finish()
+                    frames.add(self.finish())
                     self.ended = True
                 break
-            if payload == _EMPTY:
-                continue
-            if self._asked_model:
-                frame += self._check_model(payload)
-            events = self._events_of(payload, frame)
-            if not self._content_started and has_content(events):
-                self._content_started = True
-                events = self._take_held() + events
-                if not self._whole:
-                    frames += [frame, events] if frame else [events]
-                    frame = []
-                    continue
-            frame += events
-        if frame:
-            frames.append(frame)
-        return frames
+            if payload != _EMPTY:
+                self._take(payload, frames)
+        return frames.all()
+
+    def _take(self, payload: bytes, frames: ReadFrames) -> None:
+        if self._asked_model:
+            frames.add(self._check_model(payload))
+        chunk = self._decode(payload)
+        text = _plain_text(chunk)
+        if text and (self._content_started or (self._whole and not self._held)):
+            choice = chunk.choices[0].index
+            if frames.add_text(choice, text):
+                self._state.take(choice, None, has_content=True)
+                self._content_started = self.took_token = True
+                return
+        events = self._events_of(chunk, frames.present)
+        if not self._content_started and has_content(events):
+            self._content_started = True
+            events = self._take_held() + events
+            if not self._whole:
+                frames.add_alone(events)
+                return
+        frames.add(events)
 
     def finish(self) -> Frame:
         """Returns the last frame once the stream has ended. Raises BACKEND_PROTOCOL_ERROR for an incomplete answer."""
@@ -382,9 +389,8 @@ class StreamReader:
         message, kind = error_fields(payload)
         return stated_error(ErrorBody(message=message or default, type=kind), has_begun=self._content_started)
 
-    def _events_of(self, payload: bytes, frame: Frame) -> Frame:
+    def _events_of(self, chunk: Chunk, frame: Frame) -> Frame:
         """Returns the events after `frame`; the text of an unstreamed answer that continues its end is added to it."""
-        chunk = self._decode(payload)
         try:
             if self._whole and (text := _continuation(chunk, frame)):
                 self._state.take(chunk.choices[0].index, None, has_content=True)
@@ -433,6 +439,18 @@ class StreamReader:
             return None
         delta.index = choice.index
         return event
+
+
+def _plain_text(chunk: Chunk) -> str:
+    """Returns the text of a chunk that is nothing but text of a choice; empty: another chunk."""
+    if len(chunk.choices) != 1 or chunk.usage is not None or chunk.timings is not None or chunk.prompt_progress:
+        return ""
+    choice = chunk.choices[0]
+    delta = choice.delta
+    if delta is None or choice.finish_reason or choice.logprobs is not None:
+        return ""
+    is_more = delta.role or delta.reasoning_content or delta.reasoning or delta.refusal or delta.tool_calls
+    return "" if is_more else delta.content or ""
 
 
 def _continuation(chunk: Chunk, frame: Frame) -> str:

@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from runner_svc.backend.port import ENGINE_METHODS, CallInfo, not_offered
+from runner_svc.backend.text_frame import others_of
 from runner_svc.chat.conversation import converse
 from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.instance.admission import AdmittedRequest
@@ -69,7 +70,7 @@ class AnswerWriter:
 
 
 def _only_deltas(frame: Frame) -> bool:
-    return all(event.HasField("delta") for event in frame)
+    return all(event.HasField("delta") for event in others_of(frame))
 
 
 MAX_WHOLE_BYTES = 128 * 1024 * 1024
