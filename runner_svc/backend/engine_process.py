@@ -86,7 +86,9 @@ class EngineProcess:
         await self._process.start(argv, env=own_environment, on_line=read, folder=folder)
 
     def noting(self, call: CallInfo) -> CallInfo:
-        """Returns the call with an `on_token` that also records an answer of this process."""
+        """Returns the call with an `on_token` that also records the first answer of this process."""
+        if self._has_answered:
+            return call
 
         def on_token() -> None:
             self._has_answered = True

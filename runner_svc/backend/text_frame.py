@@ -1,6 +1,7 @@
 """Frames of an engine's text, which is by far most of what it sends."""
 
 from weft.api.common.v1 import event_pb2
+from weft.api.runner.v1 import generation_service_pb2
 from weft.dispatch.frames import Frame
 
 
@@ -11,23 +12,31 @@ class TextFrame(list[event_pb2.InferenceEvent]):
     text: they look at `texts`, and at the messages of `others` alone.
     """
 
-    __slots__ = ("choice", "texts")
+    __slots__ = ("_response", "choice", "texts")
 
     def __init__(self, choice: int) -> None:
         super().__init__()
+        self._response = generation_service_pb2.GenerateResponse()
+        """The message in which the texts are made, so that they need not be copied into it."""
         self.choice = choice
         self.texts: list[str] = []
         """The texts of the first events, in order. These events are nothing but text of the choice."""
 
     def add_text(self, text: str) -> None:
         """Append a text; nothing but texts may precede it."""
-        event = event_pb2.InferenceEvent()
+        event = self._response.events.add()
         delta = event.delta
         delta.text = text
         if self.choice:
             delta.index = self.choice
         self.append(event)
         self.texts.append(text)
+
+    def as_response(self) -> generation_service_pb2.GenerateResponse:
+        """Returns the message with the events of the frame. Nothing may be appended afterwards."""
+        response = self._response
+        response.events.extend(self[len(response.events) :])
+        return response
 
 
 def texts_of(frame: Frame) -> list[str]:

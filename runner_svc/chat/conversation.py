@@ -51,7 +51,7 @@ def converse(work: ChatEngine, request: ChatRequest, setup: ChatSetup) -> AsyncG
     TOOL_CALL_INVALID for a call that cannot be executed, REPEATED_LINE_LOOP where the policy is to kill.
     """
     request = _with_defaults(request, setup.settings)
-    if kills_repetition(request.behaviour, setup.settings):
+    if not request.call.ends_loops and kills_repetition(request.behaviour, setup.settings):
         request = replace(request, call=replace(request.call, ends_loops=True))
     if not isinstance(request.payload, chat_pb2.ChatPayload):
         watch = repetition_watch(request.behaviour, setup.settings, request.payload)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from runner_svc.backend.port import Backend
@@ -253,7 +252,7 @@ class LifecycleLoop:
                 # unload was requested.
                 self.idle_timer.forget()
                 self.loader.plan = AS_CONFIGURED
-                self._memory.pinned = self._hibernation.keep_alive_settings.pinned
+                self._memory.pinned = self._hibernation.pinned
             self._sleep_asked.clear()
             if not self.keeps_process:
                 self._end_of_process_asked.clear()
@@ -442,8 +441,7 @@ class IdleTimer:
         """Idle time after which it goes to sleep; None: never by itself."""
         if not self._settings.sleeps_by_itself:
             return None
-        settings = replace(
-            self._settings.keep_alive_settings,
+        settings = self._settings.keep_alive_settings(
             request_seconds=self._request_seconds,
             load_seconds=self.load_seconds,
             holds_devices=self._memory.holds_devices,

@@ -89,14 +89,23 @@ class HibernationSettings:
         """Whether it may go to sleep when idle: only where it can be woken again."""
         return self.can_unload and (self.can_wake or self.woken_by_mesh)
 
-    @property
-    def keep_alive_settings(self) -> KeepAliveSettings:
-        """The keep-alive settings of the configuration."""
+    def keep_alive_settings(
+        self,
+        *,
+        request_seconds: float | None = None,
+        load_seconds: float | None = None,
+        holds_devices: bool = False,
+        pinned: bool = False,
+    ) -> KeepAliveSettings:
+        """Returns the keep-alive settings of the configuration, with those of the moment."""
         after_seconds = None if self.sleep is None else self.sleep.after_seconds
         return KeepAliveSettings(
+            request_seconds=request_seconds,
+            load_seconds=load_seconds,
             model_seconds=after_seconds if self.keep_alive_seconds is None else self.keep_alive_seconds,
             category=self.category,
-            pinned=self.pinned,
+            holds_devices=holds_devices,
+            pinned=pinned,
         )
 
     @property

@@ -10,9 +10,10 @@ import grpc
 from google.protobuf.message import Message
 
 from runner_svc.backend.port import ENGINE_METHODS, CallInfo, not_offered
-from runner_svc.backend.text_frame import others_of
+from runner_svc.backend.text_frame import TextFrame, others_of
 from runner_svc.chat.conversation import converse
 from runner_svc.chat.request import ChatRequest, ChatSetup
+from runner_svc.chat.turn import kills_repetition
 from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.instance import Instance
 from runner_svc.servicers.request_admission import (
@@ -60,6 +61,9 @@ class AnswerWriter:
     async def put(self, frame: Frame) -> None:
         """Send a frame, now or with a following one."""
         held = self._held
+        if not held and not self._whole and type(frame) is TextFrame:
+            await self._write(frame.as_response())
+            return
         held += frame
         if self._whole and self._has_begun and len(held) < MAX_HELD_EVENTS and _only_deltas(frame):
             return
@@ -140,7 +144,14 @@ class DataPlane:
     async def _generate(self, request: generation_service_pb2.GenerateRequest, context: Context) -> None:
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
-            call = call_info(permit, instance, context, whole=request.options.whole)
+            setup = self._chats[permit.model]
+            call = call_info(
+                permit,
+                instance,
+                context,
+                whole=request.options.whole,
+                ends_loops=kills_repetition(request.behaviour, setup.settings),
+            )
             chat = ChatRequest(
                 payload=_payload(request),
                 call=call,
@@ -153,7 +164,7 @@ class DataPlane:
                 answer = AnswerWriter(context.write, self._desk.started(permit), whole=call.whole)
                 log_attempt("attempt begun", call, permit.model)
                 try:
-                    async with aclosing(converse(work, chat, self._chats[permit.model])) as frames:
+                    async with aclosing(converse(work, chat, setup)) as frames:
                         async for frame in frames:
                             self._complete(frame, permit, instance, work)
                             if (receipt := _receipt_in(frame)) is not None:

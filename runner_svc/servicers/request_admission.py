@@ -190,9 +190,14 @@ def log_failure(call: CallInfo, model: str, error: WeftError) -> None:
 
 
 def call_info(
-    permit: Permit, instance: Instance, context: grpc.aio.ServicerContext[Any, Any], *, whole: bool = False
+    permit: Permit,
+    instance: Instance,
+    context: grpc.aio.ServicerContext[Any, Any],
+    *,
+    whole: bool = False,
+    ends_loops: bool = False,
 ) -> CallInfo:
-    """The call context for a backend. `whole`: the answer is not streamed."""
+    """The call context for a backend. `whole`: the answer is not streamed. `ends_loops`: see CallInfo."""
     metadata = {key: str(value) for key, value in context.invocation_metadata() or () if key == TRACEPARENT}
     left = context.time_remaining()
     answer_by = None if left is None else asyncio.get_running_loop().time() + left
@@ -202,4 +207,5 @@ def call_info(
         adapter="" if permit.model == instance.model else permit.model,
         answer_by=answer_by,
         whole=whole,
+        ends_loops=ends_loops,
     )

@@ -10,7 +10,9 @@ from runner_svc.chat.receipt import TokenCounter
 from runner_svc.chat.turn import RepetitionWatch
 from runner_svc.openai_upstream.stream import DONE, StreamReader
 from runner_svc.policy.repetition import RepetitionLimits
-from weft.api.common.v1 import chat_pb2
+from runner_svc.servicers.inference import AnswerWriter
+from weft.api.common.v1 import chat_pb2, event_pb2
+from weft.api.runner.v1 import generation_service_pb2
 from weft.dispatch.frames import Frame
 
 
@@ -78,6 +80,22 @@ def test_what_looks_at_frames_sees_the_same_with_and_without_the_texts(name: str
             warnings.append(watch.look(looked))
         seen.append((counter.usage, warnings))
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("name", READS)
+async def test_a_streamed_frame_is_written_as_it_is(name: str) -> None:
+    written: list[generation_service_pb2.GenerateResponse] = []
+
+    async def write(message: generation_service_pb2.GenerateResponse) -> None:
+        written.append(message)
+
+    writer = AnswerWriter(write, event_pb2.InferenceEvent(started=event_pb2.Started(runner="r")), whole=False)
+    frames = _frames(name, whole=False)
+    expected = [list(frame) for frame in frames]
+    for frame in frames:
+        await writer.put(frame)
+    assert [list(message.events) for message in written[1:]] == expected[1:]
+    assert list(written[0].events)[1:] == expected[0]
 
 
 def test_a_frame_whose_texts_are_not_its_messages_is_found() -> None:
