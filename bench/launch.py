@@ -164,11 +164,16 @@ def free_port() -> int:
 
 @contextmanager
 def started(command: Sequence[str], environment: dict[str, str], log: Path) -> Iterator[psutil.Process]:
-    """A process with its output in a file; it and its session are ended when the block is left."""
+    """A process with its output in a file; it and its session are ended when the block is left.
+
+    It works in the folder of that file: `python -m` puts its own folder before all installed packages, so that in this
+    repository the runners of another tree of weft would run this one.
+    """
     with log.open("wb") as output:
         process = psutil.Popen(
             list(command),
             env=os.environ | environment,
+            cwd=log.parent,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

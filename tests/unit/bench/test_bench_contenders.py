@@ -1,5 +1,6 @@
 """The contenders that a run compares: their files, the counter that shows their way, and the table of ways."""
 
+import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -164,3 +165,12 @@ def test_the_table_of_ways_splits_costs_by_process() -> None:
     )
     assert expected in page
     assert "| stub (direct) | - | backend 400 | - | - | - | 0 |" in page
+
+
+def test_a_process_of_another_tree_of_weft_does_not_run_this_one(tmp_path: Path) -> None:
+    """`python -m` puts its own folder before all installed packages."""
+    (tmp_path / "bench.py").write_text("print('the other tree')", "utf-8")
+    command = [sys.executable, "-m", "bench"]
+    with launch.started(command, {}, tmp_path / "output.log") as process:
+        process.wait(timeout=30.0)
+    assert (tmp_path / "output.log").read_text("utf-8") == "the other tree\n"
