@@ -22,6 +22,7 @@ from gateway.openai.chat_schema import ChatRequest
 from gateway.openai.completions import CompletionRequest
 from gateway.openai.embeddings import EmbeddingRequest
 from gateway.openai.sampling import GenerationRequest, wants_events, wants_usage
+from gateway.picker.engine_reach import needs_its_machine
 from gateway.picker.session import Headers, HttpRequest
 from gateway.request_facts import FACTS_KEY, ROUTE_KEY, RequestFacts, facts_of, headers_of
 from weft.dispatch.agents import agent_name_of, models_behind
@@ -112,8 +113,12 @@ def scope_of(headers: Headers, arrived: float) -> Scope:
 class LaneIntake:
     """Checks requests and translates them."""
 
-    def __init__(self, deps: InferenceDeps, journal: JournalPolicy, *, has_gateway: bool) -> None:
-        """`deps` are those of a gateway of the same settings; `has_gateway`: what the lane cannot do goes to one."""
+    def __init__(self, deps: InferenceDeps, journal: JournalPolicy, *, has_gateway: bool, host: str = "") -> None:
+        """`deps` are those of a gateway of the same settings; `has_gateway`: what the lane cannot do goes to one.
+
+        `host`: the name of this machine, as runners report theirs.
+        """
+        self._host = host
         self._deps = deps
         self._journal = journal
         self._has_gateway = has_gateway
@@ -165,14 +170,16 @@ class LaneIntake:
             return True
         if self._journal.required(model, tenant, api.operation) is not None:
             return True
-        return self._has_gateway and not all_reachable(view, model)
+        return self._has_gateway and not all_reachable(view, model, self._host)
 
 
-def all_reachable(view: FleetView, name: str) -> bool:
-    """Whether a proxy reaches each model that may answer for a name."""
+def all_reachable(view: FleetView, name: str, host: str = "") -> bool:
+    """Whether a proxy reaches each model that may answer for a name; `host`: the machine of picker and proxy."""
     models = view.models.values() if name == AUTO_MODEL else models_behind(view, name)
     for model in models:
         runner = view.runners.get(model.runner)
-        if model.reachable and runner is not None and endpoint_in(runner, model.name) is None:
+        if not model.reachable or runner is None:
+            continue
+        if endpoint_in(runner, model.name) is None or needs_its_machine(runner, model.name, host):
             return False
     return True

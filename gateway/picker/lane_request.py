@@ -24,6 +24,8 @@ class GatewayTerms:
     shows_responses: bool = False
     """Whether responses come to the picker: then it is a gateway that weft has not configured."""
     allowed: Allowed = ANYWHERE
+    proxy: str = ""
+    """Its IP address; empty: it is on the picker's machine."""
 
 
 OWN_PROXY = GatewayTerms()

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from gateway.picker.endpoint_addresses import EndpointAddresses
 from gateway.picker.ends import ProxySight, has_begun, was_never_reached
 from gateway.picker.engine_body import engine_body
+from gateway.picker.engine_reach import EngineReach
 from gateway.picker.engine_slot import hold_slot
 from gateway.picker.intake import LaneWork
 from gateway.picker.lane_cancellation import cancel_at_runners, not_cancellable
@@ -75,6 +76,8 @@ class LanePorts:
     report_to: str
     """Name of the router that hears from runners, among the routers."""
     steady: ReconnectConfig
+    host: str = ""
+    """Name of this machine, as runners report theirs; empty: not known."""
     tracing: Tracing = NO_TRACING
     amend: Callable[[str, receipt_pb2.Receipt], None] = _amend_nothing
     """Puts a receipt, to which the second witness has added, into the record of the tenant's request."""
@@ -88,6 +91,7 @@ class LaneRequests(AttemptReports):
         self._limits = limits
         self._metrics = metrics
         self._addresses = EndpointAddresses(ports.clock)
+        self._reach = EngineReach(ports.host, self._addresses)
         self._open: dict[str, LaneRequest] = {}
         self._ended: dict[str, LaneRequest] = {}
         """Those that have ended, for as long as the second witness is waited for; the oldest first."""
@@ -257,9 +261,9 @@ class LaneRequests(AttemptReports):
     async def _route_of(self, lane: LaneRequest, grant: Grant) -> Route:
         """Returns the route of a grant. Raises the error of an attempt whose endpoint does not take it."""
         operation = lane.work.context.operation
-        endpoint = self.endpoint_of(grant, operation)
+        endpoint = await self._endpoint_of(lane, grant)
         if endpoint is None:
-            words = f"the runner {grant.runner} has no address that a proxy reaches; set its http_port"
+            words = f"the runner {grant.runner} has no address that this proxy reaches; set its http_port"
             raise WeftError(Reason.TOOL_UNAVAILABLE, words)
         lane.kind = endpoint.kind
         if endpoint.kind is EndpointKind.ENGINE:
@@ -306,6 +310,16 @@ class LaneRequests(AttemptReports):
         """Returns where the proxy sends a request of a grant; None: nowhere."""
         runner = self._ports.fleet.view.runners.get(grant.runner)
         return None if runner is None else lane_endpoint(endpoint_in(runner, grant.model), runner.lane_url, operation)
+
+    async def _endpoint_of(self, lane: LaneRequest, grant: Grant) -> LaneEndpoint | None:
+        """Returns where the proxy of a request sends it: not to an engine that this proxy does not reach."""
+        found = self.endpoint_of(grant, lane.work.context.operation)
+        if found is None or found.kind is EndpointKind.SIDECAR:
+            return found
+        runner = self._ports.fleet.view.runners[grant.runner]
+        if await self._reach.reaches(lane.terms.proxy, runner, grant.model):
+            return found
+        return LaneEndpoint(kind=EndpointKind.SIDECAR, url=runner.lane_url) if runner.lane_url else None
 
     def _headers(self, lane: LaneRequest, grant: Grant) -> tuple[tuple[str, str], ...]:
         found = [

@@ -54,7 +54,8 @@ def build(
     lane = LaneRequests(ports, limits, page)
     page.show_open(lambda: lane.open_count)
     intakes = Intakes(
-        own=LaneIntake(deps, journal, has_gateway=bool(gateway)), foreign=LaneIntake(deps, journal, has_gateway=False)
+        own=LaneIntake(deps, journal, has_gateway=bool(gateway), host=ports.host),
+        foreign=LaneIntake(deps, journal, has_gateway=False),
     )
     processor = ExternalProcessor(deps, intakes, lane, page, gateway, hooks)
     return PickerService(lane, processor, None if serving.is_secure else AccessLog(lane))

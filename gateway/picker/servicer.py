@@ -12,6 +12,7 @@ from gateway.deps import InferenceDeps
 from gateway.errors import envelope, error_headers, http_status, internal_error
 from gateway.http.server_span import ServerSpans
 from gateway.picker.ends import sight_of, sight_of_stream
+from gateway.picker.engine_reach import proxy_of
 from gateway.picker.intake import LaneIntake, scope_of
 from gateway.picker.lane_request import GatewayTerms
 from gateway.picker.lane_requests import LaneRequests
@@ -139,7 +140,7 @@ class ExternalProcessor:
         work = (self._intakes.foreign if is_foreign else self._intakes.own).work_of(scope, request)
         if work is not None:
             allowed = allowed_in(request.metadata, request.headers, obeys_tests=self._hooks.for_conformance)
-            terms = GatewayTerms(shows_responses=is_foreign, allowed=allowed)
+            terms = GatewayTerms(shows_responses=is_foreign, allowed=allowed, proxy=stream.proxy)
             route = await self._lane.place(work, stream.watch, terms)
             stream.placed_id = facts_of(scope).request_id
             return route
@@ -200,6 +201,8 @@ class _Stream:
         """gRPC takes one write at a time."""
         self.placed_id = ""
         """The id of its request, once the lane carries it."""
+        self.proxy = proxy_of(context.peer())
+        """See `GatewayTerms.proxy`."""
         self.is_gone = False
         """Whether the stream ended while the request waited."""
 

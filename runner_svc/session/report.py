@@ -146,6 +146,7 @@ class RunnerReport:
             model_file=None if is_adapter else _model_file(instance),
             runtime=self._own_runtime(instance.config),
             engine_lane=self._takes_proxies(instance, name),
+            engine_lane_is_local=self._takes_proxies(instance, name) and instance.config.engine_lane_is_local,
         )
 
     def _takes_proxies(self, instance: Instance, name: str) -> bool:

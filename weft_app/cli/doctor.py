@@ -38,6 +38,7 @@ from weft.kernel.clock import offset_words
 from weft.kernel.errors import WeftError
 from weft.kernel.units import size_words
 from weft_app.cli.findings import Finding, Verdict, attempt, failed
+from weft_app.cli.lane_checks import lane_findings
 from weft_app.cli.machine_checks import (
     DRIVER_SECONDS,
     accelerator_findings,
@@ -140,6 +141,7 @@ def examine(home: WeftHome, config_path: Path | None, port: int | None, host: st
     yield from _requirements(config, home.environments)
     if config.edge.proxy == "envoy":
         yield attempt("edge", lambda: str(envoy_binary(config.edge)), INSTALL)
+    yield from lane_findings(config)
     yield from _programs(config)
     yield from port_findings(config, home.running())
     if home.running() is not None:

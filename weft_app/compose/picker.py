@@ -1,5 +1,6 @@
 """The endpoint picker in the process of a router: its collaborators, and the listeners of its own."""
 
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -72,6 +73,7 @@ def build_picker(
         channels=router.channels,
         clock=clock,
         report_to=router.name,
+        host=socket.gethostname(),
         steady=steady,
         tracing=router.tracing,
         amend=router.amend_receipt,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import tzinfo
 from ipaddress import IPv4Address
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from runner_svc.chat.settings import ChatSettings
@@ -25,6 +26,7 @@ from runner_svc.tools.schemas import object_schema
 from weft.api.common.v1 import sampling_pb2
 from weft.api.registry.v1 import wake_pb2
 from weft.kernel.abilities import ThinkingMode, complete_list
+from weft.kernel.address import is_loopback
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.request import Operation, Skill, journal_mode_of
@@ -75,6 +77,7 @@ def served_model(
         tags=tags_of(model, where),
         upstream_name=model.upstream_name,
         engine_lane=_engine_lane(section, model, where),
+        engine_lane_is_local=has_local_engine(section, model),
         make_backend=engine.make_backend,
         operations=engine.operations,
         slots=engine.slots,
@@ -110,6 +113,14 @@ def served_model(
             target_languages=model.target_languages,
         ),
     )
+
+
+def has_local_engine(section: RunnerSettings, model: ModelSettings) -> bool:
+    """Whether proxies call the engine of a model itself, and it listens on loopback: each that weft starts does."""
+    if model.lane == "sidecar":
+        return False
+    url = urlsplit(getattr(model, "url", ""))
+    return section.engine.starts_engines or is_loopback(url.hostname or "")
 
 
 def _engine_lane(section: RunnerSettings, model: ModelSettings, where: str) -> bool:

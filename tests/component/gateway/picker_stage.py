@@ -275,6 +275,7 @@ async def picker_stage(
     gate: Gate | None = None,
     limits: PickerLimits | None = None,
     gateway: str = "",
+    host: str = "",
 ) -> AsyncIterator[PickerStage]:
     """A picker at a socket in `folder`."""
     scheduler, clock, page, channels = ScriptedScheduler(), FakeClock(), MetricsPage(), ChannelPool()
@@ -294,6 +295,7 @@ async def picker_stage(
         channels=channels,
         clock=clock,
         report_to="router-1",
+        host=host,
         steady=ReconnectConfig(),
         amend=lambda _, receipt: amended.append(receipt),
     )

@@ -30,6 +30,7 @@ CHANGED = {
     # Where proxies send requests is new.
     "RunnerStatus.properties.laneUrl",
     "InstanceStatus.properties.engineLane",
+    "InstanceStatus.properties.engineLaneIsLocal",
     # What a model takes, and what its engine says of its load, is new.
     "InstanceStatus.properties.engineLoad",
     "InstanceStatus.properties.abilities",
