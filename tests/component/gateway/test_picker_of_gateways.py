@@ -250,6 +250,9 @@ class SlowContext:
         self.incoming: asyncio.Queue[pb.ProcessingRequest | None] = asyncio.Queue()
         self._is_writing = False
 
+    def peer(self) -> str:
+        return "unix:"
+
     async def read(self) -> pb.ProcessingRequest | None:
         return await self.incoming.get()
 
