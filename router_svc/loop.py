@@ -128,6 +128,10 @@ class Mailbox:
         if self.cancelled is not None:
             on_cancelled(self.cancelled)
 
+    def unwatch(self) -> None:
+        """Drops the callback of `watch_cancellation`, which may refer to this mailbox: a cycle keeps each request."""
+        self._on_cancelled = None
+
     def end(self) -> None:
         """Note the end of the request."""
         if self.ended is not None and not self.ended.done():

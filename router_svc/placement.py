@@ -88,6 +88,8 @@ class LocalPlace(Placement):
     ) -> None:
         if self._key is not None:
             self._loop.finish(self._key, Reason.CANCELLED)
+        if self._mailbox is not None:
+            self._mailbox.unwatch()
 
     @override
     async def next_decision(self) -> Decision:

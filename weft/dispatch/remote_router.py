@@ -119,6 +119,8 @@ class RemotePlace(Placement):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # It refers to the request, and that to this placement: a cycle would keep each of them for a while.
+        self._on_cancelled = None
         if self._call is not None:
             self._call.cancel()
 

@@ -10,6 +10,7 @@ class TestMyPlacement(PlacementConformance):
 # ruff: noqa: D102 (test names are sentences)
 
 import asyncio
+import weakref
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
@@ -172,6 +173,18 @@ class PlacementConformance:
             assert refusal.reason is Reason.WAKE_FAILED
             assert error.message in refusal.message
 
+    async def test_a_placement_that_ended_holds_its_dispatcher_no_longer(self) -> None:
+        """The callback refers to the request, and that to its placement: a cycle would keep each one for a while."""
+        async with self.placement(slots=1) as port:
+            async with port.place(_request("r-1")) as place:
+                await _grant(place)
+                dispatcher = _Dispatcher()
+                place.watch_cancellation(dispatcher.cancel)
+                held = weakref.ref(dispatcher)
+                del dispatcher
+                assert held() is not None
+            assert held() is None
+
     async def test_reports_after_the_end_are_harmless(self) -> None:
         async with self.placement(slots=1) as port, port.place(_request("r1")) as place:
             grant = await _grant(place)
@@ -179,6 +192,11 @@ class PlacementConformance:
             await place.report_finished(Reason.UNSPECIFIED)
             await place.report_finished(Reason.UNSPECIFIED)
             await place.report_attempt_failed(grant.attempt, Reason.SERVER_DIED)
+
+
+class _Dispatcher:
+    def cancel(self, error: WeftError) -> None:
+        """Is not called."""
 
 
 def _request(request_id: str, **changes: Any) -> PlacementRequest:
