@@ -29,6 +29,7 @@ from weft.documents.codec import document_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
+from weft.kernel.light_event import LightEvent
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
@@ -66,7 +67,7 @@ class SseWriter:
         """
         self._headers = headers
         self._commits_early = commits_early
-        self._committed = asyncio.Event()
+        self._committed = LightEvent()
         self._keepalive = keepalive
         self._content_type = content_type
         self._send = send

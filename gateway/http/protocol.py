@@ -18,8 +18,9 @@ from gateway.config import ConnectionLimits
 from gateway.errors import EdgeError, envelope, error_headers, http_status
 from gateway.http.disconnect import ABORT_KEY, DISCONNECT_KEY, DisconnectNotifier
 from gateway.http.framing import DECLARED_BODY_KEY, MAX_CHUNK_LINE_BYTES, framing_fault, open_chunk_bytes
-from gateway.http.uvicorn_parts import Config, HttpToolsProtocol, RequestResponseCycle, ServerState
+from gateway.http.uvicorn_parts import Config, FlowControl, HttpToolsProtocol, RequestResponseCycle, ServerState
 from weft.kernel.errors import WeftError
+from weft.kernel.light_event import LightEvent
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
@@ -148,6 +149,25 @@ class EdgeServerConfig(Config):
         """Set when the listeners close: each connection answers what it has begun, and at most one request more."""
 
 
+class _Pipeline(list[Any]):
+    """Requests of a connection that wait for the answer of an earlier one."""
+
+    __slots__ = ()
+
+    def appendleft(self, request: Any) -> None:
+        """Adds the newest one."""
+        self.insert(0, request)
+
+
+class _Flow(FlowControl):
+    """The flow control of a connection, in 700 bytes less than uvicorn's."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._is_writable_event = LightEvent()
+        self._is_writable_event.set()
+
+
 class EdgeProtocol(HttpToolsProtocol):
     """One connection."""
 
@@ -180,6 +200,8 @@ class EdgeProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        # The deque of uvicorn takes 700 bytes of each connection.
+        self.pipeline = _Pipeline()  # type: ignore[assignment]
         self._limits = config.limits
         self._server_config = config
         self._head_bytes = 0
@@ -201,6 +223,7 @@ class EdgeProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Accept the connection within the connection limits."""
         super().connection_made(transport)
+        self.flow = _Flow(transport)
         refusal = self._server_config.counts.admit(self._peer)
         if refusal is not None:
             self._refuse(refusal)
@@ -271,7 +294,10 @@ class EdgeProtocol(HttpToolsProtocol):
         self._is_in_chunk = False
         _cancel(self._head_timer)
         self._head_timer = None
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not before:
+            self.cycle.message_event = LightEvent()
         if self._server_config.is_stopping:
             self.cycle.keep_alive = False
 

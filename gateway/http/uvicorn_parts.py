@@ -6,7 +6,8 @@ from weft.kernel.bare_package import place_bare
 place_bare("uvicorn")
 
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import Server, ServerState
 
-__all__ = ["Config", "HttpToolsProtocol", "RequestResponseCycle", "Server", "ServerState"]
+__all__ = ["Config", "FlowControl", "HttpToolsProtocol", "RequestResponseCycle", "Server", "ServerState"]
