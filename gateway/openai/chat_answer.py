@@ -103,6 +103,7 @@ def _message(choice: _Choice) -> dict[str, Any]:
 
 _END = b"}]}\n\n"
 _GOES_ON = b',"logprobs":null,"finish_reason":null' + _END
+_TEXT_GOES_ON = b"}" + _GOES_ON
 _CALL_LEFT_OUT = b": warning tool_call_not_run " + ONE_CALL_ONLY.encode() + b"\n\n"
 _PREAMBLE = b'{"role":"assistant","content":""}' + _GOES_ON
 
@@ -133,12 +134,19 @@ class ChatStream(ChunkStream):
             include_events=include_events,
         )
         self._functions = functions
+        self._text_heads: dict[int, bytes] = {}
+        """By choice, once it has begun: the first bytes of a chunk of text; none where log probabilities are wanted."""
         self._places: dict[int, dict[int, int]] = {}
         """By choice: the place of each of its calls. Clients use the index as a place in a list that they append to, so
         calls are numbered in order of arrival, not by the model server's indexes."""
 
     def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
-        index = delta.index
+        index, text = delta.index, delta.text
+        head = self._text_heads.get(index)
+        # Nearly every delta is one more piece of text, and nothing else.
+        if head and text and not (delta.finish_reason or delta.reasoning or delta.refusal or delta.tool_calls):
+            out += (head, encode_json(text), _TEXT_GOES_ON)
+            return
         fields = self._fields(delta, index)
         if self._functions and any(self._places[index][call.index] for call in delta.tool_calls):
             out.append(_CALL_LEFT_OUT)
@@ -159,7 +167,10 @@ class ChatStream(ChunkStream):
     def _introduce(self, index: int, out: list[bytes]) -> bytes:
         """Returns the first chunk of a choice and of those before it: clients keep choices in order of arrival."""
         for known in range(len(self._heads), index + 1):
-            out += (self._new_head(known), _PREAMBLE)
+            head = self._new_head(known)
+            out += (head, _PREAMBLE)
+            if not self._wants_logprobs:
+                self._text_heads[known] = head + b'{"content":'
         return self._heads[index]
 
     def _fields(self, delta: event_pb2.Delta, index: int) -> bytes:
