@@ -8,6 +8,7 @@ nothing for a while. Nothing of it waits on the path of a request.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import (
@@ -112,6 +113,8 @@ class RequestStore(RequestHistory):
         self._writer = writer
         self._settings = settings
         self._clock = clock
+        self._begin: _RowStatement | None = None
+        self._end: _RowStatement | None = None
 
     @override
     @property
@@ -128,11 +131,11 @@ class RequestStore(RequestHistory):
                 values = [{"the_tenant": tenant, "the_id": name, "own": own} for tenant, name in batch.placed_again]
                 await connection.execute(_PLACED_BEFORE, values)
             if batch.begun:
-                begun = _upsert(connection, is_end=False)
-                await connection.execute(begun, [self._begun(entry) for entry in batch.begun])
+                self._begin = self._begin or _RowStatement(connection, _upsert(connection, is_end=False))
+                await self._begin.execute(connection, map(self._begun, batch.begun))
             if batch.ended:
-                ended = _upsert(connection, is_end=True)
-                await connection.execute(ended, [self._ended(each) for each in batch.ended])
+                self._end = self._end or _RowStatement(connection, _upsert(connection, is_end=True))
+                await self._end.execute(connection, map(self._ended, batch.ended))
             if batch.gone:
                 await connection.execute(_GONE, [{"the_key": key, "own": own} for key in batch.gone])
             await self._beat(connection)
@@ -162,7 +165,7 @@ class RequestStore(RequestHistory):
 
     def _begun(self, entry: RequestEntry) -> dict[str, object]:
         return {
-            **self._common(entry),
+            **self._common(entry, entry.arrived_wall.timestamp()),
             "number": 0,
             "ended_at": None,
             "reason": 0,
@@ -173,10 +176,11 @@ class RequestStore(RequestHistory):
         }
 
     def _ended(self, ended: EndedRequest) -> dict[str, object]:
+        arrived_at = ended.arrived_wall.timestamp()
         return {
-            **self._common(ended),
+            **self._common(ended, arrived_at),
             "number": ended.number,
-            "ended_at": ended.arrived_wall.timestamp() + ended.ended_at - ended.arrived_at,
+            "ended_at": arrived_at + ended.ended_at - ended.arrived_at,
             "reason": ended.reason.value,
             "message": ended.message,
             "cancelled_by": ended.cancelled_by,
@@ -184,7 +188,7 @@ class RequestStore(RequestHistory):
             "receipt": _without_quotes(ended.receipt) if ended.quotes_model else ended.receipt,
         }
 
-    def _common(self, entry: RequestEntry | EndedRequest) -> dict[str, object]:
+    def _common(self, entry: RequestEntry | EndedRequest, arrived_at: float) -> dict[str, object]:
         return {
             "incarnation": self._writer.incarnation,
             "key": entry.key,
@@ -195,7 +199,7 @@ class RequestStore(RequestHistory):
             "target": entry.target,
             "asked_model": entry.asked_model,
             "priority": entry.priority.value,
-            "arrived_at": entry.arrived_wall.timestamp(),
+            "arrived_at": arrived_at,
         }
 
     # -- what a router that ended left behind
@@ -381,6 +385,23 @@ def _upsert(connection: AsyncConnection, *, is_end: bool) -> Any:
     if not is_end:
         return new.on_conflict_do_nothing(index_elements=_KEYS)
     return new.on_conflict_do_update(index_elements=_KEYS, set_={name: new.excluded[name] for name in _OF_THE_END})
+
+
+class _RowStatement:
+    """A statement for many rows, compiled once, whose values go to the driver as they are.
+
+    SQLAlchemy would look at each of the 17 values of a row: measured, 25 us per row.
+    """
+
+    def __init__(self, connection: AsyncConnection, statement: Any) -> None:
+        compiled = statement.compile(dialect=connection.dialect, column_keys=list(_T.keys()))
+        assert compiled.positiontup is not None, "the drivers of SQLite and PostgreSQL take values by place"
+        self._text = str(compiled)
+        self._in_order = itemgetter(*compiled.positiontup)
+
+    async def execute(self, connection: AsyncConnection, rows: Iterable[Mapping[str, object]]) -> None:
+        """Executes it for each row, which has a value for every column. The values need no conversion."""
+        await connection.exec_driver_sql(self._text, [self._in_order(row) for row in rows])
 
 
 def _ended_of(row: Any, key: int, to_monotonic: float = 0.0) -> EndedRequest:
