@@ -1,7 +1,7 @@
 """The ASGI application of a gateway, with the middleware for request ids, authentication and errors."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -413,7 +413,7 @@ class _IdentifyingSender:
         self._send = send
         self._facts = facts
 
-    async def __call__(self, message: Message) -> None:
+    def __call__(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self._facts.status = message["status"]
             request_id = self._facts.request_id.encode("ascii")
@@ -422,4 +422,4 @@ class _IdentifyingSender:
                 message["headers"].append((TASK_HEADER, self._facts.task_id.encode("ascii")))
             if self._facts.dialect is Dialect.ANTHROPIC:
                 message["headers"].append((b"request-id", request_id))
-        await self._send(message)
+        return self._send(message)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
 
 from starlette.types import Scope
 
@@ -58,4 +57,5 @@ def headers_of(scope: Scope) -> Headers:
 
 def facts_of(scope: Scope) -> RequestFacts:
     """Returns the facts that the middleware created for this request."""
-    return cast("RequestFacts", scope[FACTS_KEY])
+    facts: RequestFacts = scope[FACTS_KEY]
+    return facts

@@ -125,9 +125,9 @@ class EndpointApp:
             if endpoint.in_schema:
                 self._documented.append((endpoint, documented, group.tag))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve one request."""
-        await self._serve(scope, receive, send)
+        return self._serve(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Calls the handler of a request. Raises NOT_FOUND for an unknown path, METHOD_NOT_ALLOWED for its method."""

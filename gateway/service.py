@@ -1,6 +1,6 @@
 """The gateway as a service of `weft_app.compose`: it binds, serves and drains inside the host's event loop."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import grpc
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -62,8 +62,8 @@ class GatewayService:
         )
         self._app = app_over(self._deps, self._ports, self._finishing, self._running)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+    def _serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._app(scope, receive, send)
 
     @property
     def port(self) -> int:

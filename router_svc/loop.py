@@ -195,12 +195,8 @@ class TicketIssuer:
             waits = LaneWaits(load_seconds=mailbox.load_seconds, all_seconds=now - mailbox.arrived_at)
             set_lane_terms(claims.lane, request, waits, placed.keep_alive_seconds, seconds_left)
         signed = claims.SerializeToString()
-        fallbacks = enumerate(placed.fallbacks, placed.attempt + 1)
-        further = (replace(placed, candidate=each, attempt=attempt, fallbacks=()) for attempt, each in fallbacks)
         return placement.Grant(
-            fallbacks=tuple(
-                self.grant(each, mailbox, view) for each in further if each.candidate.runner in view.runners
-            ),
+            fallbacks=self._fallbacks(placed, mailbox, view) if placed.fallbacks else (),
             claims=signed,
             mac=sign(signed, runner.ticket_key),
             runner=candidate.runner,
@@ -213,6 +209,12 @@ class TicketIssuer:
             priority=request.priority,
             seconds_left=seconds_left,
         )
+
+    def _fallbacks(self, placed: Placed, mailbox: Mailbox, view: FleetView) -> tuple[placement.Grant, ...]:
+        """Return the grants of the candidates that a proxy may try by itself."""
+        fallbacks = enumerate(placed.fallbacks, placed.attempt + 1)
+        further = (replace(placed, candidate=each, attempt=attempt, fallbacks=()) for attempt, each in fallbacks)
+        return tuple(self.grant(each, mailbox, view) for each in further if each.candidate.runner in view.runners)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -640,15 +642,16 @@ class SchedulingLoop:
     def _decision_of(self, decision: RequestDecision, mailbox: Mailbox) -> placement.Decision | WeftError:
         match decision:
             case Placed():
-                request = mailbox.request
-                log.debug(
-                    "granted",
-                    request_id=request.request_id,
-                    trace_id=trace_id_of(request.traceparent) if request.traceparent else None,
-                    model=decision.candidate.model,
-                    runner=decision.candidate.runner,
-                    attempt=decision.attempt,
-                )
+                if log.writes_debug():
+                    request = mailbox.request
+                    log.debug(
+                        "granted",
+                        request_id=request.request_id,
+                        trace_id=trace_id_of(request.traceparent) if request.traceparent else None,
+                        model=decision.candidate.model,
+                        runner=decision.candidate.runner,
+                        attempt=decision.attempt,
+                    )
                 return self._deps.tickets.grant(decision, mailbox, self._mesh.view)
             case Waits():
                 return placement.WaitingInQueue(

@@ -141,8 +141,8 @@ class RouterMetrics(SchedulingObserver):
         self._ends.of(model, outcome, "completed" if reason is Reason.UNSPECIFIED else reason.name.lower()).inc()
         if receipt is None:
             return
-        self._requests.note_end(request, reason, receipt, view)
         exemplar = exemplar_of_request(request)
+        self._requests.note_end(request, reason, receipt, view, exemplar)
         if receipt.left_premises:
             self._left.of(model).inc()
         if receipt.attempts:

@@ -3,7 +3,6 @@
 A receipt that does not add up is a fault of weft or of an engine, never of its request: it is counted.
 """
 
-from collections.abc import Iterator
 from enum import StrEnum
 
 from google.protobuf.duration_pb2 import Duration
@@ -37,42 +36,45 @@ class ReceiptFault(StrEnum):
     """It was refused before any runner worked on it, and a runner did."""
 
 
-def receipt_faults(receipt: receipt_pb2.Receipt) -> Iterator[ReceiptFault]:
-    """Yields what does not add up in the receipt of a request that has ended; nothing where all of it does."""
-    yield from _faults_of_times(receipt)
+def receipt_faults(receipt: receipt_pb2.Receipt) -> list[ReceiptFault]:
+    """Returns what does not add up in the receipt of a request that has ended; nothing where all of it does."""
+    found: list[ReceiptFault] = []
+    _add_faults_of_times(receipt, found)
     usage = receipt.usage
     if usage.cached_prompt_tokens > usage.prompt_tokens:
-        yield ReceiptFault.CACHED_EXCEEDS_PROMPT
+        found.append(ReceiptFault.CACHED_EXCEEDS_PROMPT)
     if usage.reasoning_tokens > usage.completion_tokens:
-        yield ReceiptFault.REASONING_EXCEEDS_COMPLETION
-    yield from _faults_of_end(receipt)
+        found.append(ReceiptFault.REASONING_EXCEEDS_COMPLETION)
+    _add_faults_of_end(receipt, found)
+    return found
 
 
-def _faults_of_times(receipt: receipt_pb2.Receipt) -> Iterator[ReceiptFault]:
+def _add_faults_of_times(receipt: receipt_pb2.Receipt, found: list[ReceiptFault]) -> None:
     waits = _seconds(receipt.queue_wait) + _seconds(receipt.load_wait)
+    first = _seconds(receipt.time_to_first_token) if receipt.HasField("time_to_first_token") else None
     if receipt.HasField("total_time"):
         latest = _seconds(receipt.total_time) + TOLERANCE_SECONDS
         if waits > latest:
-            yield ReceiptFault.WAITS_EXCEED_TOTAL
-        if receipt.HasField("time_to_first_token") and _seconds(receipt.time_to_first_token) > latest:
-            yield ReceiptFault.FIRST_TOKEN_AFTER_END
-    if receipt.HasField("time_to_first_token") and _seconds(receipt.time_to_first_token) < waits - TOLERANCE_SECONDS:
-        yield ReceiptFault.FIRST_TOKEN_BEFORE_GRANT
+            found.append(ReceiptFault.WAITS_EXCEED_TOTAL)
+        if first is not None and first > latest:
+            found.append(ReceiptFault.FIRST_TOKEN_AFTER_END)
+    if first is not None and first < waits - TOLERANCE_SECONDS:
+        found.append(ReceiptFault.FIRST_TOKEN_BEFORE_GRANT)
 
 
-def _faults_of_end(receipt: receipt_pb2.Receipt) -> Iterator[ReceiptFault]:
+def _add_faults_of_end(receipt: receipt_pb2.Receipt, found: list[ReceiptFault]) -> None:
     attempts = receipt.attempts
     match receipt.outcome:
         case receipt_pb2.OUTCOME_COMPLETED:
             if not attempts:
-                yield ReceiptFault.COMPLETED_WITHOUT_ATTEMPT
+                found.append(ReceiptFault.COMPLETED_WITHOUT_ATTEMPT)
             if receipt.reason or (attempts and attempts[-1].reason):
-                yield ReceiptFault.COMPLETED_WITH_REASON
+                found.append(ReceiptFault.COMPLETED_WITH_REASON)
         case receipt_pb2.OUTCOME_REJECTED | receipt_pb2.OUTCOME_FAILED | receipt_pb2.OUTCOME_CANCELLED:
             if not receipt.reason:
-                yield ReceiptFault.FAILED_WITHOUT_REASON
+                found.append(ReceiptFault.FAILED_WITHOUT_REASON)
             if receipt.outcome == receipt_pb2.OUTCOME_REJECTED and attempts:
-                yield ReceiptFault.REJECTED_AFTER_ATTEMPT
+                found.append(ReceiptFault.REJECTED_AFTER_ATTEMPT)
 
 
 def _seconds(duration: Duration) -> float:

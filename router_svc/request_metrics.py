@@ -72,7 +72,12 @@ class RequestMetrics:
             self._faults.of(fault)
 
     def note_end(
-        self, request: PlacementRequest, reason: Reason, receipt: receipt_pb2.Receipt, view: FleetView
+        self,
+        request: PlacementRequest,
+        reason: Reason,
+        receipt: receipt_pb2.Receipt,
+        view: FleetView,
+        exemplar: dict[str, str] | None,
     ) -> None:
         """Counts a request by its receipt."""
         model = self._targets.label(request.model, view)
@@ -80,7 +85,6 @@ class RequestMetrics:
         answered_by = self._targets.label(receipt.model, view) if receipt.attempts else ""
         common = (model, answered_by, OPERATION_NAMES.get(request.operation, request.operation.name.lower()), PROVIDER)
         error = "" if reason is Reason.UNSPECIFIED else reason.name.lower()
-        exemplar = exemplar_of_request(request)
         has_content = receipt.HasField("time_to_first_token")
         total = seconds_of(receipt.total_time)
         if receipt.HasField("total_time"):

@@ -64,8 +64,27 @@ class UsageSums:
 
     def add(self, other: "UsageSums") -> None:
         """Adds other sums to these."""
-        for name in COLUMNS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        # Written out: each request ends with it, and a loop over the names took 5 us.
+        self.completed_count += other.completed_count
+        self.failed_count += other.failed_count
+        self.cancelled_count += other.cancelled_count
+        self.rejected_count += other.rejected_count
+        self.unknown_count += other.unknown_count
+        self.retried_count += other.retried_count
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_prompt_tokens += other.cached_prompt_tokens
+        self.completion_tokens += other.completion_tokens
+        self.unknown_tokens_count += other.unknown_tokens_count
+        self.gpu_nanoseconds += other.gpu_nanoseconds
+        self.unknown_gpu_count += other.unknown_gpu_count
+        self.remote_count += other.remote_count
+        self.remote_prompt_tokens += other.remote_prompt_tokens
+        self.remote_completion_tokens += other.remote_completion_tokens
+        self.energy_millijoules += other.energy_millijoules
+        self.measured_energy_count += other.measured_energy_count
+        self.image_steps += other.image_steps
+        self.image_pixels += other.image_pixels
+        self.audio_milliseconds += other.audio_milliseconds
 
     def values(self) -> dict[str, int]:
         """Returns the sums by column."""
@@ -106,9 +125,10 @@ def spent_of(receipt: receipt_pb2.Receipt) -> UsageSums:
         sums.prompt_tokens = _bounded(usage.prompt_tokens, MAX_COUNTED_TOKENS)
         sums.cached_prompt_tokens = _bounded(usage.cached_prompt_tokens, MAX_COUNTED_TOKENS)
         sums.completion_tokens = _bounded(usage.completion_tokens, MAX_COUNTED_TOKENS)
-        sums.image_steps = _bounded(usage.image_steps, MAX_COUNTED_STEPS)
-        sums.image_pixels = _bounded(usage.image_pixels, MAX_COUNTED_PIXELS)
-        sums.audio_milliseconds = _bounded(usage.audio_milliseconds, MAX_COUNTED_AUDIO_MILLISECONDS)
+        if usage.image_steps or usage.image_pixels or usage.audio_milliseconds:
+            sums.image_steps = _bounded(usage.image_steps, MAX_COUNTED_STEPS)
+            sums.image_pixels = _bounded(usage.image_pixels, MAX_COUNTED_PIXELS)
+            sums.audio_milliseconds = _bounded(usage.audio_milliseconds, MAX_COUNTED_AUDIO_MILLISECONDS)
         if receipt.left_premises:
             sums.remote_prompt_tokens, sums.remote_completion_tokens = sums.prompt_tokens, sums.completion_tokens
     elif was_worked_on:

@@ -104,7 +104,9 @@ class ChatBuilder:
         self.warnings: list[warning_pb2.Warning] = []
         """Warnings for the caller."""
         self._media = media or RequestMedia(MediaConfig())
-        self._guard = SchemaGuard(limits.schemas)
+        self._limits = limits
+        self._guard: SchemaGuard | None = None
+        """One for all schemas of a request; None: it has had none."""
         self._calls: set[str] = set()
 
     def add_message(self, role: str) -> chat_pb2.ChatMessage:
@@ -175,7 +177,7 @@ class ChatBuilder:
         target.name = name
         _describe(target, tool)
         if schema is not None:
-            target.parameters.CopyFrom(to_json_object(self._guard.require_safe(schema, field), field))
+            target.parameters.CopyFrom(to_json_object(self._require_safe(schema, field), field))
 
     def choose_mode(self, mode: str, field: str, problem: str | None = None) -> None:
         """Set whether a tool must be called; refused where none can be, with `problem` if given."""
@@ -221,11 +223,18 @@ class ChatBuilder:
         target.name = name
         if output is not None:
             _describe(target, output)
-        target.schema.CopyFrom(to_json_object(self._guard.require_safe(schema, field), field))
+        target.schema.CopyFrom(to_json_object(self._require_safe(schema, field), field))
+
+    def _require_safe(self, schema: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+        if self._guard is None:
+            self._guard = SchemaGuard(self._limits.schemas)
+        return self._guard.require_safe(schema, field)
 
     def set_thinking(self, options: TemplateOptions, thinking: bool | None = None) -> None:
         """Set whether the model thinks. `thinking`: a further field; refused where two of them differ."""
         arguments = options.chat_template_kwargs
+        if arguments is None and thinking is None and options.enable_thinking is None:
+            return
         spellings = {
             "enable_thinking": options.enable_thinking,
             "thinking": thinking,

@@ -6,7 +6,7 @@ Every method takes `now` (seconds, monotonic) and returns decisions. One loop ow
 router_svc/DESIGN.md for the life of a request.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -80,12 +80,12 @@ class Scheduler:
     @property
     def needs_ticks(self) -> bool:
         """Whether time alone may cause decisions: requests wait, or a wake is under way."""
-        return bool(self._queues.waiting or self._loads.wakes.under_way)
+        return bool(self._queues.waiting) or self._loads.wakes.any_under_way
 
     @property
     def is_hurried(self) -> bool:
         """Whether callers wait, or a wake is under way; durable requests are not urgent."""
-        return bool(self._queues.callers_waiting or self._loads.wakes.under_way)
+        return bool(self._queues.callers_waiting) or self._loads.wakes.any_under_way
 
     @property
     def active_tenants(self) -> int:
@@ -367,9 +367,7 @@ class Scheduler:
     def _serve(self, names: Iterable[str], now: float) -> list[Decision]:
         """Place all requests of these queues that can be placed, in the order of their ranks."""
         self._index.health.advance(now)
-        # Most requests join a queue because no endpoint there is free.
-        joined = filter(self._index.has_free, self._requests.take_joined())
-        queues = self._queues.backlogged_of({*names, *joined, *self._index.table.take_freed()})
+        queues = self._changed_queues(names)
         if not queues:
             return []
         blocked: set[RequestClass] = set()
@@ -390,6 +388,14 @@ class Scheduler:
                 decisions.append(decision)
                 if len(queues) > 1 and isinstance(decision, Placed):
                     self._note_passed_over(first, decision.candidate, queues)
+
+    def _changed_queues(self, names: Iterable[str]) -> Sequence[Queue]:
+        """Return the queues with waiting requests of these, of those with freed endpoints, and of those joined."""
+        joined, freed = self._requests.take_joined(), self._index.table.take_freed()
+        if not (joined or freed or names):
+            return ()
+        # Most requests join a queue because no endpoint there is free.
+        return self._queues.backlogged_of({*names, *filter(self._index.has_free, joined), *freed})
 
     def _note_passed_over(self, granted: QueueEntry, candidate: Candidate, queues: Iterable[Queue]) -> None:
         """Count the grant for the lower classes of other queues that wanted the slot.

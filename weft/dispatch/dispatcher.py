@@ -205,9 +205,10 @@ class _RequestRun(Generic[T]):
         """See `Call.chunks`. Leaving the iterator (aclose, cancel) cancels the runner's work."""
         call, waiting = self.call, self.call.spec.waiting
         try:
-            await self._until_names_are_known()
-            self._resolve_agent()
-            self._resolve_workflow()
+            if "/" in self.context.model:
+                await self._until_names_are_known()
+                self._resolve_agent()
+                self._resolve_workflow()
             async with self._place() as placement:
                 try:
                     while call.receipt is None:
@@ -467,7 +468,7 @@ class _Attempt:
         """
         if self._rpc is None:
             return
-        if not self._is_complete:
+        if not self._is_complete or self._rpc.done():
             self._rpc.cancel()
         elif self._spec.streamed:
             asyncio.get_running_loop().call_later(STREAM_END_SECONDS, self._rpc.cancel)

@@ -49,7 +49,9 @@ class Domains:
 
 def owner_of(key: str, routers: Iterable[RouterView], unreachable: Collection[str] = ()) -> RouterView | None:
     """Returns the router that owns a domain: of those that neither drain nor are unreachable; None: there is none."""
-    there = (router for router in routers if not router.draining and router.name not in unreachable)
+    there = [router for router in routers if not router.draining and router.name not in unreachable]
+    if len(there) == 1:
+        return there[0]
     return max(there, key=lambda router: (_weight(key, router.name), router.name), default=None)
 
 

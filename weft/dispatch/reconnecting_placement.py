@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from typing_extensions import override
 
@@ -23,7 +23,6 @@ REPORT_SECONDS = 1.0
 LATE_REPORT_SECONDS = 0.1
 """Time limit of a report after the request's deadline."""
 
-T = TypeVar("T")
 _PLACED_AGAIN = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.NO_ROUTER_AVAILABLE, Reason.MOVED})
 
 
@@ -70,7 +69,10 @@ class ReconnectingPlacement(Placement):
 
     async def __aenter__(self) -> Self:
         try:
-            await self._in_time(self._place.__aenter__())
+            await within(self._seconds_left(), self._place.__aenter__())
+        except TimeoutError:
+            await self._place.__aexit__(None, None, None)
+            raise self._deadline_passed() from None
         except WeftError:
             await self._place.__aexit__(None, None, None)
             raise
@@ -90,7 +92,9 @@ class ReconnectingPlacement(Placement):
         Raises DEADLINE_EXCEEDED at the request's deadline, whatever the router does.
         """
         try:
-            decision = await self._in_time(self._next_decision())
+            decision = await within(self._seconds_left(), self._next_decision())
+        except TimeoutError:
+            raise self._deadline_passed() from None
         except WeftError as error:
             # A call may end with its own deadline before the request's.
             if error.reason is Reason.DEADLINE_EXCEEDED and self._seconds_left() == 0:
@@ -148,12 +152,6 @@ class ReconnectingPlacement(Placement):
         left = self._request.seconds_left
         return None if left is None else max(0.0, left - (self._clock.monotonic() - self._opened_at))
 
-    async def _in_time(self, waiting: Coroutine[Any, Any, T]) -> T:
-        try:
-            return await within(self._seconds_left(), waiting)
-        except TimeoutError:
-            raise self._deadline_passed() from None
-
     def _deadline_passed(self) -> WeftError:
         if not self._is_lost:
             return WeftError(Reason.DEADLINE_EXCEEDED, "the request's deadline passed while it waited")
@@ -168,16 +166,16 @@ class ReconnectingPlacement(Placement):
         self._place.watch_cancellation(on_cancelled)
 
     @override
-    async def report_first_content(self, attempt: int) -> None:
-        await self._report(self._place.report_first_content(attempt))
+    def report_first_content(self, attempt: int) -> Coroutine[Any, Any, None]:
+        return self._report(self._place.report_first_content(attempt))
 
     @override
-    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
-        await self._report(self._place.report_attempt_failed(attempt, reason))
+    def report_attempt_failed(self, attempt: int, reason: Reason) -> Coroutine[Any, Any, None]:
+        return self._report(self._place.report_attempt_failed(attempt, reason))
 
     @override
-    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
-        await self._report(self._place.report_finished(reason, receipt))
+    def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> Coroutine[Any, Any, None]:
+        return self._report(self._place.report_finished(reason, receipt))
 
     async def _report(self, report: Coroutine[Any, Any, None]) -> None:
         with suppress(TimeoutError):

@@ -245,12 +245,12 @@ class RequestTrace:
             waited = now - self.arrived - self.load_wait
         if self.left_premises or any(attempt.may_have_left for attempt in self.attempts):
             receipt.left_premises = True
-        receipt.queue_wait.FromNanoseconds(max(0, int(waited * 1e9)))
-        receipt.load_wait.FromNanoseconds(int(self.load_wait * 1e9))
-        receipt.total_time.FromNanoseconds(int((now - self.arrived) * 1e9))
+        _set_seconds(receipt.queue_wait, waited)
+        _set_seconds(receipt.load_wait, self.load_wait)
+        _set_seconds(receipt.total_time, now - self.arrived)
         _note_outside(receipt)
         if self.first_content is not None:
-            receipt.time_to_first_token.FromNanoseconds(int((self.first_content - self.arrived) * 1e9))
+            _set_seconds(receipt.time_to_first_token, self.first_content - self.arrived)
         return receipt
 
     def _outcome(self, reason: Reason) -> "receipt_pb2.Outcome.ValueType":
@@ -323,6 +323,11 @@ def _device_fields(usage: receipt_pb2.DeviceUsage) -> Mapping[str, object]:
 
 
 _OUTCOMES = {number: name.removeprefix("OUTCOME_").lower() for name, number in receipt_pb2.Outcome.items()}
+
+
+def _set_seconds(duration: Duration, seconds: float) -> None:
+    """Sets a duration, at least 0: protobuf's own functions are for any one, and take five times as long."""
+    duration.seconds, duration.nanos = divmod(max(0, int(seconds * 1e9)), 1_000_000_000)
 
 
 def _millis(duration: Duration) -> float:

@@ -56,6 +56,10 @@ class CarriedCall:
             raise WeftError(Reason.INTERNAL, "a call ended without a status") if status is None else error_of(status)
         return grpc.aio.EOF
 
+    def done(self) -> bool:
+        """Whether the call has ended, read or not."""
+        return self._call.status is not None
+
     def cancel(self) -> None:
         """Cancel the call unless it has ended; a reader gets CANCELLED."""
         self._stop_timer()

@@ -82,7 +82,8 @@ def new_start(method: str, metadata: Metadata = (), timeout_seconds: float | Non
     """Returns the start of a call; `timeout_seconds` is the time left to its deadline."""
     start = pb.CallStart(method=method, metadata=_to_entries(metadata), initial_credit=WINDOW_BYTES)
     if timeout_seconds is not None:
-        start.timeout.FromNanoseconds(int(min(max(0.0, timeout_seconds), MAX_TIMEOUT_SECONDS) * 1e9))
+        nanoseconds = int(min(max(0.0, timeout_seconds), MAX_TIMEOUT_SECONDS) * 1e9)
+        start.timeout.seconds, start.timeout.nanos = divmod(nanoseconds, 1_000_000_000)
     return start
 
 

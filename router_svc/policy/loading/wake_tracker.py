@@ -76,6 +76,11 @@ class WakeTracker:
         """The models with a wake under way, as they were when it began."""
         return tuple(wake.candidate for wake in self._under_way.values())
 
+    @property
+    def any_under_way(self) -> bool:
+        """Whether a wake is under way."""
+        return bool(self._under_way)
+
     def failed_last(self, model: str) -> bool:
         """Whether the model's last wake failed, in which case another one is preferred."""
         return model in self._failed_last
