@@ -3,7 +3,8 @@
 One stub endpoint behind one Envoy for each row, all in one run and in turns:
 
     bare    the reader of usage and the access log alone
-    plain   besides, an external processor on gRPC's own server that checks nothing: what the transport takes
+    grpc    besides, an external processor that checks nothing, on gRPC's own server
+    plain   the same on the server that the picker uses: what is left is the transport's part
     lane    the endpoint picker over a real scheduler, in a process of its own; the runner's HTTP port answers
     engine  the same where the engine itself answers, whose slot the picker takes at a runner
 """
@@ -28,6 +29,8 @@ import psutil
 import uvloop
 
 from bench.lane_processes import EVENTS, serve_picker, serve_plain, serve_runner, serve_stub
+from weft.kernel.rpc import new_server
+from weft.kernel.rpc_server.server import LocalServer
 from weft.kernel.telemetry import configure_logging
 from weft_app.config.config import WeftConfig
 from weft_app.edge.edge_document import edge_document
@@ -38,7 +41,8 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "x" * 400}]}
 CONNECTIONS = 32
 SETTLE_SECONDS = 0.7
 """After the last answer: the access log is flushed, and what waits for a second witness ends."""
-ROWS = ("bare", "plain", "lane", "engine")
+ROWS = ("bare", "grpc", "plain", "lane", "engine")
+_CONTROLS = ("bare", "grpc", "plain")
 Figures = Mapping[str, float]
 
 
@@ -82,7 +86,7 @@ def _cpu(process: psutil.Process) -> float:
 
 async def _until_served(url: str) -> None:
     async with aiohttp.ClientSession() as http:
-        for _ in range(200):
+        for _ in range(600):
             try:
                 async with http.post(url, json=BODY) as answer:
                     if answer.status == 200:
@@ -171,7 +175,9 @@ class _Bench:
         more = ["--stub-port", str(self._stub)]
         if name == "engine":
             more += ["--runner-port", str(self._runner)]
-        picker = self._serve("plain" if name in ("bare", "plain") else "picker", port, *more, tree=tree)
+        picker = self._serve(
+            {"bare": "grpc"}.get(name, name if name in _CONTROLS else "picker"), port, *more, tree=tree
+        )
         document = _document(port, self._stub, is_bare=name == "bare")
         file = self._folder / f"{port}.json"
         file.write_text(json.dumps(document))
@@ -188,7 +194,7 @@ async def _main(given: Any) -> None:
         bench = _Bench(stack, folder)
         rows = {name: bench.row(name, None) for name in given.only}
         if given.against is not None:
-            against = [name for name in given.only if name not in ("bare", "plain")]
+            against = [name for name in given.only if name not in _CONTROLS]
             rows |= {f"{name} of {given.against.name}": bench.row(name, given.against) for name in against}
         for row in rows.values():
             await _until_served(row.url)
@@ -217,8 +223,9 @@ async def _serve(given: Any) -> None:
             await serve_stub(given.port)
         case "runner":
             await serve_runner(given.port, given.stub_port)
-        case "plain":
-            await serve_plain(given.port, given.stub_port)
+        case "grpc" | "plain":
+            server = new_server() if given.serve == "grpc" else LocalServer()
+            await serve_plain(server, given.port, given.stub_port)
         case _:
             await serve_picker(given.port, given.stub_port, given.runner_port)
 
@@ -231,7 +238,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--only", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--against", type=Path, help="another checkout, whose picker is measured in turns")
-    parser.add_argument("--serve", choices=("stub", "runner", "plain", "picker"), help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=("stub", "runner", "grpc", "plain", "picker"), help=argparse.SUPPRESS)
     for name in ("--port", "--stub-port", "--runner-port"):
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -25,9 +25,11 @@ from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.dispatch.reconnecting_placement import ReconnectConfig
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import SystemClock
+from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.lane_names import ACCESS_LOG_SERVICE, DESTINATION, DESTINATION_NAMESPACE, EXTERNAL_PROCESSOR
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, new_server
+from weft.kernel.rpc_server.server import LocalServer
 
 EVENTS = 403
 """Events of a stream."""
@@ -106,8 +108,8 @@ async def serve_runner(port: int, engine: int) -> None:
     await server.wait_for_termination()
 
 
-async def serve_plain(port: int, stub: int) -> None:
-    """Serves an external processor on gRPC's own server that checks nothing: each request goes to the stub.
+async def serve_plain(server: grpc.aio.Server, port: int, stub: int) -> None:
+    """Serves an external processor that checks nothing: each request goes to the stub.
 
     It reads the whole request and answers headers and body, as the protocol demands. Its messages are made once.
     """
@@ -137,7 +139,6 @@ async def serve_plain(port: int, stub: int) -> None:
             pass
         return b""
 
-    server = new_server()
     handlers: dict[str, dict[str, Any]] = {
         EXTERNAL_PROCESSOR: {
             "Process": grpc.stream_stream_rpc_method_handler(process, pb.ProcessingRequest.FromString)
@@ -148,6 +149,7 @@ async def serve_plain(port: int, stub: int) -> None:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
+    settle_garbage_collector()
     await server.wait_for_termination()
 
 
@@ -216,9 +218,11 @@ async def serve_picker(port: int, stub: int, runner: int | None) -> None:
         placement=placement, fleet=fleet, channels=channels, clock=clock, report_to="router", steady=ReconnectConfig()
     )
     picker = build(PickerLimits(report_wait_seconds=0.2), inference, ports, JournalPolicy(fleet))
-    server = new_server()
+    # As a mesh serves it at an address of this machine.
+    server = LocalServer()
     picker.register(server)
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     await picker.start()
+    settle_garbage_collector()
     await server.wait_for_termination()

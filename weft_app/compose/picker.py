@@ -25,6 +25,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.lane_names import PICKER_HEALTH_PORT, PICKER_PORT
+from weft.kernel.rpc_server.server import LocalServer, takes
 from weft.kernel.service import Service
 from weft.kernel.settings import values_of
 from weft.kernel.tracing import ServiceName
@@ -103,15 +104,22 @@ class PickerEndpoint(Service):
         self._picker = picker
         checks = [replace(check, services=tuple(picker.service_names)) for check in router.health_checks(config.health)]
         self._monitor = HealthMonitor(checks, SystemClock(), config.health)
+        self._is_secure = is_secure
         # A proxy of this machine needs no key; from elsewhere it shows a certificate.
-        self._host = GrpcHost(tls=server_tls(config, "router"), is_public=is_secure)
+        self._host = self._new_host()
         self._health = GrpcHost(tls=server_tls(config, "router"), is_public=True)
         self.address = ""
         """Where it listens, once it is bound."""
         self.health_address = ""
 
+    def _new_host(self, server: grpc.aio.Server | None = None) -> GrpcHost:
+        return GrpcHost(server, tls=server_tls(self._config, "router"), is_public=self._is_secure)
+
     def bind(self, listen: str, health_listen: str | None) -> str:
         """Listens; returns the address. Raises as `GrpcHost.bind`."""
+        if takes(listen):
+            # Most of what gRPC's own server costs a request: see bench/results/2026-11-23-lane.md.
+            self._host = self._new_host(LocalServer())
         self.address = self._host.bind(listen)
         if health_listen is not None:
             self.health_address = self._health.bind(health_listen)

@@ -33,6 +33,7 @@ from weft.kernel.metrics import MetricsPage
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, new_server, open_channel
+from weft.kernel.rpc_server.server import LocalServer
 from weft_testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:
@@ -276,8 +277,9 @@ async def picker_stage(
     limits: PickerLimits | None = None,
     gateway: str = "",
     host: str = "",
+    is_local: bool = True,
 ) -> AsyncIterator[PickerStage]:
-    """A picker at a socket in `folder`."""
+    """A picker; not `is_local`: on gRPC's own server, at a socket in `folder`."""
     scheduler, clock, page, channels = ScriptedScheduler(), FakeClock(), MetricsPage(), ChannelPool()
     fleet = FixedFleet(fleet_view() if view is None else view)
     deps = InferenceDeps(
@@ -300,11 +302,16 @@ async def picker_stage(
         amend=lambda _, receipt: amended.append(receipt),
     )
     picker = build(limits or PickerLimits(), deps, ports, JournalPolicy(fleet), gateway=gateway, metrics=page)
-    stage, server = PickerStage(picker, scheduler, clock, page), new_server()
+    stage = PickerStage(picker, scheduler, clock, page)
     stage.amended = amended
+    # A proxy of this machine is served by a server of its own kind.
+    server = LocalServer() if is_local else new_server()
     picker.register(server)
     address = f"unix:{folder / 'picker.sock'}"
-    server.add_insecure_port(address)
+    if is_local:
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    else:
+        server.add_insecure_port(address)
     await server.start()
     await picker.start()
     try:

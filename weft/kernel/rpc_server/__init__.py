@@ -1,0 +1,1 @@
+"""A gRPC server for callers of this machine: HTTP/2 in Python, on the event loop itself."""
