@@ -202,7 +202,8 @@ class _Peer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's are no subclass.
         self._transport = cast("asyncio.Transport", transport)
-        host, port, *_ = transport.get_extra_info("peername")
+        # None: it has hung up already.
+        host, port, *_ = transport.get_extra_info("peername") or ("127.0.0.1", 0)
         self.address = f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
         self._server.peers.add(self)
         self._send_soon()
