@@ -9,6 +9,7 @@ one, while the picker is killed (-9) and started again twice. All processes are 
 
 import argparse
 import asyncio
+import signal
 import statistics
 import sys
 import tempfile
@@ -134,6 +135,10 @@ async def run(given: argparse.Namespace, folder: Path) -> LoadResult:
     endpoint: EndpointName = given.endpoint
     plan = MeshPlan(runners=given.runners, slots=given.slots, tenants=TENANTS, endpoint=endpoint)
     machine, mesh = describe_machine(ROOT), LaneMesh(plan, folder)
+    own, killing = asyncio.current_task(), None
+    assert own is not None, "it is run by a task"
+    # A termination unwinds, so that what was started is ended.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, own.cancel)
     try:
         await mesh.start()
         await _until_it_carries(mesh, folder)
@@ -151,6 +156,8 @@ async def run(given: argparse.Namespace, folder: Path) -> LoadResult:
         await killing
         await asyncio.sleep(SETTLE_SECONDS)
     finally:
+        if killing is not None:
+            killing.cancel()
         await mesh.stop()
     receipts = list(mesh.receipts())
     views = Views(
@@ -197,7 +204,11 @@ async def offer(mesh: LaneMesh, folder: Path, name: str, rate: float, seconds: f
         stdout=asyncio.subprocess.PIPE,
         cwd=ROOT,
     )
-    output, _ = await process.communicate(msgspec.json.encode(job))
+    try:
+        output, _ = await process.communicate(msgspec.json.encode(job))
+    finally:
+        if process.returncode is None:
+            process.kill()
     if process.returncode:
         raise LaunchError("the load generator failed")
     seen = [msgspec.json.decode(line, type=SeenEnd) for line in file.read_bytes().splitlines()]
