@@ -19,7 +19,7 @@ from weft_testing.torture.history import Event, EventFile, KeptTask, Kind, read_
 MODEL = "smollm2-135m"
 TASKS = "/api/v1/inference-tasks"
 STATES = {"pending": 1, "running": 2, "completed": 3, "failed": 4, "cancelled": 5}
-STREAMS = 6
+STREAMS = 4
 STREAM_TOKENS, TASK_TOKENS = 16, 4
 """Few: the demo model answers one after the other, and a busy machine must not run into the timeout of its queue."""
 TASK_PAUSE_SECONDS = 1.0
