@@ -205,6 +205,11 @@ class Scheduler:
         following, request.fallbacks = request.fallbacks[0], request.fallbacks[1:]
         self._placements.move(request, following, now)
 
+    def note_gone(self, model: str, runner: str, incarnation: str, now: float) -> list[Decision]:
+        """Note the end of a request on a candidate that this router has not granted: its slot is free."""
+        self._index.note_gone((model, runner, incarnation))
+        return self._go_on((), now)
+
     def finish(
         self, key: int, now: float, served: Served | None = None, failure: Reason | None = None
     ) -> list[Decision]:
@@ -540,6 +545,9 @@ class Placements:
         _, is_relieved = self._release(request, tokens, now)
         if failure is not None and classify(failure) is FailureKind.BROKE:
             self._index.health.note_failure(candidate, FailureKind.BROKE, now, had_begun=content_at is not None)
+        elif failure is not None and content_at is None and classify(failure) is FailureKind.BUSY:
+            # A dispatcher has such a request placed again; one that a proxy carries ends with it.
+            self._index.health.note_failure(candidate, FailureKind.BUSY, now)
         elif request.kind.needs.operation is Operation.TOKENIZE:
             pass  # it measures neither the duration of work there nor free slots
         elif served is not None and failure is None:

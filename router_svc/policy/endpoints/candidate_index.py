@@ -32,8 +32,8 @@ from weft.kernel.failures import FailureKind
 class CandidateIndex:
     """Selects candidates for requests and counts the slots that this router has granted them.
 
-    Load is what this router granted, and what the figures of engines add to it (`engine_load`); the slots that runners
-    report in use only break ties, since they are seconds old.
+    Load is what this router granted, and what the figures of engines add to it (`engine_load`). The slots that runners
+    report in use are seconds old: they break ties, and show what this router cannot have granted (`EngineSlots`).
     """
 
     def __init__(self, settings: Settings, limits: SchedulerLimits) -> None:
@@ -145,6 +145,7 @@ class CandidateIndex:
         endpoint = self.table.by_key[candidate.key]
         endpoint.in_flight += 1
         endpoint.engine_slots.requests += 1
+        endpoint.engine_slots.granted += 1
         endpoint.runner.requests += 1
         endpoint.pool.in_flight += 1
         self.total_in_flight += 1
@@ -173,6 +174,12 @@ class CandidateIndex:
             self.table.note_cap_released(pool)
         if endpoint.group is None:
             self.table.forget_if_unused(endpoint)
+
+    def note_gone(self, key: CandidateKey) -> None:
+        """Note that a request has ended there that this router has not granted."""
+        endpoint = self.table.by_key.get(key)
+        if endpoint is not None and endpoint.engine_slots.note_gone():
+            self.table.settle_engine(endpoint)
 
     def in_flight(self, candidate: Candidate) -> int:
         """Requests on this candidate."""

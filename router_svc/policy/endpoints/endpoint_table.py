@@ -51,7 +51,12 @@ class EndpointTable:
         if endpoint.candidate == candidate:
             return
         endpoint.runner.change_limit(endpoint.candidate.runner_max_requests, candidate.runner_max_requests)
+        # A change of it shows a new report; anything else may change long after the last one.
+        is_new = candidate.slots_reported_used != endpoint.candidate.slots_reported_used
+        is_other = is_new and endpoint.engine_slots.note_used(candidate.slots_reported_used)
         endpoint.pool.change(endpoint, candidate)
+        if is_other:
+            self._settle_others(endpoint)
         self.note_change(endpoint)
 
     def drop(self, model: str) -> None:
@@ -155,6 +160,9 @@ class EndpointTable:
     def settle_engine(self, endpoint: Endpoint) -> None:
         """Reorder an endpoint whose load changed, and those that share its engine."""
         self.settle(endpoint)
+        self._settle_others(endpoint)
+
+    def _settle_others(self, endpoint: Endpoint) -> None:
         if len(endpoint.engine_slots.endpoints) > 1:
             for each in endpoint.engine_slots.endpoints.values():
                 if each is not endpoint:
@@ -223,6 +231,7 @@ class EndpointTable:
         endpoint.runner.endpoints[endpoint.key] = engine.endpoints[endpoint.key] = endpoint
         endpoint.runner.change_limit(0, candidate.runner_max_requests)
         self._by_model[candidate.model] = endpoint
+        engine.note_used(candidate.slots_reported_used)
         pool.add(endpoint)
         self.settle_engine(endpoint)
         self.note_change(endpoint)

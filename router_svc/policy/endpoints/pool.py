@@ -66,13 +66,35 @@ class RunnerLoad:
 class EngineSlots:
     """Number of requests that one engine works on, for its model and all adapters of that: they share its slots."""
 
-    __slots__ = ("endpoints", "key", "requests")
+    __slots__ = ("endpoints", "granted", "inherited", "key", "requests")
 
     def __init__(self, key: EngineKey) -> None:
         self.key = key
         self.requests = 0
+        self.granted = 0
+        """Requests that this router has ever granted it."""
+        self.inherited = 0
+        """Requests that it works on and that this router has not granted, as far as its runner's reports show: those
+        of an earlier process of this router, of another router, or of callers of the runner itself."""
         self.endpoints: dict[CandidateKey, Endpoint] = {}
         """The engine's endpoints that are in the mesh."""
+
+    def note_used(self, slots: int) -> bool:
+        """Note how many slots its runner reports in use. Returns whether that changes `inherited`.
+
+        Reports are seconds old. Each used slot is inherited, or of a request that this router has granted; so there are
+        at least those above all that it ever granted. There are never more than before, above those that it grants now.
+        """
+        was = self.inherited
+        self.inherited = max(slots - self.granted, min(was, slots - self.requests), 0)
+        return self.inherited != was
+
+    def note_gone(self) -> bool:
+        """Note the end of an inherited request. Returns whether one was known."""
+        if not self.inherited:
+            return False
+        self.inherited -= 1
+        return True
 
 
 class Endpoint:
@@ -145,8 +167,9 @@ class Endpoint:
 
     @property
     def is_full(self) -> bool:
-        """Whether all slots of its engine are granted."""
-        return self.engine_slots.requests >= self.candidate.slots
+        """Whether all slots of its engine are granted, or inherited."""
+        slots = self.engine_slots
+        return slots.requests + slots.inherited >= self.candidate.slots
 
     @property
     def runner_is_full(self) -> bool:

@@ -1,0 +1,70 @@
+"""Slots that a runner reports in use and that this router has not granted: those of an earlier process of it."""
+
+from index_harness import index, member, place, placed
+
+from router_svc.policy.endpoints.pool import EngineSlots
+
+
+def test_a_router_that_has_just_started_gives_no_slot_away_that_its_predecessor_has_granted() -> None:
+    mesh = index(member("a", slots=2, slots_reported_used=2))
+    assert placed(mesh, 1) == ["nobody"]
+    mesh.table.put(member("a", slots=2, slots_reported_used=1))
+    assert placed(mesh, 2) == ["a", "nobody"]
+
+
+def test_a_control_without_a_report_of_use_shows_that_the_report_keeps_the_slot() -> None:
+    assert placed(index(member("a", slots=2)), 3) == ["a", "a", "nobody"]
+
+
+def test_a_runner_that_says_that_such_a_request_has_ended_frees_its_slot_before_its_next_report() -> None:
+    mesh = index(member("a", slots=1, slots_reported_used=1))
+    assert not mesh.has_free("p")
+    mesh.table.take_freed()
+    mesh.note_gone(member("a").key)
+    assert list(mesh.table.take_freed()) == ["p"]
+    assert placed(mesh, 2) == ["a", "nobody"]
+    # No second end of it, and none of a runner that is not there.
+    mesh.note_gone(member("a").key)
+    mesh.note_gone(member("b").key)
+    assert not mesh.has_free("p")
+
+
+def test_reports_of_a_routers_own_requests_keep_no_slot() -> None:
+    mesh = index(member("a", slots=2))
+    running = place(mesh)
+    assert running is not None
+    mesh.table.put(member("a", slots=2, slots_reported_used=1))
+    mesh.release(running)
+    # The runner has not reported since: what it says is old.
+    assert placed(mesh, 3) == ["a", "a", "nobody"]
+
+
+def test_a_change_that_is_no_report_of_use_says_nothing_of_inherited_requests() -> None:
+    mesh = index(member("a", slots=4, slots_reported_used=2))
+    assert placed(mesh, 3) == ["a", "a", "nobody"]
+    mesh.table.put(member("a", slots=4, slots_reported_used=2, memory_bytes=1))
+    assert place(mesh) is None
+
+
+def test_an_adapter_and_its_model_inherit_the_same_requests() -> None:
+    mesh = index(
+        member("a", slots=2, slots_reported_used=1),
+        member("x", slots=2, slots_reported_used=1, base_model="a", runner="on-a"),
+    )
+    assert placed(mesh, 2)[1:] == ["nobody"]
+
+
+def test_inherited_requests_are_at_least_those_above_all_grants_and_never_more_than_before() -> None:
+    engine = EngineSlots(("m", "r", "1"))
+    assert engine.note_used(3)
+    assert engine.inherited == 3
+    engine.granted = engine.requests = 1
+    engine.note_used(4)
+    assert engine.inherited == 3
+    engine.note_used(2)
+    assert engine.inherited == 1
+    engine.granted, engine.requests = 5, 0
+    engine.note_used(4)
+    assert engine.inherited == 1, "four of five grants may still be counted there"
+    engine.note_used(0)
+    assert engine.inherited == 0
