@@ -117,7 +117,7 @@ def _connection_manager(plan: EdgePlan) -> Document:
         },
         max_request_headers_kb=max(1, limits.max_header_bytes // 1024),
         normalize_path=True,
-        local_reply_config=local_replies(),
+        local_reply_config=local_replies(has_picker=plan.lane is not None),
         route_config={"virtual_hosts": [{"name": "mesh", "domains": ["*"], "routes": _routes(plan)}]},
         http_filters=[_rate_limit(plan), *_lane_filters(plan), _router()],
         **lane,

@@ -30,6 +30,7 @@ from weft_app.edge.fragments import (
     message,
     static_cluster,
 )
+from weft_app.edge.local_replies import NO_PICKER_NAME
 from weft_app.edge.plan import EdgeLimits, EdgePlan, Endpoint, LanePlan
 
 LANE, NAMED, PICKER = "lane", "named", "picker"
@@ -39,6 +40,9 @@ LANE_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 OWN_HEADERS = "x-weft-"
 PICKER_SLACK_SECONDS = 5.0
 """How long after the deadline of every request Envoy still waits for the picker's answer, which then is an error."""
+LOG_RETRIES, LOG_RETRY_SECONDS, MAX_LOG_RETRY_SECONDS = 60, 0.25, 2.0
+"""How often Envoy tries to open the stream of its log again, and the pauses before: some two minutes in all, for which
+runners repeat their reports, too."""
 MAX_LANE_ENDPOINTS = 8
 """Attempts at most, whatever the picker asks for."""
 _EXT_PROC, _USAGE = "envoy.filters.http.ext_proc", "envoy.filters.http.ai_protocol_manager"
@@ -133,7 +137,8 @@ def lane_filters(limits: EdgeLimits) -> list[Document]:
         # The picker answers when the scheduler does, within the deadline of every request.
         message_timeout=duration(limits.request_timeout_seconds + PICKER_SLACK_SECONDS),
         failure_mode_allow=False,
-        status_on_error={"code": "ServiceUnavailable"},
+        # For the caller it becomes a 503 in the envelope of the mesh.
+        status_on_error={"code": NO_PICKER_NAME},
         # It says how often a request may be sent again.
         mutation_rules={"allow_envoy": True},
         route_cache_action="CLEAR",
@@ -155,6 +160,14 @@ def lane_log(limits: EdgeLimits) -> list[Document]:
             "transport_api_version": "V3",
             "grpc_service": _to_picker(),
             "buffer_flush_interval": duration(limits.log_flush_seconds),
+            # What is logged while no picker listens is kept, up to 64 KiB, and sent again.
+            "grpc_stream_retry_policy": {
+                "num_retries": LOG_RETRIES,
+                "retry_back_off": {
+                    "base_interval": duration(LOG_RETRY_SECONDS),
+                    "max_interval": duration(MAX_LOG_RETRY_SECONDS),
+                },
+            },
         },
         additional_request_headers_to_log=[DESTINATION],
         additional_response_headers_to_log=[REASON_HEADER],

@@ -23,10 +23,14 @@ UNREACHABLE = ("UF", "UH", "UO")
 """Envoy's flags of a request that was not sent: connection failed, no host, overflow."""
 CUT = ("UC", "UR", "URX", "LR", "UPE")
 """Envoy's flags of a request that was sent, and whose connection ended before an answer."""
+NO_PICKER = 510
+"""The status that Envoy gives a request whose picker does not answer; no other answer has it. Its caller gets 503."""
+NO_PICKER_NAME = "NotExtended"
+"""The same by Envoy's name."""
 BUSY_SECONDS = 1.0
 
 
-def local_replies() -> Document:
+def local_replies(*, has_picker: bool) -> Document:
     """Returns how the answers of Envoy itself look. What the picker answers passes as it is."""
     limited = WeftError(
         Reason.RATE_LIMIT_EXCEEDED,
@@ -44,25 +48,40 @@ def local_replies() -> Document:
         retry_after_seconds=BUSY_SECONDS,
     )
     late = WeftError(Reason.DEADLINE_EXCEEDED, "the deadline of the request has passed before it was answered")
-    errors = (
-        (late, LATE, "false"),
-        (limited, RATE_LIMITED, "true"),
-        (unreachable, UNREACHABLE, "true"),
-        (cut, CUT, ""),
+    unplaced = WeftError(
+        Reason.SERVICE_UNAVAILABLE,
+        "the endpoint picker of this mesh does not answer; the request was not carried out",
+        retry_after_seconds=BUSY_SECONDS,
     )
+    errors = [
+        (late, _by_flags(LATE), "false"),
+        (limited, _by_flags(RATE_LIMITED), "true"),
+        (unreachable, _by_flags(UNREACHABLE), "true"),
+        (cut, _by_flags(CUT), ""),
+    ]
+    if has_picker:
+        errors.append((unplaced, _by_status(NO_PICKER), "true"))
     return {
         "mappers": [
-            _mapper(error, flags, dialect, should_retry) for error, flags, should_retry in errors for dialect in _PATHS
+            _mapper(error, which, dialect, should_retry) for error, which, should_retry in errors for dialect in _PATHS
         ]
     }
 
 
-def _mapper(error: WeftError, flags: tuple[str, ...], dialect: Dialect, should_retry: str) -> Document:
-    by_flag = {"response_flag_filter": {"flags": list(flags)}}
+def _by_flags(flags: tuple[str, ...]) -> Document:
+    return {"response_flag_filter": {"flags": list(flags)}}
+
+
+def _by_status(status: int) -> Document:
+    value = {"default_value": status, "runtime_key": "weft.local_reply_status"}
+    return {"status_code_filter": {"comparison": {"op": "EQ", "value": value}}}
+
+
+def _mapper(error: WeftError, which: Document, dialect: Dialect, should_retry: str) -> Document:
     path = {"name": ":path", "string_match": {"safe_regex": {"regex": _PATHS[dialect]}}}
     body = envelope(error, dialect=dialect).decode()
     return {
-        "filter": {"and_filter": {"filters": [by_flag, {"header_filter": {"header": path}}]}},
+        "filter": {"and_filter": {"filters": [which, {"header_filter": {"header": path}}]}},
         "status_code": http_status(error),
         "body_format_override": {
             # A percent sign begins a command of Envoy's formats.

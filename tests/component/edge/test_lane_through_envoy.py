@@ -296,10 +296,11 @@ async def test_what_the_picker_answers_itself_is_passed_on_as_it_is(lane: Lane) 
     assert (status, body, headers["retry-after"]) == (429, {"error": {"code": "queue_full"}}, "3")
 
 
-async def test_a_picker_that_is_gone_is_a_503(lane: Lane) -> None:
+async def test_a_picker_that_is_gone_is_a_503_in_the_envelope_of_the_mesh(lane: Lane) -> None:
     await lane.stop_picker()
-    async with aiohttp.ClientSession(lane.url) as http, http.post(CHAT, json={}) as answer:
-        assert answer.status == 503
+    status, body, headers = await lane.ask()
+    assert (status, body["error"]["code"], headers["retry-after"]) == (503, "service_unavailable", "1")
+    assert "picker" in body["error"]["message"]
 
 
 async def test_an_endpoint_that_cannot_be_reached_is_answered_in_the_envelope_of_the_mesh(lane: Lane) -> None:
