@@ -14,8 +14,9 @@ from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.lane import AttemptReports
 from weft.dispatch.tickets import sign
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering
 
 log = get_logger("weft.router")
@@ -41,6 +42,9 @@ class LaneServicer(lane_service_pb2_grpc.LaneServiceServicer):
         async with answering(context):
             if len(request.reports) > MAX_REPORTS:
                 raise invalid_field("reports", f"has more than {MAX_REPORTS} entries")
+            if not self._view().revision:
+                # It has just started: a refusal would cost the reports, which runners repeat.
+                raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router does not know the mesh yet")
             return pb.ReportAttemptsResponse(outcomes=map(self._note, request.reports))
         raise AssertionError("abort has raised")
 

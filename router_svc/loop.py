@@ -454,6 +454,26 @@ class SchedulingLoop:
                 self._scheduler.fall_back(key, reason_of(tried.reason), now)
         self._deliver(self._scheduler.finish(key, now, _served(receipt, mailbox.request.operation), failure))
 
+    def note_gone(self, model: str, runner: str, incarnation: str) -> None:
+        """Note that a runner works no longer on a request that this router has not granted."""
+        self._deliver(self._scheduler.note_gone(model, runner, incarnation, self._clock.monotonic()))
+
+    def recover(self, claims: ticket_pb2.TicketClaims, receipt: receipt_pb2.Receipt) -> None:
+        """Record and count the end of a request that an earlier process of this router had granted."""
+        records, now = self._deps.records, self._clock.monotonic()
+        if not records.requests.is_lost(claims.request_id, claims.tenant):
+            return
+        before = records.requests.recover(claims, receipt, now, self._clock.utc_now())
+        tenant, target = (claims.tenant, claims.model) if before is None else (before.tenant, before.target)
+        was_counted = before is not None and before.receipt is not None
+        records.usage.note_recovered(claims.lane, tenant, target, receipt, was_counted=was_counted)
+        log.info(
+            "the end of a lost request is known",
+            request_id=claims.request_id,
+            model=receipt.model,
+            reason=Reason(receipt.reason).name.lower() if receipt.reason else None,
+        )
+
     def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, asyncio.Future[None]]:
         """Cancel the requests under way with this id; returns futures of their ends, by key.
 

@@ -111,6 +111,11 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
     quotes_model: bool = False
     """Whether the receipt has what a model may have written: signals and warnings. That is not kept over a restart."""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether its router ended before its end was recorded."""
+        return self.reason is Reason.ROUTER_LOST
+
 
 _NANOSECONDS = 1e9
 

@@ -6,10 +6,11 @@ the router's database, and fills a new log from there.
 """
 
 import heapq
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice
 
 from typing_extensions import override
@@ -20,9 +21,14 @@ from router_svc.request_watch import RequestWatch, WatchedLog
 from router_svc.unwritten_records import UnwrittenRecords
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
+from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.placement import PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason, reason_of
+from weft.kernel.request import Priority
+
+FIRST_RECOVERED_KEY = -1_000_000_000
+"""Keys of requests of an earlier run of which this one has no record; those of restored ones are above it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,7 @@ class RequestLog(WatchedLog):
         """Keys by tenant and id: no tenant hides another tenant's request by using its id."""
         self._watches: list[RequestWatch] = []
         self.unwritten = UnwrittenRecords()
+        self._recovered_keys = itertools.count(FIRST_RECOVERED_KEY, -1)
         self._next_number = 1
         self.oldest_number = 1
         """Of requests that ended with this number or a later one nothing is to be looked for elsewhere."""
@@ -176,12 +183,63 @@ class RequestLog(WatchedLog):
         """Put a receipt to which a second witness has added in place of that of the newest ended request of this id."""
         ended = self._ended.get(self._newest_of_tenant.get((tenant, request_id), -1))
         if ended is not None and ended.receipt is not None:
-            ended.receipt = self._bounded(receipt).SerializeToString()
+            ended.receipt, ended.reason = self._bounded(receipt).SerializeToString(), reason_of(receipt.reason)
             ended.quotes_model = bool(receipt.signals or receipt.warnings)
             # Its record may be written already: it is written once more.
             self.unwritten.note_end(ended)
             if self._watches:
                 self._mark(ended)
+
+    def is_lost(self, request_id: str, tenant: str) -> bool:
+        """Whether nothing is known of the end of a request: there is no record of it, or one of a lost router.
+
+        An empty tenant is any; then there must be a record.
+        """
+        key = self._newest_of_tenant.get((tenant, request_id)) if tenant else self._newest.get(request_id)
+        if key is None:
+            return bool(tenant)
+        ended = self._ended.get(key)
+        return ended is not None and ended.is_lost
+
+    def recover(
+        self, claims: ticket_pb2.TicketClaims, receipt: receipt_pb2.Receipt, now: float, wall: datetime
+    ) -> EndedRequest | None:
+        """Record how a lost request ended, which became known since; returns it as it was. None: nothing was.
+
+        See `is_lost`, which must be so; without a tenant in the claims there is a record of it.
+        """
+        names = (claims.tenant, claims.request_id)
+        key = self._newest_of_tenant.get(names) if claims.tenant else self._newest.get(claims.request_id)
+        before = None if key is None else self._ended.pop(key)
+        took = receipt.total_time.ToNanoseconds() / 1e9
+        arrived_at = now - took if before is None else before.arrived_at
+        ended = EndedRequest(
+            key=next(self._recovered_keys) if before is None else before.key,
+            request_id=claims.request_id,
+            tenant=claims.tenant if before is None else before.tenant,
+            client_id="" if before is None else before.client_id,
+            target=claims.model if before is None else before.target,
+            priority=_priority_of(claims) if before is None else before.priority,
+            arrived_at=arrived_at,
+            arrived_wall=wall - timedelta(seconds=took) if before is None else before.arrived_wall,
+            ended_at=min(now, arrived_at + took) if took else now,
+            reason=reason_of(receipt.reason),
+            message="",
+            decisions=b"" if before is None else before.decisions,
+            receipt=self._bounded(receipt).SerializeToString(),
+            asked_model=claims.lane.asked_model if before is None else before.asked_model,
+            number=self._next_number,
+            quotes_model=bool(receipt.signals or receipt.warnings),
+        )
+        self._next_number += 1
+        self._ended[ended.key] = ended
+        self._newest[ended.request_id] = self._newest_of_tenant[ended.tenant, ended.request_id] = ended.key
+        self.unwritten.note_recovered(ended)
+        if self._watches:
+            self._mark(ended)
+        if len(self._ended) > self._limits.max_ended:
+            self._forget_oldest()
+        return before
 
     def find(self, request_id: str, now: float, tenant: str = "") -> RequestEntry | EndedRequest | None:
         """Return the newest request of this id of the tenant; of any tenant if empty."""
@@ -310,7 +368,7 @@ class RequestLog(WatchedLog):
     def _forget_lost(self, request: PlacementRequest) -> None:
         """Forget that a request was lost with a router: it is placed again."""
         key = self._newest_of_tenant.get((request.tenant, request.request_id))
-        if key is not None and key in self._ended and self._ended[key].reason is Reason.ROUTER_LOST:
+        if key is not None and key in self._ended and self._ended[key].is_lost:
             del self._ended[key]
 
     def _forget_old(self, now: float) -> None:
@@ -338,6 +396,10 @@ class RequestLog(WatchedLog):
         if kept.ByteSize() <= self._limits.max_receipt_bytes:
             return kept
         return receipt_pb2.Receipt(outcome=receipt.outcome, reason=receipt.reason, left_premises=receipt.left_premises)
+
+
+def _priority_of(claims: ticket_pb2.TicketClaims) -> Priority:
+    return Priority.from_wire(claims.lane.priority) or Priority.NORMAL
 
 
 def _repeats(last: object, status: Waits | Loads | Placed) -> bool:

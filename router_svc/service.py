@@ -36,6 +36,7 @@ from weft.api.router.v1 import (
     request_service_pb2,
     request_service_pb2_grpc,
 )
+from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.aliases import asked_name
 from weft.dispatch.call import LayeredDispatcher
 from weft.dispatch.dispatcher import Dispatcher
@@ -185,6 +186,18 @@ class RouterService(Service):
     def amend_receipt(self, tenant: str, receipt: receipt_pb2.Receipt) -> None:
         """Put what a second witness has added to a receipt into the record of its request, where that is here."""
         self._records.requests.amend(receipt.request_id, tenant, receipt)
+
+    def is_lost(self, request_id: str, tenant: str) -> bool:
+        """See `weft.dispatch.lane.LostRequests.is_lost`."""
+        return self._records.requests.is_lost(request_id, tenant)
+
+    def note_gone(self, claims: ticket_pb2.TicketClaims) -> None:
+        """See `weft.dispatch.lane.LostRequests.note_gone`."""
+        self._loop.note_gone(claims.model, claims.runner, claims.runner_incarnation)
+
+    def recover(self, claims: ticket_pb2.TicketClaims, receipt: receipt_pb2.Receipt) -> None:
+        """See `weft.dispatch.lane.LostRequests.recover`."""
+        self._loop.recover(claims, receipt)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Use other profiles of clients and rate limits from now on; every other setting stays as it is."""

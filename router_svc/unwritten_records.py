@@ -22,7 +22,8 @@ class RecordBatch:
     gone: Sequence[int]
     """Keys of requests of which nothing is kept: another router goes on with them."""
     placed_again: Sequence[tuple[str, str]]
-    """Tenants and ids of requests that a router had placed before which was lost, or gave them away."""
+    """Tenants and ids of requests that a router had placed before which was lost, or gave them away: they are placed
+    again, or their ends have become known."""
 
     @property
     def is_empty(self) -> bool:
@@ -69,6 +70,13 @@ class UnwrittenRecords:
         if len(self._ended) > self._max_ended:
             del self._ended[next(iter(self._ended))]
             self.dropped_count += 1
+
+    def note_recovered(self, ended: EndedRequest) -> None:
+        """Collect the end of a request of an earlier process, in place of the record that it was lost."""
+        if self._max_ended:
+            self._placed_again.append((ended.tenant, ended.request_id))
+            del self._placed_again[: -self._max_ended]
+        self.note_end(ended)
 
     def take(self, limit: int) -> RecordBatch:
         """Return what was collected, of each kind at most `limit`; the caller writes it, or gives it back."""

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from router_svc.policy.usage_rows import HourRows, UsageKey
 from weft.api.common.v1 import receipt_pb2
+from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.accelerator_time import accelerator_time
 from weft.dispatch.agents import UNKNOWN_TARGET, TargetLabels
 from weft.dispatch.fleet import FleetView
@@ -208,6 +209,27 @@ class UsageRecorder:
         sums = _without_receipt(refused, was_placed=was_placed, is_closing=is_closing)
         if sums is not None:
             self._add(self._key_of(request, "", view), sums)
+
+    def note_recovered(
+        self,
+        terms: ticket_pb2.LaneTerms,
+        tenant: str,
+        target: str,
+        receipt: receipt_pb2.Receipt,
+        *,
+        was_counted: bool,
+    ) -> None:
+        """Counts a request of an earlier process whose end has become known; `was_counted`: its outcome was.
+
+        `target`: see `PlacementRequest.model`.
+        """
+        if self._max_rows is None:
+            return
+        hour = hour_of(self._clock.utc_now().timestamp())
+        model = receipt.model or UNKNOWN_TARGET
+        asked = "" if model == UNKNOWN_TARGET else asked_of(terms.asked_model, target, model)
+        key = UsageKey(hour, tenant, terms.caller or UNKNOWN_CALLER, model, asked)
+        self._add(key, spent_of(receipt) if was_counted else usage_of(receipt))
 
     @property
     def is_empty(self) -> bool:

@@ -60,6 +60,10 @@ class LaneRequest:
     """Its receipt, once it has ended."""
     cancelled: WeftError | None = None
     """The error of its cancellation by a separate call; None: it was not cancelled so."""
+    ended_at: float = 0.0
+    unreported_of: int | None = None
+    """The place of the endpoint that served it as far as was known at its end, if no report of it had come by then;
+    None: one had."""
 
     @property
     def request_id(self) -> str:

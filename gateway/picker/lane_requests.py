@@ -22,6 +22,7 @@ from gateway.picker.intake import LaneWork
 from gateway.picker.lane_cancellation import cancel_at_runners, not_cancellable
 from gateway.picker.lane_request import OWN_PROXY, GatewayTerms, LaneRequest
 from gateway.picker.limits import PickerLimits
+from gateway.picker.lost_requests import LostRequestBook
 from gateway.picker.metrics import PickerMetrics
 from gateway.picker.session import Route
 from gateway.picker.subset import Allowed, allowed_runners
@@ -34,7 +35,7 @@ from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.agents import known_names
 from weft.dispatch.dispatcher import may_leave, name_alias, placement_request, record_spans, reported_error
 from weft.dispatch.fleet import FleetSource
-from weft.dispatch.lane import AttemptReports, EndpointKind, LaneEndpoint, endpoint_in
+from weft.dispatch.lane import AttemptReports, EndpointKind, LaneEndpoint, LostRequests, endpoint_in
 from weft.dispatch.placement import Grant, PlacementPort, canceller_of
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_trace import RequestTrace, log_receipt
@@ -81,6 +82,8 @@ class LanePorts:
     tracing: Tracing = NO_TRACING
     amend: Callable[[str, receipt_pb2.Receipt], None] = _amend_nothing
     """Puts a receipt, to which the second witness has added, into the record of the tenant's request."""
+    lost: LostRequests | None = None
+    """Where the ends of requests are recorded that an earlier process has placed; None: nowhere."""
 
 
 class LaneRequests(AttemptReports):
@@ -95,6 +98,7 @@ class LaneRequests(AttemptReports):
         self._open: dict[str, LaneRequest] = {}
         self._ended: dict[str, LaneRequest] = {}
         """Those that have ended, for as long as the second witness is waited for; the oldest first."""
+        self._lost = None if ports.lost is None else LostRequestBook(ports.lost, limits.report_wait_seconds)
         self._has_signs_of_life = False
         self._sweeping: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -121,7 +125,10 @@ class LaneRequests(AttemptReports):
             await stop_tasks([self._sweeping])
             self._sweeping = None
         for lane in list(self._open.values()):
-            self._end(lane, Reason.SHUTTING_DOWN, "none")
+            # The proxy goes on with what is placed: the next process of this router hears how it ends.
+            self._end(lane, Reason.ROUTER_LOST if lane.grants else Reason.SHUTTING_DOWN, "none")
+        if self._lost is not None:
+            self._lost.close()
         while self._closing:
             await asyncio.wait(self._closing)
 
@@ -154,10 +161,11 @@ class LaneRequests(AttemptReports):
         index = None if lane is None else lane.place_of(claims)
         if lane is None or index is None or index in lane.reports:
             self._metrics.unknown("runner")
-            return False
+            now = self._ports.clock.monotonic()
+            return lane is None and self._lost is not None and self._lost.note_attempt(claims, report, now)
         lane.reports[index] = report
         if lane.receipt is not None:
-            self._compare(lane)
+            self._note_late_report(lane, index)
         elif lane.settles(index) or lane.sight is not None:
             self._end(lane, Reason.WORKER_LOST, "runner")
         else:
@@ -195,8 +203,10 @@ class LaneRequests(AttemptReports):
         while self._ended:
             request_id, lane = next(iter(self._ended.items()))
             if lane.due_at is not None and lane.due_at > now:
-                return
+                break
             del self._ended[request_id]
+        if self._lost is not None:
+            self._lost.sweep(now)
 
     async def _sweep_on(self) -> None:
         while True:
@@ -376,20 +386,29 @@ class LaneRequests(AttemptReports):
             self._compare(ended)
         elif ended is None and sight.placed and not sight.goes_on:
             self._metrics.unknown("proxy")
-            log.warning(
-                "end of a request that this picker does not know",
+            log.info(
+                "the proxy reports the end of a request that this picker has not placed",
                 request_id=sight.request_id,
                 placed=sight.placed,
                 status=sight.status,
                 details=sight.details,
             )
+            if self._lost is not None:
+                self._lost.note_sight(sight, self._ports.clock.monotonic())
+
+    def _note_late_report(self, lane: LaneRequest, index: int) -> None:
+        """Put a runner's report that came after the end into the receipt: it knows more than was assumed then."""
+        if lane.unreported_of == index and lane.settles(index):
+            reason, part = lane.end(Reason.WORKER_LOST)
+            lane.note_first_content()
+            lane.receipt = lane.trace.receipt(reason, part, lane.ended_at)
+            lane.unreported_of = None
+        self._compare(lane)
 
     def _compare(self, lane: LaneRequest) -> None:
         """Add what the second witness says to the receipt of a request that has ended."""
-        found = lane.add_proxy_record()
-        if lane.receipt is None:
-            return
-        self._note_disagreements(lane, found)
+        assert lane.receipt is not None, "it has ended"
+        self._note_disagreements(lane, lane.add_proxy_record())
         self._ports.amend(lane.work.context.tenant, lane.receipt)
 
     def _note_disagreements(self, lane: LaneRequest, found: list[str]) -> None:
@@ -418,7 +437,11 @@ class LaneRequests(AttemptReports):
         if lane.slot is not None:
             lane.slot.release()
         if lane.grants:
-            lane.due_at = now + self._limits.report_wait_seconds
+            lane.ended_at, wait = now, self._limits.report_wait_seconds
+            if lane.kind is EndpointKind.SIDECAR and lane.served not in lane.reports:
+                # A runner under load may say later how it was, and knows better than what is assumed until then.
+                lane.unreported_of, wait = lane.served, self._limits.end_report_limit_seconds
+            lane.due_at = now + wait
             self._ended[lane.request_id] = lane
         if not self._open and self._on_idle is not None and not self._on_idle.done():
             self._on_idle.set_result(None)

@@ -17,6 +17,7 @@ from router_svc.request_log import RequestLogLimits
 from router_svc.store.tables import request_records, router_beats
 from weft.api.common.v1 import warning_pb2
 from weft.api.router.v1 import request_pb2, request_service_pb2
+from weft.api.runner.v1 import ticket_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -27,6 +28,7 @@ FAILED = request_service_pb2.REQUEST_SELECTION_FAILED
 COMPLETED = request_service_pb2.REQUEST_SELECTION_COMPLETED
 RequestRecord = request_pb2.RequestRecord
 LOST = Reason.ROUTER_LOST.value
+TENANT = "ann"
 
 
 async def refused(router: KeptRouter, request_id: str, tenant: str = "") -> Reason:
@@ -140,6 +142,46 @@ async def test_a_request_that_is_placed_again_after_a_restart_is_not_lost_any_mo
     listed = await third.requests.requests(selection=ENDED)
     assert [(record.request_id, record.reason) for record in listed.requests] == [("r-1", 0)]
     await third.kill()
+
+
+@pytest.mark.parametrize("was_written", [True, False])
+async def test_a_lost_request_whose_end_becomes_known_is_one_record_with_its_receipt(
+    database_url: str, was_written: bool
+) -> None:
+    router = await KeptRouter(database_url).start()
+    router.arrive("r-1", client_id="laptop")
+    if was_written:
+        await router.flush()
+    again = await router.restarted(after=3.0)
+    log = again.records.requests
+    assert log.is_lost("r-1", TENANT)
+    claims = ticket_pb2.TicketClaims(request_id="r-1", tenant=TENANT, model="demo")
+    before = log.recover(claims, a_receipt("r-1"), again.clock.monotonic(), again.clock.utc_now())
+    assert (before is not None) == was_written
+    assert not log.is_lost("r-1", TENANT)
+    found = await again.requests.request("r-1")
+    assert (found.reason, found.receipt.usage.completion_tokens) == (0, 5)
+    assert found.client_id == ("laptop" if was_written else "")
+    await again.flush()
+    assert await stored(again) == 1
+    third = await again.restarted()
+    assert await third.requests.request("r-1") == found
+    assert await third.ended_ids() == ["r-1"]
+    assert not third.records.requests.is_lost("r-1", TENANT)
+    await third.kill()
+
+
+async def test_a_receipt_to_which_a_second_witness_has_added_is_there_after_a_kill(database_url: str) -> None:
+    router = await KeptRouter(database_url).start()
+    router.end(router.arrive("r-1"), "r-1")
+    await router.flush()
+    whole = a_receipt("r-1")
+    whole.proxy.status = 200
+    router.records.requests.amend("r-1", TENANT, whole)
+    await router.flush()
+    again = await router.restarted()
+    assert (await again.requests.request("r-1")).receipt.proxy.status == 200
+    await again.kill()
 
 
 async def test_a_request_that_moved_to_another_router_leaves_no_record(database_url: str) -> None:

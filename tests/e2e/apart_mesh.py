@@ -45,6 +45,10 @@ class Apart:
         assert "serves at" in line, f"{service} did not start"
         return line.split()[-1]
 
+    def pid(self, service: str) -> int:
+        """The process id of a service that runs."""
+        return self._processes[service].pid
+
     def end(self, service: str, number: signal.Signals) -> int:
         """End a service and wait for it."""
         process = self._processes.pop(service)

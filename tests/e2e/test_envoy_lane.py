@@ -3,122 +3,12 @@
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from kit.envoy import running_envoy
-from mesh_process import MeshProcess, eventually, fake_runner, own_descendants, running_mesh, write_config
-
-from weft_app.config.loader import load_config
-from weft_app.edge.edge_document import edge_document
-from weft_app.edge.plan import EdgePlan, Endpoint, LanePlan, limits_of
-from weft_testing.free_port import free_port
-
-SECONDS = 30.0
-CHAT = "/v1/chat/completions"
-
-
-class Lane:
-    """A mesh, an Envoy before it, and a client."""
-
-    def __init__(self, mesh: MeshProcess, url: str, http: aiohttp.ClientSession) -> None:
-        self.mesh = mesh
-        self.url = url
-        self.http = http
-        self._count = 0
-
-    def body(self, content: str = "hi", **fields: Any) -> dict[str, Any]:
-        return {"model": "pool", "messages": [{"role": "user", "content": content}], **fields}
-
-    def new_id(self) -> str:
-        self._count += 1
-        return f"req-lane-{self._count}"
-
-    def asking(self, body: dict[str, Any], request_id: str, path: str = CHAT, **headers: str) -> Any:
-        named = {"x-request-id": request_id, **{name.replace("_", "-"): value for name, value in headers.items()}}
-        return self.http.post(f"{self.url}{path}", json=body, headers=named)
-
-    async def ask(
-        self, body: dict[str, Any], request_id: str, path: str = CHAT, **headers: str
-    ) -> tuple[int, Any, Any]:
-        async with self.asking(body, request_id, path, **headers) as response:
-            return response.status, json.loads(await response.text()), response.headers
-
-    async def stream_text(self, body: dict[str, Any], request_id: str) -> tuple[str, bool]:
-        """The text of a stream, and whether it was whole."""
-        text: list[str] = []
-        async with self.asking({**body, "stream": True}, request_id) as response:
-            assert response.status == 200
-            try:
-                async for line in response.content:
-                    if line.startswith(b"data: {"):
-                        document = json.loads(line[6:])
-                        if "error" in document:
-                            return "".join(text), False
-                        text += [each["delta"].get("content") or "" for each in document["choices"]]
-            except aiohttp.ClientPayloadError:
-                return "".join(text), False
-        return "".join(text), True
-
-    async def record(self, request_id: str, *, with_proxy: bool = True) -> dict[str, Any]:
-        """The record of a request that has ended, once both witnesses have spoken."""
-
-        async def ended() -> dict[str, Any] | None:
-            async with self.http.get(f"{self.mesh.url}/v1/requests/{request_id}") as response:
-                found: dict[str, Any] = await response.json() if response.status == 200 else {}
-            is_whole = "proxy" in found.get("receipt", {}) or not with_proxy
-            return found if found.get("state") == "ended" and is_whole else None
-
-        record: dict[str, Any] = await eventually(ended, SECONDS, f"the request {request_id} has no whole record")
-        return record
-
-    async def cancel(self, request_id: str) -> tuple[int, dict[str, Any]]:
-        """Cancel a request by its id, as an operator does."""
-        async with self.http.post(f"{self.mesh.url}/v1/requests/{request_id}/cancel") as response:
-            return response.status, await response.json()
-
-    async def figure(self, beginning: str) -> float:
-        async with self.http.get(f"{self.mesh.url}/metrics") as response:
-            lines = (await response.text()).splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(beginning))
-
-
-def lane_runner(name: str, **switches: Any) -> dict[str, Any]:
-    return {**fake_runner(name, **switches), "http_port": free_port()}
-
-
-@asynccontextmanager
-async def running_lane(folder: Path, *runners: dict[str, Any], **sections: Any) -> AsyncIterator[Lane]:
-    picker, gateway = free_port(), free_port()
-    given = {"port": gateway, "picker": {"listen": f"127.0.0.1:{picker}"}, **sections}
-    config = write_config(folder, *runners, **given)
-    with running_mesh(folder / "home", "--config", str(config)) as mesh:
-        plan = EdgePlan(
-            listen=Endpoint(host="127.0.0.1", port=0),
-            gateways=(Endpoint(host="127.0.0.1", port=gateway),),
-            limits=limits_of(load_config(config)),
-            lane=LanePlan(
-                picker=Endpoint(host="127.0.0.1", port=picker),
-                endpoints=tuple(Endpoint(host="127.0.0.1", port=each["http_port"]) for each in runners),
-            ),
-        )
-        async with aiohttp.ClientSession() as http:
-            with running_envoy(edge_document(plan), folder) as address:
-                lane = Lane(mesh, f"http://{address}", http)
-                await eventually(lambda: _reaches(lane), SECONDS, "no request comes through the lane")
-                yield lane
-
-
-async def _reaches(lane: Lane) -> bool | None:
-    """Whether the picker knows where the runners take requests: until then they go to the gateway."""
-    request_id = lane.new_id()
-    # One token: an answer of a slow engine through the gateway may take longer than there is time.
-    status, _, _ = await lane.ask(lane.body(max_tokens=1), request_id)
-    return True if status == 200 and await lane.figure('weft_picker_requests_total{result="lane"') else None
+from lane_mesh import CHAT, SECONDS, lane_runner, running_lane
+from mesh_process import own_descendants
 
 
 async def test_a_unary_answer_and_a_stream_have_a_receipt_of_both_witnesses(tmp_path: Path) -> None:

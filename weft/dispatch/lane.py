@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.router.v1 import lane_service_pb2
 from weft.api.runner.v1 import ticket_pb2
@@ -72,6 +73,28 @@ def set_lane_terms(
         terms.keep_alive.FromNanoseconds(int(keep_alive_seconds * 1e9))
     if seconds_left is not None:
         terms.time_left.FromNanoseconds(int(seconds_left * 1e9))
+
+
+class LostRequests(Protocol):
+    """Port to a router: requests of its earlier processes, which a proxy has carried on, and how they ended."""
+
+    def is_lost(self, request_id: str, tenant: str) -> bool:
+        """Whether nothing is known of the end of a request: there is no record, or one that says so.
+
+        An empty tenant is any; then there must be a record.
+        """
+        ...
+
+    def note_gone(self, claims: ticket_pb2.TicketClaims) -> None:
+        """Notes that a runner works no longer on an attempt that this process has not granted."""
+        ...
+
+    def recover(self, claims: ticket_pb2.TicketClaims, receipt: receipt_pb2.Receipt) -> None:
+        """Records how a lost request ended, and counts it. Does nothing where `is_lost` is no longer so.
+
+        `claims`: those of its ticket; where only its id is known, that alone.
+        """
+        ...
 
 
 class AttemptReports(Protocol):

@@ -78,6 +78,7 @@ def build_picker(
         steady=steady,
         tracing=router.tracing,
         amend=router.amend_receipt,
+        lost=router,
     )
     picker = gateway.picker.service.build(
         PickerLimits(**values_of(PickerLimits, config.picker)),

@@ -79,6 +79,24 @@ async def test_without_the_runners_report_the_log_is_the_only_witness(tmp_path: 
         assert await stage.figure('weft_picker_ends_total{witness="proxy"}') == 1
 
 
+async def test_a_report_that_comes_after_the_wait_for_it_corrects_the_receipt(tmp_path: Path) -> None:
+    silent = b'{"model":"tiny","stream":true,"messages":[{"role":"user","content":"x"}]}'
+    async with routed(tmp_path, body=silent) as stage:
+        # An answer without usage: whether it was whole, the log does not say.
+        await stage.log(log_entry())
+        await stage.clock.advance(LIMITS.report_wait_seconds + SWEEP_SECONDS)
+        reason, receipt = await stage.end()
+        assert (reason, receipt.HasField("usage")) == (Reason.WORKER_LOST, False)
+        await stage.clock.advance(LIMITS.end_report_limit_seconds - 1)
+        assert stage.report(grant(), told())
+        (amended,) = stage.amended
+        assert (amended.outcome, amended.reason) == (receipt_pb2.OUTCOME_COMPLETED, 0)
+        assert (amended.usage.completion_tokens, amended.proxy.status) == (6, 200)
+        assert amended.total_time == receipt.total_time
+        assert not stage.report(grant(), told())
+        assert len(stage.amended) == 1
+
+
 async def test_a_clean_end_in_mid_answer_is_a_cut_off_answer(tmp_path: Path) -> None:
     async with routed(tmp_path) as stage:
         await stage.log(log_entry())
@@ -199,8 +217,8 @@ async def test_an_entry_that_cannot_be_read_costs_no_other_entry(tmp_path: Path)
         assert reason is Reason.UNSPECIFIED
 
 
-async def test_what_is_open_at_the_stop_of_the_picker_ends_with_that_reason(tmp_path: Path) -> None:
+async def test_what_the_proxy_goes_on_with_at_the_stop_of_the_picker_is_lost_with_it(tmp_path: Path) -> None:
     async with routed(tmp_path) as stage:
         await stage.picker.stop(0.0)
         reason, _ = await stage.end()
-        assert reason is Reason.SHUTTING_DOWN
+        assert reason is Reason.ROUTER_LOST

@@ -1,6 +1,6 @@
 """Reports of runners about attempts that proxies carried to them: which of them count."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -38,8 +38,8 @@ class EachTicketOnce:
         return True
 
 
-def _view() -> FleetView:
-    return FleetView(1, {name: _runner(name, key) for name, key in KEYS.items()})
+def _view(revision: int = 1) -> FleetView:
+    return FleetView(revision, {name: _runner(name, key) for name, key in KEYS.items()})
 
 
 def _runner(name: str, key: bytes) -> RunnerView:
@@ -63,9 +63,11 @@ def _report(runner: str = "gpu-1", *, key: bytes | None = None, request_id: str 
 
 
 @asynccontextmanager
-async def _router(folder: Path) -> AsyncIterator[tuple[EachTicketOnce, "LaneServiceAsyncStub"]]:
+async def _router(
+    folder: Path, view: Callable[[], FleetView] = _view
+) -> AsyncIterator[tuple[EachTicketOnce, "LaneServiceAsyncStub"]]:
     reports, server = EachTicketOnce(), new_server()
-    lane_service_pb2_grpc.add_LaneServiceServicer_to_server(LaneServicer(reports, _view), server)
+    lane_service_pb2_grpc.add_LaneServiceServicer_to_server(LaneServicer(reports, view), server)
     address = f"unix:{folder / 'router.sock'}"
     server.add_insecure_port(address)
     await server.start()
@@ -116,3 +118,16 @@ async def test_more_reports_than_one_call_may_have_are_refused(tmp_path: Path) -
             await router.ReportAttempts(pb.ReportAttemptsRequest(reports=[_report()] * (MAX_REPORTS + 1)))
     assert error_from_call(refused.value, Reason.INTERNAL).reason is Reason.INVALID_ARGUMENT
     assert reports.noted == []
+
+
+async def test_a_router_that_does_not_know_the_mesh_yet_refuses_no_report(tmp_path: Path) -> None:
+    views = [FleetView(), _view()]
+    async with _router(tmp_path, lambda: views[0]) as (reports, router):
+        with pytest.raises(grpc.aio.AioRpcError) as early:
+            await router.ReportAttempts(pb.ReportAttemptsRequest(reports=[_report()]))
+        # A runner repeats its reports after an error, and drops those that are refused.
+        assert error_from_call(early.value, Reason.INTERNAL).reason is Reason.SERVICE_UNAVAILABLE
+        del views[0]
+        answer = await router.ReportAttempts(pb.ReportAttemptsRequest(reports=[_report()]))
+    assert list(answer.outcomes) == [Outcome.OUTCOME_ACCEPTED]
+    assert len(reports.noted) == 1

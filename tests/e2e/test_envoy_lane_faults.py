@@ -1,0 +1,193 @@
+"""Faults of the lane over real processes and a real Envoy: what callers, engines and records have afterwards.
+
+One mesh for all of them, as processes of its own: each test leaves it as it was.
+"""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import pytest
+from lane_mesh import SECONDS, Lane, LaneApart, lane_apart, lane_runner
+from mesh_process import eventually
+
+SLOTS = 2
+PER_SECOND = 40.0
+DRAIN_SECONDS = 2.0
+STREAMS = 1_000
+MANY, CROWD = "many", "crowd"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaneApart]:
+    slow = lane_runner("slow", slots=SLOTS, answer_tokens=0, tokens_per_second=PER_SECOND)
+    # The first one is small and the second one is not: a request goes to either.
+    one, many = lane_runner("one", pool=MANY, slots=1), lane_runner(CROWD, pool=MANY, slots=STREAMS)
+    folder = tmp_path_factory.mktemp("faults")
+    with lane_apart(folder, slow, one, many, drain_seconds=DRAIN_SECONDS) as world:
+        yield world
+
+
+@pytest.fixture
+async def lane(world: LaneApart) -> AsyncIterator[Lane]:
+    async with world.lane() as lane:
+        yield lane
+
+
+def counted(tokens: int) -> tuple[str, bool]:
+    """A whole answer of so many tokens, with its first one."""
+    return " ".join(f"tok{number}" for number in range(tokens)), True
+
+
+async def running(lane: Lane, *tokens: int) -> tuple[list[str], "list[asyncio.Task[tuple[str, bool]]]"]:
+    """Streams of so many tokens that have begun: their ids, and what becomes of them."""
+    ids = [lane.new_id() for _ in tokens]
+    return ids, [await lane.begun(lane.body(max_tokens=each), name) for name, each in zip(ids, tokens, strict=True)]
+
+
+async def queued(lane: Lane, **fields: Any) -> tuple[str, "asyncio.Task[tuple[int, Any, Any]]"]:
+    """A request that waits behind those."""
+    name = lane.new_id()
+    task = asyncio.create_task(lane.ask(lane.body(max_tokens=1, **fields), name))
+
+    async def waits() -> bool:
+        return (await lane.shown(name)).get("state") == "queued"
+
+    await eventually(waits, SECONDS, "the request does not wait")
+    return name, task
+
+
+def require_whole(records: Sequence[dict[str, Any]], *tokens: int) -> None:
+    """Each record is that of a complete answer of so many tokens, and no witness contradicts another."""
+    for record, expected in zip(records, tokens, strict=True):
+        receipt = record["receipt"]
+        assert (receipt["outcome"], receipt["completionTokens"]) == ("completed", expected), record
+        assert [each["runner"] for each in receipt["attempts"]] == ["slow"]
+        assert (receipt["proxy"]["status"], receipt["proxy"]["disagreements"]) == (200, [])
+        assert record["tenant"] == "default"
+
+
+async def test_requests_at_a_picker_that_is_killed_end_whole_with_receipts_and_their_slots_are_not_given_away(
+    world: LaneApart, lane: Lane
+) -> None:
+    ids, streams = await running(lane, 160, 180)
+    waits, waiting = await queued(lane)
+    await asyncio.sleep(0.3)  # until the database knows of all three
+    await world.end("picker", signal.SIGKILL)
+    status, answer, headers = await waiting
+    assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "service_unavailable", "1")
+    await world.start("picker")
+    assert not any(each.done() for each in streams), "both run on over the restart"
+    # Both slots are taken by requests that the new picker has not placed: what comes now waits for them.
+    after = await asyncio.gather(*(lane.ask(lane.body(max_tokens=1), lane.new_id()) for _ in range(4)))
+    assert [status for status, _, _ in after] == [200] * 4
+    assert [await each for each in streams] == [counted(160), counted(180)]
+    require_whole([await lane.record(each) for each in ids], 160, 180)
+    lost = await lane.shown(waits)
+    assert (lost["state"], lost["reason"], "receipt" in lost) == ("ended", "router_lost", False)
+
+
+async def test_a_request_whose_runner_is_killed_while_its_picker_is_away_has_the_proxys_word_and_no_usage(
+    world: LaneApart, lane: Lane
+) -> None:
+    """The negative control of the test above, too: where nothing reports an answer, no record claims one."""
+    (name,), (stream,) = await running(lane, 4_000)
+    await asyncio.sleep(0.3)
+    await world.end("picker", signal.SIGKILL)
+    await world.end("slow", signal.SIGKILL)
+    text, is_whole = await stream
+    assert (text.startswith("tok0"), is_whole) == (True, False)
+    await world.start("picker")
+    record = await lane.record(name)
+    assert (record["receipt"]["outcome"], record["reason"]) == ("failed", "worker_lost"), record
+    assert record["receipt"]["proxy"]["flags"]
+    assert "completionTokens" not in record["receipt"]
+    await world.start("slow")
+    await world.until_placed(lane)
+
+
+async def test_a_frozen_picker_stops_no_stream_and_loses_no_request(world: LaneApart, lane: Lane) -> None:
+    ids, streams = await running(lane, 40, 60)
+    waits, waiting = await queued(lane)
+    with world.frozen_picker():
+        assert [await each for each in streams] == [counted(40), counted(60)]
+        during = lane.new_id()
+        asked = asyncio.create_task(lane.ask(lane.body(max_tokens=1), during))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        assert not asked.done()
+    assert [(await each)[0] for each in (waiting, asked)] == [200, 200]
+    require_whole([await lane.record(each) for each in (*ids, waits, during)], 40, 60, 1, 1)
+
+
+async def test_a_picker_that_is_stopped_lets_requests_end_and_its_successor_hears_of_the_longer_ones(
+    world: LaneApart, lane: Lane
+) -> None:
+    ids, streams = await running(lane, 20, 200)
+    waits, waiting = await queued(lane)
+    await world.end("picker", signal.SIGTERM)
+    assert not streams[1].done(), "it is longer than the picker waits"
+    await world.start("picker")
+    assert [await each for each in streams] == [counted(20), counted(200)]
+    assert (await waiting)[0] == 200
+    # Ended by the old picker: its last lines of the proxy's log may come after it has stopped.
+    ended = [await lane.record(each, with_proxy=False) for each in (ids[0], waits)]
+    assert [each["receipt"]["outcome"] for each in ended] == ["completed"] * 2
+
+    async def known() -> dict[str, Any] | None:
+        record = await lane.record(ids[1])
+        return record if record["receipt"]["outcome"] == "completed" else None
+
+    require_whole([await eventually(known, SECONDS, "the successor does not hear of it")], 200)
+
+
+async def test_a_caller_that_leaves_the_queue_has_cancelled_and_is_placed_no_more(lane: Lane) -> None:
+    _, streams = await running(lane, 40, 40)
+    leaves, leaving = await queued(lane)
+    stays, staying = await queued(lane)
+    leaving.cancel()
+    record = await lane.record(leaves, with_proxy=False)
+    assert (record["receipt"]["outcome"], record["receipt"]["attempts"]) == ("cancelled", [])
+    assert (await staying)[0] == 200
+    require_whole([await lane.record(stays)], 1)
+    assert [await each for each in streams] == [counted(40)] * 2
+
+
+async def test_an_engine_that_ends_its_bytes_cleanly_in_mid_answer_is_an_error_of_the_stream_and_of_the_receipt(
+    world: LaneApart, lane: Lane
+) -> None:
+    async with await world.engine("slow") as engine:
+        await engine.set_behaviour(end_without_finish_reason=True, answer_tokens=3)
+        name = lane.new_id()
+        text, is_whole = await lane.stream_text(lane.body(max_tokens=50), name)
+        await engine.set_behaviour(end_without_finish_reason=False, answer_tokens=0)
+    assert (text.split()[:1], is_whole) == (["tok0"], False)
+    record = await lane.record(name)
+    assert record["receipt"]["outcome"] == "failed", record
+    assert record["receipt"]["proxy"]["status"] == 200
+    assert await lane.stream_text(lane.body(max_tokens=5), lane.new_id()) == counted(5)
+
+
+async def test_an_engine_that_is_killed_before_its_first_token_is_an_attempt_and_the_next_runner_answers(
+    world: LaneApart, lane: Lane
+) -> None:
+    async with await world.engine("one") as engine:
+        await engine.set_behaviour(crash_after_tokens=0)
+        status, name = await lane.placed_on("one", lane.body(max_tokens=4) | {"model": MANY})
+    assert status == 200
+    receipt = (await lane.record(name))["receipt"]
+    assert (receipt["outcome"], receipt["completionTokens"]) == ("completed", 4)
+    assert [each["runner"] for each in receipt["attempts"]] == ["one", CROWD]
+    assert receipt["attempts"][0]["reason"] == "server_died"
+
+
+async def test_of_a_thousand_streams_at_once_none_loses_its_first_token_and_each_has_a_receipt(lane: Lane) -> None:
+    ids = [lane.new_id() for _ in range(STREAMS)]
+    body = lane.body(max_tokens=8) | {"model": MANY}
+    answers = await asyncio.gather(*(lane.stream_text(body, each) for each in ids))
+    assert [answer for answer in answers if answer != counted(8)] == []
+    for name in ids:
+        receipt = (await lane.record(name))["receipt"]
+        assert (receipt["outcome"], receipt.get("completionTokens")) == ("completed", 8), receipt
+        assert receipt["proxy"]["disagreements"] == []
