@@ -8,9 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import psutil
 import yaml
@@ -36,6 +38,17 @@ POLL_SECONDS = 0.001
 LONGEST_SECONDS = 60.0
 
 
+class WayIn(StrEnum):
+    """The way of requests into a mesh."""
+
+    GATEWAY = "gateway"
+    """Connections are the gateway's."""
+    EDGE = "edge"
+    """They are Envoy's, which passes requests to the gateway."""
+    LANE = "lane"
+    """They are Envoy's, which carries requests to the runner."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Mesh:
     host: psutil.Process
@@ -59,6 +72,19 @@ def measure_edge(options: Options, figures: Figures, folder: Path) -> None:
         asyncio.run(_behave(mesh, prefill_seconds=LONGEST_SECONDS, prefill_idle=True))
         freed = asyncio.run(_hang_up(mesh, HANG_UPS, in_prefill=True))
     figures.add(measures.PREFILL_HANG_UP_P99, WEFT.name, 1e3 * percentile(freed, 0.99), f"{len(freed)} hung up on")
+    for way, p50, p99 in (
+        (WayIn.EDGE, measures.EDGE_HANG_UP_P50, measures.EDGE_HANG_UP_P99),
+        (WayIn.LANE, measures.LANE_HANG_UP_P50, measures.LANE_HANG_UP_P99),
+    ):
+        switches = {"tokens_per_second": SLOW_TOKENS_PER_SECOND, "answer_tokens": 0}
+        with _mesh(folder / f"hang-ups-{way}", way=way, **switches) as mesh:
+            freed = asyncio.run(_hang_up(mesh, HANG_UPS))
+        figures.add(p50, WEFT.name, 1e3 * percentile(freed, 0.50))
+        figures.add(p99, WEFT.name, 1e3 * percentile(freed, 0.99), f"{len(freed)} streams hung up on")
+    with _mesh(folder / "prefill-lane", way=WayIn.LANE) as mesh:
+        asyncio.run(_behave(mesh, prefill_seconds=LONGEST_SECONDS, prefill_idle=True))
+        freed = asyncio.run(_hang_up(mesh, HANG_UPS, in_prefill=True))
+    figures.add(measures.LANE_PREFILL_HANG_UP_P99, WEFT.name, 1e3 * percentile(freed, 0.99), f"{len(freed)} hung up on")
     with _mesh(folder / "idle", slots=STREAMS, answer_tokens=0) as mesh:
         asyncio.run(_behave(mesh, stall_after_tokens=1))
         _measure_idle(figures, mesh)
@@ -128,6 +154,19 @@ async def _hang_up(mesh: _Mesh, count: int, *, in_prefill: bool = False) -> list
     return found
 
 
+async def _until_in_lane(mesh: _Mesh) -> None:
+    """Return once the picker knows where the runner takes requests: until then the gateway serves them."""
+    url, body = f"http://127.0.0.1:{mesh.port}", {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    async with asyncio.timeout(LONGEST_SECONDS), aiohttp.ClientSession(url, headers=mesh.headers()) as http:
+        while True:
+            async with http.post("/v1/chat/completions", json=body | {"max_tokens": 1}) as answer:
+                request_id = answer.headers.get("x-request-id", "")
+            await asyncio.sleep(SETTLE_SECONDS)
+            async with http.get(f"/v1/requests/{request_id}") as record:
+                if '"proxy"' in await record.text():
+                    return
+
+
 async def _behave(mesh: _Mesh, **switches: Any) -> None:
     """From now on: a mesh is up once it has answered."""
     async with FakeControl(f"http://127.0.0.1:{mesh.engine_port}") as engine:
@@ -154,7 +193,7 @@ async def _stream(mesh: _Mesh) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
 
 
 @contextmanager
-def _mesh(folder: Path, *, slots: int = SLOTS, **switches: Any) -> Iterator[_Mesh]:
+def _mesh(folder: Path, *, slots: int = SLOTS, way: WayIn = WayIn.GATEWAY, **switches: Any) -> Iterator[_Mesh]:
     folder.mkdir(parents=True, exist_ok=True)
     config, engine_port = folder / "weft.yaml", free_port()
     runner = {
@@ -164,12 +203,19 @@ def _mesh(folder: Path, *, slots: int = SLOTS, **switches: Any) -> Iterator[_Mes
         "max_requests": slots,
         "models": [{"name": MODEL, "path": __file__, "slots": slots, "context_tokens": 8_192}],
     }
-    config.write_text(yaml.safe_dump({"auth": {"required": True}, "runners": [runner]}))
+    sections: dict[str, Any] = {} if way is WayIn.GATEWAY else {"edge": {"proxy": "envoy"}}
+    if way is WayIn.LANE:
+        runner["http_port"] = free_port()
+        sections["picker"] = {"listen": f"127.0.0.1:{free_port()}"}
+    config.write_text(yaml.safe_dump({"auth": {"required": True}, "runners": [runner], **sections}))
     with own_mesh(folder, MODEL, config) as (host, home):
         arguments = host.cmdline()
         port = int(arguments[arguments.index("--port") + 1])
         key = with_key(WEFT, folder, home.parent).headers["Authorization"]
-        yield _Mesh(host, port, engine_port, key)
+        mesh = _Mesh(host, port, engine_port, key)
+        if way is WayIn.LANE:
+            asyncio.run(_until_in_lane(mesh))
+        yield mesh
 
 
 def _offered(offer: Offer) -> Outcome:
