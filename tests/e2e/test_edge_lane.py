@@ -1,18 +1,30 @@
 """`weft up --edge envoy` with a picker: Envoy carries model calls to the runner's port, and all else to the gateway."""
 
+import asyncio
 import json
+import signal
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
+from weft.api.common.v1.receipt_pb2 import OUTCOME_COMPLETED, Receipt
 from weft_testing.free_port import free_port
 
 CHAT = "/v1/chat/completions"
 COUNTED_SECONDS = 10.0
+RESTART_SECONDS = 30.0
+DRAIN_SECONDS = 20.0
+SLOTS = 8
+"""Of both runners."""
+PER_SECOND, LONG = 40.0, 260
+"""A stream of 6.5 s: longer than an Envoy flushes its last bytes that carries nothing for which its mesh waits."""
 
 
 def _body(**fields: Any) -> dict[str, Any]:
@@ -27,7 +39,7 @@ def _in_lane(name: str, **switches: Any) -> dict[str, Any]:
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     folder = tmp_path_factory.mktemp("lane")
     picker = {"listen": f"127.0.0.1:{free_port()}"}
-    config = write_config(folder, _in_lane("a"), _in_lane("b"), picker=picker)
+    config = write_config(folder, _in_lane("a"), _in_lane("b"), picker=picker, drain_seconds=DRAIN_SECONDS)
     with running_mesh(folder / "home", "--config", str(config), "--edge", "envoy") as mesh:
         yield mesh
 
@@ -93,3 +105,80 @@ async def test_a_picker_that_needs_a_certificate_is_refused(tmp_path: Path) -> N
     code, _, err = await run_weft("up", "--config", str(config), "--edge", "envoy", home=tmp_path / "home")
     assert code != 0
     assert "picker.listen" in err or "tls" in err
+
+
+async def _slowly(mesh: MeshProcess) -> None:
+    for runner in ("a", "b"):
+        async with await mesh.backend(runner) as engine:
+            await engine.set_behaviour(tokens_per_second=PER_SECOND, answer_tokens=0)
+
+
+async def _record(http: aiohttp.ClientSession, request_id: str) -> dict[str, Any]:
+    async def ended() -> dict[str, Any] | None:
+        async with http.get(f"/v1/requests/{request_id}") as answer:
+            found: dict[str, Any] = await answer.json() if answer.status == 200 else {}
+        return found if "receipt" in found else None
+
+    record: dict[str, Any] = await eventually(ended, COUNTED_SECONDS, f"{request_id} has no receipt")
+    return record
+
+
+async def test_an_envoy_that_is_killed_cuts_its_streams_and_their_slots_are_free(
+    mesh: MeshProcess, http: aiohttp.ClientSession
+) -> None:
+    await _slowly(mesh)
+    edge = psutil.Process(json.loads((mesh.home / "run" / "up.json").read_text())["pids"]["edge"])
+    ids = [f"cut-{number}" for number in range(SLOTS)]
+
+    async def cut(request_id: str) -> None:
+        with pytest.raises(aiohttp.ClientError):
+            async with http.post(
+                CHAT, json=_body(stream=True, max_tokens=4_000), headers={"x-request-id": request_id}
+            ) as answer:
+                await answer.read()
+
+    asked = [asyncio.create_task(cut(each)) for each in ids]
+
+    async def are_placed() -> bool:
+        async with http.get("/v1/requests") as answer:
+            states = [each["state"] for each in (await answer.json())["items"]]
+        return states.count("running") == SLOTS
+
+    await eventually(are_placed, COUNTED_SECONDS, "the streams do not run")
+    edge.kill()
+    await asyncio.gather(*asked)
+
+    async def serves() -> bool:
+        with suppress(aiohttp.ClientError):
+            async with http.post(CHAT, json=_body(max_tokens=1)) as answer:
+                return answer.status == 200
+        return False
+
+    await eventually(serves, RESTART_SECONDS, "envoy does not serve again")
+    for each in ids:
+        record = await _record(http, each)
+        assert record["receipt"]["outcome"] == "cancelled", record
+    for runner in ("a", "b"):
+        async with await mesh.backend(runner) as engine:
+            await engine.wait_for_state(lambda state: state.busy_slots == 0)
+
+
+async def test_a_stop_lets_streams_of_the_lane_end_though_the_gateway_has_none(
+    mesh: MeshProcess, http: aiohttp.ClientSession
+) -> None:
+    """The last test of this mesh: it ends it."""
+    await _slowly(mesh)
+    before = await _picked(http, "lane")
+    async with http.post(CHAT, json=_body(stream=True, max_tokens=LONG), headers={"x-request-id": "long"}) as answer:
+        await answer.content.readline()
+        assert await _picked(http, "lane") == before + 1
+        mesh.process.send_signal(signal.SIGTERM)
+        text = await answer.text()
+    assert f"tok{LONG - 1}" in text
+    assert "data: [DONE]" in text
+    assert await asyncio.to_thread(mesh.process.wait, DRAIN_SECONDS) == 0
+    with closing(sqlite3.connect(f"file:{mesh.home}/state/router.db?mode=ro", uri=True)) as database:
+        rows = database.execute("SELECT reason, receipt FROM request_records WHERE request_id = 'long'").fetchall()
+    ((reason, stored),) = rows
+    receipt = Receipt.FromString(stored)
+    assert (reason, receipt.outcome, receipt.usage.completion_tokens) == (0, OUTCOME_COMPLETED, LONG)

@@ -497,14 +497,16 @@ class UpHost:
 
     async def _stop_edge(self, edge: Service) -> None:
         """Closes the public port, drains the gateway, and ends a proxy in front of it last."""
-        proxy = self._proxy
+        proxy, grace = self._proxy, self._config.drain_seconds
+        drained = self._clock.monotonic()
         try:
             if proxy is not None:
                 await proxy.drain()
-            await edge.stop(self._config.drain_seconds)
+                drained = self._clock.monotonic()
+            await edge.stop(grace)
         finally:
             if proxy is not None:
-                await proxy.stop()
+                await proxy.stop(grace - (self._clock.monotonic() - drained))
 
     async def _start_central(self, registry: RegistryService) -> None:
         """Starts the runner of central models once there is one, or a secret for one."""

@@ -173,13 +173,16 @@ class EdgeProxy:
             return
         await self._clock.sleep(self._settings.drain_notice_seconds)
 
-    async def stop(self) -> None:
-        """Ends it once it carries nothing, at the latest after FLUSH_SECONDS. Idempotent."""
+    async def stop(self, grace_seconds: float = 0.0) -> None:
+        """Ends it once it carries nothing, at the latest after the grace, and after FLUSH_SECONDS. Idempotent.
+
+        What it carries to runners itself the gateway has not waited for.
+        """
         tasks, self._tasks = self._tasks, []
         await stop_tasks(tasks)
         try:
             if not self._fault:
-                await self._until_idle()
+                await self._until_idle(max(FLUSH_SECONDS, grace_seconds))
         finally:
             self._fault = "it was stopped"
             await self._process.stop()
@@ -194,9 +197,9 @@ class EdgeProxy:
         assert self._folder is not None, "it is made by start"
         return self._folder.path / "admin.sock"
 
-    async def _until_idle(self) -> None:
+    async def _until_idle(self, seconds: float) -> None:
         with suppress(TimeoutError, WeftError):
-            async with asyncio.timeout(FLUSH_SECONDS), self._admin() as admin:
+            async with asyncio.timeout(seconds), self._admin() as admin:
                 while await admin.active_requests() > 0:
                     await self._clock.sleep(DRAIN_CHECK_SECONDS)
 
