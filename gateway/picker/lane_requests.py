@@ -398,10 +398,12 @@ class LaneRequests(AttemptReports):
 
     def _note_late_report(self, lane: LaneRequest, index: int) -> None:
         """Put a runner's report that came after the end into the receipt: it knows more than was assumed then."""
+        assert lane.receipt is not None, "it has ended"
         if lane.unreported_of == index and lane.settles(index):
             reason, part = lane.end(Reason.WORKER_LOST)
             lane.note_first_content()
             lane.receipt = lane.trace.receipt(reason, part, lane.ended_at)
+            lane.receipt.cancelled_by = canceller_of(lane.cancelled) if reason is Reason.CANCELLED else ""
             lane.unreported_of = None
         self._compare(lane)
 
