@@ -6,6 +6,7 @@ One mesh for all of them, as processes of its own: each test leaves it as it was
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from mesh_process import eventually
 
 SLOTS = 2
 PER_SECOND = 40.0
-DRAIN_SECONDS = 2.0
+LONG = 1_000
+"""Tokens of a stream that lasts until its engine hurries."""
+DRAIN_SECONDS = 4.0
 STREAMS = 1_000
 MANY, CROWD = "many", "crowd"
 
@@ -58,6 +61,15 @@ async def queued(lane: Lane, **fields: Any) -> tuple[str, "asyncio.Task[tuple[in
     return name, task
 
 
+@asynccontextmanager
+async def hurried(world: LaneApart) -> AsyncIterator[None]:
+    """Streams under way end at once, those of the length of the block too."""
+    async with await world.engine("slow") as engine:
+        await engine.set_behaviour(hurries=True)
+        yield
+        await engine.set_behaviour(hurries=False)
+
+
 def require_whole(records: Sequence[dict[str, Any]], *tokens: int) -> None:
     """Each record is that of a complete answer of so many tokens, and no witness contradicts another."""
     for record, expected in zip(records, tokens, strict=True):
@@ -71,19 +83,21 @@ def require_whole(records: Sequence[dict[str, Any]], *tokens: int) -> None:
 async def test_requests_at_a_picker_that_is_killed_end_whole_with_receipts_and_their_slots_are_not_given_away(
     world: LaneApart, lane: Lane
 ) -> None:
-    ids, streams = await running(lane, 160, 180)
+    ids, streams = await running(lane, LONG, LONG)
     waits, waiting = await queued(lane)
-    await asyncio.sleep(0.3)  # until the database knows of all three
+    await asyncio.sleep(0.5)  # until the database knows of all three
     await world.end("picker", signal.SIGKILL)
     status, answer, headers = await waiting
     assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "service_unavailable", "1")
     await world.start("picker")
-    assert not any(each.done() for each in streams), "both run on over the restart"
     # Both slots are taken by requests that the new picker has not placed: what comes now waits for them.
-    after = await asyncio.gather(*(lane.ask(lane.body(max_tokens=1), lane.new_id()) for _ in range(4)))
-    assert [status for status, _, _ in after] == [200] * 4
-    assert [await each for each in streams] == [counted(160), counted(180)]
-    require_whole([await lane.record(each) for each in ids], 160, 180)
+    after = [await queued(lane) for _ in range(4)]
+    assert not any(each.done() for each in streams), "both run on over the restart"
+    async with hurried(world):
+        assert [(await task)[0] for _, task in after] == [200] * 4
+        assert [await each for each in streams] == [counted(LONG)] * 2
+    require_whole([await lane.record(each) for each in ids], LONG, LONG)
+    require_whole([await lane.record(each) for each, _ in after], 1, 1, 1, 1)
     lost = await lane.shown(waits)
     assert (lost["state"], lost["reason"], "receipt" in lost) == ("ended", "router_lost", False)
 
@@ -92,8 +106,8 @@ async def test_a_request_whose_runner_is_killed_while_its_picker_is_away_has_the
     world: LaneApart, lane: Lane
 ) -> None:
     """The negative control of the test above, too: where nothing reports an answer, no record claims one."""
-    (name,), (stream,) = await running(lane, 4_000)
-    await asyncio.sleep(0.3)
+    (name,), (stream,) = await running(lane, LONG)
+    await asyncio.sleep(0.5)
     await world.end("picker", signal.SIGKILL)
     await world.end("slow", signal.SIGKILL)
     text, is_whole = await stream
@@ -108,28 +122,30 @@ async def test_a_request_whose_runner_is_killed_while_its_picker_is_away_has_the
 
 
 async def test_a_frozen_picker_stops_no_stream_and_loses_no_request(world: LaneApart, lane: Lane) -> None:
-    ids, streams = await running(lane, 40, 60)
+    ids, streams = await running(lane, LONG, LONG)
     waits, waiting = await queued(lane)
     with world.frozen_picker():
-        assert [await each for each in streams] == [counted(40), counted(60)]
+        async with hurried(world):
+            assert [await each for each in streams] == [counted(LONG)] * 2
         during = lane.new_id()
         asked = asyncio.create_task(lane.ask(lane.body(max_tokens=1), during))
         await asyncio.sleep(0.3)
         assert not waiting.done()
         assert not asked.done()
     assert [(await each)[0] for each in (waiting, asked)] == [200, 200]
-    require_whole([await lane.record(each) for each in (*ids, waits, during)], 40, 60, 1, 1)
+    require_whole([await lane.record(each) for each in (*ids, waits, during)], LONG, LONG, 1, 1)
 
 
 async def test_a_picker_that_is_stopped_lets_requests_end_and_its_successor_hears_of_the_longer_ones(
     world: LaneApart, lane: Lane
 ) -> None:
-    ids, streams = await running(lane, 20, 200)
+    ids, streams = await running(lane, 100, LONG)
     waits, waiting = await queued(lane)
     await world.end("picker", signal.SIGTERM)
     assert not streams[1].done(), "it is longer than the picker waits"
     await world.start("picker")
-    assert [await each for each in streams] == [counted(20), counted(200)]
+    async with hurried(world):
+        assert [await each for each in streams] == [counted(100), counted(LONG)]
     assert (await waiting)[0] == 200
     # Ended by the old picker: its last lines of the proxy's log may come after it has stopped.
     ended = [await lane.record(each, with_proxy=False) for each in (ids[0], waits)]
@@ -139,19 +155,20 @@ async def test_a_picker_that_is_stopped_lets_requests_end_and_its_successor_hear
         record = await lane.record(ids[1])
         return record if record["receipt"]["outcome"] == "completed" else None
 
-    require_whole([await eventually(known, SECONDS, "the successor does not hear of it")], 200)
+    require_whole([await eventually(known, SECONDS, "the successor does not hear of it")], LONG)
 
 
-async def test_a_caller_that_leaves_the_queue_has_cancelled_and_is_placed_no_more(lane: Lane) -> None:
-    _, streams = await running(lane, 40, 40)
+async def test_a_caller_that_leaves_the_queue_has_cancelled_and_is_placed_no_more(world: LaneApart, lane: Lane) -> None:
+    _, streams = await running(lane, LONG, LONG)
     leaves, leaving = await queued(lane)
     stays, staying = await queued(lane)
     leaving.cancel()
     record = await lane.record(leaves, with_proxy=False)
     assert (record["receipt"]["outcome"], record["receipt"]["attempts"]) == ("cancelled", [])
-    assert (await staying)[0] == 200
+    async with hurried(world):
+        assert (await staying)[0] == 200
+        assert [await each for each in streams] == [counted(LONG)] * 2
     require_whole([await lane.record(stays)], 1)
-    assert [await each for each in streams] == [counted(40)] * 2
 
 
 async def test_an_engine_that_ends_its_bytes_cleanly_in_mid_answer_is_an_error_of_the_stream_and_of_the_receipt(
@@ -182,6 +199,7 @@ async def test_an_engine_that_is_killed_before_its_first_token_is_an_attempt_and
     assert receipt["attempts"][0]["reason"] == "server_died"
 
 
+@pytest.mark.heavy
 async def test_of_a_thousand_streams_at_once_none_loses_its_first_token_and_each_has_a_receipt(lane: Lane) -> None:
     ids = [lane.new_id() for _ in range(STREAMS)]
     body = lane.body(max_tokens=8) | {"model": MANY}
