@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-from lane_mesh import CHAT, SECONDS, lane_runner, running_lane
+from lane_mesh import CHAT, SECONDS, Lane, lane_runner, running_lane
 from mesh_process import own_descendants
 
 
@@ -148,17 +147,34 @@ async def test_a_full_queue_is_a_503_with_retry_after(tmp_path: Path) -> None:
         assert status == 200
 
 
-@pytest.mark.parametrize("size", [1_200_000, 20_000_000])
-async def test_large_bodies_pass_within_the_limit_of_the_gateway(tmp_path: Path, size: int) -> None:
-    sections = {"gateway": {"max_body_bytes": 33_554_432}}
-    async with running_lane(tmp_path, lane_runner("a"), **sections) as lane:
-        body = lane.body() | {"messages": [{"role": "user", "content": "x" * size}], "max_tokens": 1}
-        sent, headers = io.BytesIO(json.dumps(body).encode()), {"content-type": "application/json"}
-        async with lane.http.post(f"{lane.url}{CHAT}", data=sent, headers=headers) as response:
-            text = await response.text()
-        # A fake engine has a small context: what counts is that it read all of the prompt.
-        assert response.status in (200, 400), text
-        assert "context" in text or response.status == 200, text
+async def test_bodies_of_1_and_20_mb_reach_the_engine_and_have_receipts_and_a_larger_one_is_refused(
+    tmp_path: Path,
+) -> None:
+    runner = lane_runner("a", slots=1, answer_tokens=2)
+    runner["models"][0]["context_tokens"] = 8_000_000
+    async with running_lane(tmp_path, runner, gateway={"max_body_bytes": 33_554_432}) as lane:
+        used: list[int] = []
+        for size in (1_200_000, 20_000_000):
+            name = lane.new_id()
+            # Cut off anywhere it would be no JSON; its end counts, too.
+            status, text = await _post(lane, lane.body("x" * size + " one two" * (len(used) + 1)), name)
+            assert status == 200, text
+            receipt = (await lane.record(name))["receipt"]
+            assert (receipt["outcome"], receipt["attempts"][0]["runner"]) == ("completed", "a"), receipt
+            assert (receipt["proxy"]["status"], receipt["proxy"]["disagreements"]) == (200, [])
+            used.append(receipt["promptTokens"])
+        assert used[1] == used[0] + 2
+        status, text = await _post(lane, lane.body("x" * 34_000_000), lane.new_id())
+        assert status == 413, text
+
+
+async def _post(lane: Lane, body: dict[str, Any], request_id: str) -> tuple[int, str]:
+    """The status and the text of an answer to a body that is sent in pieces."""
+    sent, headers = io.BytesIO(json.dumps(body).encode()), {"content-type": "application/json"}
+    async with lane.http.post(
+        f"{lane.url}{CHAT}", data=sent, headers=headers | {"x-request-id": request_id}
+    ) as response:
+        return response.status, await response.text()
 
 
 async def test_what_the_lane_cannot_do_is_answered_by_the_gateway(tmp_path: Path) -> None:
