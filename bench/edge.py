@@ -76,7 +76,7 @@ def measure_edge(options: Options, figures: Figures, folder: Path) -> None:
         (WayIn.EDGE, measures.EDGE_HANG_UP_P50, measures.EDGE_HANG_UP_P99),
         (WayIn.LANE, measures.LANE_HANG_UP_P50, measures.LANE_HANG_UP_P99),
     ):
-        switches = {"tokens_per_second": SLOW_TOKENS_PER_SECOND, "answer_tokens": 0}
+        switches: dict[str, Any] = {"tokens_per_second": SLOW_TOKENS_PER_SECOND, "answer_tokens": 0}
         with _mesh(folder / f"hang-ups-{way}", way=way, **switches) as mesh:
             freed = asyncio.run(_hang_up(mesh, HANG_UPS))
         figures.add(p50, WEFT.name, 1e3 * percentile(freed, 0.50))
