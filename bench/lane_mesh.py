@@ -40,6 +40,7 @@ POLL_SECONDS = 0.05
 SAMPLE_SECONDS = 1.0
 MANY = 100_000
 """A limit that this mesh does not reach: what limits it is its processors and its engines."""
+_LINE_BEGINS = b'{"component"'
 EndpointName = Literal["sidecar", "engine"]
 
 
@@ -193,7 +194,7 @@ class LaneMesh:
 
     def receipts(self) -> Iterator[Receipt]:
         """Yields what the logs and the database of the picker have of each request's end."""
-        for line in map(json.loads, complete_lines(self._home / "logs" / "router.log")):
+        for line in log_lines(self._home / "logs" / "router.log"):
             if line["event"] == "request":
                 yield receipt_of_log(line)
         yield from receipts_of_database(self._home / "state" / "router.db")
@@ -278,6 +279,15 @@ class LaneMesh:
                 for number in range(self.plan.runners)
             ],
         }
+
+
+def log_lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yields the lines of a log, whose writers may have been killed: half a line then is before its successor's first.
+
+    Raises ValueError for any other line that is not JSON.
+    """
+    for line in complete_lines(path):
+        yield json.loads(line[max(0, line.rfind(_LINE_BEGINS)) :])
 
 
 def receipt_of_log(line: Mapping[str, Any]) -> Receipt:

@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, insert
 
 from bench.lane_ends import ClientEnd, Receipt, SeenEnd, Views, by_request, check, jain, served_tokens
 from bench.lane_load import Offered
-from bench.lane_mesh import receipt_of_log, receipts_of_database
+from bench.lane_mesh import log_lines, receipt_of_log, receipts_of_database
 from bench.lane_offer import LaneOffer, OfferSummary, Outcome, TenantOffer, _schedule, judged
 from router_svc.store.tables import metadata, request_records
 from weft.api.common.v1 import receipt_pb2, usage_pb2
@@ -229,3 +229,12 @@ def test_receipts_of_the_log_and_of_the_database_say_the_same(tmp_path: Path) ->
     assert (
         receipt_of_log({"request_id": "q", "outcome": "completed", "reason": None, "completion_tokens": 16}) == RECEIPT
     )
+
+
+def test_half_a_line_of_a_killed_router_costs_no_line_of_its_successor(tmp_path: Path) -> None:
+    lines = [b'{"component":"a","n":1}', b'{"component":"weft.router","requ{"component":"a","n":2}', b'{"compo']
+    (tmp_path / "log").write_bytes(b"\n".join(lines))
+    assert [line["n"] for line in log_lines(tmp_path / "log")] == [1, 2]
+    (tmp_path / "log").write_bytes(b"nothing\n")
+    with pytest.raises(ValueError, match="Expecting value"):
+        list(log_lines(tmp_path / "log"))
