@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -56,12 +55,10 @@ CHAT = BODIES["/v1/chat/completions"]
 
 
 @asynccontextmanager
-async def both(
-    folder: Path, *scripts: ScriptedDispatcher, **parts: Any
-) -> AsyncIterator[tuple[RunningGateway, RunningLane]]:
+async def both(*scripts: ScriptedDispatcher, **parts: Any) -> AsyncIterator[tuple[RunningGateway, RunningLane]]:
     """The two ways, each with a dispatcher of its own."""
     first, second = scripts or (ForgetfulDispatcher(), ForgetfulDispatcher())
-    async with serving_gateway(first, **parts) as gateway, serving_lane(second, folder, **parts) as lane:
+    async with serving_gateway(first, **parts) as gateway, serving_lane(second, **parts) as lane:
         yield gateway, lane
 
 
@@ -118,14 +115,14 @@ async def compared(cases: tuple[Case, ...], gateway: RunningGateway, lane: Runni
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_what_is_bad_has_the_same_answer_by_both_ways(family: str, tmp_path: Path) -> None:
-    async with both(tmp_path) as (gateway, lane):
+async def test_what_is_bad_has_the_same_answer_by_both_ways(family: str) -> None:
+    async with both() as (gateway, lane):
         assert await compared(FAMILIES[family], gateway, lane) == []
         assert lane.proxy.asked, "the lane was not asked"
 
 
-async def test_whoever_shows_no_good_key_is_refused_alike(tmp_path: Path) -> None:
-    async with both(tmp_path, keys=Keys()) as (gateway, lane):
+async def test_whoever_shows_no_good_key_is_refused_alike() -> None:
+    async with both(keys=Keys()) as (gateway, lane):
         assert await compared(bad_inputs_auth.CASES, gateway, lane) == []
         assert lane.scheduler.placed == []
 
@@ -156,9 +153,9 @@ def with_own_id(answer: RawResponse) -> RawResponse:
 
 
 @pytest.mark.parametrize("headers", HEADS, ids=lambda headers: next(iter(headers)))
-async def test_a_head_has_the_same_answer_by_both_ways(headers: dict[str, str], tmp_path: Path) -> None:
+async def test_a_head_has_the_same_answer_by_both_ways(headers: dict[str, str]) -> None:
     body = json.dumps(CHAT).encode()
-    async with both(tmp_path) as ways:
+    async with both() as ways:
         named = {"X-Request-Id": "r-1", **headers}
         answers = [await each.request("POST", LANE_PATHS[0], body, named) for each in ways]
     if "X-Request-Id" in headers or "X-Filler-0" in headers:
@@ -169,9 +166,9 @@ async def test_a_head_has_the_same_answer_by_both_ways(headers: dict[str, str], 
 
 
 @pytest.mark.parametrize("size", [2_000, 900_000])
-async def test_a_body_above_the_limit_has_the_same_answer_by_both_ways(size: int, tmp_path: Path) -> None:
+async def test_a_body_above_the_limit_has_the_same_answer_by_both_ways(size: int) -> None:
     body = json.dumps({**CHAT, "messages": [{"role": "user", "content": "x" * size}]}).encode()
-    async with both(tmp_path, config=GatewayConfig(port=0, max_body_bytes=1_024)) as ways:
+    async with both(config=GatewayConfig(port=0, max_body_bytes=1_024)) as ways:
         closing = [each.post(LANE_PATHS[0], body).replace(b"\r\n", b"\r\nConnection: close\r\n", 1) for each in ways]
         answers = [await answer_of(each, raw) for each, raw in zip(ways, closing, strict=True)]
     assert [each.status for each in answers] == [413, 413]
@@ -196,10 +193,10 @@ REFUSALS = [
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.reason.name)
 async def test_a_refusal_of_scheduler_or_engine_has_the_same_answer_by_both_ways(
-    error: WeftError, stream: bool, tmp_path: Path
+    error: WeftError, stream: bool
 ) -> None:
     body = json.dumps({**CHAT, "stream": stream}).encode()
-    async with both(tmp_path, ScriptedDispatcher([error]), ScriptedDispatcher([error])) as ways:
+    async with both(ScriptedDispatcher([error]), ScriptedDispatcher([error])) as ways:
         answers = [await each.request("POST", LANE_PATHS[0], body, {"X-Request-Id": "r-1"}) for each in ways]
     assert differences(*answers) == []
     assert answers[0].status >= 400
@@ -207,16 +204,14 @@ async def test_a_refusal_of_scheduler_or_engine_has_the_same_answer_by_both_ways
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", LANE_PATHS)
-async def test_an_answer_says_what_its_caller_may_still_ask_for_by_both_ways(
-    path: str, stream: bool, tmp_path: Path
-) -> None:
+async def test_an_answer_says_what_its_caller_may_still_ask_for_by_both_ways(path: str, stream: bool) -> None:
     given = BODIES[path]
     if stream and path != "/v1/embeddings":
         given = {**given, "stream": True}
     script = ScriptedDispatcher(hello(), vectors=[[0.5]])
     async with (
         serving_gateway(LimitedDispatcher(script, limited())) as gateway,
-        serving_lane(script, tmp_path, rate_limits=limited()) as lane,
+        serving_lane(script, rate_limits=limited()) as lane,
     ):
         body = json.dumps(given).encode()
         answers = [await each.request("POST", path, body, {"X-Request-Id": "r-1"}) for each in (gateway, lane)]
@@ -228,10 +223,10 @@ async def test_an_answer_says_what_its_caller_may_still_ask_for_by_both_ways(
     assert headers[0] == headers[1]
 
 
-async def test_a_stream_that_fails_after_content_ends_alike_by_both_ways(tmp_path: Path) -> None:
+async def test_a_stream_that_fails_after_content_ends_alike_by_both_ways() -> None:
     steps: list[Step] = [[started()], [delta("Hel")], WeftError(Reason.SERVER_DIED, "the engine died")]
     body = json.dumps({**CHAT, "stream": True}).encode()
-    async with both(tmp_path, ScriptedDispatcher(steps), ScriptedDispatcher(steps)) as ways:
+    async with both(ScriptedDispatcher(steps), ScriptedDispatcher(steps)) as ways:
         answers = [await each.request("POST", LANE_PATHS[0], body, {"X-Request-Id": "r-1"}) for each in ways]
     last = [[line for line in each.body.split(b"\n") if line.startswith(b"data: ")][-1] for each in answers]
     assert last[0] == last[1]
@@ -239,11 +234,11 @@ async def test_a_stream_that_fails_after_content_ends_alike_by_both_ways(tmp_pat
 
 
 @pytest.mark.parametrize("path", LANE_PATHS)
-async def test_a_caller_that_hangs_up_ends_its_request_by_both_ways(path: str, tmp_path: Path) -> None:
+async def test_a_caller_that_hangs_up_ends_its_request_by_both_ways(path: str) -> None:
     body = json.dumps(BODIES[path]).encode()
     never = asyncio.Event()
     scripts = [ScriptedDispatcher([[started()], never], vectors=never) for _ in range(2)]
-    async with both(tmp_path, *scripts) as ways:
+    async with both(*scripts) as ways:
         for each in ways:
             async with each.connection() as (_, writer):
                 writer.write(each.post(path, body))
@@ -265,10 +260,10 @@ OF_THE_WAY = frozenset({"seconds_left", "report_to", "fallbacks", "traceparent"}
 
 
 @pytest.mark.parametrize("saying", SAYINGS)
-async def test_the_scheduler_hears_the_same_of_a_request_by_both_ways(saying: str, tmp_path: Path) -> None:
+async def test_the_scheduler_hears_the_same_of_a_request_by_both_ways(saying: str) -> None:
     headers, fields = SAYINGS[saying]
     body = json.dumps({**CHAT, **fields}).encode()
-    async with both(tmp_path, ScriptedDispatcher(), ScriptedDispatcher(), fleet=fleet()) as (gateway, lane):
+    async with both(ScriptedDispatcher(), ScriptedDispatcher(), fleet=fleet()) as (gateway, lane):
         for each in (gateway, lane):
             answer = await each.request("POST", LANE_PATHS[0], body, {"X-Request-Id": "r-1", **headers})
             assert answer.status == 200, answer

@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -62,7 +61,8 @@ from weft.kernel.lane_names import (
     TRY_NEXT_HEADER,
 )
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool, new_server, open_channel
+from weft.kernel.rpc import ChannelPool, open_channel
+from weft.kernel.rpc_server.server import LocalServer
 from weft_app.edge.lane import LANE_PATHS, OWN_HEADERS
 
 WAYS = ("gateway", "lane")
@@ -92,20 +92,19 @@ class _Current:
     """The way of the test that runs."""
 
     way = "gateway"
-    folder = Path()
 
 
 def both_ways() -> Any:
     """A fixture `way`: each test of its module runs by each way, but for cases of paths that go to the gateway."""
 
     @pytest.fixture(params=WAYS, autouse=True)
-    def way(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    def way(request: pytest.FixtureRequest) -> Iterator[str]:
         if request.param == "lane":
             given = getattr(request.node, "callspec", None)
             path = None if given is None else given.params.get("path")
             if path is not None and path not in LANE_PATHS:
                 pytest.skip("the proxy sends it to the gateway without a question")
-        _Current.way, _Current.folder = request.param, tmp_path
+        _Current.way = request.param
         yield request.param
         _Current.way = "gateway"
 
@@ -119,7 +118,7 @@ def serving(
     script = dispatcher or ScriptedDispatcher()
     if _Current.way == "gateway":
         return serving_gateway(LimitedDispatcher(script, rate_limits) if rate_limits else script, **parts)
-    return serving_lane(script, _Current.folder, rate_limits=rate_limits, **parts)
+    return serving_lane(script, rate_limits=rate_limits, **parts)
 
 
 class LimitedDispatcher(ScriptedDispatcher):
@@ -442,7 +441,6 @@ def _sidecar(
 @asynccontextmanager
 async def serving_lane(
     script: ScriptedDispatcher,
-    folder: Path,
     *,
     config: GatewayConfig | None = None,
     fleet: FleetSource | None = None,
@@ -485,10 +483,9 @@ async def serving_lane(
             gateway=behind.service.url.removeprefix("http://"),
         )
         reporter.picker = picker
-        server = new_server()
+        server = LocalServer()
         picker.register(server)
-        address = f"unix:{folder / 'picker.sock'}"
-        server.add_insecure_port(address)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         stack.push_async_callback(server.stop, 0.5)
         await picker.start()
