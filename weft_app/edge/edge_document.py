@@ -18,6 +18,9 @@ GATEWAYS = "gateways"
 LISTENER = "edge"
 CERTIFICATE = "edge"
 """Name of the certificate in its file of secrets."""
+GATEWAY_PICKS = 16
+"""So often a retry picks until it has another gateway: one that has just died has the fewest requests, and of two is
+picked three times of four."""
 MAX_CONCURRENT_WINDOW_BYTES = 65_536
 """Of one HTTP/2 stream: a caller that does not read holds this much."""
 
@@ -139,7 +142,7 @@ def _routes(plan: EdgePlan) -> list[Document]:
                 "retry_on": "connect-failure,refused-stream,reset-before-request",
                 "num_retries": plan.limits.connect_retries,
                 "retry_host_predicate": [extension("envoy.retry_host_predicates.previous_hosts", previous)],
-                "host_selection_retry_max_attempts": 3,
+                "host_selection_retry_max_attempts": GATEWAY_PICKS,
             },
         },
     }
