@@ -244,7 +244,7 @@ def main() -> None:
     given = parser.parse_args()
     # On the event loop of services, as in a mesh.
     if given.serve:
-        # The log is written as in a mesh, and read by nobody.
+        # The log is written as in a mesh, to no file.
         with Path(os.devnull).open("w") as nothing:
             configure_logging("picker", file=nothing)
             uvloop.run(_serve(given))

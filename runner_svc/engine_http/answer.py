@@ -148,7 +148,7 @@ class Answer:
         self._wake()
 
     def on_message_begin(self) -> None:
-        """An answer begins, informational or final; after the final one it is another request's, or nobody's."""
+        """An answer begins, informational or final; after the final one it is one that was not asked for."""
         self.is_followed = self.is_complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
