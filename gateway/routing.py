@@ -125,9 +125,10 @@ class EndpointApp:
             if endpoint.in_schema:
                 self._documented.append((endpoint, documented, group.tag))
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    # Programs know an ASGI application by a coroutine function, so that this only waits.
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        return self._serve(scope, receive, send)
+        await self._serve(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Calls the handler of a request. Raises NOT_FOUND for an unknown path, METHOD_NOT_ALLOWED for its method."""
