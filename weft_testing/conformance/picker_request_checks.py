@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -29,6 +30,7 @@ NOWHERE = "192.0.2.1:9"
 MANY = 16
 ROUNDS = 3
 PIECE_BYTES = 7
+RETRY_SECONDS = 0.1
 REFUSAL_SECONDS = 5.0
 """Time in which a picker that refuses a request of a crowd has done so."""
 
@@ -255,7 +257,17 @@ async def shed(picker: PickerUnderTest) -> str:
     if refused is None:
         raise NotCheckedError(f"it refused none of {most} requests at once")
     require(refused.refused.status in {429, picker.profile.shed_status}, f"it answered {refused.refused.words}")
+    await _require_served_again(picker)
     return refused.refused.words
+
+
+async def _require_served_again(picker: PickerUnderTest) -> None:
+    """Waits until a request is routed, after those that filled the picker have left."""
+    deadline = time.monotonic() + REFUSAL_SECONDS
+    while (answer := await picker.ask(chat_request(picker))).refusal is not None:
+        words = f"it still answered {answer.refusal.words} {REFUSAL_SECONDS:g} s after all others had left"
+        require(time.monotonic() < deadline, words)
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 async def _held(picker: PickerUnderTest, exchange: Exchange) -> Answer:

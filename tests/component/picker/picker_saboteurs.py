@@ -206,6 +206,20 @@ class ShedsAsUnavailable(ReferencePicker):
             raise RefusedError(503, str(refused)) from None
 
 
+class StaysFull(ReferencePicker):
+    """What was refused once is refused from then on, also when all others have left."""
+
+    was_full = False
+
+    def admit(self) -> None:
+        try:
+            super().admit()
+        except RefusedError:
+            self.was_full = True
+        if self.was_full:
+            raise RefusedError(429, "full")
+
+
 class MixesBodies(ReferencePicker):
     last = b""
 
@@ -401,6 +415,7 @@ SABOTEURS = (
     Saboteur(check="subset-empty", make=TakesNoneForAll, words="it did not refuse the request"),
     Saboteur(check="no-endpoint", make=FindsNoModel, words="it answered 404"),
     Saboteur(check="shed", make=ShedsAsUnavailable, words="it answered 503"),
+    Saboteur(check="shed", make=StaysFull, words="it still answered 429"),
     Saboteur(check="many-at-once", make=MixesBodies, words=RETURNED),
     Saboteur(check="response-echo", make=DropsTheFirstChunk, words=RETURNED),
     Saboteur(check="response-stream", make=CollectsResponses, words="nothing came within"),
