@@ -235,14 +235,20 @@ async def test_a_wrong_variable_stops_the_start_and_is_named(tmp_path: Path, mon
 
 @pytest.mark.parametrize("extra", [[], ["--http-port", "0"]])
 async def test_only_a_runner_with_the_surface_loads_the_web_stack(tmp_path: Path, extra: list[str]) -> None:
-    """Held by what the process has mapped: uvicorn's parser is a shared library."""
-    config = write_config(tmp_path, fake_runner("a"))
+    """Held by what the interpreter says that it imports."""
+    config, imports = write_config(tmp_path, fake_runner("a")), tmp_path / "imports"
+    python, *weft = COLD_WEFT
     mesh = Apart(tmp_path / "home", config)
     try:
         mesh.start("registry")
-        mesh.start("runner", *extra, weft=COLD_WEFT)
-        maps = await asyncio.to_thread(Path(f"/proc/{mesh._processes['runner'].pid}/maps").read_text)
-        assert ("httptools" in maps) == bool(extra)
+        mesh.start(
+            "runner",
+            *extra,
+            within=("sh", "-c", 'exec "$@" 2>"$0"', str(imports)),
+            weft=(python, "-X", "importtime", *weft),
+        )
+        assert ("uvicorn.server" in imports.read_text("utf-8")) == bool(extra)
+        assert "runner_svc.service" in imports.read_text("utf-8"), "the interpreter says it"
     finally:
         mesh.end_all()
 
