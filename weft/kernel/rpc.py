@@ -218,7 +218,9 @@ def error_from_call(error: grpc.RpcError, peer_lost: Reason) -> WeftError:
     was_closed = code == grpc.StatusCode.CANCELLED and details == _CLOSED_BY_SERVER
     # A call that was being started while its connection broke has no better code.
     was_removed = code == grpc.StatusCode.UNKNOWN and details.startswith(_REMOVED)
-    if code == grpc.StatusCode.UNAVAILABLE or was_reset or was_closed or was_removed:
+    # A message that could not be written any more; the status of the broken connection had not arrived yet.
+    was_unwritten = code == grpc.StatusCode.INTERNAL and details == _UNWRITTEN
+    if code == grpc.StatusCode.UNAVAILABLE or was_reset or was_closed or was_removed or was_unwritten:
         return WeftError(peer_lost, _lost_words(details))
     return WeftError(_BARE_CODES.get(code, Reason.INTERNAL), details or code.name.lower())
 
@@ -227,6 +229,8 @@ _CLOSED_BY_SERVER = "CANCELLED"
 """gRPC's details of a call that the server's end has reset; a cancellation by the caller has others."""
 _REMOVED = "Stream removed"
 """gRPC's details of a call whose connection is gone."""
+_UNWRITTEN = "Internal error from Core"
+"""gRPC's details (grpcio 1.85) of a streaming call whose message was not taken by its connection."""
 _CLOSED_AT_ONCE = "the peer closed the connection at once; it may ask for TLS, or for another certificate"
 _HANDSHAKE_WORDS: tuple[tuple[str, str], ...] = (
     ("CERTIFICATE_VERIFY_FAILED: certificate has expired", "the peer's certificate has expired"),

@@ -44,6 +44,7 @@ def test_a_field_error_names_its_field_once_on_the_other_side() -> None:
         (grpc.StatusCode.UNAVAILABLE, "Socket closed", Reason.WORKER_LOST),
         (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2", Reason.WORKER_LOST),
         (grpc.StatusCode.UNKNOWN, "Stream removed", Reason.WORKER_LOST),
+        (grpc.StatusCode.INTERNAL, "Internal error from Core", Reason.WORKER_LOST),
         (grpc.StatusCode.UNKNOWN, "Unexpected <class 'KeyError'>: 'x'", Reason.INTERNAL),
         (grpc.StatusCode.INTERNAL, "a bug", Reason.INTERNAL),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", Reason.DEADLINE_EXCEEDED),
