@@ -85,7 +85,7 @@ async def _body(reader: asyncio.StreamReader, head: bytes) -> bytes:
 
 
 class _Slots(engine_lane_service_pb2_grpc.EngineLaneServiceServicer):
-    """A runner that lends a slot of its engine to whoever asks."""
+    """A runner that grants a slot of its engine to every call."""
 
     def __init__(self, engine: int) -> None:
         self._engine = f"http://127.0.0.1:{engine}"

@@ -183,7 +183,8 @@ def running_postgres(settings: Mapping[str, str] = SETTINGS) -> Iterator[Postgre
 
 
 def _identity(folder: Path) -> dict[str, Any]:
-    """Returns arguments of subprocess that run the server as `nobody` where this process is root, which it refuses."""
+    """Returns arguments of subprocess for the user of the server: `nobody` where this process is root."""
+    # PostgreSQL refuses to run as root.
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")

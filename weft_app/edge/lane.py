@@ -82,7 +82,7 @@ def _placed(cluster: str, header: Document, limits: EdgeLimits, more: Document) 
 
 
 def _answer_headers() -> list[Document]:
-    """Returns what an answer has besides, whoever made it: the request's id, and what its caller may still ask for."""
+    """Returns the headers that Envoy adds to every answer: the id of its request, and the rate limits of its caller."""
     limits = {name: f"%DYNAMIC_METADATA({ANSWER_NAMESPACE}:{name})%" for name in RATE_LIMIT_HEADERS}
     return [
         # What is not known is left out.
