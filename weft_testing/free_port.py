@@ -1,13 +1,18 @@
 """Free ports for servers that start later, or restart on the same port."""
 
+import os
 import random
 import socket
+import tempfile
 from contextlib import ExitStack
+from pathlib import Path
 
-FIRST_PORT = 20_000
-LAST_PORT = 31_999
+from weft.kernel.file_lock import lock_file
+
+FIRST_PORT = 10_000
+LAST_PORT = 19_999
 """Below the ephemeral ports (Linux begins at 32,768, macOS at 49,152), which another program may take before the server
-starts."""
+starts, and below those that a runner chooses for its engines (`runner_svc.backend.engine_process.FREE_PORTS`)."""
 MAX_TRIES = 100
 
 
@@ -17,12 +22,30 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> int:
-    """Returns the first of `count` consecutive free ports. Raises OSError as `free_port` does."""
-    # Not the shared generator: test processes that seed it alike would all try the same ports.
-    for first in random.SystemRandom().sample(range(FIRST_PORT, LAST_PORT + 2 - count), MAX_TRIES):
-        if _are_free(range(first, first + count)):
-            return first
+    """Returns the first of `count` consecutive free ports, which no process of this user gets again before all others.
+
+    Raises OSError as `free_port` does.
+    """
+    # A port stays free until its server starts: two draws by chance give two servers the same one now and then.
+    with _given_file().open("a+") as given:
+        lock_file(given, waits=True)
+        given.seek(0)
+        text = given.read()
+        first = int(text) if text.isdigit() else random.SystemRandom().randint(FIRST_PORT, LAST_PORT)
+        for _ in range(MAX_TRIES):
+            if not FIRST_PORT <= first <= LAST_PORT + 1 - count:
+                first = FIRST_PORT
+            if _are_free(range(first, first + count)):
+                given.truncate(0)
+                given.write(str(first + count))
+                return first
+            first += 1
     raise OSError(f"{MAX_TRIES} times, a port between {FIRST_PORT} and {LAST_PORT} was taken")
+
+
+def _given_file() -> Path:
+    """Holds the port to try next."""
+    return Path(tempfile.gettempdir()) / f"weft-testing-ports-{os.getuid()}"
 
 
 def _are_free(ports: range) -> bool:

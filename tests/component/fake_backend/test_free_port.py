@@ -1,6 +1,11 @@
 """Ports that tests give to servers."""
 
+import json
 import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +17,16 @@ def test_a_port_is_below_those_that_the_kernel_gives_to_connections() -> None:
     assert all(FIRST_PORT <= free_port() <= LAST_PORT for _ in range(20))
 
 
+def test_a_port_that_no_server_has_bound_yet_is_not_given_to_another_process() -> None:
+    """Two servers of one test were given the same port: the second to start found it taken."""
+    program = "from weft_testing.free_port import free_port\nprint([free_port() for _ in range(200)])"
+    asked = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    given = [free_port() for _ in range(200)]
+    for each in asked:
+        given += json.loads(each.communicate()[0])
+    assert len(set(given)) == len(given) == 800
+
+
 def test_ports_in_a_row_are_all_free() -> None:
     first = free_ports(5)
     sockets = [socket.create_server(("127.0.0.1", port)) for port in range(first, first + 5)]
@@ -19,8 +34,9 @@ def test_ports_in_a_row_are_all_free() -> None:
         each.close()
 
 
-def test_a_port_on_which_somebody_listens_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_on_which_somebody_listens_is_not_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     first = free_ports(3)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(module, "FIRST_PORT", first)
     monkeypatch.setattr(module, "LAST_PORT", first + 2)
     monkeypatch.setattr(module, "MAX_TRIES", 3)
