@@ -160,9 +160,11 @@ class _Bench:
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self._stack = stack
         self._folder = folder
-        self._stub, self._runner = free_port(), free_port()
+        self._stub = free_port()
+        # The address of a runner of the same mesh and machine.
+        self._runner = f"unix:{folder}/runner.sock"
         self._serve("stub", self._stub)
-        self._serve("runner", self._runner, "--stub-port", str(self._stub))
+        self._serve("runner", 0, "--stub-port", str(self._stub), "--runner", self._runner)
 
     def _serve(self, what: str, port: int, *more: str, tree: Path | None = None) -> psutil.Process:
         python = sys.executable if tree is None else str(tree / ".venv" / "bin" / "python")
@@ -174,7 +176,7 @@ class _Bench:
         port = free_port()
         more = ["--stub-port", str(self._stub)]
         if name == "engine":
-            more += ["--runner-port", str(self._runner)]
+            more += ["--runner", self._runner]
         picker = self._serve(
             {"bare": "grpc"}.get(name, name if name in _CONTROLS else "picker"), port, *more, tree=tree
         )
@@ -222,12 +224,12 @@ async def _serve(given: Any) -> None:
         case "stub":
             await serve_stub(given.port)
         case "runner":
-            await serve_runner(given.port, given.stub_port)
+            await serve_runner(given.runner, given.stub_port)
         case "grpc" | "plain":
             server = new_server() if given.serve == "grpc" else LocalServer()
             await serve_plain(server, given.port, given.stub_port)
         case _:
-            await serve_picker(given.port, given.stub_port, given.runner_port)
+            await serve_picker(given.port, given.stub_port, given.runner)
 
 
 def main() -> None:
@@ -239,8 +241,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--against", type=Path, help="another checkout, whose picker is measured in turns")
     parser.add_argument("--serve", choices=("stub", "runner", "grpc", "plain", "picker"), help=argparse.SUPPRESS)
-    for name in ("--port", "--stub-port", "--runner-port"):
+    for name in ("--port", "--stub-port"):
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--runner", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     # On the event loop of services, as in a mesh.
     if given.serve:

@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import grpc
-from typing_extensions import override
 
 from gateway.config import GatewayConfig
 from gateway.deps import InferenceDeps
@@ -19,17 +18,18 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from weft.api.envoy.v1 import external_processor_pb2
 from weft.api.registry.v1 import runner_pb2
-from weft.api.runner.v1 import engine_lane_service_pb2, engine_lane_service_pb2_grpc
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
+from weft.dispatch.lane import HOLD_SLOT
 from weft.dispatch.reconnecting_placement import ReconnectConfig
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import SystemClock
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.lane_names import ACCESS_LOG_SERVICE, DESTINATION, DESTINATION_NAMESPACE, EXTERNAL_PROCESSOR
 from weft.kernel.request import Operation
-from weft.kernel.rpc import ChannelPool, new_server
+from weft.kernel.rpc import ChannelPool, add_methods, new_server
 from weft.kernel.rpc_server.server import LocalServer
+from weft.link.carried_calls import CarriedCalls
 
 EVENTS = 403
 """Events of a stream."""
@@ -84,26 +84,25 @@ async def _body(reader: asyncio.StreamReader, head: bytes) -> bytes:
     return found
 
 
-class _Slots(engine_lane_service_pb2_grpc.EngineLaneServiceServicer):
+class _Slots:
     """A runner that grants a slot of its engine to every call."""
 
     def __init__(self, engine: int) -> None:
         self._engine = f"http://127.0.0.1:{engine}"
 
-    @override
-    async def HoldSlot(  # type: ignore[override]
-        self, request: engine_lane_service_pb2.HoldSlotRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
-        answer = engine_lane_service_pb2.HoldSlotResponse(url=self._engine, api_key="k" * 32, model=_ENGINE_MODEL)
-        await context.write(answer)
+    async def hold_slot(self, _: Any, context: Any) -> None:
+        await context.write(HOLD_SLOT.response(url=self._engine, api_key="k" * 32, model=_ENGINE_MODEL))
         await asyncio.Event().wait()
 
 
-async def serve_runner(port: int, engine: int) -> None:
-    """Serves the gRPC port of a runner whose engine a proxy calls itself."""
+async def serve_runner(address: str, engine: int) -> None:
+    """Serves the gRPC address of a runner whose engine a proxy calls itself."""
     server = new_server()
-    engine_lane_service_pb2_grpc.add_EngineLaneServiceServicer_to_server(_Slots(engine), server)
-    server.add_insecure_port(f"127.0.0.1:{port}")
+    slots, carried = _Slots(engine), CarriedCalls()
+    add_methods(server, {HOLD_SLOT: slots.hold_slot})
+    carried.serve(HOLD_SLOT, slots.hold_slot)
+    carried.add_to_server(server)
+    server.add_insecure_port(address)
     await server.start()
     await server.wait_for_termination()
 
@@ -198,10 +197,10 @@ class _Fleet:
         self.view = FleetView(1, runners, {"tiny": model})
 
 
-async def serve_picker(port: int, stub: int, runner: int | None) -> None:
-    """Serves a picker over a real scheduler; `runner`: the gRPC port of a runner whose engine is called itself."""
+async def serve_picker(port: int, stub: int, runner: str) -> None:
+    """Serves a picker over a real scheduler; `runner`: see `_Fleet`."""
     clock, channels = SystemClock(), ChannelPool()
-    fleet = _Fleet(f"http://127.0.0.1:{stub}", "" if runner is None else f"127.0.0.1:{runner}")
+    fleet = _Fleet(f"http://127.0.0.1:{stub}", runner)
     tickets = TicketIssuer(clock, lifetime_seconds=30.0)
     deps = LoopDeps(waker=_NoWakes(), tickets=tickets, records=RouterRecords.empty(clock))
     loop = SchedulingLoop(SchedulerLimits(), Settings(), clock, deps)

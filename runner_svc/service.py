@@ -43,7 +43,6 @@ from runner_svc.tools.tool_box import build_tool_box
 from weft.api.registry.v1 import agent_pb2, wake_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
-    engine_lane_service_pb2_grpc,
     generation_service_pb2,
     model_call_service_pb2,
     runner_service_pb2,
@@ -177,9 +176,8 @@ class RunnerService(Service):
     def register(self, server: grpc.aio.Server) -> None:
         self._chats |= {name: self._chat_setup(name, instance.config) for name, instance in self._by_name.items()}
         DataPlane(self.admission, self._chats).add_to_server(server, self._carried)
+        EngineLaneServicer(self.admission).add_to_server(server, self._carried)
         self._carried.add_to_server(server)
-        lane = EngineLaneServicer(self.admission)
-        engine_lane_service_pb2_grpc.add_EngineLaneServiceServicer_to_server(lane, server)
         ticketed = TicketedRequestServicer(self.admission)
         ticketed_request_service_pb2_grpc.add_TicketedRequestServiceServicer_to_server(ticketed, server)
         runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
@@ -371,7 +369,6 @@ class RunnerService(Service):
         self._control.end_tails()
         await self._followed.stop()
         await self._drain(grace_seconds)
-        self._carried.stop()
         await stop_tasks([task for task in (self._reading, self._digesting) if task is not None])
         self._reading = self._digesting = None
         await self._caches.close()
@@ -381,6 +378,8 @@ class RunnerService(Service):
             if isinstance(end, Exception):
                 # A failure must not prevent the stop of the others, the tools and the connection.
                 log.error("a model did not stop cleanly", model=instance.model, error=repr(end)[:512])
+        # After them: they end the requests that are left, whose reasons are carried too.
+        self._carried.stop()
         if self._sampler is not None:
             await self._sampler.stop()
         # Only now: leases are released after their engines have ended, and while the session is open.

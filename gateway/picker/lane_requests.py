@@ -17,7 +17,7 @@ from gateway.picker.endpoint_addresses import EndpointAddresses
 from gateway.picker.ends import ProxySight, has_begun, was_never_reached
 from gateway.picker.engine_body import engine_body
 from gateway.picker.engine_reach import EngineReach
-from gateway.picker.engine_slot import hold_slot
+from gateway.picker.engine_slot import EngineSlots
 from gateway.picker.intake import LaneWork
 from gateway.picker.lane_cancellation import cancel_at_runners, not_cancellable
 from gateway.picker.lane_request import OWN_PROXY, GatewayTerms, LaneRequest
@@ -95,6 +95,7 @@ class LaneRequests(AttemptReports):
         self._metrics = metrics
         self._addresses = EndpointAddresses(ports.clock)
         self._reach = EngineReach(ports.host, self._addresses)
+        self._slots = EngineSlots(ports.channels)
         self._open: dict[str, LaneRequest] = {}
         self._ended: dict[str, LaneRequest] = {}
         """Those that have ended, for as long as the second witness is waited for; the oldest first."""
@@ -299,7 +300,7 @@ class LaneRequests(AttemptReports):
         )
 
     async def _engine_route(self, lane: LaneRequest, grant: Grant) -> Route:
-        slot = lane.slot = await hold_slot(self._ports.channels, grant)
+        slot = lane.slot = await self._slots.hold(grant)
         place = urlsplit(slot.url).netloc
         if not lane.terms.allowed.has(place):
             slot.release()

@@ -4,17 +4,18 @@ import asyncio
 from typing import Any
 
 import grpc
-from typing_extensions import override
 
 from runner_svc.servicers.request_admission import RequestAdmission
 from weft.api.runner.v1 import engine_lane_service_pb2 as pb
-from weft.api.runner.v1 import engine_lane_service_pb2_grpc, serve_options_pb2, ticket_pb2
+from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
+from weft.dispatch.lane import HOLD_SLOT
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering
+from weft.kernel.rpc import add_methods, answering
+from weft.link.carried_calls import CarriedCalls
 
 
-class EngineLaneServicer(engine_lane_service_pb2_grpc.EngineLaneServiceServicer):
+class EngineLaneServicer:
     """Implements EngineLaneService.
 
     To slots, unloads, evictions, drains and the watchdog a held slot is a request: only its tokens are not seen.
@@ -23,11 +24,12 @@ class EngineLaneServicer(engine_lane_service_pb2_grpc.EngineLaneServiceServicer)
     def __init__(self, desk: RequestAdmission) -> None:
         self._desk = desk
 
-    # grpc.aio also accepts a coroutine that writes through the context; the stub only knows iterators.
-    @override
-    async def HoldSlot(  # type: ignore[override]
-        self, request: pb.HoldSlotRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
+    def add_to_server(self, server: grpc.aio.Server, carried: CarriedCalls) -> None:
+        """Add the service to a server; its calls are carried too."""
+        add_methods(server, {HOLD_SLOT: self._hold_slot})
+        carried.serve(HOLD_SLOT, self._hold_slot)
+
+    async def _hold_slot(self, request: pb.HoldSlotRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
             if not instance.config.engine_lane or permit.model != instance.model:

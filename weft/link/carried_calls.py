@@ -1,4 +1,4 @@
-"""The runner's end of the streams that carry calls of dispatchers on its machine, see `weft.link.carriers`."""
+"""The runner's end of the streams that carry calls from its own machine, see `weft.link.carriers`."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,7 +12,7 @@ from weft.api.runner.v1 import call_carrier_service_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import RpcMethod, answering
-from weft.link.carriers import CARRIER_LIMITS, CARRY
+from weft.link.carriers import CARRIER_LIMITS, CARRY, METHODS_KEY
 from weft.link.frames import Metadata, Side, metadata_of, new_status, timeout_of
 from weft.link.link import ACCEPTED_KEY, Link, LinkCall
 
@@ -91,7 +91,7 @@ class CarriedCalls:
     # Read and written through the context, which the stub of gRPC does not know.
     async def _carry(self, requests: AsyncIterator[pb.CarryRequest], context: Any) -> None:  # noqa: ARG002
         async with answering(context):
-            await context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
+            await context.send_initial_metadata(((ACCEPTED_KEY, "1"), (METHODS_KEY, ",".join(self._methods))))
             link = Link(Side.RUNNER, CARRIER_LIMITS, self._answer)
             self._links.add(link)
             try:

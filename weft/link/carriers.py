@@ -1,11 +1,12 @@
-"""Calls of a dispatcher to runners on its own machine, carried over one stream per runner.
+"""Calls of a dispatcher, or of an endpoint picker, to runners on its own machine, carried over one stream per runner.
 
 In Python a gRPC call costs both ends together 500 us, one on a stream that is open anyway 130 us, and an idle one holds
 31 KB more (measured, see docs/decisions/0088-carried-calls.md).
 """
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -27,6 +28,8 @@ RETRY_SECONDS = 30.0
 """How long a runner that carries no calls, an older release, is not asked for it again."""
 MAX_CARRIED_BYTES = WINDOW_BYTES
 """A larger request is an rpc of its own: it would delay the calls beside it."""
+METHODS_KEY = "weft-carries"
+"""Initial metadata of a stream: the paths of the methods that it carries, with commas between them."""
 _LOCAL = "unix:"
 
 log = get_logger("weft.link")
@@ -60,13 +63,15 @@ class CarriedCall:
         """Whether the call has ended, read or not."""
         return self._call.status is not None
 
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Call `callback` with the call once it has ended otherwise than by `cancel`; only without a reader."""
+        self._call.on_end(lambda: callback(self))
+
     def cancel(self) -> None:
         """Cancel the call unless it has ended; a reader gets CANCELLED."""
         self._stop_timer()
-        if self._call.status is None:
-            self._call.fail(WeftError(Reason.CANCELLED, "the caller gave up"))
-        else:
-            self._call.close()
+        self._call.close()
+        self._call.wake()
 
     def _expire(self) -> None:
         self._call.fail(WeftError(Reason.DEADLINE_EXCEEDED, "the deadline of the call passed"))
@@ -75,6 +80,14 @@ class CarriedCall:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class _Stream(NamedTuple):
+    """A stream that is accepted."""
+
+    link: Link
+    methods: frozenset[str]
+    """Paths of the methods that it carries."""
 
 
 class Carriers:
@@ -86,7 +99,7 @@ class Carriers:
     def __init__(self, channels: ChannelPool) -> None:
         """A stream ends with its channel, so that `channels` bounds and closes them."""
         self._channels = channels
-        self._links: dict[str, Link] = {}
+        self._streams: dict[str, _Stream] = {}
         self._opening: set[str] = set()
         self._refused: dict[str, float] = {}
         """When a runner that carries no calls was asked, on the clock of the event loop."""
@@ -95,14 +108,16 @@ class Carriers:
         self, address: str, rpc: RpcMethod, request: Any, metadata: Metadata, timeout_seconds: float | None
     ) -> CarriedCall | None:
         """Begin a call; None: none is carried to this address now. Raises as `Link.call`."""
-        link = self._links.get(address)
-        if link is None or link.is_lost:
+        stream = self._streams.get(address)
+        if stream is None or stream.link.is_lost:
             self._open(address)
+            return None
+        if rpc.path not in stream.methods:
             return None
         message = request.SerializeToString()
         if len(message) > MAX_CARRIED_BYTES:
             return None
-        call = link.call(rpc.path, metadata, timeout_seconds)
+        call = stream.link.call(rpc.path, metadata, timeout_seconds)
         call.put(message)
         return CarriedCall(call, rpc.response, timeout_seconds)
 
@@ -126,15 +141,16 @@ class Carriers:
                 response_deserializer=CARRY.response.FromString,
             )
             stream = carry()
-            await _until_accepted(stream)
-            link = self._links[address] = Link(Side.ROUTER, CARRIER_LIMITS, _refuse)
+            methods = await _accepted_methods(stream)
+            link = Link(Side.ROUTER, CARRIER_LIMITS, _refuse)
+            self._streams[address] = _Stream(link, methods)
             await link.run(stream, CARRY.request)
         except grpc.aio.AioRpcError as error:
             self._note_end(address, error_from_call(error, Reason.WORKER_LOST))
         except WeftError as error:
             self._note_end(address, error)
         finally:
-            self._links.pop(address, None)
+            self._streams.pop(address, None)
             self._opening.discard(address)
             if stream is not None:
                 stream.cancel()
@@ -145,13 +161,18 @@ class Carriers:
             self._refused[address] = asyncio.get_running_loop().time()
 
 
-async def _until_accepted(stream: Any) -> None:
-    """Wait until calls may begin. Raises UNSUPPORTED_OPERATION for a runner that carries none, else WORKER_LOST."""
+async def _accepted_methods(stream: Any) -> frozenset[str]:
+    """Waits until calls may begin, and returns the paths of their methods.
+
+    Raises UNSUPPORTED_OPERATION for a runner that carries none, else WORKER_LOST.
+    """
     # A call that is refused has initial metadata too, empty.
-    if not dict(await stream.initial_metadata()).get(ACCEPTED_KEY):
+    metadata = dict(await stream.initial_metadata())
+    if not metadata.get(ACCEPTED_KEY):
         is_unknown = await stream.code() is grpc.StatusCode.UNIMPLEMENTED
         reason = Reason.UNSUPPORTED_OPERATION if is_unknown else Reason.WORKER_LOST
         raise WeftError(reason, "the runner carries no calls")
+    return frozenset(metadata.get(METHODS_KEY, "").split(","))
 
 
 async def _refuse(call: LinkCall) -> Any:

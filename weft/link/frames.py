@@ -184,3 +184,7 @@ def _check_metadata(entries: Iterable[pb.CallMetadata]) -> None:
 
 def _seconds(duration: duration_pb2.Duration) -> float:
     return min(max(0.0, duration.seconds + duration.nanos / 1e9), MAX_TIMEOUT_SECONDS)
+
+
+GAVE_UP = status_of(WeftError(Reason.CANCELLED, "the caller gave up"))
+"""Status of a call that its caller has cancelled. Made once: it takes 13 us, at both ends of each such call."""

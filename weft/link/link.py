@@ -15,7 +15,7 @@ from weft.kernel.rpc import MAX_METADATA_BYTES, PING_TIMEOUT_MS, error_from_call
 from weft.kernel.service import stop_tasks
 from weft.kernel.wakeup import Wakeup
 from weft.link.flow_control import Call
-from weft.link.frames import MAX_FRAMES_AT_ONCE, LinkProtocolError, Metadata, Side, status_of
+from weft.link.frames import GAVE_UP, MAX_FRAMES_AT_ONCE, LinkProtocolError, Metadata, Side, status_of
 from weft.link.multiplexer import CallBegan, CallEnded, CallReadable, Event, LinkLimits, Multiplexer
 
 log = get_logger("weft.link")
@@ -42,7 +42,7 @@ class _Stream(Protocol):
 class LinkCall:
     """One call on a link. At most one task may read it and one write it."""
 
-    __slots__ = ("_call", "_link", "_mux", "_readable", "_writable")
+    __slots__ = ("_call", "_link", "_mux", "_on_end", "_readable", "_writable")
 
     def __init__(self, link: "Link", mux: Multiplexer, call: Call) -> None:
         self._link = link
@@ -50,6 +50,7 @@ class LinkCall:
         self._call = call
         self._readable = Wakeup()
         self._writable = Wakeup()
+        self._on_end: Callable[[], None] | None = None
 
     @property
     def start(self) -> pb.CallStart:
@@ -87,6 +88,12 @@ class LinkCall:
         while self._call.status is None and self._call.send.unsent_bytes:
             await self._writable.wait()
 
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` once the peer, or the loss of the link, has ended an own call that is not read any more."""
+        self._on_end = callback
+        if self._call.status is not None:
+            self.wake()
+
     def half_close(self) -> None:
         """Send no more messages on an own call."""
         self._mux.half_close(self._call)
@@ -103,15 +110,19 @@ class LinkCall:
 
     def close(self) -> None:
         """Cancel an own call unless it has ended, and drop its unread messages. Idempotent."""
-        if self._call.status is None:
-            self._mux.cancel(self._call, status_of(WeftError(Reason.CANCELLED, "the caller gave up")))
+        self._on_end = None
+        self._mux.cancel(self._call, GAVE_UP)
         self._mux.release(self._call)
         self._link.forget(self._call)
 
     def wake(self) -> None:
-        """Wakes `read`, and `send`."""
+        """Wakes `read`, and `send`, and has an end noted."""
         self._readable.wake()
         self._writable.wake()
+        if self._on_end is not None and self._call.status is not None:
+            # Not called here: an error of it would end the link of all calls.
+            asyncio.get_running_loop().call_soon(self._on_end)
+            self._on_end = None
 
     def note_writable(self) -> None:
         """Wakes `send`."""

@@ -13,6 +13,7 @@ from weft.kernel.rpc import MAX_MESSAGE_BYTES
 from weft.kernel.value import value_class
 from weft.link.flow_control import Call, ReceiveHalf, SendHalf, SendSchedule
 from weft.link.frames import (
+    GAVE_UP,
     MAX_CALL_ID,
     MAX_FRAMES_AT_ONCE,
     WINDOW_BYTES,
@@ -269,7 +270,7 @@ class Multiplexer:
         if call.is_own:
             raise LinkProtocolError(f"call {call.call_id} cancelled by its callee")
         had_ended = call.status is not None
-        call.close(status_of(WeftError(Reason.CANCELLED, "the caller gave up")))
+        call.close(GAVE_UP)
         self._schedule.drop_unsent(call)
         self._remove(call.call_id)
         return None if had_ended else CallEnded(call)

@@ -15,7 +15,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class CarryRequest(google.protobuf.message.Message):
-    """CarryRequest is what a dispatcher sends."""
+    """CarryRequest is what the caller sends."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

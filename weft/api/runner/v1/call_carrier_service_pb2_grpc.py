@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class CallCarrierServiceStub(object):
-    """CallCarrierService carries many calls of a dispatcher on the runner's own machine over one stream.
+    """CallCarrierService carries many calls of a dispatcher, or of an endpoint picker, on the runner's own machine over one
+    stream.
     """
 
     def __init__(self, channel):
@@ -43,16 +44,18 @@ class CallCarrierServiceStub(object):
 
 
 class CallCarrierServiceServicer(object):
-    """CallCarrierService carries many calls of a dispatcher on the runner's own machine over one stream.
+    """CallCarrierService carries many calls of a dispatcher, or of an endpoint picker, on the runner's own machine over one
+    stream.
     """
 
     def Carry(self, request_iterator, context):
-        """Carry opens such a stream. The dispatcher begins calls on it, of GenerationService.Generate alone; the runner begins
-        none. Each call has flow control of its own.
+        """Carry opens such a stream. Its caller begins calls on it, of GenerationService.Generate and
+        EngineLaneService.HoldSlot alone; the runner begins none. Each call has flow control of its own.
 
         A call on it means what a call of its own would mean: its ticket, its events, its status with the same details, its
-        deadline and its cancellation. The runner answers with initial metadata once calls may begin. The end of the stream
-        ends every call on it.
+        deadline and its cancellation. The runner answers with initial metadata once calls may begin, whose entry
+        `weft-carries` names the methods, with commas between them; all others are called by rpcs of their own. The end of
+        the stream ends every call on it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -75,7 +78,8 @@ def add_CallCarrierServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CallCarrierService(object):
-    """CallCarrierService carries many calls of a dispatcher on the runner's own machine over one stream.
+    """CallCarrierService carries many calls of a dispatcher, or of an endpoint picker, on the runner's own machine over one
+    stream.
     """
 
     @staticmethod

@@ -18,38 +18,46 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class CallCarrierServiceStub:
-    """CallCarrierService carries many calls of a dispatcher on the runner's own machine over one stream."""
+    """CallCarrierService carries many calls of a dispatcher, or of an endpoint picker, on the runner's own machine over one
+    stream.
+    """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Carry: grpc.StreamStreamMultiCallable[
         weft.api.runner.v1.call_carrier_service_pb2.CarryRequest,
         weft.api.runner.v1.call_carrier_service_pb2.CarryResponse,
     ]
-    """Carry opens such a stream. The dispatcher begins calls on it, of GenerationService.Generate alone; the runner begins
-    none. Each call has flow control of its own.
+    """Carry opens such a stream. Its caller begins calls on it, of GenerationService.Generate and
+    EngineLaneService.HoldSlot alone; the runner begins none. Each call has flow control of its own.
 
     A call on it means what a call of its own would mean: its ticket, its events, its status with the same details, its
-    deadline and its cancellation. The runner answers with initial metadata once calls may begin. The end of the stream
-    ends every call on it.
+    deadline and its cancellation. The runner answers with initial metadata once calls may begin, whose entry
+    `weft-carries` names the methods, with commas between them; all others are called by rpcs of their own. The end of
+    the stream ends every call on it.
     """
 
 class CallCarrierServiceAsyncStub:
-    """CallCarrierService carries many calls of a dispatcher on the runner's own machine over one stream."""
+    """CallCarrierService carries many calls of a dispatcher, or of an endpoint picker, on the runner's own machine over one
+    stream.
+    """
 
     Carry: grpc.aio.StreamStreamMultiCallable[
         weft.api.runner.v1.call_carrier_service_pb2.CarryRequest,
         weft.api.runner.v1.call_carrier_service_pb2.CarryResponse,
     ]
-    """Carry opens such a stream. The dispatcher begins calls on it, of GenerationService.Generate alone; the runner begins
-    none. Each call has flow control of its own.
+    """Carry opens such a stream. Its caller begins calls on it, of GenerationService.Generate and
+    EngineLaneService.HoldSlot alone; the runner begins none. Each call has flow control of its own.
 
     A call on it means what a call of its own would mean: its ticket, its events, its status with the same details, its
-    deadline and its cancellation. The runner answers with initial metadata once calls may begin. The end of the stream
-    ends every call on it.
+    deadline and its cancellation. The runner answers with initial metadata once calls may begin, whose entry
+    `weft-carries` names the methods, with commas between them; all others are called by rpcs of their own. The end of
+    the stream ends every call on it.
     """
 
 class CallCarrierServiceServicer(metaclass=abc.ABCMeta):
-    """CallCarrierService carries many calls of a dispatcher on the runner's own machine over one stream."""
+    """CallCarrierService carries many calls of a dispatcher, or of an endpoint picker, on the runner's own machine over one
+    stream.
+    """
 
     @abc.abstractmethod
     def Carry(
@@ -57,12 +65,13 @@ class CallCarrierServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[weft.api.runner.v1.call_carrier_service_pb2.CarryRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.call_carrier_service_pb2.CarryResponse], collections.abc.AsyncIterator[weft.api.runner.v1.call_carrier_service_pb2.CarryResponse]]:
-        """Carry opens such a stream. The dispatcher begins calls on it, of GenerationService.Generate alone; the runner begins
-        none. Each call has flow control of its own.
+        """Carry opens such a stream. Its caller begins calls on it, of GenerationService.Generate and
+        EngineLaneService.HoldSlot alone; the runner begins none. Each call has flow control of its own.
 
         A call on it means what a call of its own would mean: its ticket, its events, its status with the same details, its
-        deadline and its cancellation. The runner answers with initial metadata once calls may begin. The end of the stream
-        ends every call on it.
+        deadline and its cancellation. The runner answers with initial metadata once calls may begin, whose entry
+        `weft-carries` names the methods, with commas between them; all others are called by rpcs of their own. The end of
+        the stream ends every call on it.
         """
 
 def add_CallCarrierServiceServicer_to_server(servicer: CallCarrierServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -50,7 +50,8 @@ class EngineLaneServiceServicer(object):
 
     def HoldSlot(self, request, context):
         """HoldSlot takes the slot of one request, and says where and with which key its engine is called. The slot is held for
-        as long as the call lasts: cancelling it gives the slot back.
+        as long as the call lasts: cancelling it gives the slot back. Routers on the runner's machine have it carried over
+        one stream for all their requests, see CallCarrierService.
 
         Refused as GenerationService/Generate, and with UNIMPLEMENTED / UNSUPPORTED_OPERATION for a model whose engine has no
         port for the lane. Once the engine is gone, the call ends with the reason.

@@ -28,7 +28,8 @@ class EngineLaneServiceStub:
         weft.api.runner.v1.engine_lane_service_pb2.HoldSlotResponse,
     ]
     """HoldSlot takes the slot of one request, and says where and with which key its engine is called. The slot is held for
-    as long as the call lasts: cancelling it gives the slot back.
+    as long as the call lasts: cancelling it gives the slot back. Routers on the runner's machine have it carried over
+    one stream for all their requests, see CallCarrierService.
 
     Refused as GenerationService/Generate, and with UNIMPLEMENTED / UNSUPPORTED_OPERATION for a model whose engine has no
     port for the lane. Once the engine is gone, the call ends with the reason.
@@ -44,7 +45,8 @@ class EngineLaneServiceAsyncStub:
         weft.api.runner.v1.engine_lane_service_pb2.HoldSlotResponse,
     ]
     """HoldSlot takes the slot of one request, and says where and with which key its engine is called. The slot is held for
-    as long as the call lasts: cancelling it gives the slot back.
+    as long as the call lasts: cancelling it gives the slot back. Routers on the runner's machine have it carried over
+    one stream for all their requests, see CallCarrierService.
 
     Refused as GenerationService/Generate, and with UNIMPLEMENTED / UNSUPPORTED_OPERATION for a model whose engine has no
     port for the lane. Once the engine is gone, the call ends with the reason.
@@ -62,7 +64,8 @@ class EngineLaneServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.engine_lane_service_pb2.HoldSlotResponse], collections.abc.AsyncIterator[weft.api.runner.v1.engine_lane_service_pb2.HoldSlotResponse]]:
         """HoldSlot takes the slot of one request, and says where and with which key its engine is called. The slot is held for
-        as long as the call lasts: cancelling it gives the slot back.
+        as long as the call lasts: cancelling it gives the slot back. Routers on the runner's machine have it carried over
+        one stream for all their requests, see CallCarrierService.
 
         Refused as GenerationService/Generate, and with UNIMPLEMENTED / UNSUPPORTED_OPERATION for a model whose engine has no
         port for the lane. Once the engine is gone, the call ends with the reason.
