@@ -10,7 +10,7 @@ from gateway.deps import InferenceDeps
 from gateway.metrics import GatewayMetrics
 from gateway.picker.lane_requests import LanePorts
 from gateway.picker.limits import PickerLimits
-from gateway.picker.service import build
+from gateway.picker.service import PickerService, build
 from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer, WakeFinished
 from router_svc.placement import LocalPlacement
 from router_svc.policy.decisions import Wakes
@@ -197,8 +197,8 @@ class _Fleet:
         self.view = FleetView(1, runners, {"tiny": model})
 
 
-async def serve_picker(port: int, stub: int, runner: str) -> None:
-    """Serves a picker over a real scheduler; `runner`: see `_Fleet`."""
+def picker_of(stub: int, runner: str) -> PickerService:
+    """Returns a picker over a real scheduler; `runner`: see `_Fleet`."""
     clock, channels = SystemClock(), ChannelPool()
     fleet = _Fleet(f"http://127.0.0.1:{stub}", runner)
     tickets = TicketIssuer(clock, lifetime_seconds=30.0)
@@ -216,7 +216,12 @@ async def serve_picker(port: int, stub: int, runner: str) -> None:
     ports = LanePorts(
         placement=placement, fleet=fleet, channels=channels, clock=clock, report_to="router", steady=ReconnectConfig()
     )
-    picker = build(PickerLimits(report_wait_seconds=0.2), inference, ports, JournalPolicy(fleet))
+    return build(PickerLimits(report_wait_seconds=0.2), inference, ports, JournalPolicy(fleet))
+
+
+async def serve_picker(port: int, stub: int, runner: str) -> None:
+    """Serves the picker of `picker_of`."""
+    picker = picker_of(stub, runner)
     # As a mesh serves it at an address of this machine.
     server = LocalServer()
     picker.register(server)
