@@ -1,7 +1,7 @@
 """The rate limits of a router: requests and tokens of tenants, keys, models and clients, counted on arrival."""
 
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -20,6 +20,7 @@ from weft.kernel.request import Priority
 from weft.kernel.sliding_window import Window
 from weft.kernel.timestamps import duration_of
 from weft.kernel.units import Rate, RateUnit
+from weft.kernel.value import value_class
 
 _TENANT, _CLIENT = "tenant/", "client/"
 _BETWEEN = "\0"
@@ -29,7 +30,7 @@ NO_KEY = "none"
 MAX_LISTED_USES = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@value_class()
 class Counted:
     """What was counted for one request, to be corrected at its end."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Iterable
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from weft.dispatch.fleet import RunnerView
@@ -30,9 +31,8 @@ class EndpointAddresses:
 
     async def of(self, url: str) -> str:
         """Returns the endpoint of a base URL, `ip:port`. Raises CONNECT_FAILED where its name has no address."""
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
-        found = host if is_address(host) else await self._address(host)
+        host, port, is_number = _place_in(url)
+        found = host if is_number else await self._address(host)
         return f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
 
     async def of_runners(self, runners: Iterable[RunnerView]) -> dict[str, str]:
@@ -59,3 +59,11 @@ class EndpointAddresses:
             self._known.clear()
         self._known[host] = (address, now + KEPT_SECONDS)
         return address
+
+
+@lru_cache(maxsize=MAX_NAMES)
+def _place_in(url: str) -> tuple[str, int | None, bool]:
+    """Returns host and port of a base URL, and whether the host is an address. Runners keep theirs."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return host, parts.port, is_address(host)

@@ -6,8 +6,6 @@ for complete is complete if its usage arrived, cut off if usage was to come and 
 counts as lost.
 """
 
-from dataclasses import dataclass
-
 from google.protobuf.struct_pb2 import Struct
 
 from gateway.picker.session import PassedResponse, metadata_text
@@ -15,6 +13,7 @@ from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.api.envoy.v1 import access_log_pb2, token_usage_pb2
 from weft.kernel.lane_names import DESTINATION_NAMESPACE, DESTINATION_SERVED, PLACED, REASON_HEADER
 from weft.kernel.reasons import Reason
+from weft.kernel.value import value_class
 
 MAX_FLAGS = 8
 MAX_DETAIL_CHARS = 256
@@ -38,11 +37,12 @@ _BROKEN = frozenset(
         "overload_manager",
     }
 )
+
 _FAILED_STATUS = 400
 _SERVER_STATUS = 500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class ProxySight:
     """What the proxy saw of a request, from its access log."""
 
@@ -130,7 +130,7 @@ def _usage_in(common: access_log_pb2.AccessLogCommon) -> usage_pb2.Usage | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class SeenEnd:
     """How a request ended as the proxy saw it."""
 

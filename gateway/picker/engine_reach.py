@@ -1,5 +1,6 @@
 """Which engines a proxy reaches: one that listens on loopback is reached from its own machine alone."""
 
+from functools import lru_cache
 from urllib.parse import unquote
 
 from gateway.picker.endpoint_addresses import EndpointAddresses
@@ -14,8 +15,12 @@ MAX_TOLD = 1_024
 """Models of runners about which the log has said that a proxy does not reach their engines."""
 
 
+@lru_cache(maxsize=256)
 def proxy_of(peer: str) -> str:
-    """Returns the IP address of a proxy by its gRPC peer; empty: it is on this machine."""
+    """Returns the IP address of a proxy by its gRPC peer; empty: it is on this machine.
+
+    All requests of a connection have one peer.
+    """
     kind, _, rest = peer.partition(":")
     host = unquote(rest).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
     return host if is_address(host) and not is_loopback(host) else ""

@@ -34,6 +34,7 @@ from weft.dispatch.workflows import workflow_name_of
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.names import AUTO_MODEL
 from weft.kernel.request import Operation
+from weft.kernel.value import value_class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ _LOGGED_USAGE = frozenset({Operation.CHAT})
 """Operations of which the proxy's log has the usage of each answer that states it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class LaneWork:
     """A request that the lane serves."""
 

@@ -1,7 +1,6 @@
 """Which endpoints a request may go to: the subset that its gateway names, and the choice of conformance tests. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from gateway.picker.session import Headers
 from weft.api.envoy.v1 import base_pb2
@@ -9,12 +8,13 @@ from weft.dispatch.placement import MAX_ONLY_RUNNERS
 from weft.kernel.errors import WeftError
 from weft.kernel.lane_names import SUBSET, SUBSET_NAMESPACE
 from weft.kernel.reasons import Reason
+from weft.kernel.value import value_class
 
 TEST_SELECTION = b"test-epp-endpoint-selection"
 """Header of a request in the conformance tests of gateways: addresses, or addresses with ports, separated by commas."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class()
 class Allowed:
     """Endpoints that a request may go to."""
 

@@ -21,22 +21,19 @@ class WorkUnit(StrEnum):
     """Characters of a text that is spoken."""
 
 
+_MEDIA_UNITS = {
+    Operation.IMAGE: WorkUnit.STEP_MEGAPIXELS,
+    Operation.TRANSCRIPTION: WorkUnit.AUDIO_SECONDS,
+    Operation.SPEECH: WorkUnit.CHARACTERS,
+}
+_UNITS = {Operation.CHAT: WorkUnit.TOKENS, Operation.COMPLETION: WorkUnit.TOKENS, **_MEDIA_UNITS}
+
+
 def unit_of(operation: Operation) -> WorkUnit | None:
     """Return the unit of an operation; None: its work is not measured, as of embeddings."""
-    match operation:
-        case Operation.CHAT | Operation.COMPLETION:
-            return WorkUnit.TOKENS
-        case Operation.IMAGE:
-            return WorkUnit.STEP_MEGAPIXELS
-        case Operation.TRANSCRIPTION:
-            return WorkUnit.AUDIO_SECONDS
-        case Operation.SPEECH:
-            return WorkUnit.CHARACTERS
-        case _:
-            return None
+    return _UNITS.get(operation)
 
 
 def media_unit_of(operation: Operation) -> WorkUnit | None:
     """Return the unit of an operation on media; None: it is none."""
-    unit = unit_of(operation)
-    return None if unit is WorkUnit.TOKENS else unit
+    return _MEDIA_UNITS.get(operation)

@@ -169,12 +169,12 @@ REGISTRY_AWAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.REGISTRY_STANDBY})
 """Reasons of a call that no registry has begun: it cannot be reached, or waits for the end of the owner."""
 
 
+_BY_NUMBER = {reason.value: reason for reason in Reason}
+
+
 def reason_of(number: int) -> Reason:
     """The reason of a received number; INTERNAL for one that this version does not know."""
-    try:
-        return Reason(number)
-    except ValueError:
-        return Reason.INTERNAL
+    return _BY_NUMBER.get(number, Reason.INTERNAL)
 
 
 def traits(reason: Reason) -> ReasonTraits:

@@ -1,7 +1,5 @@
 """Admission: whether one more request may wait in a queue, and which waiting request is evicted for it."""
 
-from dataclasses import dataclass
-
 from router_svc.policy import refusals
 from router_svc.policy.decisions import Rejects
 from router_svc.policy.endpoints.capacity import Capacity
@@ -9,11 +7,12 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.live_request import LiveRequest
 from router_svc.policy.queue.queue import Queue
 from weft.kernel.request import CALLER_BANDS, Priority
+from weft.kernel.value import value_class
 
 LOWEST_FIRST = tuple(sorted(CALLER_BANDS, reverse=True))
 
 
-@dataclass(frozen=True, slots=True)
+@value_class()
 class Admitted:
     """A request may wait; `instead_of`: the request that is evicted for it, None: there is a free place."""
 

@@ -9,12 +9,13 @@ from router_svc.policy.decisions import Loads, Rejects, Waits
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
 from router_svc.policy.queue.fair_queue import FairQueue, QueuePosition, TenantHead, queue_position
 from weft.kernel.request import Priority
+from weft.kernel.value import value_class
 
 PRIORITIES = tuple(Priority)
 _SPARE_ENTRIES = 64
 
 
-@dataclass(frozen=True, slots=True)
+@value_class()
 class RequestKind:
     """Properties that make requests of a queue interchangeable."""
 
