@@ -56,6 +56,7 @@ from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import Operation
 from weft.kernel.telemetry import trace_id_of
+from weft.kernel.timestamps import NANOSECONDS
 from weft.kernel.tracing import NO_TRACING, Tracing
 
 log = get_logger("weft.router")
@@ -188,7 +189,7 @@ class TicketIssuer:
             allow_remote=mailbox.allow_remote,
         )
         expires = self._clock.utc_now().timestamp() + self._lifetime_seconds
-        claims.expire_time.FromNanoseconds(int(expires * 1e9))
+        claims.expire_time.seconds, claims.expire_time.nanos = divmod(int(expires * NANOSECONDS), NANOSECONDS)
         now = self._clock.monotonic()
         seconds_left = None if placed.deadline_at is None else placed.deadline_at - now
         if request.report_to:

@@ -86,6 +86,9 @@ class LocalPlace(Placement):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
         if self._key is not None:
             self._loop.finish(self._key, Reason.CANCELLED)
         if self._mailbox is not None:
@@ -119,6 +122,15 @@ class LocalPlace(Placement):
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
         if self._key is not None:
             self._loop.finish(self._key, reason, receipt)
+
+    @override
+    def end_at_once(self, reason: Reason, receipt: receipt_pb2.Receipt, *, content_of: int | None) -> bool:
+        if self._key is not None:
+            if content_of is not None:
+                self._loop.report_first_content(self._key)
+            self._loop.finish(self._key, reason, receipt)
+        self._leave()
+        return True
 
 
 MAX_NEEDED_TOOLS = 128

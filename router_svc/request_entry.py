@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import msgspec
-from google.protobuf.duration_pb2 import Duration
 
 from router_svc.policy.decisions import Loads, Placed, Rejects, Waits, Wakes
 from router_svc.policy.endpoints.choice import MAX_CONSIDERED, Considered
@@ -13,6 +12,7 @@ from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.placement import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
+from weft.kernel.timestamps import set_seconds
 from weft.kernel.units import wait_words
 
 
@@ -117,22 +117,14 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
         return self.reason is Reason.ROUTER_LOST
 
 
-_NANOSECONDS = 1e9
-
-
 def add_decisions(record: pb.RequestRecord, decisions: Sequence[tuple[float, Noted]], arrived_at: float) -> None:
     """Add decisions with their times, relative to `arrived_at` on the same clock."""
     for at, noted in decisions:
         _fill_decision(record.decisions.add(), noted, at - arrived_at)
 
 
-def set_seconds(duration: Duration, seconds: float) -> None:
-    """Set a duration; fractions of a nanosecond are lost."""
-    duration.FromNanoseconds(int(seconds * _NANOSECONDS))
-
-
 def _fill_decision(record: pb.DecisionRecord, noted: Noted, age_seconds: float) -> None:
-    set_seconds(record.age, max(0.0, age_seconds))
+    set_seconds(record.age, age_seconds)
     match noted:
         case Waits():
             record.kind = pb.DecisionRecord.KIND_QUEUED

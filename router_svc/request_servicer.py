@@ -15,7 +15,7 @@ from router_svc.figures import FiguresRecorder
 from router_svc.loop import MAX_NAMED_TENANTS
 from router_svc.policy.change_buffer import WatchLimits
 from router_svc.policy.decisions import Loads, Placed, Waits
-from router_svc.request_entry import EndedRequest, RequestEntry, add_decisions, set_seconds
+from router_svc.request_entry import EndedRequest, RequestEntry, add_decisions
 from router_svc.request_history import RequestHistory
 from router_svc.request_log import RequestLog
 from router_svc.request_watch import RequestWatch
@@ -41,6 +41,7 @@ from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_to
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answers
 from weft.kernel.rpc_auth import caller
+from weft.kernel.timestamps import set_seconds
 
 
 def request_record(entry: RequestEntry | EndedRequest, *, with_decisions: bool) -> request_pb2.RequestRecord:

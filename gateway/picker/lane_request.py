@@ -15,9 +15,10 @@ from weft.dispatch.request_trace import RequestTrace
 from weft.kernel.errors import WeftError
 from weft.kernel.failures import may_succeed_elsewhere
 from weft.kernel.reasons import Reason, reason_of
+from weft.kernel.value import value_class
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class GatewayTerms:
     """What the proxy of a request can do with the answer, and what it allows."""
 
@@ -53,6 +54,8 @@ class LaneRequest:
     """Whether the runner has ended that slot's call: the engine is gone."""
     reports: dict[int, lane_service_pb2.AttemptReport] = field(default_factory=dict)
     """What runners reported, by the place of their grants."""
+    settled: int | None = None
+    """The last place whose report is that of the end: no other endpoint is tried after it; None: no report is."""
     sight: ProxySight | None = None
     due_at: float | None = None
     """When it ends by what is known then; None: it waits for an endpoint."""
@@ -86,19 +89,25 @@ class LaneRequest:
                 return index
         return None
 
-    def settles(self, index: int) -> bool:
-        """Whether a runner's report is that of the end: no other endpoint is tried after it."""
-        report = self.reports[index]
+    def note_report(self, index: int, report: lane_service_pb2.AttemptReport) -> bool:
+        """Records the report of the runner at a place; returns whether it is that of the end."""
+        self.reports[index] = report
         told = reason_of(report.receipt.reason)
-        ends = told is Reason.UNSPECIFIED or report.HasField("time_to_first_content") or not may_succeed_elsewhere(told)
-        return ends or index == len(self.grants) - 1
+        settles = (
+            index == len(self.grants) - 1
+            or told is Reason.UNSPECIFIED
+            or report.HasField("time_to_first_content")
+            or not may_succeed_elsewhere(told)
+        )
+        if settles and (self.settled is None or index > self.settled):
+            self.settled = index
+        return settles
 
     @property
     def served(self) -> int:
         """The place of the endpoint that was tried last, as far as it is known."""
-        settling = [index for index in self.reports if self.settles(index)]
-        if settling:
-            return max(settling)
+        if self.settled is not None:
+            return self.settled
         if self.sight is not None and self.sight.endpoint in self.destinations:
             return self.destinations.index(self.sight.endpoint)
         return max(self.reports, default=0)
@@ -111,12 +120,8 @@ class LaneRequest:
         if unreported is Reason.CANCELLED:
             return unreported, None
         report = self.reports.get(self.served)
-        if report is not None and (self.settles(self.served) or self.sight is None):
-            told = receipt_pb2.Receipt()
-            told.CopyFrom(report.receipt)
-            # The runner knows of its own attempt alone.
-            told.ClearField("attempts")
-            return reason_of(report.receipt.reason), told
+        if report is not None and (self.settled is not None or self.sight is None):
+            return reason_of(report.receipt.reason), report.receipt
         if self.sight is None:
             return unreported, None
         seen = seen_end(self.sight, shows_usage=self.shows_usage)

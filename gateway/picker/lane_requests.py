@@ -36,7 +36,7 @@ from weft.dispatch.agents import known_names
 from weft.dispatch.dispatcher import may_leave, name_alias, placement_request, record_spans, reported_error
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.lane import AttemptReports, EndpointKind, LaneEndpoint, LostRequests, endpoint_in
-from weft.dispatch.placement import Grant, PlacementPort, canceller_of
+from weft.dispatch.placement import Grant, LanePlacement, Placement, PlacementPort, canceller_of
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_trace import RequestTrace, log_receipt
 from weft.dispatch.tickets import TICKET_HEADER, ticket_text
@@ -164,10 +164,10 @@ class LaneRequests(AttemptReports):
             self._metrics.unknown("runner")
             now = self._ports.clock.monotonic()
             return lane is None and self._lost is not None and self._lost.note_attempt(claims, report, now)
-        lane.reports[index] = report
+        settles = lane.note_report(index, report)
         if lane.receipt is not None:
-            self._note_late_report(lane, index)
-        elif lane.settles(index) or lane.sight is not None:
+            self._note_late_report(lane, index, settles=settles)
+        elif settles or lane.sight is not None:
             self._end(lane, Reason.WORKER_LOST, "runner")
         else:
             # The proxy may try the next endpoint, whose report or whose log follows.
@@ -227,9 +227,9 @@ class LaneRequests(AttemptReports):
         seconds_left = context.timeout_seconds
         if seconds_left is not None:
             seconds_left = max(0.0, seconds_left - (ports.clock.monotonic() - facts.arrived))
-        request = placement_request(context, work.payload, seconds_left=seconds_left)
         fallbacks = self._limits.foreign_fallbacks if terms.shows_responses else self._limits.fallbacks
-        request = replace(request, report_to=ports.report_to, fallbacks=fallbacks, only_runners=only_runners)
+        lane_terms = LanePlacement(report_to=ports.report_to, fallbacks=fallbacks, only_runners=only_runners)
+        request = placement_request(context, work.payload, seconds_left=seconds_left, lane=lane_terms)
         placement = ReconnectingPlacement(
             ports.placement,
             request,
@@ -397,10 +397,10 @@ class LaneRequests(AttemptReports):
             if self._lost is not None:
                 self._lost.note_sight(sight, self._ports.clock.monotonic())
 
-    def _note_late_report(self, lane: LaneRequest, index: int) -> None:
+    def _note_late_report(self, lane: LaneRequest, index: int, *, settles: bool) -> None:
         """Put a runner's report that came after the end into the receipt: it knows more than was assumed then."""
         assert lane.receipt is not None, "it has ended"
-        if lane.unreported_of == index and lane.settles(index):
+        if lane.unreported_of == index and settles:
             reason, part = lane.end(Reason.WORKER_LOST)
             lane.note_first_content()
             lane.receipt = lane.trace.receipt(reason, part, lane.ended_at)
@@ -448,7 +448,7 @@ class LaneRequests(AttemptReports):
             self._ended[lane.request_id] = lane
         if not self._open and self._on_idle is not None and not self._on_idle.done():
             self._on_idle.set_result(None)
-        self._run(self._close(lane, reason, receipt), "picker-end")
+        self._close(lane, reason, receipt)
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run something that `stop` waits for."""
@@ -456,14 +456,24 @@ class LaneRequests(AttemptReports):
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _close(self, lane: LaneRequest, reason: Reason, receipt: receipt_pb2.Receipt) -> None:
-        placement = lane.placement
+    def _close(self, lane: LaneRequest, reason: Reason, receipt: receipt_pb2.Receipt) -> None:
+        """Report the end to the scheduler: at once to one of this process, to another one in a task."""
         has_content = lane.sight is not None and has_begun(lane.sight)
-        if lane.grants and reason is not Reason.UNSPECIFIED and (has_content or lane.trace.first_content is not None):
-            await placement.report_first_content(lane.grants[lane.served].attempt)
-        with suppress(WeftError):
-            await placement.report_finished(reason, receipt)
-        await placement.__aexit__(None, None, None)
+        has_failed = bool(lane.grants) and reason is not Reason.UNSPECIFIED
+        attempt = None
+        if has_failed and (has_content or lane.trace.first_content is not None):
+            attempt = lane.grants[lane.served].attempt
+        if not lane.placement.end_at_once(reason, receipt, content_of=attempt):
+            self._run(_report_end(lane.placement, reason, receipt, attempt), "picker-end")
+
+
+async def _report_end(placement: Placement, reason: Reason, receipt: receipt_pb2.Receipt, attempt: int | None) -> None:
+    """Reports the end of a request and leaves it; `attempt`: the one whose answer had begun; None: none, or unsaid."""
+    if attempt is not None:
+        await placement.report_first_content(attempt)
+    with suppress(WeftError):
+        await placement.report_finished(reason, receipt)
+    await placement.__aexit__(None, None, None)
 
 
 def lane_endpoint(found: LaneEndpoint | None, runner_url: str, operation: Operation) -> LaneEndpoint | None:

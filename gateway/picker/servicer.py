@@ -89,7 +89,12 @@ class ExternalProcessor:
         stream.session.tells_served = self._hooks.for_conformance
         try:
             while (message := await stream.read()) is not None:
-                request = await self._take(stream, message)
+                try:
+                    request = await stream.take(message)
+                except WeftError as error:
+                    scope = scope_of(stream.session.headers, self._deps.clock.monotonic())
+                    await stream.answer(_as_told(stream, error, self._refusal(scope, error)))
+                    continue
                 if request is not None and not await self._pick(stream, request):
                     return
         finally:
@@ -101,15 +106,6 @@ class ExternalProcessor:
         session = stream.session
         if stream.placed_id and (session.promises_response or session.passed.status):
             self._lane.note_sight(sight_of_stream(stream.placed_id, session.passed))
-
-    async def _take(self, stream: "_Stream", message: Any) -> HttpRequest | None:
-        """Takes a message, and answers what can be answered at once. Returns the request once it is complete."""
-        try:
-            return await stream.take(message)
-        except WeftError as error:
-            scope = scope_of(stream.session.headers, self._deps.clock.monotonic())
-            await stream.answer(_as_told(stream, error, self._refusal(scope, error)))
-            return None
 
     async def _pick(self, stream: "_Stream", request: HttpRequest) -> bool:
         """Answers a request; returns whether the proxy still listens."""
@@ -233,6 +229,9 @@ class _Stream:
         await self._write(self.session.answered(answer))
 
     async def _write(self, message: external_processor_pb2.ProcessingResponse) -> None:
+        if self._reading is None:
+            await self._context.write(message)
+            return
         # The proxy may answer the last chunk of a request before its write has returned, and be read beside it.
         async with self._writing:
             await self._context.write(message)

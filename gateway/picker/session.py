@@ -27,6 +27,7 @@ from weft.kernel.lane_names import (
     REASON_HEADER,
 )
 from weft.kernel.reasons import Reason
+from weft.kernel.value import value_class
 
 MAX_CHUNK_BYTES = 62_000
 """Bytes of a body in one message: the protocol demands fewer than 64 KiB."""
@@ -40,7 +41,7 @@ TEST_SERVED = "x-conformance-test-served-endpoint"
 """Header of a response in the conformance tests of gateways: the endpoint that the gateway names as serving."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class HttpRequest:
     """A whole request, as the proxy sent it."""
 
@@ -57,7 +58,7 @@ class HttpRequest:
         return self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Route:
     """Where the proxy sends a request, and what it changes in it."""
 
@@ -73,7 +74,7 @@ class Route:
     """Further dynamic metadata, which the access log repeats: namespace, name and value."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class DirectAnswer:
     """What the proxy answers the caller itself."""
 
@@ -200,10 +201,10 @@ class PickerSession:
             raise WeftError(Reason.MALFORMED_REQUEST, "the headers of a request have come twice")
         _require_supported(message)
         found = message.request_headers
-        self._headers = tuple(
+        self._headers = [
             (each.key.lower().encode("latin-1", "replace"), each.raw_value or each.value.encode())
             for each in found.headers.headers
-        )
+        ]
         self._metadata = message.metadata_context
         config = message.protocol_config
         self.promises_response = message.HasField("protocol_config") and config.response_body_mode != _NO_BODY

@@ -21,7 +21,15 @@ from weft.dispatch.frames import Frame
 from weft.dispatch.operations import CHAT, ChunkT, OperationSpec, PayloadT, ended_early
 from weft.dispatch.parameter_checks import serve_options
 from weft.dispatch.payload_description import Payload, affinity_key, describe
-from weft.dispatch.placement import Decision, Grant, PlacementPort, PlacementRequest, canceller_of
+from weft.dispatch.placement import (
+    NO_LANE,
+    Decision,
+    Grant,
+    LanePlacement,
+    PlacementPort,
+    PlacementRequest,
+    canceller_of,
+)
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import RequestContext, RequestTrace, log_internal, log_receipt
@@ -147,6 +155,7 @@ def placement_request(
     *,
     seconds_left: float | None,
     behaviour: agent_behaviour_pb2.AgentBehaviour | None = None,
+    lane: LanePlacement = NO_LANE,
 ) -> PlacementRequest:
     """Returns a request as schedulers see it; `seconds_left` is the time to its deadline, None: it has none."""
     salt = f"{context.tenant}\0{context.handling.cache_tag}"
@@ -173,6 +182,9 @@ def placement_request(
         asked_model=context.asked_model,
         caller=context.caller,
         task_id=context.task_id,
+        report_to=lane.report_to,
+        fallbacks=lane.fallbacks,
+        only_runners=lane.only_runners,
     )
 
 

@@ -1,6 +1,5 @@
 """Requests that a proxy carries to a runner or to its engine itself: their endpoints, their terms, their reports."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -11,6 +10,8 @@ from weft.api.runner.v1 import engine_lane_service_pb2, ticket_pb2
 from weft.dispatch.fleet import RunnerView
 from weft.dispatch.placement import PlacementRequest
 from weft.kernel.rpc import RpcMethod
+from weft.kernel.timestamps import set_seconds
+from weft.kernel.value import value_class
 
 HOLD_SLOT = RpcMethod(
     engine_lane_service_pb2.DESCRIPTOR.services_by_name["EngineLaneService"].methods_by_name["HoldSlot"]
@@ -26,7 +27,7 @@ class EndpointKind(StrEnum):
     """The engine's own port, with the key of its present start; `EngineLaneService.HoldSlot` has both."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class LaneEndpoint:
     """Where a proxy sends the requests for one model of one runner."""
 
@@ -50,7 +51,7 @@ def kind_of(capability: runner_pb2.Capability, instance: runner_pb2.InstanceStat
     return EndpointKind.SIDECAR if capability.lane_url else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class LaneWaits:
     """How long a request has waited when it is granted."""
 
@@ -72,12 +73,12 @@ def set_lane_terms(
     terms.priority = request.priority.wire  # type: ignore[assignment]  # same numbers
     terms.asked_model = request.asked_model
     terms.caller = request.caller
-    terms.load_wait.FromNanoseconds(int(waits.load_seconds * 1e9))
-    terms.queue_wait.FromNanoseconds(max(0, int((waits.all_seconds - waits.load_seconds) * 1e9)))
+    set_seconds(terms.load_wait, waits.load_seconds)
+    set_seconds(terms.queue_wait, waits.all_seconds - waits.load_seconds)
     if keep_alive_seconds is not None:
         terms.keep_alive.FromNanoseconds(int(keep_alive_seconds * 1e9))
     if seconds_left is not None:
-        terms.time_left.FromNanoseconds(int(seconds_left * 1e9))
+        set_seconds(terms.time_left, seconds_left)
 
 
 class LostRequests(Protocol):

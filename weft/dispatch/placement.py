@@ -77,6 +77,19 @@ class PlacementRequest:
 
 
 @value_class(kw_only=True)
+class LanePlacement:
+    """What the placement of a request is that a proxy carries. Fields as in `PlacementRequest`."""
+
+    report_to: str = ""
+    fallbacks: int = 0
+    only_runners: frozenset[str] = frozenset()
+
+
+NO_LANE = LanePlacement()
+"""Of a request that its dispatcher carries."""
+
+
+@value_class(kw_only=True)
 class WaitingInQueue:
     """The request waits."""
 
@@ -221,6 +234,19 @@ class Placement(Protocol):
         `receipt` is only read; None: unknown.
         """
         ...
+
+    def end_at_once(
+        self,
+        reason: Reason,  # noqa: ARG002 - a scheduler of another process does nothing at once
+        receipt: receipt_pb2.Receipt,  # noqa: ARG002
+        *,
+        content_of: int | None,  # noqa: ARG002
+    ) -> bool:
+        """Reports the end and leaves where the scheduler is in this process; returns whether that was done.
+
+        `content_of`: the attempt whose answer had begun, which is reported first; None: there is none to report.
+        """
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,6 +177,10 @@ class ReconnectingPlacement(Placement):
     def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> Coroutine[Any, Any, None]:
         return self._report(self._place.report_finished(reason, receipt))
 
+    @override
+    def end_at_once(self, reason: Reason, receipt: receipt_pb2.Receipt, *, content_of: int | None) -> bool:
+        return self._place.end_at_once(reason, receipt, content_of=content_of)
+
     async def _report(self, report: Coroutine[Any, Any, None]) -> None:
         with suppress(TimeoutError):
             await within(LATE_REPORT_SECONDS if self._seconds_left() == 0 else REPORT_SECONDS, report)

@@ -14,6 +14,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority
 from weft.kernel.telemetry import trace_id_of
+from weft.kernel.timestamps import set_seconds
 from weft.kernel.tracing import new_span_id
 from weft.kernel.value import value_class
 
@@ -222,6 +223,8 @@ class RequestTrace:
         receipt = receipt_pb2.Receipt()
         if runner_part is not None:
             receipt.CopyFrom(runner_part)
+            # The runner knows of its own attempt alone.
+            receipt.ClearField("attempts")
         elif self.usage is not None:
             receipt.usage.CopyFrom(self.usage)
         receipt.request_id = self.context.request_id
@@ -245,12 +248,12 @@ class RequestTrace:
             waited = now - self.arrived - self.load_wait
         if self.left_premises or any(attempt.may_have_left for attempt in self.attempts):
             receipt.left_premises = True
-        _set_seconds(receipt.queue_wait, waited)
-        _set_seconds(receipt.load_wait, self.load_wait)
-        _set_seconds(receipt.total_time, now - self.arrived)
+        set_seconds(receipt.queue_wait, waited)
+        set_seconds(receipt.load_wait, self.load_wait)
+        set_seconds(receipt.total_time, now - self.arrived)
         _note_outside(receipt)
         if self.first_content is not None:
-            _set_seconds(receipt.time_to_first_token, self.first_content - self.arrived)
+            set_seconds(receipt.time_to_first_token, self.first_content - self.arrived)
         return receipt
 
     def _outcome(self, reason: Reason) -> "receipt_pb2.Outcome.ValueType":
@@ -323,11 +326,6 @@ def _device_fields(usage: receipt_pb2.DeviceUsage) -> Mapping[str, object]:
 
 
 _OUTCOMES = {number: name.removeprefix("OUTCOME_").lower() for name, number in receipt_pb2.Outcome.items()}
-
-
-def _set_seconds(duration: Duration, seconds: float) -> None:
-    """Sets a duration, at least 0: protobuf's own functions are for any one, and take five times as long."""
-    duration.seconds, duration.nanos = divmod(max(0, int(seconds * 1e9)), 1_000_000_000)
 
 
 def _millis(duration: Duration) -> float:

@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
+from weft.api.common.v1 import receipt_pb2
 from weft.api.runner.v1.ticket_pb2 import TicketClaims
 from weft.dispatch.placement import (
     Grant,
@@ -102,6 +103,16 @@ class PlacementConformance:
                 await _grant(two)
             async with port.place(_request("r3")) as three:
                 assert isinstance(await _final_decision(three), Grant)
+
+    async def test_an_end_that_is_reported_at_once_frees_the_slot_and_any_other_is_left_to_a_report(self) -> None:
+        async with self.placement(slots=1) as port, port.place(_request("r1")) as one:
+            await _grant(one)
+            async with port.place(_request("r2")) as two:
+                grant = await _grant(two)
+                if not two.end_at_once(Reason.UNSPECIFIED, receipt_pb2.Receipt(), content_of=grant.attempt):
+                    await two.report_finished(Reason.UNSPECIFIED, receipt_pb2.Receipt())
+                async with port.place(_request("r3")) as three:
+                    assert isinstance(await _final_decision(three), Grant)
 
     async def test_a_failed_attempt_is_granted_elsewhere_with_the_next_number(self) -> None:
         async with self.placement(slots=1) as port, port.place(_request("r1")) as place:

@@ -118,6 +118,10 @@ class ScriptedScheduler:
         assert receipt is not None
         self.finished.put_nowait((reason, receipt))
 
+    def end_at_once(self, reason: Reason, receipt: receipt_pb2.Receipt, *, content_of: int | None) -> bool:
+        """It is a scheduler of another process."""
+        return False
+
 
 class PickerStage:
     """A running picker, and what a proxy says to it."""
