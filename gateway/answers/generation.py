@@ -91,7 +91,9 @@ def _with_events(frame: Frame, events: Frame) -> Frame:
 
 def streamed(work: Work, encoder: StreamEncoder) -> Response:
     """Returns the streamed response."""
-    return StreamedAnswer(work.deps, work.begin(), encoder, cut_off_seconds=cut_off_seconds(work.deps, work.context))
+    generation = work.begin()
+    generation.joined_texts = encoder.reads_joined_texts and not work.layers
+    return StreamedAnswer(work.deps, generation, encoder, cut_off_seconds=cut_off_seconds(work.deps, work.context))
 
 
 def unary(work: Work, answer: AnswerBuilder) -> Response:

@@ -43,6 +43,8 @@ class StreamEncoder(AnswerState, ABC):
 
     content_kinds: ClassVar[frozenset[str]] = frozenset()
     """Kinds of events that are the answer, of an API whose answers are no deltas."""
+    reads_joined_texts: ClassVar[bool] = False
+    """Whether it encodes a delta that joins texts as these texts."""
     keepalive = KEEPALIVE
     """Comment that is sent while there are no events."""
     content_type = EVENT_STREAM

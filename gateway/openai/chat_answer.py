@@ -17,6 +17,7 @@ from gateway.answers.answer_builder import (
 )
 from gateway.openai.choices import ChoicesAnswer, ChunkStream
 from weft.api.common.v1 import event_pb2, warning_pb2
+from weft.dispatch.frames import texts_of
 from weft.kernel.names import new_id
 
 
@@ -114,6 +115,7 @@ class ChatStream(ChunkStream):
     _object = b"chat.completion.chunk"
     _constant = b'"system_fingerprint":null,"service_tier":null,'
     _content = b'"delta"'
+    reads_joined_texts = True
 
     def __init__(
         self,
@@ -143,6 +145,9 @@ class ChatStream(ChunkStream):
     def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
         index, text = delta.index, delta.text
         head = self._text_heads.get(index)
+        if delta.piece_lengths:
+            self._encode_texts(head, delta, out)
+            return
         # Nearly every delta is one more piece of text, and nothing else.
         if head and text and not (delta.finish_reason or delta.reasoning or delta.refusal or delta.tool_calls):
             out += (head, encode_json(text), _TEXT_GOES_ON)
@@ -163,6 +168,15 @@ class ChatStream(ChunkStream):
             if self._functions and reason == "tool_calls":
                 reason = FUNCTION_CALL
             out += (head, b'{},"logprobs":null,"finish_reason":"', reason.encode(), b'"', _END)
+
+    def _encode_texts(self, head: bytes | None, delta: event_pb2.Delta, out: list[bytes]) -> None:
+        """Append the chunks of a delta that joins texts."""
+        texts = texts_of(delta)
+        if head:
+            out += (head, (_TEXT_GOES_ON + head).join(map(encode_json, texts)), _TEXT_GOES_ON)
+            return
+        for text in texts:
+            self._encode_delta(event_pb2.Delta(index=delta.index, text=text), out)
 
     def _introduce(self, index: int, out: list[bytes]) -> bytes:
         """Returns the first chunk of a choice and of those before it: clients keep choices in order of arrival."""

@@ -33,6 +33,7 @@ from gateway.openai.sampling import (
     wants_usage,
 )
 from weft.api.common.v1 import completion_pb2, event_pb2
+from weft.dispatch.frames import texts_of
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
 
@@ -160,6 +161,7 @@ class CompletionStream(ChunkStream):
     _object = b"text_completion"
     _constant = b'"system_fingerprint":null,'
     _content = b'"text"'
+    reads_joined_texts = True
 
     @cached_property
     def _writers(self) -> defaultdict[int, LogprobsWriter]:
@@ -168,6 +170,9 @@ class CompletionStream(ChunkStream):
     def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
         index = delta.index
         head = self._heads.get(index) or self._new_head(index)
+        if delta.piece_lengths:
+            out += (head, (_GOES_ON + head).join(map(encode_json, texts_of(delta))), _GOES_ON)
+            return
         # This API has no field for reasoning; dropping it would hide billed tokens.
         text = delta.reasoning + delta.text
         if text or (self._wants_logprobs and delta.logprobs):

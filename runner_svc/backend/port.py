@@ -155,6 +155,8 @@ class CallInfo:
     """The workflow that makes the images, for backends with `takes_workflows`; None: none is named. Read-only."""
     whole: bool = False
     """Whether the answer is not streamed to its caller, so that events that arrive together may stay in one frame."""
+    joins_texts: bool = False
+    """Whether texts that arrive together may become one delta, see `Delta.piece_lengths`."""
     ends_loops: bool = False
     """Whether an answer in which the engine itself detects a loop ends with REPEATED_LINE_LOOP."""
 

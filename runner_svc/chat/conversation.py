@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.backend.text_frame import others_of, texts_of
 from runner_svc.chat.offer import CallKind, Offer, json_object, make_offer, require_local
 from runner_svc.chat.receipt import AnswerReceipt, warning
 from runner_svc.chat.request import ChatEngine, ChatRequest, ChatSetup
@@ -29,7 +28,7 @@ from runner_svc.tools.port import ToolOutcome
 from runner_svc.tools.schemas import ArgumentCheck
 from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import chat_pb2, event_pb2, json_value_pb2, signal_pb2, warning_pb2
-from weft.dispatch.frames import Frame, GenerationPayload, has_content
+from weft.dispatch.frames import Frame, GenerationPayload, apart, has_content
 from weft.dispatch.parameter_checks import fill_defaults
 from weft.kernel.errors import PROMPT_TOKENS, WeftError
 from weft.kernel.names import new_id
@@ -120,8 +119,8 @@ def _is_engines_loop(error: WeftError) -> bool:
 
 def _note(frame: Frame, record: RequestRecord, answer: AnswerReceipt) -> None:
     """Record the output and the warnings of a frame; fill in a receipt in it."""
-    pieces = texts_of(frame).copy()
-    for event in others_of(frame):
+    pieces: list[str] = []
+    for event in frame:
         match event.WhichOneof("event"):
             case "delta":
                 delta = event.delta
@@ -246,7 +245,7 @@ class ToolLoop:
                     raise answer.with_usage(loop) from None
                 if warned:
                     yield warned
-                for part in self._in_parts(self._passed_on(turn.read(frame))):
+                for part in self._in_parts(self._passed_on(turn.read(apart(frame)))):
                     yield part
                 for call in turn.calls.take_signals():
                     yield [answer.note_signal(self._signal(call))]

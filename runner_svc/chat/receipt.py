@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from runner_svc.backend.text_frame import others_of, texts_of
 from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, signal_pb2, timing_pb2, usage_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -28,16 +27,13 @@ class TokenCounter:
 
     def note(self, frame: Frame) -> None:
         """Take the next frame of the engine."""
-        if texts := texts_of(frame):
-            self._pieces += len(texts)
-            self._chars += sum(map(len, texts))
-        for event in others_of(frame):
+        for event in frame:
             kind = event.WhichOneof("event")
             if kind == "delta":
                 delta = event.delta
                 written = len(delta.text) + len(delta.reasoning) + len(delta.refusal)
                 written += sum(len(call.arguments_text) for call in delta.tool_calls)
-                self._pieces += bool(written or delta.tool_calls)
+                self._pieces += len(delta.piece_lengths) or bool(written or delta.tool_calls)
                 self._chars += written
             elif kind == "progress":
                 self._progress = event.progress
@@ -199,7 +195,7 @@ class LateWarnings:
     def note(self, frame: Frame) -> None:
         """Take the next frame of the engine."""
         if self._must_call and not self._has_call:
-            self._has_call = any(event.HasField("delta") and event.delta.tool_calls for event in others_of(frame))
+            self._has_call = any(event.HasField("delta") and event.delta.tool_calls for event in frame)
 
     def at_end(self, usage: usage_pb2.Usage) -> Iterator[warning_pb2.Warning]:
         """Returns the warnings, by the engine's figures at the end of the turn."""

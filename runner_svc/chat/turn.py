@@ -4,7 +4,6 @@ import re
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from runner_svc.backend.text_frame import TextFrame, others_of
 from runner_svc.chat.offer import CallKind, Offer
 from runner_svc.chat.receipt import AnswerReceipt, LateWarnings, TokenCounter, warning
 from runner_svc.chat.settings import ChatSettings
@@ -310,9 +309,7 @@ class RepetitionWatch:
         """Take the next frame. Returns a warning once per choice that repeats; raises REPEATED_LINE_LOOP to kill."""
         # Once per frame and choice, not per token: this is on the hot path.
         written: dict[int, list[str]] = {}
-        if type(frame) is TextFrame:
-            written[frame.choice] = frame.texts.copy()
-        for event in others_of(frame):
+        for event in frame:
             if event.HasField("delta") and (text := _written(delta := event.delta)):
                 written.setdefault(delta.index, []).append(text)
         for choice, pieces in written.items():

@@ -278,6 +278,7 @@ class OpenAiHttp:
             expected_choices(payload),
             choices_per_prompt(payload),
             whole=call.whole,
+            joins_texts=call.joins_texts,
             asked_model=prepared.body.get("model", ""),
         )
 

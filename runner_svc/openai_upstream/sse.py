@@ -49,12 +49,17 @@ class SseDecoder:
         payloads: list[bytes] = []
         if lines:
             self._complete_first(lines)
+            data = self._data
             for line in lines:
-                if line.startswith(b"data:"):
-                    self._data.append(line[5:].strip(b" "))
+                if not line:
+                    if len(data) == 1 and not self._is_error:
+                        payloads.append(data.pop())
+                        self._data_bytes = 0
+                    else:
+                        self._end_event(payloads)
+                elif line.startswith(b"data:"):
+                    data.append(line[5:].strip(b" "))
                     self._data_bytes += len(line)
-                elif not line:
-                    self._end_event(payloads)
                 elif line.startswith(b"event:"):
                     self._is_error = line[6:].strip(b" ") == _ERROR
         if last:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from runner_svc.backend.text_frame import ReadFrames
+from runner_svc.backend.read_frames import ReadFrames
 from runner_svc.openai_upstream.errors import JSON_FAULTS, ErrorBody, error_fields, malformed, stated_error
 from runner_svc.openai_upstream.sse import ErrorPayload
 from runner_svc.policy.answer_state import AnswerState, Finish, require_assistant
@@ -277,14 +277,23 @@ class StreamReader:
     """
 
     def __init__(
-        self, expected_choices: int, choices_per_prompt: int, *, whole: bool = False, asked_model: str = ""
+        self,
+        expected_choices: int,
+        choices_per_prompt: int,
+        *,
+        whole: bool = False,
+        joins_texts: bool = False,
+        asked_model: str = "",
     ) -> None:
         """`whole`: the answer is not streamed to its caller, so chunks that arrive together become one frame.
+
+        `joins_texts`: texts that arrive together become one delta, with their lengths.
 
         `asked_model`: the server's name of the requested model; empty: the request named none.
         """
         self._decoder = _DECODER
         self._whole = whole
+        self._joins_texts = joins_texts
         self._state = AnswerState(expected_choices)
         self._asked_model = asked_model
         self._content_started = False
@@ -306,8 +315,10 @@ class StreamReader:
         reports of 0 % and 100 % are held back until the next event, and the events at [DONE] go with those before it:
         each further frame is one more message on every hop.
         """
-        frames = ReadFrames(whole=self._whole)
+        frames = ReadFrames(whole=self._whole, joins=self._joins_texts)
         self.took_token = self.took_prefill = False
+        texts: list[str] | None = None
+        choice = 0
         for payload in payloads:
             if payload == DONE:
                 self.done = True
@@ -315,21 +326,35 @@ class StreamReader:
                     frames.add(self.finish())
                     self.ended = True
                 break
-            if payload != _EMPTY:
-                self._take(payload, frames)
+            if payload == _EMPTY:
+                continue
+            if self._asked_model:
+                frames.add(self._check_model(payload))
+                texts = None
+            chunk = self._decode(payload)
+            text = _plain_text(chunk)
+            if texts is not None and text and chunk.choices[0].index == choice:
+                # Nearly every chunk: one more text of a choice that goes on.
+                texts.append(text)
+                continue
+            texts = self._take_text(chunk.choices[0].index, text, frames) if text else None
+            if texts is None:
+                self._take(chunk, frames)
+            else:
+                choice = chunk.choices[0].index
         return frames.all()
 
-    def _take(self, payload: bytes, frames: ReadFrames) -> None:
-        if self._asked_model:
-            frames.add(self._check_model(payload))
-        chunk = self._decode(payload)
-        text = _plain_text(chunk)
-        if text and (self._content_started or (self._whole and not self._held)):
-            choice = chunk.choices[0].index
-            if frames.add_text(choice, text):
-                self._state.take(choice, None, has_content=True)
-                self._content_started = self.took_token = True
-                return
+    def _take_text(self, choice: int, text: str, frames: ReadFrames) -> list[str] | None:
+        """Take a text of a choice; returns the list for those that follow. None: it is to be taken as any chunk."""
+        if not (self._content_started or (self._whole and not self._held)):
+            return None
+        texts = frames.add_text(choice, text)
+        if texts is not None:
+            self._state.take(choice, None, has_content=True)
+            self._content_started = self.took_token = True
+        return texts
+
+    def _take(self, chunk: Chunk, frames: ReadFrames) -> None:
         events = self._events_of(chunk, frames.present)
         if not self._content_started and has_content(events):
             self._content_started = True

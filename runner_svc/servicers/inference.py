@@ -10,7 +10,6 @@ import grpc
 from google.protobuf.message import Message
 
 from runner_svc.backend.port import ENGINE_METHODS, CallInfo, not_offered
-from runner_svc.backend.text_frame import TextFrame, others_of
 from runner_svc.chat.conversation import converse
 from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.chat.turn import kills_repetition
@@ -26,7 +25,7 @@ from runner_svc.servicers.request_admission import (
 from weft.api.common.v1 import event_pb2, receipt_pb2, workflow_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.api.runner.v1 import model_call_service_pb2 as pb
-from weft.dispatch.frames import Frame, has_content
+from weft.dispatch.frames import Frame, apart, has_content
 from weft.dispatch.operations import CHAT, IMAGE, OPERATIONS, SPEECH, TOKENIZE, TRANSCRIPTION, OperationSpec
 from weft.dispatch.tickets import Permit
 from weft.kernel.errors import WeftError, invalid_field
@@ -52,19 +51,19 @@ class AnswerWriter:
         started: event_pb2.InferenceEvent,
         *,
         whole: bool,
+        joined_texts: bool = False,
     ) -> None:
+        """`joined_texts`: the dispatcher reads deltas that join texts."""
         self._write = write
         self._whole = whole
+        self._joined_texts = joined_texts
         self._held: Frame = [started]
         self._has_begun = False
 
     async def put(self, frame: Frame) -> None:
         """Send a frame, now or with a following one."""
         held = self._held
-        if not held and not self._whole and type(frame) is TextFrame:
-            await self._write(frame.as_response())
-            return
-        held += frame
+        held += frame if self._joined_texts else apart(frame)
         if self._whole and self._has_begun and len(held) < MAX_HELD_EVENTS and _only_deltas(frame):
             return
         self._held = []
@@ -74,7 +73,7 @@ class AnswerWriter:
 
 
 def _only_deltas(frame: Frame) -> bool:
-    return all(event.HasField("delta") for event in others_of(frame))
+    return all(event.HasField("delta") for event in frame)
 
 
 MAX_WHOLE_BYTES = 128 * 1024 * 1024
@@ -150,6 +149,7 @@ class DataPlane:
                 instance,
                 context,
                 whole=request.options.whole,
+                joins_texts=True,
                 ends_loops=kills_repetition(request.behaviour, setup.settings),
             )
             chat = ChatRequest(
@@ -161,7 +161,12 @@ class DataPlane:
             )
             require_abilities(instance, permit.model, chat.payload)
             with self._desk.hold(permit, instance, request.options) as work:
-                answer = AnswerWriter(context.write, self._desk.started(permit), whole=call.whole)
+                answer = AnswerWriter(
+                    context.write,
+                    self._desk.started(permit),
+                    whole=call.whole,
+                    joined_texts=request.options.joined_texts,
+                )
                 log_attempt("attempt begun", call, permit.model)
                 try:
                     async with aclosing(converse(work, chat, setup)) as frames:

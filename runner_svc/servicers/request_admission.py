@@ -195,9 +195,10 @@ def call_info(
     context: grpc.aio.ServicerContext[Any, Any],
     *,
     whole: bool = False,
+    joins_texts: bool = False,
     ends_loops: bool = False,
 ) -> CallInfo:
-    """The call context for a backend. `whole`: the answer is not streamed. `ends_loops`: see CallInfo."""
+    """The call context for a backend. `whole`: the answer is not streamed. For the others see CallInfo."""
     metadata = {key: str(value) for key, value in context.invocation_metadata() or () if key == TRACEPARENT}
     left = context.time_remaining()
     answer_by = None if left is None else asyncio.get_running_loop().time() + left
@@ -207,5 +208,6 @@ def call_info(
         adapter="" if permit.model == instance.model else permit.model,
         answer_by=answer_by,
         whole=whole,
+        joins_texts=joins_texts,
         ends_loops=ends_loops,
     )

@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Call(Generic[ChunkT]):
     """One request for an operation. Nothing happens until its chunks are read or its result is awaited."""
 
-    __slots__ = ("_run", "context", "payload", "rate_limits", "receipt", "spec", "whole")
+    __slots__ = ("_run", "context", "joined_texts", "payload", "rate_limits", "receipt", "spec", "whole")
 
     def __init__(
         self,
@@ -41,6 +41,8 @@ class Call(Generic[ChunkT]):
         self.payload = payload
         self.whole = whole
         """Whether the answer is read only when complete, from the next attempt on: it may come in few, large chunks."""
+        self.joined_texts = False
+        """Whether its reader takes deltas that join texts, see `Delta.piece_lengths`."""
         self.receipt: receipt_pb2.Receipt | None = None
         """The receipt, once the request has ended; None before."""
         self.rate_limits: RateLimitStatus | None = None

@@ -470,7 +470,8 @@ class _Attempt:
         if handling.keep_alive_seconds is None and grant.keep_alive_seconds is not None:
             handling = replace(handling, keep_alive_seconds=grant.keep_alive_seconds)
         priority = context.priority if grant.priority is None else grant.priority
-        return serve_options(handling, priority, whole=self._run.call.whole)
+        call = self._run.call
+        return serve_options(handling, priority, whole=call.whole, joined_texts=call.joined_texts)
 
     def cancel(self) -> None:
         """Cancel the runner's work, unless the request is complete. Idempotent.

@@ -1,9 +1,15 @@
 """The types of a generation stream that every hop uses: requests, frames, and what counts as content."""
 
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 
 Frame = list[event_pb2.InferenceEvent]
 """Events that travel together."""
+MAX_JOINED_TEXTS = 1024
+"""Maximum number of texts that one delta joins (`Delta.piece_lengths`)."""
+MAX_JOINED_CHARS = 65_536
+"""Maximum length of the text of such a delta in characters: 256 KiB at most. A longer text comes alone, as it is."""
 GenerationPayload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload
 
 
@@ -30,3 +36,36 @@ answer."""
 def _is_final(event: event_pb2.InferenceEvent) -> bool:
     kind = event.WhichOneof("event")
     return is_content(event.delta) if kind == "delta" else kind in _FINAL
+
+
+def texts_of(delta: event_pb2.Delta) -> list[str]:
+    """Returns the texts that a delta joins. Raises BACKEND_PROTOCOL_ERROR for lengths that do not fit its text."""
+    text, texts, at = delta.text, [], 0
+    for length in delta.piece_lengths:
+        texts.append(text[at : at + length])
+        at += length
+    if at != len(text) or "" in texts or len(texts) > MAX_JOINED_TEXTS:
+        problem = f"the runner sent {len(texts)} lengths, {at} characters in all, for a text of {len(text)} characters"
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, problem)
+    return texts
+
+
+def apart(frame: Frame) -> Frame:
+    """Returns a frame with an event for each text that a delta of it joins. Raises as `texts_of`."""
+    if not any(map(_joins, frame)):
+        return frame
+    events: Frame = []
+    for event in frame:
+        if not _joins(event):
+            events.append(event)
+            continue
+        for text in texts_of(event.delta):
+            single = event_pb2.InferenceEvent()
+            delta = single.delta
+            delta.text, delta.index = text, event.delta.index
+            events.append(single)
+    return events
+
+
+def _joins(event: event_pb2.InferenceEvent) -> bool:
+    return event.HasField("delta") and bool(event.delta.piece_lengths)

@@ -85,13 +85,19 @@ _CACHE_MODES = {0: CacheMode.AUTO, **{mode.value: mode for mode in CacheMode}}
 Options = inference_service_pb2.RequestOptions | serve_options_pb2.ServeOptions
 
 
-def serve_options(handling: Handling, priority: Priority, *, whole: bool = False) -> serve_options_pb2.ServeOptions:
-    """The options sent to a runner. `whole`: the answer is not read before it is complete."""
+def serve_options(
+    handling: Handling, priority: Priority, *, whole: bool = False, joined_texts: bool = False
+) -> serve_options_pb2.ServeOptions:
+    """The options sent to a runner. `whole`: the answer is not read before it is complete.
+
+    `joined_texts`: deltas that join texts are read.
+    """
     options = serve_options_pb2.ServeOptions(
         cache_mode=handling.cache_mode.value,  # type: ignore[arg-type]  # same numbers
         cache_tag=handling.cache_tag,
         priority=priority.wire,  # type: ignore[arg-type]  # same numbers
         whole=whole,
+        joined_texts=joined_texts,
     )
     if handling.keep_alive_seconds is not None:
         options.keep_alive.FromNanoseconds(math.ceil(handling.keep_alive_seconds * _NANOSECONDS))

@@ -1,9 +1,12 @@
-"""Which answers are requested as unary ones."""
+"""Which answers are requested as unary ones, and which with joined texts."""
 
 from typing import Any
 
+import openai
 import pytest
-from gateway_script import ScriptedDispatcher, serving
+from gateway_script import ScriptedDispatcher, delta, finished, serving, started
+
+from weft.api.common.v1 import event_pb2
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -17,3 +20,41 @@ async def test_only_an_answer_that_is_not_streamed_is_asked_for_whole(stream: bo
             assert [chunk async for chunk in chat]
             assert [chunk async for chunk in text]
     assert [call.whole for call in gateway.dispatcher.calls] == [not stream, not stream]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_only_streams_of_chats_and_completions_are_asked_for_with_joined_texts(stream: bool) -> None:
+    async with serving(ScriptedDispatcher()) as gateway:
+        chat: Any = await gateway.sdk.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], stream=stream
+        )
+        text: Any = await gateway.sdk.completions.create(model="tiny", prompt="hi", stream=stream)
+        # The last events of a response are held until it is stored: it has a layer of its own around its call.
+        response: Any = await gateway.sdk.responses.create(model="tiny", input="hi", stream=stream)
+        if stream:
+            for answer in (chat, text, response):
+                assert [chunk async for chunk in answer]
+    assert [call.joined_texts for call in gateway.dispatcher.calls] == [stream, stream, False]
+
+
+JOINED = event_pb2.InferenceEvent(delta=event_pb2.Delta(text="Hello, \U0001f600!", piece_lengths=[2, 3, 2, 2]))
+
+
+async def test_a_client_receives_each_of_the_texts_that_came_as_one() -> None:
+    assert sum(JOINED.delta.piece_lengths) == len(JOINED.delta.text)
+    async with serving(ScriptedDispatcher([[started()], [delta("a")], [JOINED], [delta(finish="STOP"), finished()]])) as gateway:
+        chat: Any = await gateway.sdk.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], stream=True
+        )
+        texts = [chunk.choices[0].delta.content async for chunk in chat if chunk.choices]
+    assert [text for text in texts if text] == ["a", "He", "llo", ", ", "\U0001f600!"]
+
+
+async def test_lengths_that_do_not_fit_end_a_stream_with_an_error() -> None:
+    wrong = event_pb2.InferenceEvent(delta=event_pb2.Delta(text="abc", piece_lengths=[1, 1]))
+    async with serving(ScriptedDispatcher([[started()], [delta("a")], [wrong], [finished()]])) as gateway:
+        chat: Any = await gateway.sdk.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], stream=True
+        )
+        with pytest.raises(openai.APIError, match="the runner sent 2 lengths, 2 characters in all, for a text of 3"):
+            [chunk async for chunk in chat]

@@ -1,5 +1,6 @@
 """Answers that are not streamed to their caller."""
 
+import asyncio
 import os
 import signal
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.runner.v1 import runner_service_pb2
+from weft.dispatch.frames import apart
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command
 
@@ -69,6 +71,48 @@ async def test_a_whole_answer_says_the_same_in_no_more_than_two_messages(tmp_pat
     assert whole[0][0].HasField("started")
     costs = [messages[-1][-1].finished.receipt.usage.completion_tokens for messages in (whole, streamed)]
     assert costs == [16, 16]
+
+
+async def _described(runner: RunningRunner) -> runner_service_pb2.InstanceDescription:
+    (described,) = (await runner.control.Describe(runner_service_pb2.DescribeRequest())).instances
+    return described
+
+
+@dataclass
+class _Joined:
+    """Asks for joined texts."""
+
+    stub: Any
+
+    def Generate(self, request: Any, timeout: float | None) -> Any:  # noqa: N802 - the stub's names
+        request.options.joined_texts = True
+        return self.stub.Generate(request, timeout=timeout)
+
+
+async def test_a_dispatcher_that_reads_joined_texts_is_sent_fewer_events_with_the_same_texts(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model(answer_tokens=400)]) as runner:
+        await runner.until(Phase.READY)
+        apart_ones = await events_of(runner.generate(max_tokens=400))
+        runner.generation = _Joined(runner.generation)  # type: ignore[assignment]  # all that is used of it
+        joined = await events_of(runner.generate(max_tokens=400))
+    assert not any(event.delta.piece_lengths for event in apart_ones)
+    assert any(event.delta.piece_lengths for event in joined)
+    assert [event.delta for event in apart(joined)] == [event.delta for event in apart_ones]
+    assert [events[-1].finished.receipt.usage.completion_tokens for events in (joined, apart_ones)] == [400, 400]
+
+
+async def test_a_caller_that_leaves_in_the_middle_of_joined_texts_frees_the_engine(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model(answer_tokens=0)]) as runner:
+        await runner.until(Phase.READY)
+        runner.generation = _Joined(runner.generation)  # type: ignore[assignment]  # all that is used of it
+        call = runner.generate(max_tokens=1_000_000)
+        while not any(event.delta.piece_lengths for event in (await call.read()).events):
+            pass
+        call.cancel()
+        async with asyncio.timeout(10):
+            while (await _described(runner)).active_request_ids:
+                pass
+        assert (await _described(runner)).requests[0].state == runner_service_pb2.RequestRecord.STATE_CANCELLED
 
 
 async def test_a_streamed_answer_comes_in_more_messages_while_it_is_generated(tmp_path: Path) -> None:

@@ -159,13 +159,19 @@ def _about() -> RequestContext:
 
 
 async def _generate(
-    scheduler: ScriptedScheduler, payload: chat_pb2.ChatPayload | None = None, *, whole: bool = False, **about: Any
+    scheduler: ScriptedScheduler,
+    payload: chat_pb2.ChatPayload | None = None,
+    *,
+    whole: bool = False,
+    joined_texts: bool = False,
+    **about: Any,
 ) -> tuple[list[event_pb2.InferenceEvent], Exception | None, receipt_pb2.Receipt | None]:
     channels = ChannelPool()
     context = RequestContext(
         request_id="r1", tenant="t", model="m", operation=Operation.CHAT, traceparent=new_traceparent(), **about
     )
     call = Dispatcher(scheduler, channels).call(CHAT, context, payload or chat_pb2.ChatPayload(), whole=whole)
+    call.joined_texts = joined_texts
     events: list[event_pb2.InferenceEvent] = []
     failure: Exception | None = None
     try:
@@ -554,6 +560,14 @@ async def test_a_runner_hears_whether_anybody_reads_the_answer_before_it_is_comp
     async with _listening(tmp_path, runner) as address:
         await _generate(ScriptedScheduler(address), whole=whole)
     assert runner.requests[0].options.whole is whole
+
+
+@pytest.mark.parametrize("joined_texts", [True, False])
+async def test_a_runner_is_asked_for_joined_texts_where_they_are_read(tmp_path: Path, joined_texts: bool) -> None:
+    runner = ScriptedRunner([FINISHED])
+    async with _listening(tmp_path, runner) as address:
+        await _generate(ScriptedScheduler(address), joined_texts=joined_texts)
+    assert runner.requests[0].options.joined_texts is joined_texts
 
 
 @pytest.mark.parametrize(("granted", "served"), [(None, Priority.NORMAL), (Priority.LOW, Priority.LOW)])

@@ -3,7 +3,9 @@
 import pytest
 
 from weft.api.common.v1 import event_pb2, signal_pb2, usage_pb2, warning_pb2
-from weft.dispatch.frames import has_content
+from weft.dispatch.frames import MAX_JOINED_TEXTS, apart, has_content, texts_of
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 
 Event = event_pb2.InferenceEvent
 
@@ -35,3 +37,36 @@ def test_parts_of_the_answer_and_effects_of_it_are_content(event: Event) -> None
 )
 def test_everything_else_is_none(event: Event) -> None:
     assert not has_content([event])
+
+
+def _joined(text: str, *lengths: int) -> event_pb2.Delta:
+    return event_pb2.Delta(index=2, text=text, piece_lengths=lengths)
+
+
+def test_a_joined_text_is_taken_apart_by_characters() -> None:
+    assert texts_of(_joined("aä😀b", 1, 2, 1)) == ["a", "ä😀", "b"]
+    events = apart([Event(progress=event_pb2.Progress()), Event(delta=_joined("ab", 1, 1)), Event()])
+    single = [Event(delta=event_pb2.Delta(index=2, text=text)) for text in "ab"]
+    assert events == [Event(progress=event_pb2.Progress()), *single, Event()]
+
+
+def test_a_frame_without_joined_texts_stays_as_it_is() -> None:
+    frame = [Event(delta=event_pb2.Delta(text="a"))]
+    assert apart(frame) is frame
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        _joined("abc", 1, 1),
+        _joined("abc", 1, 3),
+        _joined("abc", 3, 0),
+        _joined("abc", 2**32 - 1),
+        _joined("", 0),
+        _joined("a" * (MAX_JOINED_TEXTS + 1), *[1] * (MAX_JOINED_TEXTS + 1)),
+    ],
+)
+def test_lengths_that_do_not_fit_their_text_are_an_error_of_the_runner(delta: event_pb2.Delta) -> None:
+    with pytest.raises(WeftError) as raised:
+        texts_of(delta)
+    assert raised.value.reason is Reason.BACKEND_PROTOCOL_ERROR

@@ -7,10 +7,11 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.answers.answer_builder import AnswerIdentity
-from gateway.answers.sse import comment_of
+from gateway.answers.sse import StreamEncoder, comment_of
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.completions import CompletionAnswer, CompletionStream
 from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.dispatch.frames import apart
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -262,3 +263,33 @@ def test_a_comment_has_short_waits_in_tenths_of_a_second() -> None:
 
 def test_events_of_no_use_to_this_surface_are_skipped() -> None:
     assert chat_stream().encode([event_pb2.InferenceEvent()]) == b""
+
+
+JOINED = piece("ab😀", piece_lengths=[1, 2])
+OTHER_JOINED = piece("cd", index=1, piece_lengths=[1, 1])
+JOINED_ANSWERS: dict[str, Frame] = {
+    "after the first content": [piece("a"), JOINED, piece("b"), JOINED],
+    "as the first content": [JOINED, JOINED],
+    "of two choices": [piece("a"), OTHER_JOINED, JOINED, OTHER_JOINED],
+    "between other content": [piece(reasoning="r"), JOINED, piece(tool_calls=[call(id="c", name="f")]), JOINED],
+}
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+@pytest.mark.parametrize("frame", JOINED_ANSWERS.values(), ids=JOINED_ANSWERS.keys())
+@pytest.mark.parametrize("stream", [ChatStream, CompletionStream])
+def test_joined_texts_are_encoded_as_each_of_them(
+    stream: type[ChatStream | CompletionStream], frame: Frame, logprobs: bool
+) -> None:
+    assert stream.reads_joined_texts
+    ends = [piece(finish_reason=STOP), piece(finish_reason=STOP, index=1), finished()]
+    events = [started("tiny"), *frame, *ends]
+    encoded = [stream(IDENTITY, choice_count=2, logprobs=logprobs).encode(sent) for sent in (events, apart(events))]
+    assert encoded[0] == encoded[1]
+
+
+def test_a_stream_that_does_not_read_joined_texts_would_merge_them() -> None:
+    """The negative control: such a stream must not ask for them."""
+    assert not StreamEncoder.reads_joined_texts
+    joined, single = (chat_stream().encode([piece("a"), *events]) for events in ([piece("ab😀")], apart([JOINED])))
+    assert joined != single

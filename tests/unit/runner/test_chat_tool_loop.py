@@ -482,3 +482,12 @@ async def test_a_tool_that_was_not_called_has_sent_nothing() -> None:
     work = ScriptedWork([text("no need"), *end()])
     await events_of(work, replace(request(tools=["web"]), allow_remote=True), setup(_remote_box()))
     assert not work.record.left_premises
+
+
+async def test_joined_texts_of_a_turn_with_tools_reach_the_caller_as_each_of_them() -> None:
+    joined = Event(delta=event_pb2.Delta(text="Let me see.", piece_lengths=[3, 3, 5]))
+    turns = [[joined], *call("search", ASK), *end(TOOL_CALLS)], [[joined], *end(prompt=20, completion=15)]
+    events = await events_of(ScriptedWork(*turns), request(tools=["search"]))
+    texts = [event.delta.text for event in events if event.delta.text]
+    assert texts == ["Let", " me", " see."] * 2
+    assert not any(event.delta.piece_lengths for event in events)

@@ -99,7 +99,8 @@ class InferenceEvent(google.protobuf.message.Message):
 
     Events travel in frames (`repeated InferenceEvent`): whatever has arrived since the last write is one frame, and the
     first content is always alone in its frame and sent at once. Only where the answer is read when complete
-    (ServeOptions.whole), events that arrived with the first content share its frame.
+    (ServeOptions.whole), events that arrived with the first content share its frame. Texts that arrived together may be
+    one `delta` (Delta.piece_lengths), where the dispatcher reads that (ServeOptions.joined_texts).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -346,6 +347,7 @@ class Delta(google.protobuf.message.Message):
     FINISH_REASON_FIELD_NUMBER: builtins.int
     REASONING_SIGNATURE_FIELD_NUMBER: builtins.int
     REDACTED_REASONING_FIELD_NUMBER: builtins.int
+    PIECE_LENGTHS_FIELD_NUMBER: builtins.int
     index: builtins.int
     """Which choice, counted from 0."""
     text: builtins.str
@@ -370,6 +372,14 @@ class Delta(google.protobuf.message.Message):
     def logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TokenLogprob]:
         """Log probabilities of the tokens in this delta, when asked for."""
 
+    @property
+    def piece_lengths(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The lengths of the texts that `text` joins, in Unicode code points and in order: this delta stands for as many
+        deltas with one of these texts each. At most 1,024, none is 0, and their sum is the length of `text`; beside them
+        only `index` and `text` are set. Empty: the delta stands for itself. A runner sends it only where it was asked for
+        (ServeOptions.joined_texts): never to callers of the public services.
+        """
+
     def __init__(
         self,
         *,
@@ -382,8 +392,9 @@ class Delta(google.protobuf.message.Message):
         finish_reason: global___FinishReason.ValueType = ...,
         reasoning_signature: builtins.str = ...,
         redacted_reasoning: builtins.str = ...,
+        piece_lengths: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "reasoning", b"reasoning", "reasoning_signature", b"reasoning_signature", "redacted_reasoning", b"redacted_reasoning", "refusal", b"refusal", "text", b"text", "tool_calls", b"tool_calls"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "piece_lengths", b"piece_lengths", "reasoning", b"reasoning", "reasoning_signature", b"reasoning_signature", "redacted_reasoning", b"redacted_reasoning", "refusal", b"refusal", "text", b"text", "tool_calls", b"tool_calls"]) -> None: ...
 
 global___Delta = Delta
 

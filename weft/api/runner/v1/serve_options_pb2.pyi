@@ -24,6 +24,7 @@ class ServeOptions(google.protobuf.message.Message):
     KEEP_ALIVE_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     WHOLE_FIELD_NUMBER: builtins.int
+    JOINED_TEXTS_FIELD_NUMBER: builtins.int
     cache_mode: weft.api.common.v1.cache_mode_pb2.CacheMode.ValueType
     """Whether the prefix cache is used."""
     cache_tag: builtins.str
@@ -33,6 +34,10 @@ class ServeOptions(google.protobuf.message.Message):
     whole: builtins.bool
     """Whether the answer is read only when complete. What follows its first content may then come in few, large frames;
     effects, warnings, progress and the first content are sent as they happen.
+    """
+    joined_texts: builtins.bool
+    """Whether deltas with nothing but text of one choice that have arrived together may come as one delta, see
+    Delta.piece_lengths. Nothing waits for more of them. A process that does not know the field neither sets nor reads it.
     """
     @property
     def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
@@ -48,8 +53,9 @@ class ServeOptions(google.protobuf.message.Message):
         keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
         priority: weft.api.common.v1.priority_pb2.Priority.ValueType = ...,
         whole: builtins.bool = ...,
+        joined_texts: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cache_mode", b"cache_mode", "cache_tag", b"cache_tag", "keep_alive", b"keep_alive", "priority", b"priority", "whole", b"whole"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_mode", b"cache_mode", "cache_tag", b"cache_tag", "joined_texts", b"joined_texts", "keep_alive", b"keep_alive", "priority", b"priority", "whole", b"whole"]) -> None: ...
 
 global___ServeOptions = ServeOptions

@@ -1,0 +1,149 @@
+"""Texts that arrive together become one delta with their lengths, which stands for a delta with each of them."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from runner_svc.chat.receipt import TokenCounter
+from runner_svc.chat.turn import RepetitionWatch
+from runner_svc.openai_upstream.stream import DONE, StreamReader
+from runner_svc.policy.repetition import RepetitionLimits
+from runner_svc.servicers.inference import AnswerWriter
+from weft.api.common.v1 import chat_pb2, event_pb2
+from weft.api.runner.v1 import generation_service_pb2
+from weft.dispatch.frames import MAX_JOINED_CHARS, MAX_JOINED_TEXTS, Frame, apart, texts_of
+
+
+def _chunk(**fields: Any) -> bytes:
+    return msgspec.json.encode(fields)
+
+
+def _piece(index: int = 0, finish_reason: str | None = None, **delta: Any) -> bytes:
+    return _chunk(choices=[{"index": index, "delta": delta, "finish_reason": finish_reason}])
+
+
+TEXT, OTHER = _piece(content="a line that comes again\n"), _piece(1, content="another choice 😀")
+THOUGHT, PROGRESS = _piece(reasoning_content="hm"), _chunk(prompt_progress={"total": 9, "processed": 5})
+CALL = _piece(tool_calls=[{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}])
+USAGE = _chunk(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4})
+ENDS = [_piece(finish_reason="stop"), _piece(1, finish_reason="stop")]
+LOGPROBS = _chunk(
+    choices=[{"index": 0, "delta": {"content": "b"}, "logprobs": {"content": [{"token": "b", "logprob": -1.0}]}}]
+)
+READS = {
+    "text alone": [TEXT, TEXT, TEXT],
+    "one text": [TEXT],
+    "text and the end": [TEXT, TEXT, *ENDS, USAGE, DONE],
+    "the end in the last text": [TEXT, TEXT, _piece(content="b", finish_reason="stop"), ENDS[1], USAGE, DONE],
+    "two choices": [TEXT, TEXT, OTHER, OTHER, TEXT, OTHER],
+    "text after other things": [PROGRESS, TEXT, TEXT],
+    "text before other things": [TEXT, TEXT, PROGRESS, TEXT, THOUGHT, CALL, TEXT],
+    "an empty piece between": [TEXT, _piece(), TEXT],
+    "a piece that names the role": [TEXT, _piece(role="assistant", content="b"), TEXT],
+    "log probabilities between": [TEXT, TEXT, LOGPROBS, LOGPROBS, TEXT],
+}
+FIRST = _piece(role="assistant", content="first ")
+
+
+def _frames(name: str, *, joins: bool, whole: bool = False) -> list[Frame]:
+    reader = StreamReader(2, 2, whole=whole, joins_texts=joins)
+    return [*reader.read([FIRST]), *reader.read(READS[name])]
+
+
+@pytest.mark.parametrize("name", READS)
+def test_joined_texts_stand_for_what_is_read_without_joining(name: str) -> None:
+    assert [apart(frame) for frame in _frames(name, joins=True)] == _frames(name, joins=False)
+
+
+def test_texts_of_one_choice_without_anything_between_them_are_one_delta() -> None:
+    """The negative control of the comparison: there is something to take apart."""
+    _, frame = _frames("two choices", joins=True)
+    assert [(event.delta.index, len(event.delta.piece_lengths)) for event in frame] == [(0, 2), (1, 2), (0, 0), (1, 0)]
+    _, (alone,) = _frames("one text", joins=True)
+    assert alone == event_pb2.InferenceEvent(delta=event_pb2.Delta(text="a line that comes again\n"))
+
+
+def test_the_first_content_is_alone_and_waits_for_no_other() -> None:
+    first, *rest = StreamReader(1, 1, joins_texts=True).read([_piece(content="a"), _piece(content="b"), TEXT])
+    assert [event.delta.text for event in first] == ["a"]
+    assert [texts_of(event.delta) for frame in rest for event in frame] == [["b", "a line that comes again\n"]]
+
+
+def test_of_an_unstreamed_answer_no_lengths_are_said() -> None:
+    for name in READS:
+        frames = _frames(name, joins=True, whole=True)
+        assert frames == _frames(name, joins=False, whole=True)
+        assert not any(event.delta.piece_lengths for frame in frames for event in frame)
+
+
+def _read(texts: list[str]) -> list[Frame]:
+    reader = StreamReader(1, 1, joins_texts=True)
+    reader.read([FIRST])
+    return reader.read([_piece(content=text) for text in texts])
+
+
+def _texts(frames: list[Frame]) -> list[list[str]]:
+    return [[event.delta.text for event in apart(frame)] for frame in frames]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "counts"),
+    [
+        ([1] * MAX_JOINED_TEXTS, [MAX_JOINED_TEXTS]),
+        ([1] * (MAX_JOINED_TEXTS + 1), [MAX_JOINED_TEXTS, 1]),
+        ([1] * (2 * MAX_JOINED_TEXTS + 5), [MAX_JOINED_TEXTS, MAX_JOINED_TEXTS, 5]),
+        ([MAX_JOINED_CHARS - 1, 1], [2]),
+        ([MAX_JOINED_CHARS - 1, 2, 3], [1, 2]),
+        ([2, MAX_JOINED_CHARS * 2, 2, 2], [1, 1, 2]),
+    ],
+)
+def test_a_message_joins_no_more_than_the_limits_allow(lengths: list[int], counts: list[int]) -> None:
+    given = ["ä" * length for length in lengths]
+    frames = _read(given)
+    assert [len(texts) for texts in _texts(frames)] == counts
+    assert [text for texts in _texts(frames) for text in texts] == given
+    for frame in frames:
+        (event,) = frame
+        assert len(event.delta.piece_lengths) <= MAX_JOINED_TEXTS
+        assert len(event.delta.text) <= MAX_JOINED_CHARS or not event.delta.piece_lengths
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_looks_at_frames_sees_the_same_of_joined_texts(name: str) -> None:
+    limits = RepetitionLimits().scaled(2, 100)
+    seen = []
+    for joins in (False, True):
+        counter, watch = TokenCounter(chat_pb2.ChatPayload(), whole=False), RepetitionWatch(kills=False, limits=limits)
+        warnings = []
+        for frame in _frames(name, joins=joins) * 20:
+            counter.note(frame)
+            warnings.append(watch.look(frame))
+        seen.append((counter.usage, warnings))
+    assert seen[0] == seen[1]
+
+
+def test_a_counter_that_ignores_the_lengths_is_found() -> None:
+    """The negative control."""
+    _, joined = _frames("text alone", joins=True)
+    counters = [TokenCounter(chat_pb2.ChatPayload(), whole=False) for _ in range(2)]
+    counters[0].note(joined)
+    del joined[0].delta.piece_lengths[:]
+    counters[1].note(joined)
+    assert [counter.usage.completion_tokens for counter in counters] == [3, 1]
+
+
+@pytest.mark.parametrize("joined_texts", [False, True])
+@pytest.mark.parametrize("name", READS)
+async def test_only_a_dispatcher_that_reads_joined_texts_is_sent_them(name: str, joined_texts: bool) -> None:
+    written: list[Frame] = []
+
+    async def write(message: generation_service_pb2.GenerateResponse) -> None:
+        written.append(list(message.events))
+
+    started = event_pb2.InferenceEvent(started=event_pb2.Started(runner="r"))
+    writer = AnswerWriter(write, started, whole=False, joined_texts=joined_texts)
+    for frame in _frames(name, joins=True):
+        await writer.put(frame)
+    first, *rest = _frames(name, joins=joined_texts)
+    assert written == [[started, *first], *rest]
