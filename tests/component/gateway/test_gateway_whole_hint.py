@@ -4,7 +4,7 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_script import ScriptedDispatcher, delta, finished, serving, started
+from gateway_script import ScriptedDispatcher, Step, delta, finished, serving, started
 
 from weft.api.common.v1 import event_pb2
 
@@ -42,7 +42,8 @@ JOINED = event_pb2.InferenceEvent(delta=event_pb2.Delta(text="Hello, \U0001f600!
 
 async def test_a_client_receives_each_of_the_texts_that_came_as_one() -> None:
     assert sum(JOINED.delta.piece_lengths) == len(JOINED.delta.text)
-    async with serving(ScriptedDispatcher([[started()], [delta("a")], [JOINED], [delta(finish="STOP"), finished()]])) as gateway:
+    steps: list[Step] = [[started()], [delta("a")], [JOINED], [delta(finish="STOP"), finished()]]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
         chat: Any = await gateway.sdk.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "hi"}], stream=True
         )
