@@ -117,6 +117,7 @@ class Carriers:
         message = request.SerializeToString()
         if len(message) > MAX_CARRIED_BYTES:
             return None
+        self._channels.note_use(address)
         call = stream.link.call(rpc.path, metadata, timeout_seconds)
         call.put(message)
         return CarriedCall(call, rpc.response, timeout_seconds)

@@ -14,7 +14,7 @@ from weft.api.runner.v1 import generation_service_pb2 as pb
 from weft.dispatch.operations import CHAT
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool, answering, new_server
+from weft.kernel.rpc import MAX_CHANNELS, ChannelPool, answering, new_server
 from weft.link.carried_calls import CarriedCalls
 from weft.link.carriers import MAX_CARRIED_BYTES, CarriedCall, Carriers
 
@@ -54,8 +54,10 @@ class Runner:
 
 
 @asynccontextmanager
-async def _carried(folder: Path, runner: Runner) -> AsyncGenerator[tuple[Carriers, str, CarriedCalls, ChannelPool]]:
-    server, served, channels = new_server(), CarriedCalls(), ChannelPool()
+async def _carried(
+    folder: Path, runner: Runner, *, max_channels: int = MAX_CHANNELS
+) -> AsyncGenerator[tuple[Carriers, str, CarriedCalls, ChannelPool]]:
+    server, served, channels = new_server(), CarriedCalls(), ChannelPool(max_channels)
     served.serve(CHAT.runner_rpc, runner.generate)
     served.add_to_server(server)
     address = f"unix:{folder / 'runner.sock'}"
@@ -155,6 +157,19 @@ async def test_the_end_of_the_channels_ends_carried_calls(tmp_path: Path) -> Non
         await channels.close()
         assert (await _error(call)).reason is Reason.WORKER_LOST
         await asyncio.wait_for(runner.cancelled.wait(), SOON_SECONDS)
+
+
+async def test_the_channel_of_a_stream_that_carries_calls_is_not_the_least_recently_used_one(tmp_path: Path) -> None:
+    """A stream calls nothing on its channel, which was closed under it once there were too many others."""
+    async with _carried(tmp_path, Runner(), max_channels=2) as (carriers, address, served, channels):
+        await _read(await _begin(carriers, address))
+        (link,) = served._links
+        for port in range(1, 5):
+            call = carriers.call(address, CHAT.runner_rpc, pb.GenerateRequest(), METADATA, None)
+            assert call is not None, "the stream goes on"
+            await channels.get(f"127.0.0.1:{port}")
+            assert await _read(call) == "abc"
+        assert served._links == {link}
 
 
 async def test_a_large_request_is_not_carried(tmp_path: Path) -> None:
