@@ -129,7 +129,8 @@ class RunnerService(Service):
             clock=self._mesh_clock,
             added=self._added,
         )
-        self._carried = CarriedCalls()
+        self.carried = CarriedCalls()
+        """Calls of dispatchers on its machine, and of those in its process."""
         self.admission = RequestAdmission(
             identity=RunnerIdentity(runner=config.name, incarnation=incarnation, host=config.host),
             gate=self._gate,
@@ -175,9 +176,9 @@ class RunnerService(Service):
     @override
     def register(self, server: grpc.aio.Server) -> None:
         self._chats |= {name: self._chat_setup(name, instance.config) for name, instance in self._by_name.items()}
-        DataPlane(self.admission, self._chats).add_to_server(server, self._carried)
-        EngineLaneServicer(self.admission).add_to_server(server, self._carried)
-        self._carried.add_to_server(server)
+        DataPlane(self.admission, self._chats).add_to_server(server, self.carried)
+        EngineLaneServicer(self.admission).add_to_server(server, self.carried)
+        self.carried.add_to_server(server)
         ticketed = TicketedRequestServicer(self.admission)
         ticketed_request_service_pb2_grpc.add_TicketedRequestServiceServicer_to_server(ticketed, server)
         runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
@@ -379,7 +380,7 @@ class RunnerService(Service):
                 # A failure must not prevent the stop of the others, the tools and the connection.
                 log.error("a model did not stop cleanly", model=instance.model, error=repr(end)[:512])
         # After them: they end the requests that are left, whose reasons are carried too.
-        self._carried.stop()
+        self.carried.stop()
         if self._sampler is not None:
             await self._sampler.stop()
         # Only now: leases are released after their engines have ended, and while the session is open.

@@ -44,7 +44,7 @@ from weft.kernel.rpc_auth import caller
 from weft.kernel.telemetry import TRACEPARENT
 from weft.kernel.tracing import NO_TRACING, ServiceName, TraceContext, Tracing
 from weft.kernel.unknown_names import UNKNOWN_NAME, among, of_the_kind
-from weft.link.carriers import Carriers
+from weft.link.carriers import Carriers, OwnCalls
 
 T = TypeVar("T")
 
@@ -143,6 +143,10 @@ class Dispatcher(_Calls):
         """`fleet` knows the agents; without it there are none. `service` is the one that it runs in, for `tracing`."""
         clock, steady = clock or SystemClock(), steady or ReconnectConfig()
         super().__init__(CallDeps(placement, channels, Carriers(channels), clock, steady, fleet, tracing, service))
+
+    def add_own(self, address: str, calls: OwnCalls) -> None:
+        """Make calls to the runner of this process, at its address, without a connection."""
+        self._deps.carriers.add_own(address, calls)
 
     def over(self, placement: PlacementPort) -> RequestDispatcher:
         """Returns a dispatcher over another placement, with the connections of this one. It may be for one request."""

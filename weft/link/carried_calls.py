@@ -1,7 +1,7 @@
 """The runner's end of the streams that carry calls from its own machine, see `weft.link.carriers`."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -13,26 +13,15 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import RpcMethod, answering
 from weft.link.carriers import CARRIER_LIMITS, CARRY, METHODS_KEY
-from weft.link.frames import Metadata, Side, metadata_of, new_status, timeout_of
+from weft.link.frames import Metadata, Side, metadata_of, timeout_of
 from weft.link.link import ACCEPTED_KEY, Link, LinkCall
+from weft.link.own_calls import OK, CallContext, EndedError, OwnCall, Serve
 
 CARRIER_SERVICE = CARRY.service
-_OK = new_status(0, "", ())
-
-Serve = Callable[[Any, Any], Awaitable[None]]
-"""Serves one streamed method with a request and its context, as gRPC would call it."""
 
 
-class _EndedError(grpc.aio.AbortError):
-    """A call was ended with a status."""
-
-    def __init__(self, status: link_pb2.CallEnd) -> None:
-        super().__init__()
-        self.status = status
-
-
-class CarriedContext:
-    """The context of one carried call: what servicers use of `grpc.aio.ServicerContext`."""
+class CarriedContext(CallContext):
+    """The context of one carried call."""
 
     __slots__ = ("_began", "_call")
 
@@ -54,21 +43,14 @@ class CarriedContext:
         timeout = timeout_of(self._call.start)
         return None if timeout is None else max(0.0, timeout - (time.monotonic() - self._began))
 
-    def trailing_metadata(self) -> Metadata:
-        """Metadata that would be sent with the status; none is set here."""
-        return ()
-
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> None:
-        """End the call with a status; never returns."""
-        raise _EndedError(new_status(code.value[0], details, trailing_metadata))
-
 
 class CarriedCalls:
-    """The carried calls of one runner, over any number of streams."""
+    """The carried calls of one runner, over any number of streams, and those of dispatchers in its own process."""
 
     def __init__(self) -> None:
         self._methods: dict[str, tuple[RpcMethod, Serve]] = {}
         self._links: set[Link] = set()
+        self._own: set[OwnCall] = set()
 
     def serve(self, rpc: RpcMethod, serve: Serve) -> None:
         """Serve a streamed method."""
@@ -85,8 +67,21 @@ class CarriedCalls:
 
     def stop(self) -> None:
         """End every stream, and the calls that are left with it."""
+        error = WeftError(Reason.SHUTTING_DOWN, "the runner is shutting down")
         for link in self._links:
-            link.stop(WeftError(Reason.SHUTTING_DOWN, "the runner is shutting down"))
+            link.stop(error)
+        for call in self._own:
+            call.fail(error)
+
+    def call(self, rpc: RpcMethod, request: Any, metadata: Metadata, timeout_seconds: float | None) -> OwnCall | None:
+        """Begin a call from this process; None: the method is not carried."""
+        known = self._methods.get(rpc.path)
+        if known is None:
+            return None
+        call = OwnCall(metadata, timeout_seconds)
+        self._own.add(call)
+        call.serve(known[1], request).add_done_callback(lambda _: self._own.discard(call))
+        return call
 
     # Read and written through the context, which the stub of gRPC does not know.
     async def _carry(self, requests: AsyncIterator[pb.CarryRequest], context: Any) -> None:  # noqa: ARG002
@@ -111,6 +106,6 @@ class CarriedCalls:
             raise WeftError(Reason.MALFORMED_REQUEST, "the request of a carried call cannot be read") from None
         try:
             await serve(request, CarriedContext(call))
-        except _EndedError as end:
+        except EndedError as end:
             return end.status
-        return _OK
+        return OK

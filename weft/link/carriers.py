@@ -6,7 +6,7 @@ In Python a gRPC call costs both ends together 500 us, one on a stream that is o
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import grpc
 
@@ -20,6 +20,7 @@ from weft.kernel.service import start_task
 from weft.link.frames import WINDOW_BYTES, Metadata, Side, error_of
 from weft.link.link import ACCEPTED_KEY, Link, LinkCall
 from weft.link.multiplexer import LinkLimits
+from weft.link.own_calls import OwnCall
 
 CARRY = RpcMethod(pb.DESCRIPTOR.services_by_name["CallCarrierService"].methods_by_name["Carry"])
 CARRIER_LIMITS = LinkLimits(max_own_calls=65_536, max_peer_calls=65_536)
@@ -82,6 +83,13 @@ class CarriedCall:
             self._timer = None
 
 
+class OwnCalls(Protocol):
+    """Calls to a runner of this process, as `weft.link.carried_calls.CarriedCalls` has them."""
+
+    def call(self, rpc: RpcMethod, request: Any, metadata: Metadata, timeout_seconds: float | None) -> OwnCall | None:
+        """Begin a call; None: the method is not carried."""
+
+
 class _Stream(NamedTuple):
     """A stream that is accepted."""
 
@@ -99,15 +107,23 @@ class Carriers:
     def __init__(self, channels: ChannelPool) -> None:
         """A stream ends with its channel, so that `channels` bounds and closes them."""
         self._channels = channels
+        self._own: dict[str, OwnCalls] = {}
         self._streams: dict[str, _Stream] = {}
         self._opening: set[str] = set()
         self._refused: dict[str, float] = {}
         """When a runner that carries no calls was asked, on the clock of the event loop."""
 
+    def add_own(self, address: str, calls: OwnCalls) -> None:
+        """Make calls to the runner of this process, at its address, without a stream."""
+        self._own[address] = calls
+
     def call(
         self, address: str, rpc: RpcMethod, request: Any, metadata: Metadata, timeout_seconds: float | None
-    ) -> CarriedCall | None:
+    ) -> CarriedCall | OwnCall | None:
         """Begin a call; None: none is carried to this address now. Raises as `Link.call`."""
+        own = self._own.get(address)
+        if own is not None:
+            return own.call(rpc, request, metadata, timeout_seconds)
         stream = self._streams.get(address)
         if stream is None or stream.link.is_lost:
             self._open(address)

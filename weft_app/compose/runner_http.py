@@ -28,6 +28,7 @@ from runner_svc.settings import RunnerSettings
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.attempt_reporter import AttemptReporter
 from weft.dispatch.dispatcher import Dispatcher
+from weft.dispatch.reconnecting_placement import ReconnectConfig
 from weft.dispatch.ticket_placement import AT_ONCE, TicketRunner
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, Source
 from weft.kernel.address import is_any_host
@@ -210,15 +211,7 @@ class RunnerHttp(Service):
         lane = LanePorts(
             tickets=runner.admission,
             runner=TicketRunner(address=settings.address, host=settings.host),
-            dispatcher=Dispatcher(
-                self._router.placement,
-                self._channels,
-                clock=clock,
-                steady=AT_ONCE,
-                fleet=self._router,
-                tracing=self._tracing,
-                service=ServiceName.RUNNER,
-            ).over,
+            dispatcher=self._dispatcher(settings.address, clock, steady=AT_ONCE).over,
             reporter=self._reporter,
         )
         local = LocalRunner(
@@ -233,14 +226,7 @@ class RunnerHttp(Service):
             api,
             RunnerApiPorts(
                 runner=local,
-                dispatcher=Dispatcher(
-                    self._router.placement,
-                    self._channels,
-                    clock=clock,
-                    fleet=self._router,
-                    tracing=self._tracing,
-                    service=ServiceName.RUNNER,
-                ),
+                dispatcher=self._dispatcher(settings.address, clock),
                 fleet=self._router,
                 queue=self._router,
                 operations=OperationsClient(
@@ -254,6 +240,20 @@ class RunnerHttp(Service):
             metrics=page,
             clock=clock,
         )
+
+    def _dispatcher(self, address: str, clock: Clock, *, steady: ReconnectConfig | None = None) -> Dispatcher:
+        """Returns a dispatcher that calls the runner of this process, at this address, without a connection."""
+        dispatcher = Dispatcher(
+            self._router.placement,
+            self._channels,
+            clock=clock,
+            steady=steady,
+            fleet=self._router,
+            tracing=self._tracing,
+            service=ServiceName.RUNNER,
+        )
+        dispatcher.add_own(address, self._runner.carried)
+        return dispatcher
 
     @property
     def url(self) -> str:
