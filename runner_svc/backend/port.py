@@ -32,6 +32,7 @@ from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+from weft.kernel.value import value_class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,7 @@ class LoadOrder:
         return (mine, self.parameters, self.model_path) == (others, other.parameters, other.model_path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class CacheUse:
     """The use of the prefix cache by one request; by default the engine decides."""
 
@@ -136,7 +137,7 @@ class ErasedCache:
     """None: unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class CallInfo:
     """The context of a request for a backend: callbacks and options."""
 
@@ -146,7 +147,7 @@ class CallInfo:
     """Called for every token of the engine, also one that cannot be shown yet; once per read is enough."""
     on_prefill: Callable[[], None] = _nothing
     """Called for every prefill report of the engine."""
-    cache: CacheUse = field(default_factory=CacheUse)
+    cache: CacheUse = CacheUse()
     adapter: str = ""
     """The adapter of the model that answers, by its name; empty: the model itself."""
     answer_by: float | None = None

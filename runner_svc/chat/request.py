@@ -17,6 +17,7 @@ from weft.api.common.v1 import agent_behaviour_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.payload_description import names_languages
 from weft.kernel.clock import Clock
+from weft.kernel.value import value_class
 
 
 class ChatEngine(Protocol):
@@ -32,7 +33,7 @@ class ChatEngine(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class ChatRequest:
     """The request of one chat or completion."""
 

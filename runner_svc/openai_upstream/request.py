@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from runner_svc.backend.port import CacheUse
@@ -27,6 +26,7 @@ from weft.api.common.v1 import (
 )
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import invalid_field
+from weft.kernel.value import value_class
 
 Json = dict[str, Any]
 
@@ -62,7 +62,7 @@ _TOKEN_LIMIT = "max_tokens"  # noqa: S105 - a parameter's name
 _CHOICES = "n"
 
 
-@dataclass(frozen=True, slots=True)
+@value_class()
 class PreparedBody:
     """The body of a request, and the warnings for the caller."""
 

@@ -13,6 +13,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from weft.kernel.value import value_class
+
 MAX_CACHE_SLOTS = 1_024
 
 
@@ -42,7 +44,7 @@ class UnownedContent(Enum):
 Owner = Partition | UnownedContent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class CacheTurn:
     """Cache use of one turn of an engine; ended by `CacheDirectory.end`."""
 

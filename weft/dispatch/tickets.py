@@ -19,6 +19,7 @@ from weft.dispatch.placement import request_cancelled
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
+from weft.kernel.value import value_class
 
 TICKET_LIFETIME_SECONDS = 30.0
 MAX_REMEMBERED_TICKETS = 65_536
@@ -73,7 +74,7 @@ def _from_base64url(text: str) -> bytes:
     return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Permit:
     """The verified claims of a ticket."""
 

@@ -148,9 +148,11 @@ def forwardable(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
 
 def metadata_of(entries: Iterable[pb.CallMetadata]) -> Metadata:
     """Returns the metadata of checked entries that is the caller's and not the transport's."""
-    return forwardable(
-        (entry.key, entry.value if entry.key.endswith(_BINARY_SUFFIX) else entry.value.decode("ascii"))
-        for entry in entries
+    pairs = ((entry.key, entry.value) for entry in entries)
+    return tuple(
+        (key, value if key.endswith(_BINARY_SUFFIX) else value.decode("ascii"))
+        for key, value in pairs
+        if _is_callers(key)
     )
 
 
@@ -173,13 +175,14 @@ def _to_entries(metadata: Metadata) -> Iterable[pb.CallMetadata]:
 def _check_metadata(entries: Iterable[pb.CallMetadata]) -> None:
     size = 0
     for entry in entries:
-        size += len(entry.key) + len(entry.value)
+        key, value = entry.key, entry.value
+        size += len(key) + len(value)
         if size > MAX_CALL_METADATA_BYTES:
             raise LinkProtocolError(f"more than {MAX_CALL_METADATA_BYTES} bytes of metadata")
-        if _KEY.fullmatch(entry.key) is None:
+        if _KEY.fullmatch(key) is None:
             raise LinkProtocolError("an invalid metadata key")
-        if not entry.key.endswith(_BINARY_SUFFIX) and _TEXT.fullmatch(entry.value) is None:
-            raise LinkProtocolError(f"the metadata entry {entry.key} is not printable text")
+        if not key.endswith(_BINARY_SUFFIX) and _TEXT.fullmatch(value) is None:
+            raise LinkProtocolError(f"the metadata entry {key} is not printable text")
 
 
 def _seconds(duration: duration_pb2.Duration) -> float:
