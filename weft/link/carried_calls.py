@@ -16,6 +16,7 @@ from weft.link.carriers import CARRIER_LIMITS, CARRY, METHODS_KEY
 from weft.link.frames import Metadata, Side, metadata_of, timeout_of
 from weft.link.link import ACCEPTED_KEY, Link, LinkCall
 from weft.link.own_calls import OK, CallContext, EndedError, OwnCall, Serve
+from weft.link.pipe import PipeOffer
 
 CARRIER_SERVICE = CARRY.service
 
@@ -47,7 +48,9 @@ class CarriedContext(CallContext):
 class CarriedCalls:
     """The carried calls of one runner, over any number of streams, and those of dispatchers in its own process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, offers_pipes: bool = True) -> None:
+        """`offers_pipes`: False leaves all frames on the streams of gRPC, as releases without pipes do."""
+        self._offers_pipes = offers_pipes
         self._methods: dict[str, tuple[RpcMethod, Serve]] = {}
         self._links: set[Link] = set()
         self._own: set[OwnCall] = set()
@@ -86,13 +89,17 @@ class CarriedCalls:
     # Read and written through the context, which the stub of gRPC does not know.
     async def _carry(self, requests: AsyncIterator[pb.CarryRequest], context: Any) -> None:  # noqa: ARG002
         async with answering(context):
-            await context.send_initial_metadata(((ACCEPTED_KEY, "1"), (METHODS_KEY, ",".join(self._methods))))
             link = Link(Side.RUNNER, CARRIER_LIMITS, self._answer)
-            self._links.add(link)
+            offer = PipeOffer(link)
             try:
+                offered = offer.start() if self._offers_pipes else ()
+                methods = (METHODS_KEY, ",".join(self._methods))
+                await context.send_initial_metadata(((ACCEPTED_KEY, "1"), methods, *offered))
+                self._links.add(link)
                 await link.run(context, pb.CarryResponse)
             finally:
                 self._links.discard(link)
+                offer.stop()
 
     async def _answer(self, call: LinkCall) -> link_pb2.CallEnd:
         known = self._methods.get(call.start.method)

@@ -5,7 +5,7 @@ In Python a gRPC call costs both ends together 500 us, one on a stream that is o
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import grpc
@@ -21,6 +21,7 @@ from weft.link.frames import WINDOW_BYTES, Metadata, Side, error_of
 from weft.link.link import ACCEPTED_KEY, Link, LinkCall
 from weft.link.multiplexer import LinkLimits
 from weft.link.own_calls import OwnCall
+from weft.link.pipe import FramePipe, connect_pipe
 
 CARRY = RpcMethod(pb.DESCRIPTOR.services_by_name["CallCarrierService"].methods_by_name["Carry"])
 CARRIER_LIMITS = LinkLimits(max_own_calls=65_536, max_peer_calls=65_536)
@@ -150,6 +151,7 @@ class Carriers:
     async def _keep(self, address: str) -> None:
         """Carry calls to an address until the stream ends; the next call opens another one."""
         stream: Any = None
+        pipe: FramePipe | None = None
         try:
             channel = await self._channels.get(address)
             carry: Any = channel.stream_stream(
@@ -158,9 +160,10 @@ class Carriers:
                 response_deserializer=CARRY.response.FromString,
             )
             stream = carry()
-            methods = await _accepted_methods(stream)
+            offered = await _until_accepted(stream)
             link = Link(Side.ROUTER, CARRIER_LIMITS, _refuse)
-            self._streams[address] = _Stream(link, methods)
+            pipe = await connect_pipe(link, offered)
+            self._streams[address] = _Stream(link, frozenset(offered.get(METHODS_KEY, "").split(",")))
             await link.run(stream, CARRY.request)
         except grpc.aio.AioRpcError as error:
             self._note_end(address, error_from_call(error, Reason.WORKER_LOST))
@@ -169,6 +172,8 @@ class Carriers:
         finally:
             self._streams.pop(address, None)
             self._opening.discard(address)
+            if pipe is not None:
+                pipe.close()
             if stream is not None:
                 stream.cancel()
 
@@ -178,18 +183,18 @@ class Carriers:
             self._refused[address] = asyncio.get_running_loop().time()
 
 
-async def _accepted_methods(stream: Any) -> frozenset[str]:
-    """Waits until calls may begin, and returns the paths of their methods.
+async def _until_accepted(stream: Any) -> Mapping[str, Any]:
+    """Returns the initial metadata of a stream once calls may begin.
 
     Raises UNSUPPORTED_OPERATION for a runner that carries none, else WORKER_LOST.
     """
     # A call that is refused has initial metadata too, empty.
-    metadata = dict(await stream.initial_metadata())
-    if not metadata.get(ACCEPTED_KEY):
+    found: dict[str, Any] = dict(await stream.initial_metadata())
+    if not found.get(ACCEPTED_KEY):
         is_unknown = await stream.code() is grpc.StatusCode.UNIMPLEMENTED
         reason = Reason.UNSUPPORTED_OPERATION if is_unknown else Reason.WORKER_LOST
         raise WeftError(reason, "the runner carries no calls")
-    return frozenset(metadata.get(METHODS_KEY, "").split(","))
+    return found
 
 
 async def _refuse(call: LinkCall) -> Any:

@@ -129,6 +129,14 @@ class LinkCall:
         self._writable.wake()
 
 
+class _Pipe(Protocol):
+    """What carries the frames in place of the stream."""
+
+    def wake(self) -> None: ...
+
+    async def end(self, *, reads_on: bool) -> None: ...
+
+
 Answer = Callable[[LinkCall], Awaitable[pb.CallEnd]]
 """Answers a call of the peer and returns its status. Cancelled when the caller cancels the call."""
 
@@ -138,7 +146,8 @@ class Link:
 
     def __init__(self, side: Side, limits: LinkLimits, answer: Answer) -> None:
         self._work = Wakeup()
-        self._mux = Multiplexer(side, limits, self._work.wake)
+        self._pipe: _Pipe | None = None
+        self._mux = Multiplexer(side, limits, self._note_work)
         self._answer = answer
         self._calls: dict[Call, LinkCall] = {}
         self._answers: dict[Call, asyncio.Task[None]] = {}
@@ -158,6 +167,9 @@ class Link:
         tasks = [reading, writing, stopping]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            self._is_lost = True
+            if self._pipe is not None:
+                await self._pipe.end(reads_on=stopping not in done)
             for task in done:
                 task.result()
         finally:
@@ -166,6 +178,12 @@ class Link:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await stop_tasks(list(self._answers.values()))
+
+    def attach(self, pipe: _Pipe) -> None:
+        """Have a pipe carry every frame from here on, before there is any; the stream then only ends the link."""
+        self._pipe = pipe
+        if self._mux.has_frames:
+            pipe.wake()
 
     @property
     def is_lost(self) -> bool:
@@ -187,24 +205,42 @@ class Link:
         """Forgets an own call that was closed."""
         self._calls.pop(call, None)
 
+    def take(self, frame: pb.LinkFrame) -> None:
+        """Process a frame of the peer. Raises LinkProtocolError."""
+        if (event := self._mux.receive(frame)) is not None:
+            self._handle(event)
+
+    def next_frames(self, max_bytes: int) -> tuple[list[pb.LinkFrame], list[Call]]:
+        """Returns the frames to send now, about `max_bytes` of them, and the calls to `note_sent` afterwards."""
+        return self._mux.take_frames(max_bytes)
+
+    def note_sent(self, calls: list[Call]) -> None:
+        """Wake the senders of calls whose messages were given to the transport."""
+        for call in calls:
+            if (known := self._calls.get(call)) is not None:
+                known.note_writable()
+
+    def _note_work(self) -> None:
+        if self._pipe is None:
+            self._work.wake()
+        else:
+            self._pipe.wake()
+
     async def _read_all(self, stream: _Stream) -> None:
         while (message := await _on_stream(stream.read())) is not grpc.aio.EOF:
             if len(message.frames) > MAX_FRAMES_AT_ONCE:
                 raise LinkProtocolError(f"{len(message.frames)} frames at once")
             for frame in message.frames:
-                if (event := self._mux.receive(frame)) is not None:
-                    self._handle(event)
+                self.take(frame)
 
     async def _write_all(self, stream: _Stream, kind: Callable[..., Message]) -> None:
         while True:
-            frames, calls = self._mux.take_frames(MAX_BATCH_BYTES)
+            frames, calls = ([], []) if self._pipe is not None else self.next_frames(MAX_BATCH_BYTES)
             if not frames:
                 await self._work.wait()
                 continue
             await _on_stream(stream.write(kind(frames=frames)))
-            for call in calls:
-                if (known := self._calls.get(call)) is not None:
-                    known.note_writable()
+            self.note_sent(calls)
 
     async def _until_stopped(self) -> None:
         await self._stop.wait()

@@ -1,4 +1,7 @@
-"""Calls that are carried over one stream to a runner on this machine: they mean what calls of their own mean."""
+"""Calls that are carried over one stream to a runner on this machine: they mean what calls of their own mean.
+
+Their frames travel over a pipe beside the stream, or over the stream itself: each test runs with both.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -29,7 +32,8 @@ def _text(text: str) -> pb.GenerateResponse:
 class Runner:
     """Answers by the agent that a request names."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, offers_pipes: bool = True) -> None:
+        self.offers_pipes = offers_pipes
         self.begun = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.seconds_left: float | None = None
@@ -53,11 +57,17 @@ class Runner:
                 await context.write(_text(text))
 
 
+@pytest.fixture(params=[True, False], ids=["pipe", "stream"])
+def runner(request: pytest.FixtureRequest) -> Runner:
+    return Runner(offers_pipes=request.param)
+
+
 @asynccontextmanager
 async def _carried(
     folder: Path, runner: Runner, *, max_channels: int = MAX_CHANNELS
 ) -> AsyncGenerator[tuple[Carriers, str, CarriedCalls, ChannelPool]]:
-    server, served, channels = new_server(), CarriedCalls(), ChannelPool(max_channels)
+    server, channels = new_server(), ChannelPool(max_channels)
+    served = CarriedCalls(offers_pipes=runner.offers_pipes)
     served.serve(CHAT.runner_rpc, runner.generate)
     served.add_to_server(server)
     address = f"unix:{folder / 'runner.sock'}"
@@ -94,8 +104,9 @@ async def _error(call: CarriedCall) -> WeftError:
     return caught.value
 
 
-async def test_a_carried_call_has_its_messages_in_order_its_metadata_and_its_deadline(tmp_path: Path) -> None:
-    runner = Runner()
+async def test_a_carried_call_has_its_messages_in_order_its_metadata_and_its_deadline(
+    tmp_path: Path, runner: Runner
+) -> None:
     async with _carried(tmp_path, runner) as (carriers, address, _, _):
         assert await _read(await _begin(carriers, address, seconds=30.0)) == "abc"
     assert runner.metadata == METADATA
@@ -103,15 +114,16 @@ async def test_a_carried_call_has_its_messages_in_order_its_metadata_and_its_dea
     assert 0 < runner.seconds_left <= 30
 
 
-async def test_many_calls_run_at_once_on_one_stream(tmp_path: Path) -> None:
-    async with _carried(tmp_path, Runner()) as (carriers, address, served, _):
+async def test_many_calls_run_at_once_on_one_stream(tmp_path: Path, runner: Runner) -> None:
+    async with _carried(tmp_path, runner) as (carriers, address, served, _):
         calls = [await _begin(carriers, address) for _ in range(200)]
         assert await asyncio.gather(*map(_read, calls)) == ["abc"] * 200
-        assert len(served._links) == 1
+        (link,) = served._links
+        assert (link._pipe is not None) is runner.offers_pipes
 
 
-async def test_the_error_of_a_carried_call_has_its_reason_and_its_details(tmp_path: Path) -> None:
-    async with _carried(tmp_path, Runner()) as (carriers, address, _, _):
+async def test_the_error_of_a_carried_call_has_its_reason_and_its_details(tmp_path: Path, runner: Runner) -> None:
+    async with _carried(tmp_path, runner) as (carriers, address, _, _):
         error = await _error(await _begin(carriers, address, "fail"))
         assert (error.reason, error.message) == (Reason.NO_SLOT_AVAILABLE, "all 2 slots are taken")
         assert error.retry_after_seconds == 2.5
@@ -119,8 +131,9 @@ async def test_the_error_of_a_carried_call_has_its_reason_and_its_details(tmp_pa
         assert await _read(await _begin(carriers, address)) == "abc", "the stream goes on"
 
 
-async def test_the_cancellation_of_a_carried_call_reaches_the_runner_and_no_other_call(tmp_path: Path) -> None:
-    runner = Runner()
+async def test_the_cancellation_of_a_carried_call_reaches_the_runner_and_no_other_call(
+    tmp_path: Path, runner: Runner
+) -> None:
     async with _carried(tmp_path, runner) as (carriers, address, _, _):
         call = await _begin(carriers, address, "hang")
         await asyncio.wait_for(runner.begun.wait(), SOON_SECONDS)
@@ -131,16 +144,16 @@ async def test_the_cancellation_of_a_carried_call_reaches_the_runner_and_no_othe
         assert await _read(beside) == "abc"
 
 
-async def test_a_carried_call_ends_at_its_deadline_at_both_ends(tmp_path: Path) -> None:
-    runner = Runner()
+async def test_a_carried_call_ends_at_its_deadline_at_both_ends(tmp_path: Path, runner: Runner) -> None:
     async with _carried(tmp_path, runner) as (carriers, address, _, _):
         error = await _error(await _begin(carriers, address, "hang", seconds=0.2))
         assert error.reason is Reason.DEADLINE_EXCEEDED
         await asyncio.wait_for(runner.cancelled.wait(), SOON_SECONDS)
 
 
-async def test_the_end_of_the_stream_ends_its_calls_as_lost_and_the_next_call_opens_another(tmp_path: Path) -> None:
-    runner = Runner()
+async def test_the_end_of_the_stream_ends_its_calls_as_lost_and_the_next_call_opens_another(
+    tmp_path: Path, runner: Runner
+) -> None:
     async with _carried(tmp_path, runner) as (carriers, address, served, _):
         call = await _begin(carriers, address, "hang")
         await asyncio.wait_for(runner.begun.wait(), SOON_SECONDS)
@@ -149,8 +162,7 @@ async def test_the_end_of_the_stream_ends_its_calls_as_lost_and_the_next_call_op
         assert await _read(await _begin(carriers, address)) == "abc"
 
 
-async def test_the_end_of_the_channels_ends_carried_calls(tmp_path: Path) -> None:
-    runner = Runner()
+async def test_the_end_of_the_channels_ends_carried_calls(tmp_path: Path, runner: Runner) -> None:
     async with _carried(tmp_path, runner) as (carriers, address, _, channels):
         call = await _begin(carriers, address, "hang")
         await asyncio.wait_for(runner.begun.wait(), SOON_SECONDS)
@@ -159,9 +171,11 @@ async def test_the_end_of_the_channels_ends_carried_calls(tmp_path: Path) -> Non
         await asyncio.wait_for(runner.cancelled.wait(), SOON_SECONDS)
 
 
-async def test_the_channel_of_a_stream_that_carries_calls_is_not_the_least_recently_used_one(tmp_path: Path) -> None:
+async def test_the_channel_of_a_stream_that_carries_calls_is_not_the_least_recently_used_one(
+    tmp_path: Path, runner: Runner
+) -> None:
     """A stream calls nothing on its channel, which was closed under it once there were too many others."""
-    async with _carried(tmp_path, Runner(), max_channels=2) as (carriers, address, served, channels):
+    async with _carried(tmp_path, runner, max_channels=2) as (carriers, address, served, channels):
         await _read(await _begin(carriers, address))
         (link,) = served._links
         for port in range(1, 5):
@@ -172,8 +186,8 @@ async def test_the_channel_of_a_stream_that_carries_calls_is_not_the_least_recen
         assert served._links == {link}
 
 
-async def test_a_large_request_is_not_carried(tmp_path: Path) -> None:
-    async with _carried(tmp_path, Runner()) as (carriers, address, _, _):
+async def test_a_large_request_is_not_carried(tmp_path: Path, runner: Runner) -> None:
+    async with _carried(tmp_path, runner) as (carriers, address, _, _):
         await _read(await _begin(carriers, address))
         large = pb.GenerateRequest(chat=chat_pb2.ChatPayload(), agent="a" * MAX_CARRIED_BYTES)
         assert carriers.call(address, CHAT.runner_rpc, large, METADATA, None) is None

@@ -34,6 +34,11 @@ class CallCarrierServiceStub:
     deadline and its cancellation. The runner answers with initial metadata once calls may begin, whose entry
     `weft-carries` names the methods, with commas between them; all others are called by rpcs of their own. The end of
     the stream ends every call on it.
+
+    The metadata may offer a pipe: a Unix socket in Linux's abstract namespace ("weft-pipe-name", without the leading
+    zero byte) that takes the 32 bytes of "weft-pipe-secret" (in hexadecimal) first, and then carries the frames of both
+    sides in place of this stream, each behind its length (four bytes, the highest first). It is offered once and for
+    seconds. A caller that does not connect sends its frames here.
     """
 
 class CallCarrierServiceAsyncStub:
@@ -52,6 +57,11 @@ class CallCarrierServiceAsyncStub:
     deadline and its cancellation. The runner answers with initial metadata once calls may begin, whose entry
     `weft-carries` names the methods, with commas between them; all others are called by rpcs of their own. The end of
     the stream ends every call on it.
+
+    The metadata may offer a pipe: a Unix socket in Linux's abstract namespace ("weft-pipe-name", without the leading
+    zero byte) that takes the 32 bytes of "weft-pipe-secret" (in hexadecimal) first, and then carries the frames of both
+    sides in place of this stream, each behind its length (four bytes, the highest first). It is offered once and for
+    seconds. A caller that does not connect sends its frames here.
     """
 
 class CallCarrierServiceServicer(metaclass=abc.ABCMeta):
@@ -72,6 +82,11 @@ class CallCarrierServiceServicer(metaclass=abc.ABCMeta):
         deadline and its cancellation. The runner answers with initial metadata once calls may begin, whose entry
         `weft-carries` names the methods, with commas between them; all others are called by rpcs of their own. The end of
         the stream ends every call on it.
+
+        The metadata may offer a pipe: a Unix socket in Linux's abstract namespace ("weft-pipe-name", without the leading
+        zero byte) that takes the 32 bytes of "weft-pipe-secret" (in hexadecimal) first, and then carries the frames of both
+        sides in place of this stream, each behind its length (four bytes, the highest first). It is offered once and for
+        seconds. A caller that does not connect sends its frames here.
         """
 
 def add_CallCarrierServiceServicer_to_server(servicer: CallCarrierServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
