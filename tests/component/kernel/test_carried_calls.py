@@ -20,6 +20,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import MAX_CHANNELS, ChannelPool, answering, new_server
 from weft.link.carried_calls import CarriedCalls
 from weft.link.carriers import MAX_CARRIED_BYTES, CarriedCall, Carriers
+from weft.link.own_calls import OwnCall
 
 METADATA = (("x-request-id", "r1"), ("traceparent", "00-1-2-00"))
 SOON_SECONDS = 10.0
@@ -80,7 +81,9 @@ async def _carried(
         await server.stop(grace=0.5)
 
 
-async def _begin(carriers: Carriers, address: str, agent: str = "", seconds: float | None = None) -> CarriedCall:
+async def _begin(
+    carriers: Carriers, address: str, agent: str = "", seconds: float | None = None
+) -> CarriedCall | OwnCall:
     """A carried call, as soon as the stream is accepted."""
     async with asyncio.timeout(SOON_SECONDS):
         while (  # noqa: ASYNC110 - the stream is opened in the background
@@ -90,7 +93,7 @@ async def _begin(carriers: Carriers, address: str, agent: str = "", seconds: flo
     return call
 
 
-async def _read(call: CarriedCall) -> str:
+async def _read(call: CarriedCall | OwnCall) -> str:
     text = ""
     async with asyncio.timeout(SOON_SECONDS):
         while (response := await call.read()) is not grpc.aio.EOF:
@@ -98,7 +101,7 @@ async def _read(call: CarriedCall) -> str:
     return text
 
 
-async def _error(call: CarriedCall) -> WeftError:
+async def _error(call: CarriedCall | OwnCall) -> WeftError:
     with pytest.raises(WeftError) as caught:
         await _read(call)
     return caught.value

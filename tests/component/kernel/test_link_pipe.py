@@ -23,6 +23,7 @@ from weft.link.carried_calls import CarriedCalls
 from weft.link.carriers import CARRIER_LIMITS, CARRY, CarriedCall, Carriers
 from weft.link.frames import Side, new_start, new_status
 from weft.link.link import MAX_LINK_MESSAGE_BYTES, Link, LinkCall
+from weft.link.own_calls import OwnCall
 from weft.link.pipe import MAX_GUESTS, NAME_KEY, SECRET_KEY, FramePipe
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pipes need Linux")
@@ -52,7 +53,7 @@ async def _served(folder: Path) -> AsyncGenerator[tuple[str, CarriedCalls, Chann
         await server.stop(grace=0.5)
 
 
-async def _begin(carriers: Carriers, address: str, agent: str) -> CarriedCall:
+async def _begin(carriers: Carriers, address: str, agent: str) -> CarriedCall | OwnCall:
     while (  # noqa: ASYNC110 - the stream is opened in the background
         call := carriers.call(address, CHAT.runner_rpc, pb.GenerateRequest(agent=agent), (), None)
     ) is None:
