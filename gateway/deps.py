@@ -78,13 +78,16 @@ class InferenceDeps:
         params: HandledRequest,
         model: str,
         operation: Operation,
+        asked: AskedName | None = None,
     ) -> RequestContext:
         """Returns the request's context for the dispatcher; records it in its facts and counts it for its tenant.
+
+        `asked`: what `model` means, where that is known already.
 
         Raises INVALID_ARGUMENT for a wrong header or name, UNSUPPORTED_OPERATION for a request that must be journaled
         and cannot be, RATE_LIMIT_EXCEEDED above the tenant's rate limit.
         """
-        asked = self.asked(scope, model)
+        asked = asked or self.asked(scope, model)
         model = asked.model
         self.note(scope, surface=surface, model=model)
         context = request_context(scope, self.config, params, asked=asked, operation=operation)

@@ -26,6 +26,7 @@ from gateway.picker.engine_reach import needs_its_machine
 from gateway.picker.session import Headers, HttpRequest
 from gateway.request_facts import FACTS_KEY, ROUTE_KEY, RequestFacts, facts_of, headers_of
 from weft.dispatch.agents import agent_name_of, models_behind
+from weft.dispatch.aliases import asked_name
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.lane import endpoint_in
 from weft.dispatch.payload_description import Payload
@@ -91,9 +92,14 @@ class LaneWork:
 
 def scope_of(headers: Headers, arrived: float) -> Scope:
     """Returns a request's head in the form of the gateway's own, with its facts."""
-    pseudo = {name: value for name, value in headers if name[:1] == b":"}
+    pseudo, raw = {}, []
+    for header in headers:
+        name, value = header
+        if name.startswith(b":"):
+            pseudo[name] = value
+        else:
+            raw.append(header)
     path, _, query = pseudo.get(b":path", b"/").partition(b"?")
-    raw = [(name, value) for name, value in headers if name[:1] != b":"]
     if b":authority" in pseudo:
         raw.append((b"host", pseudo[b":authority"]))
     scope: Scope = {
@@ -142,9 +148,13 @@ class LaneIntake:
         scope[ROUTE_KEY], facts.surface = scope["path"], api.surface
         raw = checked_json(scope, request.body, deps.config)
         params: Any = parse(api.schema, raw, max_depth=deps.config.limits.max_json_depth)
-        if self._is_for_gateway(scope, api, params):
+        tenant = tenant_of(scope)
+        asked = asked_name(deps.fleet.view, params.model, tenant)
+        if self._is_for_gateway(tenant, asked.model, api, params):
             return None
-        context = deps.context(scope, surface=api.surface, params=params, model=params.model, operation=api.operation)
+        context = deps.context(
+            scope, surface=api.surface, params=params, model=params.model, operation=api.operation, asked=asked
+        )
         media = deps.request_media(params)
         payload = api.payload(params, deps, media)
         if media.addresses:
@@ -159,19 +169,17 @@ class LaneIntake:
             shows_usage=api.operation in _LOGGED_USAGE and (not is_streamed or wants_usage(params)),
         )
 
-    def _is_for_gateway(self, scope: Scope, api: LaneApi, params: Any) -> bool:
+    def _is_for_gateway(self, tenant: str, model: str, api: LaneApi, params: Any) -> bool:
         """Whether a request needs a gateway: an agent, a task, events of the mesh, or a runner behind a relay."""
         if params.durable is not None or params.on_disconnect is not None:
             return True
         if isinstance(params, GenerationRequest) and wants_events(params):
             return True
-        view, tenant = self._deps.fleet.view, tenant_of(scope)
-        model = self._deps.asked(scope, params.model).model
         if agent_name_of(model) is not None or workflow_name_of(model) is not None:
             return True
         if self._journal.required(model, tenant, api.operation) is not None:
             return True
-        return self._has_gateway and not all_reachable(view, model, self._host)
+        return self._has_gateway and not all_reachable(self._deps.fleet.view, model, self._host)
 
 
 def all_reachable(view: FleetView, name: str, host: str = "") -> bool:

@@ -279,19 +279,19 @@ class LaneRequests(AttemptReports):
         lane.kind = endpoint.kind
         if endpoint.kind is EndpointKind.ENGINE:
             return await self._engine_route(lane, grant)
-        found = [(grant, await self._addresses.of(endpoint.url))]
+        allowed, view = lane.terms.allowed, self._ports.fleet.view
+        grants, places = [grant], [await self._addresses.of(endpoint.url)]
+        _require_allowed(allowed, places[0])
         for other in grant.fallbacks:
             its = self.endpoint_of(other, operation)
             if its is not None and its.kind is EndpointKind.SIDECAR:
-                found.append((other, await self._addresses.of(its.url)))
-        allowed = lane.terms.allowed
-        found = [(each, place) for number, (each, place) in enumerate(found) if not number or allowed.has(place)]
-        _require_allowed(allowed, found[0][1])
-        lane.grants = tuple(each for each, _ in found)
-        view = self._ports.fleet.view
-        lane.remote = tuple(may_leave(view, each) for each in lane.grants)
-        lane.destinations = tuple(place for _, place in found)
-        tickets = ",".join(ticket_text(each.claims, each.mac) for each in lane.grants)
+                place = await self._addresses.of(its.url)
+                if allowed.has(place):
+                    grants.append(other)
+                    places.append(place)
+        lane.grants, lane.destinations = tuple(grants), tuple(places)
+        lane.remote = tuple([may_leave(view, each) for each in grants])
+        tickets = ",".join([ticket_text(each.claims, each.mac) for each in grants])
         return Route(
             destinations=lane.destinations,
             set_headers=((TICKET_HEADER, tickets), *self._headers(lane, grant)),

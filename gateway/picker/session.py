@@ -10,7 +10,7 @@ A stream belongs to one HTTP request, in these states:
 In full duplex the answer to the headers may wait for the body, and the body is then sent again in chunks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -173,17 +173,18 @@ class PickerSession:
                 return [pb.ProcessingResponse(response_trailers=pb.TrailersResponse())], None
         raise WeftError(Reason.MALFORMED_REQUEST, "a message of the proxy has no part of a request or a response")
 
-    def routed(self, route: Route) -> Iterator[pb.ProcessingResponse]:
-        """Yields the answers that send the request to its endpoints: changed headers, the body again, trailers."""
+    def routed(self, route: Route) -> Sequence[pb.ProcessingResponse]:
+        """Returns the answers that send the request to its endpoints: changed headers, the body again, trailers."""
         self.state = State.ANSWERED
         self._answer_headers = route.answer_headers
-        yield _routed_headers(route, names_answer_headers=not self.promises_response)
+        answers = [_routed_headers(route, names_answer_headers=not self.promises_response)]
         if self._has_body:
             chunks = self._chunks if route.body is None else (route.body,)
-            yield from _body_again(chunks, ends=not self._has_trailers)
+            answers += _body_again(chunks, ends=not self._has_trailers)
         if self._has_trailers:
-            yield pb.ProcessingResponse(request_trailers=pb.TrailersResponse())
+            answers.append(pb.ProcessingResponse(request_trailers=pb.TrailersResponse()))
         self._chunks = []
+        return answers
 
     def answered(self, answer: DirectAnswer) -> pb.ProcessingResponse:
         """Returns the message with which the proxy answers the caller itself."""
@@ -276,9 +277,10 @@ def _routed_headers(route: Route, *, names_answer_headers: bool) -> pb.Processin
     listed = ",".join(route.destinations)
     answer = pb.ProcessingResponse()
     mutation = answer.request_headers.response.header_mutation
-    _set(mutation, DESTINATION, listed.encode())
-    for name, value in route.set_headers:
-        _set(mutation, name, value.encode("latin-1", "replace"))
+    add_header = mutation.set_headers.add
+    for name, value in ((DESTINATION, listed), *route.set_headers):
+        header = add_header(append_action=_OVERWRITE).header
+        header.key, header.raw_value = name, value.encode("latin-1", "replace")
     mutation.remove_headers.extend(route.remove_headers)
     fields = answer.dynamic_metadata.fields
     fields[DESTINATION_NAMESPACE].struct_value.fields[DESTINATION].string_value = listed
@@ -291,26 +293,18 @@ def _routed_headers(route: Route, *, names_answer_headers: bool) -> pb.Processin
 
 
 def _set(mutation: pb.HeaderMutation, name: str, value: bytes) -> None:
-    option = mutation.set_headers.add(append_action=_OVERWRITE)
-    option.header.key = name
-    option.header.raw_value = value
+    header = mutation.set_headers.add(append_action=_OVERWRITE).header
+    header.key = name
+    header.raw_value = value
 
 
-def _body_again(chunks: Sequence[bytes], *, ends: bool) -> Iterator[pb.ProcessingResponse]:
-    pieces = [piece for chunk in chunks for piece in _pieces(chunk)]
+def _body_again(chunks: Sequence[bytes], *, ends: bool) -> Sequence[pb.ProcessingResponse]:
+    most = MAX_CHUNK_BYTES
+    pieces = [chunk[start : start + most] for chunk in chunks for start in range(0, len(chunk), most)]
+    if not pieces and ends:
+        pieces = [b""]
     last = len(pieces) - 1
-    if last < 0 and ends:
-        yield _body_message(b"", ends=True)
-    for index, piece in enumerate(pieces):
-        yield _body_message(piece, ends=ends and index == last)
-
-
-def _pieces(chunk: bytes) -> Iterator[bytes]:
-    if len(chunk) <= MAX_CHUNK_BYTES:
-        yield chunk
-        return
-    for start in range(0, len(chunk), MAX_CHUNK_BYTES):
-        yield chunk[start : start + MAX_CHUNK_BYTES]
+    return [_body_message(piece, ends=ends and index == last) for index, piece in enumerate(pieces)]
 
 
 def _body_message(piece: bytes, *, ends: bool) -> pb.ProcessingResponse:

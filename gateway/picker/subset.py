@@ -40,8 +40,11 @@ ANYWHERE = Allowed()
 
 def allowed_in(metadata: base_pb2.Metadata, headers: Headers, *, obeys_tests: bool) -> Allowed:
     """Returns what a request's metadata and headers allow; `obeys_tests`: also by the header of conformance tests."""
-    tested = next((value for name, value in headers if obeys_tests and name == TEST_SELECTION), None)
-    return Allowed(subset=_subset_in(metadata), tested=None if tested is None else _parts(tested.decode("latin-1")))
+    subset = _subset_in(metadata)
+    if not obeys_tests:
+        return ANYWHERE if subset is None else Allowed(subset=subset)
+    tested = next((value for name, value in headers if name == TEST_SELECTION), None)
+    return Allowed(subset=subset, tested=None if tested is None else _parts(tested.decode("latin-1")))
 
 
 def _subset_in(metadata: base_pb2.Metadata) -> frozenset[str] | None:

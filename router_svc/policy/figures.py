@@ -198,7 +198,7 @@ class FigureRing:
         self._seconds = limits.step_seconds
         self._waiting = self._running = 0
         self._ended: deque[Step] = deque(maxlen=limits.max_steps)
-        self._current = Step(self._index_of(now), 0, 0)
+        self._current = Step(int(now // self._seconds), 0, 0)
 
     def note_load(self, waiting: int, running: int, now: float) -> None:
         """Note how many requests wait and run from now on."""
@@ -260,12 +260,9 @@ class FigureRing:
         """Return the step that goes on."""
         return self._at(now)
 
-    def _index_of(self, now: float) -> int:
-        return int(now // self._seconds)
-
     def _at(self, now: float) -> Step:
         """Return the step of now, and end the ones before."""
-        current, index = self._current, self._index_of(now)
+        current, index = self._current, int(now // self._seconds)
         if index > current.index:
             self._ended.append(current)
             # Steps without any event: no more of them than are remembered.

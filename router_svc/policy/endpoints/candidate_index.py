@@ -106,9 +106,12 @@ class CandidateIndex:
 
         One model may be chosen on one runner only, so that each is on another runner.
         """
+        steps = self._steps_for(queue, pick)
+        if count_of(steps) == 1:
+            return ()
         free = [
             endpoint
-            for step in self._steps_for(queue, pick)
+            for step in steps
             if not step.gate
             for endpoint in step.permitted(pick.needs, pick.excluded)
             if endpoint.is_open and endpoint.candidate.runner != chosen.runner

@@ -180,7 +180,10 @@ class Endpoint:
     @property
     def share(self) -> float:
         """Share of its slots in use, by its grants and its engine's figures; above 1: more than these leave."""
-        return self.engine_load.used_share(self.engine_slots.requests, self.candidate.slots)
+        granted, slots = self.engine_slots.requests, self.candidate.slots
+        if self.engine_load is NO_ENGINE_LOAD:
+            return granted / (slots or 1)
+        return self.engine_load.used_share(granted, slots)
 
     def settle(self) -> None:
         """Recompute what it is open for, after any change of it."""
