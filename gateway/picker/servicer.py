@@ -193,8 +193,8 @@ class _Stream:
         self.session = session
         self._reading: asyncio.Task[None] | None = None
         self._is_routed = False
-        self._writing = asyncio.Lock()
-        """gRPC takes one write at a time."""
+        self._writing: asyncio.Lock | None = None
+        """gRPC takes one write at a time; None: nothing reads, and writes, beside the request."""
         self.placed_id = ""
         """The id of its request, once the lane carries it."""
         self.proxy = proxy_of(context.peer())
@@ -229,7 +229,7 @@ class _Stream:
         await self._write(self.session.answered(answer))
 
     async def _write(self, message: external_processor_pb2.ProcessingResponse) -> None:
-        if self._reading is None:
+        if self._writing is None:
             await self._context.write(message)
             return
         # The proxy may answer the last chunk of a request before its write has returned, and be read beside it.
@@ -240,6 +240,7 @@ class _Stream:
         """Reads on while the request waits; cancels the current task where the stream ends meanwhile."""
         waiting = asyncio.current_task()
         assert waiting is not None, "a servicer runs in a task"
+        self._writing = asyncio.Lock()
         self._reading = asyncio.create_task(self._read_on(waiting), name="picker-stream")
 
     async def _read_on(self, waiting: asyncio.Task[Any]) -> None:

@@ -4,7 +4,8 @@ The prompt itself stays with the dispatcher. Pure.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from weft.api.common.v1 import (
     agent_behaviour_pb2,
@@ -63,15 +64,16 @@ def describe(
     payload: Payload, *, salt: str, behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
 ) -> Description:
     """Describes a payload. Prefixes with different salts (tenant and cache tag) have different digests."""
-    pieces = list(_pieces(payload))
+    prompt = _prompt_of(payload)
     return Description(
-        prompt_tokens=_prompt_tokens(payload, pieces),
+        prompt_tokens=_prompt_tokens(payload, prompt),
         max_output_tokens=_max_output_tokens(payload),
         work=work_of(payload),
-        skills=needed_skills(payload),
+        # Most prompts are text alone: no look at each part once more.
+        skills=_NO_SKILLS if prompt.is_text_alone else needed_skills(payload),
         thinking=needed_thinking(payload),
         tools=frozenset(behaviour.tools) if behaviour is not None else frozenset(),
-        prefix_digests=prefix_digests(pieces, salt),
+        prefix_digests=prefix_digests(prompt.pieces, salt),
     )
 
 
@@ -107,47 +109,67 @@ def _beginning(pieces: Iterable[str]) -> str:
     return "".join(taken)
 
 
-def _pieces(payload: Payload) -> Iterator[str]:
-    """Yields the text of a prompt in order, with roles."""
+class _Prompt(NamedTuple):
+    """What a prompt is made of."""
+
+    pieces: Sequence[str]
+    """Its text in order, with roles."""
+    media: int = 0
+    """Number of parts without text."""
+    is_text_alone: bool = False
+    """Whether it is a chat without media and tools."""
+
+
+_NO_SKILLS: frozenset[Skill] = frozenset()
+
+
+def _prompt_of(payload: Payload) -> _Prompt:
     match payload:
         case chat_pb2.ChatPayload():
-            for tool in payload.tools:
-                yield f"{tool.function.name}\0{tool.function.description}\0"
-            for message in payload.messages:
-                yield f"\0{message.role}\0"
-                yield from (part.text for part in message.content if part.text)
-                yield from (call.arguments_text for call in message.tool_calls)
+            return _chat_prompt(payload)
         case completion_pb2.CompletionPayload():
-            yield from (prompt.text for prompt in payload.prompts)
+            return _Prompt([prompt.text for prompt in payload.prompts])
         case embedding_pb2.EmbeddingPayload():
-            yield from (item.text for item in payload.inputs)
+            return _Prompt([item.text for item in payload.inputs])
         case rerank_pb2.RerankPayload():
             # The query is read with each document by itself: the longest must fit into the context, not all of them.
-            yield payload.query
-            yield max(payload.documents, key=len, default="")
+            return _Prompt([payload.query, max(payload.documents, key=len, default="")])
         case _:
             # Tokenizing generates nothing; images and recordings have other measures.
-            return
+            return _Prompt([])
 
 
-def _prompt_tokens(payload: Payload, pieces: Iterable[str]) -> int:
+def _chat_prompt(chat: chat_pb2.ChatPayload) -> _Prompt:
+    """Returns the prompt of a chat, after one look at each part."""
+    pieces = [f"{tool.function.name}\0{tool.function.description}\0" for tool in chat.tools]
+    is_text_alone, media = not pieces, 0
+    for message in chat.messages:
+        pieces.append(f"\0{message.role}\0")
+        for part in message.content:
+            if text := part.text:
+                pieces.append(text)
+            else:
+                media += 1
+        pieces += [call.arguments_text for call in message.tool_calls]
+    return _Prompt(pieces, media, is_text_alone and not media)
+
+
+def _prompt_tokens(payload: Payload, prompt: _Prompt) -> int:
     match payload:
         # Each is read by itself: the longest must fit into the context, not all of them.
         case completion_pb2.CompletionPayload():
             return max(map(_input_tokens, payload.prompts), default=0)
         case embedding_pb2.EmbeddingPayload():
             return max(map(_input_tokens, payload.inputs), default=0)
-    tokens = sum(map(len, pieces)) / CHARS_PER_TOKEN
+    tokens = sum(map(len, prompt.pieces)) / CHARS_PER_TOKEN
     if isinstance(payload, chat_pb2.ChatPayload):
-        tokens += TOKENS_PER_MESSAGE * len(payload.messages)
-        media = sum(not part.text for message in payload.messages for part in message.content)
-        tokens += TOKENS_PER_MEDIUM * media
+        tokens += TOKENS_PER_MESSAGE * len(payload.messages) + TOKENS_PER_MEDIUM * prompt.media
     return int(tokens)
 
 
 def estimated_prompt_tokens(payload: Payload) -> int:
     """Estimates the tokens of a prompt that the engine has not counted yet."""
-    return _prompt_tokens(payload, _pieces(payload))
+    return _prompt_tokens(payload, _prompt_of(payload))
 
 
 def _input_tokens(given: completion_pb2.PromptInput) -> int:
