@@ -21,7 +21,7 @@ from gateway.answers.call_arguments import (
 from gateway.answers.sse import StreamEncoder, receipt_comment
 from gateway.errors import Dialect, envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
-from weft.dispatch.frames import is_seal
+from weft.dispatch.frames import is_seal, texts_of
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 
@@ -272,6 +272,7 @@ _EMPTY: dict[str, dict[str, object]] = {
 class MessagesStream(StreamEncoder):
     """Encodes one streamed message."""
 
+    reads_joined_texts = True
     keepalive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, identity: AnswerIdentity, estimated_prompt_tokens: int = 0) -> None:
@@ -339,7 +340,8 @@ class MessagesStream(StreamEncoder):
         if delta.redacted_reasoning:
             self._add_seal("redacted_thinking", delta.redacted_reasoning, out)
         if delta.text:
-            self._add_text("text", delta.text, out)
+            for text in texts_of(delta):
+                self._add_text("text", text, out)
         if delta.refusal:
             self._has_refusal = True
             self._add_text("text", delta.refusal, out)

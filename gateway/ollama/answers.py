@@ -28,6 +28,7 @@ from gateway.answers.call_arguments import CUTTING, arguments_object, cut_call
 from gateway.answers.sse import StreamEncoder, receipt_facts
 from gateway.errors import OLLAMA_JSON, Dialect, envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
+from weft.dispatch.frames import texts_of
 from weft.kernel.errors import WeftError
 
 JSON_LINES = b"application/x-ndjson"
@@ -160,6 +161,7 @@ class OllamaStream(StreamEncoder):
     """Encodes one answer as JSON lines."""
 
     content_type = JSON_LINES
+    reads_joined_texts = True
 
     def __init__(self, identity: AnswerIdentity, shape: Shape, *, logprobs: bool = False) -> None:
         super().__init__(identity, choice_count=1)
@@ -205,6 +207,10 @@ class OllamaStream(StreamEncoder):
             return
         if delta.reasoning:
             out += (self._head, b'"","thinking":', encode_json(delta.reasoning), self._close, _GOES_ON)
+        if delta.piece_lengths:
+            for joined in texts_of(delta):
+                out += (self._head, encode_json(joined), self._close, _GOES_ON)
+            return
         text = delta.text + delta.refusal
         if text or (self._wants_logprobs and delta.logprobs):
             out += (self._head, encode_json(text), self._close)

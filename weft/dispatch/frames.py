@@ -39,8 +39,10 @@ def _is_final(event: event_pb2.InferenceEvent) -> bool:
 
 
 def texts_of(delta: event_pb2.Delta) -> list[str]:
-    """Returns the texts that a delta joins. Raises BACKEND_PROTOCOL_ERROR for lengths that do not fit its text."""
+    """Returns the texts that a delta joins, or its own. Raises BACKEND_PROTOCOL_ERROR for lengths that do not fit."""
     text, texts, at = delta.text, [], 0
+    if not delta.piece_lengths:
+        return [text]
     for length in delta.piece_lengths:
         texts.append(text[at : at + length])
         at += length

@@ -23,7 +23,7 @@ async def test_only_an_answer_that_is_not_streamed_is_asked_for_whole(stream: bo
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_only_streams_of_chats_and_completions_are_asked_for_with_joined_texts(stream: bool) -> None:
+async def test_streams_are_asked_for_with_joined_texts_but_those_of_responses(stream: bool) -> None:
     async with serving(ScriptedDispatcher()) as gateway:
         chat: Any = await gateway.sdk.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "hi"}], stream=stream

@@ -63,6 +63,7 @@ def test_a_frame_without_joined_texts_stays_as_it_is() -> None:
         _joined("abc", 3, 0),
         _joined("abc", 2**32 - 1),
         _joined("", 0),
+        _joined("abc", 0),
         _joined("a" * (MAX_JOINED_TEXTS + 1), *[1] * (MAX_JOINED_TEXTS + 1)),
     ],
 )

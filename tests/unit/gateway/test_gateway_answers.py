@@ -1,6 +1,8 @@
 """Events to OpenAI JSON, streamed and unary, checked with the SDK's own accumulator."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
@@ -8,6 +10,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.answers.answer_builder import AnswerIdentity
 from gateway.answers.sse import StreamEncoder, comment_of
+from gateway.anthropic.stream import MessagesStream
+from gateway.ollama.answers import OllamaStream, Shape
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.completions import CompletionAnswer, CompletionStream
 from weft.api.common.v1 import event_pb2, receipt_pb2
@@ -265,27 +269,41 @@ def test_events_of_no_use_to_this_surface_are_skipped() -> None:
     assert chat_stream().encode([event_pb2.InferenceEvent()]) == b""
 
 
+ONE_CALL = call(id="c", name="f", arguments_text="{}")
 JOINED = piece("ab😀", piece_lengths=[1, 2])
 OTHER_JOINED = piece("cd", index=1, piece_lengths=[1, 1])
 JOINED_ANSWERS: dict[str, Frame] = {
     "after the first content": [piece("a"), JOINED, piece("b"), JOINED],
     "as the first content": [JOINED, JOINED],
     "of two choices": [piece("a"), OTHER_JOINED, JOINED, OTHER_JOINED],
-    "between other content": [piece(reasoning="r"), JOINED, piece(tool_calls=[call(id="c", name="f")]), JOINED],
+    "between other content": [
+        piece(reasoning="r"),
+        JOINED,
+        piece(tool_calls=[call(id="c", name="f", arguments_text="{}")]),
+        JOINED,
+    ],
 }
 
 
-@pytest.mark.parametrize("logprobs", [False, True])
+STREAMS: dict[str, Callable[[], StreamEncoder]] = {
+    "chat": partial(ChatStream, IDENTITY, choice_count=2, logprobs=False),
+    "chat with log probabilities": partial(ChatStream, IDENTITY, choice_count=2, logprobs=True),
+    "completion": partial(CompletionStream, IDENTITY, choice_count=2, logprobs=False),
+    "completion with log probabilities": partial(CompletionStream, IDENTITY, choice_count=2, logprobs=True),
+    "message": partial(MessagesStream, IDENTITY),
+    "chat of Ollama": partial(OllamaStream, IDENTITY, Shape.MESSAGE, logprobs=False),
+    "completion of Ollama": partial(OllamaStream, IDENTITY, Shape.RESPONSE, logprobs=True),
+}
+
+
 @pytest.mark.parametrize("frame", JOINED_ANSWERS.values(), ids=JOINED_ANSWERS.keys())
-@pytest.mark.parametrize("stream", [ChatStream, CompletionStream])
-def test_joined_texts_are_encoded_as_each_of_them(
-    stream: type[ChatStream | CompletionStream], frame: Frame, logprobs: bool
-) -> None:
-    assert stream.reads_joined_texts
+@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS.keys())
+def test_joined_texts_are_encoded_as_each_of_them(stream: Callable[[], StreamEncoder], frame: Frame) -> None:
+    assert stream().reads_joined_texts
     ends = [piece(finish_reason=STOP), piece(finish_reason=STOP, index=1), finished()]
     events = [started("tiny"), *frame, *ends]
-    encoded = [stream(IDENTITY, choice_count=2, logprobs=logprobs).encode(sent) for sent in (events, apart(events))]
-    assert encoded[0] == encoded[1]
+    joined, single = (stream().encode(sent) for sent in (events, apart(events)))
+    assert joined == single
 
 
 def test_a_stream_that_does_not_read_joined_texts_would_merge_them() -> None:
