@@ -114,7 +114,7 @@ async def test_the_slots_of_a_picker_share_one_stream_and_each_is_given_back_by_
         await runner.until(Phase.READY)
         slots = [await picker.hold(_grant(runner, address, number)) for number in range(4)]
         assert runner.service.holders_of("m") == 4
-        assert len(runner.service._carried._links) == 1
+        assert len(runner.service.carried._links) == 1
         with pytest.raises(WeftError) as refused:
             await picker.hold(_grant(runner, address, 4))
         assert refused.value.reason is Reason.NO_SLOT_AVAILABLE
@@ -162,7 +162,7 @@ async def test_a_stream_that_is_cut_ends_its_slots_at_both_ends_and_the_next_slo
     async with running_runner(tmp_path, [engine_model(slots=4)]) as runner, _picker(address) as picker:
         await runner.until(Phase.READY)
         held = [await picker.hold(_grant(runner, address, number)) for number in range(3)]
-        runner.service._carried.stop()
+        runner.service.carried.stop()
         await until(lambda: len(picker.lost) == 3)
         assert picker.lost == held
         await until(lambda: runner.service.holders_of("m") == 0)
