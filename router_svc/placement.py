@@ -129,6 +129,7 @@ class LocalPlace(Placement):
             if content_of is not None:
                 self._loop.report_first_content(self._key)
             self._loop.finish(self._key, reason, receipt)
+            self._key = None
         self._leave()
         return True
 

@@ -15,7 +15,7 @@ from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Decision, Placed, Rejects, Served, StopsWaking, WakeFailure
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.capacity import Capacity
-from router_svc.policy.endpoints.choice import Choice
+from router_svc.policy.endpoints.choice import Choice, PickRequest
 from router_svc.policy.endpoints.cluster_view import ClusterView, MeshChange
 from router_svc.policy.endpoints.failover import RetryBudget
 from router_svc.policy.estimates import Estimates
@@ -301,7 +301,8 @@ class Scheduler:
 
     def _place_directly(self, request: LiveRequest, queue: Queue, now: float) -> Decision | None:
         """Place a request that no other precedes; None: no candidate is free for it."""
-        choice = self._index.choose(queue.name, self._estimator.pick(request), now)
+        pick = self._estimator.pick(request)
+        choice = self._index.choose(queue.name, pick, now)
         if choice is None:
             return None
         late = self._estimator.too_late(request, choice.candidate, now)
@@ -309,16 +310,14 @@ class Scheduler:
             self._requests.leave(request)
             return late
         queue.note_placed(request.arrival.priority, request.waited_seconds, now)
-        return self._place(request, choice, now)
+        return self._place(request, pick, choice, now)
 
-    def _place(self, request: LiveRequest, choice: Choice, now: float) -> Placed:
+    def _place(self, request: LiveRequest, pick: PickRequest, choice: Choice, now: float) -> Placed:
         """Place a request; one that a proxy carries also gets the candidates that the proxy may try by itself."""
         placed = self._placements.place(request, choice, now)
         if not request.arrival.fallbacks:
             return placed
-        request.fallbacks = self._index.fallbacks(
-            request.queue, self._estimator.pick(request), choice.candidate, request.arrival.fallbacks
-        )
+        request.fallbacks = self._index.fallbacks(request.queue, pick, choice.candidate, request.arrival.fallbacks)
         return replace(placed, fallbacks=request.fallbacks) if request.fallbacks else placed
 
     def _take_in(self, request: LiveRequest, queue: Queue, now: float) -> list[Decision]:
@@ -419,7 +418,8 @@ class Scheduler:
     def _try(self, chosen: QueueEntry, now: float) -> Decision | None:
         """Place the chosen request; None: no candidate is free for it."""
         request = self._requests.live(chosen.head.key)
-        choice = self._index.choose(request.queue, self._estimator.pick(request), now)
+        pick = self._estimator.pick(request)
+        choice = self._index.choose(request.queue, pick, now)
         if choice is None:
             return None
         if not self._placements.may_try(request, choice.candidate, now):
@@ -429,7 +429,7 @@ class Scheduler:
         waited = now - request.arrival.arrived_at
         queue.note_grant(chosen, waited, now)
         self._requests.dequeue(request, now)
-        return self._place(request, choice, now)
+        return self._place(request, pick, choice, now)
 
 
 class Placements:

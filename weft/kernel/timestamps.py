@@ -52,4 +52,4 @@ def set_seconds(duration: Duration, seconds: float) -> None:
 
 def seconds_of(duration: Duration) -> float:
     """Returns a duration in seconds."""
-    return duration.ToNanoseconds() / NANOSECONDS
+    return (duration.seconds * NANOSECONDS + duration.nanos) / NANOSECONDS

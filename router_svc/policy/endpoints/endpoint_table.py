@@ -160,13 +160,13 @@ class EndpointTable:
     def settle_engine(self, endpoint: Endpoint) -> None:
         """Reorder an endpoint whose load changed, and those that share its engine."""
         self.settle(endpoint)
-        self._settle_others(endpoint)
+        if len(endpoint.engine_slots.endpoints) > 1:
+            self._settle_others(endpoint)
 
     def _settle_others(self, endpoint: Endpoint) -> None:
-        if len(endpoint.engine_slots.endpoints) > 1:
-            for each in endpoint.engine_slots.endpoints.values():
-                if each is not endpoint:
-                    self.settle(each)
+        for each in endpoint.engine_slots.endpoints.values():
+            if each is not endpoint:
+                self.settle(each)
 
     def settle_runner(self, runner: RunnerLoad) -> None:
         """Reorder the endpoints of a runner that reached its request limit or left it."""
