@@ -31,9 +31,11 @@ class TokenCounter:
             kind = event.WhichOneof("event")
             if kind == "delta":
                 delta = event.delta
+                calls = delta.tool_calls
                 written = len(delta.text) + len(delta.reasoning) + len(delta.refusal)
-                written += sum(len(call.arguments_text) for call in delta.tool_calls)
-                self._pieces += len(delta.piece_lengths) or bool(written or delta.tool_calls)
+                if calls:
+                    written += sum(len(call.arguments_text) for call in calls)
+                self._pieces += len(delta.piece_lengths) or bool(written or calls)
                 self._chars += written
             elif kind == "progress":
                 self._progress = event.progress

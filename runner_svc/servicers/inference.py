@@ -69,7 +69,10 @@ class AnswerWriter:
         self._held = []
         if self._whole and not self._has_begun:
             self._has_begun = has_content(held)
-        await self._write(generation_service_pb2.GenerateResponse(events=held))
+        response = generation_service_pb2.GenerateResponse()
+        # An argument of the constructor takes twice the time.
+        response.events.extend(held)
+        await self._write(response)
 
 
 def _only_deltas(frame: Frame) -> bool:
