@@ -32,7 +32,7 @@ SECRET_KEY = "weft-pipe-secret"  # noqa: S105 - a key of metadata
 OFFER_SECONDS = 5.0
 """How long a pipe is offered; a caller that has not connected by then uses the stream."""
 END_SECONDS = 1.0
-"""How long what the peer sent last is read when the stream has ended; a peer in order closes its end at once."""
+"""How long the end of a link waits for the other end of its pipe, which in order closes it at once."""
 MAX_GUESTS = 4
 """Connections to one offer that have not sent the secret yet: every program on the machine can read the name."""
 _SECRET_BYTES = 32
@@ -56,6 +56,8 @@ class FramePipe(asyncio.Protocol):
         self._is_paused = False
         self._is_due = False
         """Whether `_flush` will run in this turn of the event loop."""
+        self._is_ending = False
+        """Whether nothing more is sent, and what comes is dropped."""
         self._ended = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -82,6 +84,8 @@ class FramePipe(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
+        if self._is_ending:
+            return
         data = self._rest + data if self._rest else data
         if self._awaited:
             if len(data) < _SECRET_BYTES:
@@ -111,14 +115,17 @@ class FramePipe(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._flush)
 
     async def end(self, *, reads_on: bool) -> None:
-        """End the pipe of a link that ends: send what is ready, or read what the peer sent before it ended the stream.
+        """End the pipe of a link that ends: read what the peer sent before it ended the stream, or send what is ready.
 
-        The stream may be faster than the pipe: without this the last frames of calls would be lost.
+        The stream may be faster than the pipe, and a peer that writes to a closed socket reads no more of it: without
+        this the last frames of calls would be lost.
         """
         if not reads_on:
             self._flush()
-            self.close()
-            return
+            self._is_ending = True
+            if self._transport is None or self._transport.is_closing():
+                return
+            self._transport.write_eof()
         with suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
                 await self._ended.wait()
@@ -148,7 +155,7 @@ class FramePipe(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._is_due = False
-        while not self._is_paused and self._transport is not None:
+        while not (self._is_paused or self._is_ending) and self._transport is not None:
             frames, sent = self._link.next_frames(MAX_BATCH_BYTES)
             if not frames:
                 return

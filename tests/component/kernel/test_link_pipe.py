@@ -241,3 +241,32 @@ async def test_the_last_frames_of_a_call_are_read_when_the_stream_ends_before_th
     assert call.status.code == 0
     with pytest.raises(WeftError):
         link.call(CHAT.runner_rpc.path)
+
+
+class SilentStream:
+    """A stream on which nothing happens."""
+
+    async def read(self) -> Any:
+        await asyncio.Event().wait()
+
+    async def write(self, message: Any) -> None:
+        raise AssertionError(f"{message} was written to the stream of a pipe")
+
+
+async def test_a_link_that_is_stopped_takes_what_its_peer_writes_until_that_has_read_the_last_frames() -> None:
+    """A peer that writes to a closed socket drops what it has not read of it."""
+    ours, peer = socket.socketpair()
+    with peer:
+        link = Link(Side.RUNNER, CARRIER_LIMITS, _refuse)
+        await asyncio.get_running_loop().connect_accepted_socket(partial(FramePipe, link), ours)
+        running = asyncio.create_task(link.run(SilentStream(), call_carrier_service_pb2.CarryResponse))
+        await asyncio.sleep(0.01)
+        link.stop(WeftError(Reason.SHUTTING_DOWN, "the runner is shutting down"))
+        await asyncio.sleep(0.05)
+        peer.sendall(_call_frames(2))
+        peer.setblocking(False)
+        assert peer.recv(1) == b""
+        assert not running.done()
+    with pytest.raises(WeftError) as caught:
+        await asyncio.wait_for(running, SOON_SECONDS)
+    assert caught.value.reason is Reason.SHUTTING_DOWN
