@@ -58,10 +58,15 @@ class FramePipe(asyncio.Protocol):
         """Whether `_flush` will run in this turn of the event loop."""
         self._is_ending = False
         """Whether nothing more is sent, and what comes is dropped."""
+        self._is_closed = False
+        """Whether `close` was called, which may be before there is a transport."""
         self._ended = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
+        if self._is_closed:
+            transport.close()
+            return
         self._transport = transport  # type: ignore[assignment]  # uvloop's transports inherit from none of asyncio's
         if not self._awaited:
             self._link.attach(self)
@@ -132,6 +137,7 @@ class FramePipe(asyncio.Protocol):
 
     def close(self) -> None:
         """Close the pipe once everything is sent. Idempotent."""
+        self._is_closed = True
         if self._transport is not None:
             self._transport.close()
 
@@ -214,12 +220,16 @@ class PipeOffer:
         loop = asyncio.get_running_loop()
         for _ in range(MAX_GUESTS):
             accepted, _ = await loop.sock_accept(listener)
-            await loop.connect_accepted_socket(self._new, accepted)
+            # A task of its own: the secret may be read before it is done, and its cancellation would close the pipe.
+            start_task(self._connect(accepted), name="link-pipe-guest")
 
-    def _new(self) -> FramePipe:
+    async def _connect(self, accepted: socket.socket) -> None:
+        if self._accepting is None:
+            accepted.close()
+            return
         guest = FramePipe(self._link, self._secret, self._take)
         self._guests.append(guest)
-        return guest
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: guest, accepted)
 
     def _take(self, pipe: FramePipe) -> None:
         self._pipe = pipe

@@ -12,12 +12,12 @@ from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource
-from weft.dispatch.placement import Grant, OnCancelled, PlacementRequest
+from weft.dispatch.placement import Grant, OnCancelled, Placement, PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, answering, new_server
 
 
-class GrantingScheduler:
+class GrantingScheduler(Placement):
     """Grants every attempt of a request on the same runner."""
 
     def __init__(self, address: str) -> None:

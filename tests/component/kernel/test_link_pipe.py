@@ -4,13 +4,14 @@ import asyncio
 import socket
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import uvloop
 
 from weft.api.common.v1 import event_pb2, link_pb2
 from weft.api.runner.v1 import call_carrier_service_pb2
@@ -24,7 +25,7 @@ from weft.link.carriers import CARRIER_LIMITS, CARRY, CarriedCall, Carriers
 from weft.link.frames import Side, new_start, new_status
 from weft.link.link import MAX_LINK_MESSAGE_BYTES, Link, LinkCall
 from weft.link.own_calls import OwnCall
-from weft.link.pipe import MAX_GUESTS, NAME_KEY, SECRET_KEY, FramePipe
+from weft.link.pipe import MAX_GUESTS, NAME_KEY, SECRET_KEY, FramePipe, PipeOffer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pipes need Linux")
 SOON_SECONDS = 10.0
@@ -270,3 +271,46 @@ async def test_a_link_that_is_stopped_takes_what_its_peer_writes_until_that_has_
     with pytest.raises(WeftError) as caught:
         await asyncio.wait_for(running, SOON_SECONDS)
     assert caught.value.reason is Reason.SHUTTING_DOWN
+
+
+def _offered() -> tuple[PipeOffer, socket.socket]:
+    """An offer, and a connection to it whose secret is there before the offer looks at it."""
+    offer = PipeOffer(Link(Side.RUNNER, CARRIER_LIMITS, _refuse))
+    offered = {key: str(value) for key, value in offer.start()}
+    peer = socket.socket(socket.AF_UNIX)
+    peer.connect(f"\0{offered[NAME_KEY]}")
+    peer.sendall(bytes.fromhex(offered[SECRET_KEY]))
+    peer.setblocking(False)
+    return offer, peer
+
+
+async def _ends_within(peer: socket.socket, seconds: float) -> bool:
+    """Whether the other end closes its connection."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            try:
+                return await asyncio.get_running_loop().sock_recv(peer, 1) == b""
+            except ConnectionResetError:
+                return True
+    return False
+
+
+def test_a_pipe_whose_secret_comes_with_its_connection_is_not_closed() -> None:
+    """uvloop reads the secret while the connection is still accepted: the end of accepting closed the pipe."""
+
+    async def accepted() -> None:
+        for _ in range(20):
+            offer, peer = _offered()
+            with peer:
+                assert not await _ends_within(peer, 0.01)
+                offer.stop()
+                assert await _ends_within(peer, SOON_SECONDS)
+
+    uvloop.run(accepted())
+
+
+async def test_a_connection_that_is_accepted_when_its_offer_ends_is_closed() -> None:
+    offer, peer = _offered()
+    with peer:
+        offer.stop()
+        assert await _ends_within(peer, SOON_SECONDS)

@@ -19,7 +19,7 @@ from router_svc.request_servicer import LocalRequests, RequestServicer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2_grpc, request_service_pb2_grpc
 from weft.api.router.v1 import request_service_pb2 as pb
-from weft.dispatch.placement import Decision, OnCancelled, PlacementRequest
+from weft.dispatch.placement import Decision, OnCancelled, Placement, PlacementRequest
 from weft.dispatch.remote_router import RemotePlacement, RemoteRequests
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
@@ -155,7 +155,7 @@ async def test_a_router_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
     await channel.close(grace=None)
 
 
-class _RefusingPlace:
+class _RefusingPlace(Placement):
     def __init__(self, refusal: WeftError) -> None:
         self._refusal = refusal
 

@@ -7,7 +7,15 @@ import pytest
 
 from router_svc.durable.tasks.task_call import ClaimMissedError, GatedPlacement
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.placement import Decision, Grant, LoadingModel, OnCancelled, PlacementRequest, WaitingInQueue
+from weft.dispatch.placement import (
+    Decision,
+    Grant,
+    LoadingModel,
+    OnCancelled,
+    Placement,
+    PlacementRequest,
+    WaitingInQueue,
+)
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -30,7 +38,7 @@ def grant(attempt: int = 1) -> Grant:
     )
 
 
-class Scheduler:
+class Scheduler(Placement):
     """Answers by script, and records the reports."""
 
     def __init__(self, *words: Decision) -> None:

@@ -22,6 +22,7 @@ from weft.dispatch.placement import (
     Decision,
     Grant,
     OnCancelled,
+    Placement,
     PlacementRequest,
     WaitingInQueue,
     canceller_of,
@@ -47,7 +48,7 @@ FINISHED = event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt_
 DIED = WeftError(Reason.SERVER_DIED, "it died")
 
 
-class ScriptedScheduler:
+class ScriptedScheduler(Placement):
     """Grants the same runner for each attempt, until the script refuses."""
 
     def __init__(self, address: str, *words: Decision | WeftError | Exception) -> None:

@@ -8,7 +8,15 @@ from typing import Self
 import pytest
 
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.placement import Decision, Grant, OnCancelled, PlacementRequest, WaitingInQueue, request_moved
+from weft.dispatch.placement import (
+    Decision,
+    Grant,
+    OnCancelled,
+    Placement,
+    PlacementRequest,
+    WaitingInQueue,
+    request_moved,
+)
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import LACKED_ROUTER, WeftError
@@ -24,7 +32,7 @@ REQUEST = PlacementRequest(
 )
 
 
-class ScriptedPort:
+class ScriptedPort(Placement):
     """A placement port whose every placement says what is next in the script."""
 
     def __init__(self, *script: Decision | WeftError) -> None:
