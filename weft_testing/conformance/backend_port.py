@@ -216,6 +216,7 @@ class Call:
     adapter: str = ""
     answer_by: float | None = None
     whole: bool = False
+    joins_texts: bool = False
     ends_loops: bool = False
 
 
