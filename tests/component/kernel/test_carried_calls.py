@@ -11,51 +11,24 @@ from typing import Any
 
 import grpc
 import pytest
+from kit.called_runner import METADATA, SOON_SECONDS, CalledRunner, error_of_call, read_text
 
-from weft.api.common.v1 import chat_pb2, event_pb2
+from weft.api.common.v1 import chat_pb2
 from weft.api.runner.v1 import generation_service_pb2 as pb
 from weft.dispatch.operations import CHAT
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import MAX_CHANNELS, ChannelPool, answering, new_server
+from weft.kernel.rpc import MAX_CHANNELS, ChannelPool, new_server
 from weft.link.carried_calls import CarriedCalls
 from weft.link.carriers import MAX_CARRIED_BYTES, CarriedCall, Carriers
 from weft.link.own_calls import OwnCall
 
-METADATA = (("x-request-id", "r1"), ("traceparent", "00-1-2-00"))
-SOON_SECONDS = 10.0
 
-
-def _text(text: str) -> pb.GenerateResponse:
-    return pb.GenerateResponse(events=[event_pb2.InferenceEvent(delta=event_pb2.Delta(text=text))])
-
-
-class Runner:
-    """Answers by the agent that a request names."""
+class Runner(CalledRunner):
+    """One that offers pipes, or none."""
 
     def __init__(self, *, offers_pipes: bool = True) -> None:
+        super().__init__()
         self.offers_pipes = offers_pipes
-        self.begun = asyncio.Event()
-        self.cancelled = asyncio.Event()
-        self.seconds_left: float | None = None
-        self.metadata: tuple[Any, ...] = ()
-
-    async def generate(self, request: pb.GenerateRequest, context: Any) -> None:
-        async with answering(context):
-            self.metadata, self.seconds_left = context.invocation_metadata(), context.time_remaining()
-            if request.agent == "fail":
-                raise WeftError(Reason.NO_SLOT_AVAILABLE, "all 2 slots are taken", retry_after_seconds=2.5)
-            if request.agent == "fault":
-                raise ZeroDivisionError
-            await context.write(_text("a"))
-            self.begun.set()
-            if request.agent == "hang":
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    self.cancelled.set()
-            for text in ("b", "c"):
-                await context.write(_text(text))
 
 
 @pytest.fixture(params=[True, False], ids=["pipe", "stream"])
@@ -93,25 +66,11 @@ async def _begin(
     return call
 
 
-async def _read(call: CarriedCall | OwnCall) -> str:
-    text = ""
-    async with asyncio.timeout(SOON_SECONDS):
-        while (response := await call.read()) is not grpc.aio.EOF:
-            text += response.events[0].delta.text
-    return text
-
-
-async def _error(call: CarriedCall | OwnCall) -> WeftError:
-    with pytest.raises(WeftError) as caught:
-        await _read(call)
-    return caught.value
-
-
 async def test_a_carried_call_has_its_messages_in_order_its_metadata_and_its_deadline(
     tmp_path: Path, runner: Runner
 ) -> None:
     async with _carried(tmp_path, runner) as (carriers, address, _, _):
-        assert await _read(await _begin(carriers, address, seconds=30.0)) == "abc"
+        assert await read_text(await _begin(carriers, address, seconds=30.0)) == "abc"
     assert runner.metadata == METADATA
     assert runner.seconds_left is not None
     assert 0 < runner.seconds_left <= 30
@@ -120,18 +79,18 @@ async def test_a_carried_call_has_its_messages_in_order_its_metadata_and_its_dea
 async def test_many_calls_run_at_once_on_one_stream(tmp_path: Path, runner: Runner) -> None:
     async with _carried(tmp_path, runner) as (carriers, address, served, _):
         calls = [await _begin(carriers, address) for _ in range(200)]
-        assert await asyncio.gather(*map(_read, calls)) == ["abc"] * 200
+        assert await asyncio.gather(*map(read_text, calls)) == ["abc"] * 200
         (link,) = served._links
         assert (link._pipe is not None) is runner.offers_pipes
 
 
 async def test_the_error_of_a_carried_call_has_its_reason_and_its_details(tmp_path: Path, runner: Runner) -> None:
     async with _carried(tmp_path, runner) as (carriers, address, _, _):
-        error = await _error(await _begin(carriers, address, "fail"))
+        error = await error_of_call(await _begin(carriers, address, "fail"))
         assert (error.reason, error.message) == (Reason.NO_SLOT_AVAILABLE, "all 2 slots are taken")
         assert error.retry_after_seconds == 2.5
-        assert (await _error(await _begin(carriers, address, "fault"))).reason is Reason.INTERNAL
-        assert await _read(await _begin(carriers, address)) == "abc", "the stream goes on"
+        assert (await error_of_call(await _begin(carriers, address, "fault"))).reason is Reason.INTERNAL
+        assert await read_text(await _begin(carriers, address)) == "abc", "the stream goes on"
 
 
 async def test_the_cancellation_of_a_carried_call_reaches_the_runner_and_no_other_call(
@@ -143,13 +102,13 @@ async def test_the_cancellation_of_a_carried_call_reaches_the_runner_and_no_othe
         beside = await _begin(carriers, address)
         call.cancel()
         await asyncio.wait_for(runner.cancelled.wait(), SOON_SECONDS)
-        assert (await _error(call)).reason is Reason.CANCELLED
-        assert await _read(beside) == "abc"
+        assert (await error_of_call(call)).reason is Reason.CANCELLED
+        assert await read_text(beside) == "abc"
 
 
 async def test_a_carried_call_ends_at_its_deadline_at_both_ends(tmp_path: Path, runner: Runner) -> None:
     async with _carried(tmp_path, runner) as (carriers, address, _, _):
-        error = await _error(await _begin(carriers, address, "hang", seconds=0.2))
+        error = await error_of_call(await _begin(carriers, address, "hang", seconds=0.2))
         assert error.reason is Reason.DEADLINE_EXCEEDED
         await asyncio.wait_for(runner.cancelled.wait(), SOON_SECONDS)
 
@@ -161,8 +120,8 @@ async def test_the_end_of_the_stream_ends_its_calls_as_lost_and_the_next_call_op
         call = await _begin(carriers, address, "hang")
         await asyncio.wait_for(runner.begun.wait(), SOON_SECONDS)
         served.stop()
-        assert (await _error(call)).reason is Reason.WORKER_LOST
-        assert await _read(await _begin(carriers, address)) == "abc"
+        assert (await error_of_call(call)).reason is Reason.WORKER_LOST
+        assert await read_text(await _begin(carriers, address)) == "abc"
 
 
 async def test_the_end_of_the_channels_ends_carried_calls(tmp_path: Path, runner: Runner) -> None:
@@ -170,7 +129,7 @@ async def test_the_end_of_the_channels_ends_carried_calls(tmp_path: Path, runner
         call = await _begin(carriers, address, "hang")
         await asyncio.wait_for(runner.begun.wait(), SOON_SECONDS)
         await channels.close()
-        assert (await _error(call)).reason is Reason.WORKER_LOST
+        assert (await error_of_call(call)).reason is Reason.WORKER_LOST
         await asyncio.wait_for(runner.cancelled.wait(), SOON_SECONDS)
 
 
@@ -179,19 +138,19 @@ async def test_the_channel_of_a_stream_that_carries_calls_is_not_the_least_recen
 ) -> None:
     """A stream calls nothing on its channel, which was closed under it once there were too many others."""
     async with _carried(tmp_path, runner, max_channels=2) as (carriers, address, served, channels):
-        await _read(await _begin(carriers, address))
+        await read_text(await _begin(carriers, address))
         (link,) = served._links
         for port in range(1, 5):
             call = carriers.call(address, CHAT.runner_rpc, pb.GenerateRequest(), METADATA, None)
             assert call is not None, "the stream goes on"
             await channels.get(f"127.0.0.1:{port}")
-            assert await _read(call) == "abc"
+            assert await read_text(call) == "abc"
         assert served._links == {link}
 
 
 async def test_a_large_request_is_not_carried(tmp_path: Path, runner: Runner) -> None:
     async with _carried(tmp_path, runner) as (carriers, address, _, _):
-        await _read(await _begin(carriers, address))
+        await read_text(await _begin(carriers, address))
         large = pb.GenerateRequest(chat=chat_pb2.ChatPayload(), agent="a" * MAX_CARRIED_BYTES)
         assert carriers.call(address, CHAT.runner_rpc, large, METADATA, None) is None
 

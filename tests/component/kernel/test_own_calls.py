@@ -1,59 +1,23 @@
 """Calls of a dispatcher to the runner of its own process: they mean what calls over a stream mean."""
 
 import asyncio
-from typing import Any
 
-import grpc
-import pytest
+from kit.called_runner import METADATA, SOON_SECONDS, CalledRunner, error_of_call, read_text
 
-from weft.api.common.v1 import event_pb2
 from weft.api.runner.v1 import generation_service_pb2 as pb
 from weft.dispatch.operations import CHAT, IMAGE
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool, answering
+from weft.kernel.rpc import ChannelPool
 from weft.link.carried_calls import CarriedCalls
 from weft.link.carriers import Carriers
 from weft.link.own_calls import MAX_UNREAD_MESSAGES, OwnCall
 
 ADDRESS = "127.0.0.1:7000"
-METADATA = (("x-request-id", "r1"), ("traceparent", "00-1-2-00"))
-SOON_SECONDS = 10.0
+TEXTS = [f"{number} " for number in range(100)]
+ALL = "".join(TEXTS)
 
 
-def _text(text: str) -> pb.GenerateResponse:
-    return pb.GenerateResponse(events=[event_pb2.InferenceEvent(delta=event_pb2.Delta(text=text))])
-
-
-class Runner:
-    """Answers by the agent that a request names."""
-
-    def __init__(self) -> None:
-        self.begun = asyncio.Event()
-        self.cancelled = asyncio.Event()
-        self.seconds_left: float | None = None
-        self.metadata: tuple[Any, ...] = ()
-        self.written = 0
-
-    async def generate(self, request: pb.GenerateRequest, context: Any) -> None:
-        async with answering(context):
-            self.metadata, self.seconds_left = context.invocation_metadata(), context.time_remaining()
-            if request.agent == "fail":
-                raise WeftError(Reason.NO_SLOT_AVAILABLE, "all 2 slots are taken", retry_after_seconds=2.5)
-            if request.agent == "fault":
-                raise ZeroDivisionError
-            self.begun.set()
-            if request.agent == "hang":
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    self.cancelled.set()
-            for number in range(100):
-                await context.write(_text(f"{number} "))
-                self.written = number + 1
-
-
-def _own(runner: Runner) -> tuple[Carriers, CarriedCalls]:
+def _own(runner: CalledRunner) -> tuple[Carriers, CarriedCalls]:
     served = CarriedCalls()
     served.serve(CHAT.runner_rpc, runner.generate)
     carriers = Carriers(ChannelPool())
@@ -67,84 +31,67 @@ def _begin(carriers: Carriers, agent: str = "", seconds: float | None = None) ->
     return call
 
 
-async def _read(call: OwnCall) -> str:
-    text = ""
-    async with asyncio.timeout(SOON_SECONDS):
-        while (response := await call.read()) is not grpc.aio.EOF:
-            text += response.events[0].delta.text
-    return text
-
-
-async def _error(call: OwnCall) -> WeftError:
-    with pytest.raises(WeftError) as caught:
-        await _read(call)
-    return caught.value
-
-
-ALL = "".join(f"{number} " for number in range(100))
-
-
 async def test_a_call_has_its_messages_in_order_its_metadata_and_its_deadline() -> None:
-    runner = Runner()
+    runner = CalledRunner(TEXTS)
     carriers, _ = _own(runner)
-    assert await _read(_begin(carriers, seconds=30.0)) == ALL
+    assert await read_text(_begin(carriers, seconds=30.0)) == ALL
     assert runner.metadata == METADATA
     assert runner.seconds_left is not None
     assert 0 < runner.seconds_left <= 30
 
 
 async def test_the_first_call_needs_no_stream_and_a_method_that_is_not_carried_is_an_rpc() -> None:
-    carriers, _ = _own(Runner())
-    assert await _read(_begin(carriers)) == ALL
+    carriers, _ = _own(CalledRunner(TEXTS))
+    assert await read_text(_begin(carriers)) == ALL
     assert carriers.call(ADDRESS, IMAGE.runner_rpc, IMAGE.runner_rpc.request(), METADATA, None) is None
 
 
 async def test_a_slow_reader_makes_the_servicer_wait() -> None:
-    runner = Runner()
+    runner = CalledRunner(TEXTS)
     carriers, _ = _own(runner)
     call = _begin(carriers)
     for _ in range(300):
         await asyncio.sleep(0)
     assert runner.written == MAX_UNREAD_MESSAGES - 1, "it waits inside of its write"
-    assert await _read(call) == ALL
+    assert await read_text(call) == ALL
 
 
 async def test_the_error_of_a_call_has_its_reason_and_its_details() -> None:
-    carriers, _ = _own(Runner())
-    error = await _error(_begin(carriers, "fail"))
+    carriers, _ = _own(CalledRunner(TEXTS))
+    error = await error_of_call(_begin(carriers, "fail"))
     assert (error.reason, error.message) == (Reason.NO_SLOT_AVAILABLE, "all 2 slots are taken")
     assert error.retry_after_seconds == 2.5
-    assert (await _error(_begin(carriers, "fault"))).reason is Reason.INTERNAL
+    assert (await error_of_call(_begin(carriers, "fault"))).reason is Reason.INTERNAL
 
 
 async def test_the_cancellation_of_a_call_reaches_the_runner_and_no_other_call() -> None:
-    runner = Runner()
+    runner = CalledRunner(TEXTS)
     carriers, served = _own(runner)
     call, beside = _begin(carriers, "hang"), _begin(carriers)
     await asyncio.wait_for(runner.begun.wait(), SOON_SECONDS)
     call.cancel()
     assert call.done()
     await asyncio.wait_for(runner.cancelled.wait(), SOON_SECONDS)
-    assert (await _error(call)).reason is Reason.CANCELLED
-    assert await _read(beside) == ALL
+    assert (await error_of_call(call)).reason is Reason.CANCELLED
+    assert await read_text(beside) == ALL
     await asyncio.sleep(0)
     assert not served._own
 
 
 async def test_a_call_ends_at_its_deadline_at_both_ends() -> None:
-    runner = Runner()
+    runner = CalledRunner(TEXTS)
     carriers, _ = _own(runner)
-    assert (await _error(_begin(carriers, "hang", seconds=0.05))).reason is Reason.DEADLINE_EXCEEDED
+    assert (await error_of_call(_begin(carriers, "hang", seconds=0.05))).reason is Reason.DEADLINE_EXCEEDED
     await asyncio.wait_for(runner.cancelled.wait(), SOON_SECONDS)
 
 
 async def test_a_runner_that_stops_ends_its_calls_and_tells_who_waits_for_their_end() -> None:
-    runner = Runner()
+    runner = CalledRunner(TEXTS)
     carriers, served = _own(runner)
     call, ended = _begin(carriers, "hang"), asyncio.Event()
     call.add_done_callback(lambda _: ended.set())
     await asyncio.wait_for(runner.begun.wait(), SOON_SECONDS)
     served.stop()
     await asyncio.wait_for(ended.wait(), SOON_SECONDS)
-    assert (await _error(call)).reason is Reason.SHUTTING_DOWN
+    assert (await error_of_call(call)).reason is Reason.SHUTTING_DOWN
     await asyncio.wait_for(runner.cancelled.wait(), SOON_SECONDS)
