@@ -184,7 +184,8 @@ async def test_the_queue_is_one_for_all_models_and_never_longer_than_it_may_be(
     monkeypatch.setenv("MAX_QUEUE_DEPTH", "3")
     monkeypatch.setenv("QUEUE_TIMEOUT_MS", "800")
     models = [{"name": f"m-{name}", "path": __file__, "slots": 1} for name in "ab"]
-    with one_runner(tmp_path, runner={"tokens_per_second": 4.0}, models=models) as runner:
+    # Answers of two seconds: none may end, and free its slot, before those that wait have waited long enough.
+    with one_runner(tmp_path, runner={"tokens_per_second": 2.0}, models=models) as runner:
 
         async def both_loaded() -> bool:
             _, body, _ = await runner.ask("GET", "/v1/capabilities")
