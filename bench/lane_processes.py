@@ -19,8 +19,8 @@ from router_svc.policy.settings import Settings
 from weft.api.envoy.v1 import external_processor_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.dispatcher import Dispatcher
+from weft.dispatch.engine_slots import HOLD_SLOT
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
-from weft.dispatch.lane import HOLD_SLOT
 from weft.dispatch.reconnecting_placement import ReconnectConfig
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import SystemClock

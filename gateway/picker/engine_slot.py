@@ -8,7 +8,7 @@ import grpc
 
 from weft.api.runner.v1 import engine_lane_service_pb2
 from weft.dispatch.dispatcher import require_cancelled, runner_error
-from weft.dispatch.lane import HOLD_SLOT
+from weft.dispatch.engine_slots import HOLD_SLOT
 from weft.dispatch.operations import ended_early
 from weft.dispatch.placement import Grant
 from weft.kernel.address import metadata_of

@@ -8,7 +8,7 @@ import grpc
 from runner_svc.servicers.request_admission import RequestAdmission
 from weft.api.runner.v1 import engine_lane_service_pb2 as pb
 from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
-from weft.dispatch.lane import HOLD_SLOT
+from weft.dispatch.engine_slots import HOLD_SLOT
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import add_methods, answering

@@ -6,16 +6,11 @@ from typing import Protocol
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.router.v1 import lane_service_pb2
-from weft.api.runner.v1 import engine_lane_service_pb2, ticket_pb2
+from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.fleet import RunnerView
 from weft.dispatch.placement import PlacementRequest
-from weft.kernel.rpc import RpcMethod
 from weft.kernel.timestamps import set_seconds
 from weft.kernel.value import value_class
-
-HOLD_SLOT = RpcMethod(
-    engine_lane_service_pb2.DESCRIPTOR.services_by_name["EngineLaneService"].methods_by_name["HoldSlot"]
-)
 
 
 class EndpointKind(StrEnum):

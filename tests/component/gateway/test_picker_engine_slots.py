@@ -13,7 +13,7 @@ from gateway.picker.lane_requests import SWEEP_SECONDS
 from gateway.picker.limits import PickerLimits
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
-from weft.dispatch.lane import HOLD_SLOT
+from weft.dispatch.engine_slots import HOLD_SLOT
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import add_methods, answering, new_server
 from weft.link.carried_calls import CarriedCalls

@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.picker.engine_slot import EngineSlots
 from weft.api.runner.v1 import ticket_pb2
-from weft.dispatch.lane import HOLD_SLOT
+from weft.dispatch.engine_slots import HOLD_SLOT
 from weft.dispatch.placement import Grant
 from weft.kernel.rpc import ChannelPool, add_methods, new_server
 from weft.link.carried_calls import CarriedCalls

@@ -17,7 +17,7 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from weft.api.runner.v1 import engine_lane_service_pb2 as pb
 from weft.api.runner.v1 import engine_lane_service_pb2_grpc, runner_service_pb2, ticket_pb2
-from weft.dispatch.lane import HOLD_SLOT
+from weft.dispatch.engine_slots import HOLD_SLOT
 from weft.dispatch.tickets import sign
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -18,7 +18,7 @@ from ticketed_stage import until
 from gateway.picker.engine_slot import EngineSlot, EngineSlots
 from runner_svc.policy.lifecycle import Phase
 from weft.api.runner.v1 import ticket_pb2
-from weft.dispatch.lane import HOLD_SLOT
+from weft.dispatch.engine_slots import HOLD_SLOT
 from weft.dispatch.placement import Grant
 from weft.dispatch.tickets import sign
 from weft.kernel import rpc
