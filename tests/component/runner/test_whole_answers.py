@@ -26,13 +26,13 @@ WHOLE_MESSAGES = 2
 TIMEOUTS = TimeoutProfile(headers_seconds=30.0, absolute_seconds=600.0)
 
 
-def _model(**switches: Any) -> ServedModel:
+def _model(context_tokens: int = 2048, **switches: Any) -> ServedModel:
     config = engine_settings(
         LlamaServerModel,
         command=tuple(fake_backend_command(**switches)),
         path=Path(__file__),
         name="m",
-        context_tokens=2048,
+        context_tokens=context_tokens,
         timeouts=TIMEOUTS,
     )
     return ServedModel(name="m", make_backend=lambda: LlamaServerBackend(*config), timeouts=TIMEOUTS)
@@ -102,7 +102,8 @@ async def test_a_dispatcher_that_reads_joined_texts_is_sent_fewer_events_with_th
 
 
 async def test_a_caller_that_leaves_in_the_middle_of_joined_texts_frees_the_engine(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model(answer_tokens=0)]) as runner:
+    # At full speed an answer of 2,048 tokens can be over before its first frame is read here.
+    async with running_runner(tmp_path, [_model(context_tokens=1_000_000, answer_tokens=0)]) as runner:
         await runner.until(Phase.READY)
         runner.generation = _Joined(runner.generation)  # type: ignore[assignment]  # all that is used of it
         call = runner.generate(max_tokens=1_000_000)
