@@ -1,11 +1,13 @@
-"""Cancellation of a request that a proxy has carried to a runner: a word to each runner that has a ticket for it."""
+"""Cancellation of a request that a proxy carries to a runner: a call to each runner that has a ticket for it."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import grpc
 
+from weft.api.runner.v1 import ticket_pb2
 from weft.api.runner.v1 import ticketed_request_service_pb2 as pb
 from weft.dispatch.placement import Grant
 from weft.kernel.address import metadata_of
@@ -16,10 +18,11 @@ from weft.kernel.rpc import ChannelPool, RpcMethod, error_from_call
 
 log = get_logger("weft.picker")
 
-CANCEL_SECONDS = 2.0
+CALL_SECONDS = 2.0
 """How long a runner may take to answer."""
 _SERVICE = pb.DESCRIPTOR.services_by_name["TicketedRequestService"]
 _CANCEL = RpcMethod(_SERVICE.methods_by_name["CancelTicketedRequest"])
+_VOID = RpcMethod(_SERVICE.methods_by_name["VoidTicket"])
 _Outcome = pb.CancelTicketedRequestResponse.Outcome
 _REPORTED = frozenset({_Outcome.OUTCOME_CANCELLED, _Outcome.OUTCOME_ENDED})
 
@@ -38,23 +41,40 @@ async def cancel_at_runners(channels: ChannelPool, grants: Collection[Grant], ca
 
     If none had it, none takes it any more, as far as they answer.
     """
-    outcomes = await asyncio.gather(*(_cancel(channels, grant, cancelled_by) for grant in grants))
-    return not _REPORTED.isdisjoint(outcomes)
+    request = partial(pb.CancelTicketedRequestRequest, cancelled_by=cancelled_by)
+    answers = await asyncio.gather(*(_call(channels, grant, _CANCEL, request) for grant in grants))
+    return any(answer is not None and answer.outcome in _REPORTED for answer in answers)
 
 
-async def _cancel(channels: ChannelPool, grant: Grant, cancelled_by: str) -> int:
-    request = pb.CancelTicketedRequestRequest(cancelled_by=cancelled_by)
-    request.ticket.claims, request.ticket.mac = grant.claims, grant.mac
+async def void_at_runners(channels: ChannelPool, grants: Collection[Grant]) -> bool | None:
+    """Returns whether no runner has had the request of some grants, so that none takes it any more.
+
+    None: one did not answer, and none has had it as far as the others say.
+    """
+    answers = await asyncio.gather(*(_call(channels, grant, _VOID, pb.VoidTicketRequest) for grant in grants))
+    if any(answer is not None and not answer.voided for answer in answers):
+        return False
+    return None if None in answers else True
+
+
+async def _call(channels: ChannelPool, grant: Grant, rpc: RpcMethod, request_of: Callable[..., Any]) -> Any:
+    """Returns the answer of a grant's runner; None: it did not answer."""
+    ticket = ticket_pb2.Ticket(claims=grant.claims, mac=grant.mac)
     try:
         channel = await channels.get(grant.address)
         method: Any = channel.unary_unary(
-            _CANCEL.path,
-            request_serializer=_CANCEL.request.SerializeToString,
-            response_deserializer=_CANCEL.response.FromString,
+            rpc.path,
+            request_serializer=rpc.request.SerializeToString,
+            response_deserializer=rpc.response.FromString,
         )
-        answer = await method(request, timeout=CANCEL_SECONDS, metadata=grpc.aio.Metadata(*metadata_of(grant.address)))
+        metadata = grpc.aio.Metadata(*metadata_of(grant.address))
+        return await method(request_of(ticket=ticket), timeout=CALL_SECONDS, metadata=metadata)
     except (grpc.aio.AioRpcError, WeftError) as failure:
         error = failure if isinstance(failure, WeftError) else error_from_call(failure, Reason.WORKER_LOST)
-        log.warning("a runner was not told of a cancellation", runner=grant.runner, reason=error.reason.name.lower())
-        return _Outcome.OUTCOME_UNSPECIFIED
-    return int(answer.outcome)
+        log.warning(
+            "a runner was not reached about a ticket",
+            runner=grant.runner,
+            call=rpc.name,
+            reason=error.reason.name.lower(),
+        )
+        return None

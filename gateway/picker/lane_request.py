@@ -27,6 +27,8 @@ class GatewayTerms:
     allowed: Allowed = ANYWHERE
     proxy: str = ""
     """Its IP address; empty: it is on the picker's machine."""
+    connection: str = ""
+    """The gRPC peer: all streams of one connection have the same one."""
 
 
 OWN_PROXY = GatewayTerms()
@@ -59,6 +61,8 @@ class LaneRequest:
     sight: ProxySight | None = None
     due_at: float | None = None
     """When it ends by what is known then; None: it waits for an endpoint."""
+    asked_at: float | None = None
+    """When its runners are asked whether it has come, because its proxy is gone; None: they are not."""
     receipt: receipt_pb2.Receipt | None = None
     """Its receipt, once it has ended."""
     cancelled: WeftError | None = None

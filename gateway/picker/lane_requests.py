@@ -19,7 +19,7 @@ from gateway.picker.engine_body import engine_body
 from gateway.picker.engine_reach import EngineReach
 from gateway.picker.engine_slot import EngineSlots
 from gateway.picker.intake import LaneWork
-from gateway.picker.lane_cancellation import cancel_at_runners, not_cancellable
+from gateway.picker.lane_cancellation import cancel_at_runners, not_cancellable, void_at_runners
 from gateway.picker.lane_request import OWN_PROXY, GatewayTerms, LaneRequest
 from gateway.picker.limits import PickerLimits
 from gateway.picker.lost_requests import LostRequestBook
@@ -189,9 +189,24 @@ class LaneRequests(AttemptReports):
             else:
                 lane.due_at = self._ports.clock.monotonic() + self._limits.report_wait_seconds
 
+    def note_proxy_gone(self, connection: str) -> None:
+        """Note the end of a proxy's connection: what it has not sent on by then has reached no runner.
+
+        A runner that has a request sees its caller leave, and reports it; the others are asked.
+        """
+        asked_at = self._ports.clock.monotonic() + self._limits.report_wait_seconds
+        for lane in self._open.values():
+            if lane.due_at is not None and lane.terms.connection == connection:
+                lane.asked_at = asked_at
+
     def sweep(self) -> None:
         """End what is due, and forget what has ended long enough ago."""
         now = self._ports.clock.monotonic()
+        for lane in self._open.values():
+            if lane.asked_at is not None and lane.asked_at <= now:
+                lane.asked_at = None
+                if lane.kind is EndpointKind.SIDECAR and lane.sight is None:
+                    self._run(self._void_at_runners(lane), "picker-void")
         due = [lane for lane in self._open.values() if lane.due_at is not None and lane.due_at <= now]
         for lane in due:
             if lane.is_slot_lost and lane.sight is None:
@@ -378,6 +393,15 @@ class LaneRequests(AttemptReports):
         asked = [grant for index, grant in enumerate(lane.grants) if index not in lane.reports]
         if not await cancel_at_runners(self._ports.channels, asked, cancelled_by):
             self._end(lane, Reason.CANCELLED, "")
+
+    async def _void_at_runners(self, lane: LaneRequest) -> None:
+        """End a request that has come to no runner, and let none take it; ask again where one does not answer."""
+        asked = [grant for index, grant in enumerate(lane.grants) if index not in lane.reports]
+        is_voided = await void_at_runners(self._ports.channels, asked)
+        if is_voided is None:
+            lane.asked_at = self._ports.clock.monotonic() + self._limits.report_wait_seconds
+        elif is_voided:
+            self._end(lane, Reason.CANCELLED, "runner")
 
     def _note_late(self, sight: ProxySight) -> None:
         """Note an entry of a request that has ended, or that this picker does not know."""

@@ -136,7 +136,9 @@ class ExternalProcessor:
         work = (self._intakes.foreign if is_foreign else self._intakes.own).work_of(scope, request)
         if work is not None:
             allowed = allowed_in(request.metadata, request.headers, obeys_tests=self._hooks.for_conformance)
-            terms = GatewayTerms(shows_responses=is_foreign, allowed=allowed, proxy=stream.proxy)
+            terms = GatewayTerms(
+                shows_responses=is_foreign, allowed=allowed, proxy=stream.proxy, connection=stream.peer
+            )
             route = await self._lane.place(work, stream.watch, terms)
             stream.placed_id = facts_of(scope).request_id
             return route
@@ -197,7 +199,9 @@ class _Stream:
         """gRPC takes one write at a time; None: nothing reads, and writes, beside the request."""
         self.placed_id = ""
         """The id of its request, once the lane carries it."""
-        self.proxy = proxy_of(context.peer())
+        self.peer = context.peer()
+        """See `GatewayTerms.connection`."""
+        self.proxy = proxy_of(self.peer)
         """See `GatewayTerms.proxy`."""
         self.is_gone = False
         """Whether the stream ended while the request waited."""
@@ -265,6 +269,13 @@ class AccessLog:
 
     async def stream(self, _messages: object, context: Context) -> access_log_pb2.StreamAccessLogsResponse:
         """Serves one stream, which lasts as long as its proxy."""
+        try:
+            await self._read(context)
+        finally:
+            self._lane.note_proxy_gone(context.peer())
+        return access_log_pb2.StreamAccessLogsResponse()
+
+    async def _read(self, context: Context) -> None:
         while isinstance(message := await context.read(), access_log_pb2.StreamAccessLogsMessage):
             for entry in message.http_logs.log_entry:
                 try:
@@ -272,7 +283,6 @@ class AccessLog:
                 except Exception:
                     # One entry must not cost the stream, and with it the ends of all other requests.
                     log.exception("entry of the proxy's log failed", request_id=entry.request.request_id)
-        return access_log_pb2.StreamAccessLogsResponse()
 
 
 def add_to_server(processor: ExternalProcessor, access_log: AccessLog | None, server: grpc.aio.Server) -> None:

@@ -30,6 +30,10 @@ from weft.kernel.telemetry import TRACEPARENT, trace_id_of, traceparent_of
 log = get_logger("weft.runner")
 
 
+VOIDED_BY = "router"
+"""Who cancelled a request that comes with a ticket which its router has voided."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerIdentity:
     """The runner as it is named in receipts and events."""
@@ -131,6 +135,11 @@ class RequestAdmission:
             return FoundByCancel.ENDED if was_used else FoundByCancel.UNUSED
         cancel(request_cancelled(cancelled_by))
         return FoundByCancel.UNDER_WAY
+
+    def void(self, ticket: ticket_pb2.Ticket) -> bool:
+        """Returns whether a ticket had not been used: it admits nothing from now on. Raises as `TicketGate.void`."""
+        _, was_used = self._gate.void(ticket, VOIDED_BY, now=self._clock.utc_now().timestamp())
+        return not was_used
 
     def started(self, permit: Permit) -> event_pb2.InferenceEvent:
         """The event that names the runner and the model of the attempt."""

@@ -1,4 +1,4 @@
-"""Cancellation of requests that proxies carried to this runner."""
+"""Cancellation of requests that proxies carried to this runner, or were to carry."""
 
 from typing import Any
 
@@ -34,4 +34,12 @@ class TicketedRequestServicer(ticketed_request_service_pb2_grpc.TicketedRequestS
                 raise invalid_field("cancelled_by", f"must have at most {MAX_CANCELLER_CHARS} characters")
             found = self._desk.cancel(request.ticket, request.cancelled_by)
             return pb.CancelTicketedRequestResponse(outcome=_OUTCOMES[found])
+        raise AssertionError("abort has raised")
+
+    @override
+    async def VoidTicket(
+        self, request: pb.VoidTicketRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.VoidTicketResponse:
+        async with answering(context):
+            return pb.VoidTicketResponse(voided=self._desk.void(request.ticket))
         raise AssertionError("abort has raised")

@@ -134,6 +134,7 @@ class PickerStage:
         self.clock = clock
         self.page = page
         self.amended: list[receipt_pb2.Receipt] = []
+        self.address = ""
         self.channel: grpc.aio.Channel = cast("grpc.aio.Channel", None)
 
     @asynccontextmanager
@@ -320,7 +321,7 @@ async def picker_stage(
     await picker.start()
     try:
         async with open_channel(address) as channel:
-            stage.channel = channel
+            stage.address, stage.channel = address, channel
             yield stage
     finally:
         await picker.stop(0.0)

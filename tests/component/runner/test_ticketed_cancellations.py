@@ -52,6 +52,19 @@ async def test_a_ticket_that_was_not_used_is_void_and_its_request_is_not_served_
         assert stage.served() == 1.0
 
 
+async def test_a_voided_ticket_admits_nothing_while_the_request_of_a_used_one_goes_on(tmp_path: Path) -> None:
+    async with ticketed_runner(tmp_path, counting_model(tokens_per_second=20, answer_tokens=0)) as stage:
+        unused, used = stage.ticket(), stage.ticket()
+        assert await stage.void(unused)
+        async with stage.post(unused) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (499, "cancelled")
+        async with stage.post(used, body=chat(stream=True, max_tokens=10)) as response:
+            await response.content.readline()
+            assert not await stage.void(used)
+            assert (await response.text()).rstrip().endswith("data: [DONE]")
+        assert not await stage.void(used), "nor once it has ended"
+
+
 async def test_a_ticket_that_is_not_signed_for_the_runner_cancels_nothing(tmp_path: Path) -> None:
     async with ticketed_runner(tmp_path) as stage:
         assert await stage.cancel(stage.ticket(key=b"x" * 32)) == "TICKET_INVALID"

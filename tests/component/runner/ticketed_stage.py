@@ -132,6 +132,13 @@ class TicketedStage:
                 return error_from_call(error, Reason.WORKER_LOST).reason.name
         return pb.CancelTicketedRequestResponse.Outcome.Name(answer.outcome).removeprefix("OUTCOME_")
 
+    async def void(self, ticket: str) -> bool:
+        """Void a ticket as a router does; returns whether it had not been used."""
+        async with open_channel(f"unix:{self.folder}/runner.sock") as channel:
+            made = ticketed_request_service_pb2_grpc.TicketedRequestServiceStub(channel)
+            stub = cast("TicketedRequestServiceAsyncStub", made)
+            return (await stub.VoidTicket(pb.VoidTicketRequest(ticket=tickets_in(ticket)[0]))).voided
+
     def served(self) -> float:
         """Requests that were counted as finished."""
         return sum(

@@ -26,7 +26,7 @@ from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_
 from weft.api.runner.v1 import ticket_pb2 as weft_dot_api_dot_runner_dot_v1_dot_ticket__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1weft/api/runner/v1/ticketed_request_service.proto\x12\x12weft.api.runner.v1\x1a\x1fweft/api/common/v1/access.proto\x1a\x1fweft/api/runner/v1/ticket.proto\"`\n\x1c\x43\x61ncelTicketedRequestRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x14\n\x0c\x63\x61ncelled_by\x18\x02 \x01(\t\"\xcd\x01\n\x1d\x43\x61ncelTicketedRequestResponse\x12J\n\x07outcome\x18\x01 \x01(\x0e\x32\x39.weft.api.runner.v1.CancelTicketedRequestResponse.Outcome\"`\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTCOME_CANCELLED\x10\x01\x12\x12\n\x0eOUTCOME_VOIDED\x10\x02\x12\x11\n\rOUTCOME_ENDED\x10\x03\x32\xab\x01\n\x16TicketedRequestService\x12\x90\x01\n\x15\x43\x61ncelTicketedRequest\x12\x30.weft.api.runner.v1.CancelTicketedRequestRequest\x1a\x31.weft.api.runner.v1.CancelTicketedRequestResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:createb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1weft/api/runner/v1/ticketed_request_service.proto\x12\x12weft.api.runner.v1\x1a\x1fweft/api/common/v1/access.proto\x1a\x1fweft/api/runner/v1/ticket.proto\"`\n\x1c\x43\x61ncelTicketedRequestRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x14\n\x0c\x63\x61ncelled_by\x18\x02 \x01(\t\"\xcd\x01\n\x1d\x43\x61ncelTicketedRequestResponse\x12J\n\x07outcome\x18\x01 \x01(\x0e\x32\x39.weft.api.runner.v1.CancelTicketedRequestResponse.Outcome\"`\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTCOME_CANCELLED\x10\x01\x12\x12\n\x0eOUTCOME_VOIDED\x10\x02\x12\x11\n\rOUTCOME_ENDED\x10\x03\"?\n\x11VoidTicketRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\"$\n\x12VoidTicketResponse\x12\x0e\n\x06voided\x18\x01 \x01(\x08\x32\x9c\x02\n\x16TicketedRequestService\x12\x90\x01\n\x15\x43\x61ncelTicketedRequest\x12\x30.weft.api.runner.v1.CancelTicketedRequestRequest\x1a\x31.weft.api.runner.v1.CancelTicketedRequestResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12o\n\nVoidTicket\x12%.weft.api.runner.v1.VoidTicketRequest\x1a&.weft.api.runner.v1.VoidTicketResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:createb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,12 +35,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TICKETEDREQUESTSERVICE'].methods_by_name['CancelTicketedRequest']._loaded_options = None
   _globals['_TICKETEDREQUESTSERVICE'].methods_by_name['CancelTicketedRequest']._serialized_options = b'\220\002\002\262\265\030\013mesh:create'
+  _globals['_TICKETEDREQUESTSERVICE'].methods_by_name['VoidTicket']._loaded_options = None
+  _globals['_TICKETEDREQUESTSERVICE'].methods_by_name['VoidTicket']._serialized_options = b'\220\002\002\262\265\030\013mesh:create'
   _globals['_CANCELTICKETEDREQUESTREQUEST']._serialized_start=139
   _globals['_CANCELTICKETEDREQUESTREQUEST']._serialized_end=235
   _globals['_CANCELTICKETEDREQUESTRESPONSE']._serialized_start=238
   _globals['_CANCELTICKETEDREQUESTRESPONSE']._serialized_end=443
   _globals['_CANCELTICKETEDREQUESTRESPONSE_OUTCOME']._serialized_start=347
   _globals['_CANCELTICKETEDREQUESTRESPONSE_OUTCOME']._serialized_end=443
-  _globals['_TICKETEDREQUESTSERVICE']._serialized_start=446
-  _globals['_TICKETEDREQUESTSERVICE']._serialized_end=617
+  _globals['_VOIDTICKETREQUEST']._serialized_start=445
+  _globals['_VOIDTICKETREQUEST']._serialized_end=508
+  _globals['_VOIDTICKETRESPONSE']._serialized_start=510
+  _globals['_VOIDTICKETRESPONSE']._serialized_end=546
+  _globals['_TICKETEDREQUESTSERVICE']._serialized_start=549
+  _globals['_TICKETEDREQUESTSERVICE']._serialized_end=833
 # @@protoc_insertion_point(module_scope)

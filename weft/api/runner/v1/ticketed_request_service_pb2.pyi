@@ -87,3 +87,44 @@ class CancelTicketedRequestResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["outcome", b"outcome"]) -> None: ...
 
 global___CancelTicketedRequestResponse = CancelTicketedRequestResponse
+
+@typing.final
+class VoidTicketRequest(google.protobuf.message.Message):
+    """VoidTicketRequest is which ticket."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TICKET_FIELD_NUMBER: builtins.int
+    @property
+    def ticket(self) -> weft.api.runner.v1.ticket_pb2.Ticket:
+        """The router's permit for the attempt."""
+
+    def __init__(
+        self,
+        *,
+        ticket: weft.api.runner.v1.ticket_pb2.Ticket | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["ticket", b"ticket"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ticket", b"ticket"]) -> None: ...
+
+global___VoidTicketRequest = VoidTicketRequest
+
+@typing.final
+class VoidTicketResponse(google.protobuf.message.Message):
+    """VoidTicketResponse says whether its request had come."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VOIDED_FIELD_NUMBER: builtins.int
+    voided: builtins.bool
+    """Whether the ticket had not been used: it is void. Otherwise the end of its request is, or was, reported as that of any
+    other.
+    """
+    def __init__(
+        self,
+        *,
+        voided: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["voided", b"voided"]) -> None: ...
+
+global___VoidTicketResponse = VoidTicketResponse

@@ -41,6 +41,11 @@ class TicketedRequestServiceStub(object):
                 request_serializer=weft_dot_api_dot_runner_dot_v1_dot_ticketed__request__service__pb2.CancelTicketedRequestRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_ticketed__request__service__pb2.CancelTicketedRequestResponse.FromString,
                 _registered_method=True)
+        self.VoidTicket = channel.unary_unary(
+                '/weft.api.runner.v1.TicketedRequestService/VoidTicket',
+                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_ticketed__request__service__pb2.VoidTicketRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_ticketed__request__service__pb2.VoidTicketResponse.FromString,
+                _registered_method=True)
 
 
 class TicketedRequestServiceServicer(object):
@@ -59,6 +64,16 @@ class TicketedRequestServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def VoidTicket(self, request, context):
+        """VoidTicket lets a ticket that has not been used admit nothing from then on; a request that came with it goes on. The
+        router asks so where the proxy that should have brought the request is gone: what has not come by then never will.
+
+        Refused as CancelTicketedRequest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TicketedRequestServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -66,6 +81,11 @@ def add_TicketedRequestServiceServicer_to_server(servicer, server):
                     servicer.CancelTicketedRequest,
                     request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_ticketed__request__service__pb2.CancelTicketedRequestRequest.FromString,
                     response_serializer=weft_dot_api_dot_runner_dot_v1_dot_ticketed__request__service__pb2.CancelTicketedRequestResponse.SerializeToString,
+            ),
+            'VoidTicket': grpc.unary_unary_rpc_method_handler(
+                    servicer.VoidTicket,
+                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_ticketed__request__service__pb2.VoidTicketRequest.FromString,
+                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_ticketed__request__service__pb2.VoidTicketResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -97,6 +117,33 @@ class TicketedRequestService(object):
             '/weft.api.runner.v1.TicketedRequestService/CancelTicketedRequest',
             weft_dot_api_dot_runner_dot_v1_dot_ticketed__request__service__pb2.CancelTicketedRequestRequest.SerializeToString,
             weft_dot_api_dot_runner_dot_v1_dot_ticketed__request__service__pb2.CancelTicketedRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VoidTicket(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.runner.v1.TicketedRequestService/VoidTicket',
+            weft_dot_api_dot_runner_dot_v1_dot_ticketed__request__service__pb2.VoidTicketRequest.SerializeToString,
+            weft_dot_api_dot_runner_dot_v1_dot_ticketed__request__service__pb2.VoidTicketResponse.FromString,
             options,
             channel_credentials,
             insecure,

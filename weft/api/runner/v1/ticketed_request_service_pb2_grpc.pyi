@@ -34,6 +34,16 @@ class TicketedRequestServiceStub:
     expired is good for this.
     """
 
+    VoidTicket: grpc.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.ticketed_request_service_pb2.VoidTicketRequest,
+        weft.api.runner.v1.ticketed_request_service_pb2.VoidTicketResponse,
+    ]
+    """VoidTicket lets a ticket that has not been used admit nothing from then on; a request that came with it goes on. The
+    router asks so where the proxy that should have brought the request is gone: what has not come by then never will.
+
+    Refused as CancelTicketedRequest.
+    """
+
 class TicketedRequestServiceAsyncStub:
     """TicketedRequestService is how a router reaches requests that a proxy has carried to the HTTP API of a runner. Called by
     the routers whose endpoint picker sends requests there.
@@ -48,6 +58,16 @@ class TicketedRequestServiceAsyncStub:
 
     Refused with UNAUTHENTICATED / TICKET_INVALID for a ticket that is not signed for this runner. A ticket that has
     expired is good for this.
+    """
+
+    VoidTicket: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.ticketed_request_service_pb2.VoidTicketRequest,
+        weft.api.runner.v1.ticketed_request_service_pb2.VoidTicketResponse,
+    ]
+    """VoidTicket lets a ticket that has not been used admit nothing from then on; a request that came with it goes on. The
+    router asks so where the proxy that should have brought the request is gone: what has not come by then never will.
+
+    Refused as CancelTicketedRequest.
     """
 
 class TicketedRequestServiceServicer(metaclass=abc.ABCMeta):
@@ -66,6 +86,18 @@ class TicketedRequestServiceServicer(metaclass=abc.ABCMeta):
 
         Refused with UNAUTHENTICATED / TICKET_INVALID for a ticket that is not signed for this runner. A ticket that has
         expired is good for this.
+        """
+
+    @abc.abstractmethod
+    def VoidTicket(
+        self,
+        request: weft.api.runner.v1.ticketed_request_service_pb2.VoidTicketRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.runner.v1.ticketed_request_service_pb2.VoidTicketResponse, collections.abc.Awaitable[weft.api.runner.v1.ticketed_request_service_pb2.VoidTicketResponse]]:
+        """VoidTicket lets a ticket that has not been used admit nothing from then on; a request that came with it goes on. The
+        router asks so where the proxy that should have brought the request is gone: what has not come by then never will.
+
+        Refused as CancelTicketedRequest.
         """
 
 def add_TicketedRequestServiceServicer_to_server(servicer: TicketedRequestServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
