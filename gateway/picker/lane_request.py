@@ -61,6 +61,8 @@ class LaneRequest:
     sight: ProxySight | None = None
     due_at: float | None = None
     """When it ends by what is known then; None: it waits for an endpoint."""
+    proxy_gone_at: float = 0.0
+    """When the connection of its proxy ended, if it did."""
     asked_at: float | None = None
     """When its runners are asked whether it has come, because its proxy is gone; None: they are not."""
     receipt: receipt_pb2.Receipt | None = None

@@ -194,10 +194,10 @@ class LaneRequests(AttemptReports):
 
         A runner that has a request sees its caller leave, and reports it; the others are asked.
         """
-        asked_at = self._ports.clock.monotonic() + self._limits.report_wait_seconds
+        now = self._ports.clock.monotonic()
         for lane in self._open.values():
             if lane.due_at is not None and lane.terms.connection == connection:
-                lane.asked_at = asked_at
+                lane.proxy_gone_at, lane.asked_at = now, now + self._limits.report_wait_seconds
 
     def sweep(self) -> None:
         """End what is due, and forget what has ended long enough ago."""
@@ -399,7 +399,9 @@ class LaneRequests(AttemptReports):
         asked = [grant for index, grant in enumerate(lane.grants) if index not in lane.reports]
         is_voided = await void_at_runners(self._ports.channels, asked)
         if is_voided is None:
-            lane.asked_at = self._ports.clock.monotonic() + self._limits.report_wait_seconds
+            # Less and less often: a runner that is gone for good is not asked about each of its requests without end.
+            now = self._ports.clock.monotonic()
+            lane.asked_at = now + max(self._limits.report_wait_seconds, now - lane.proxy_gone_at)
         elif is_voided:
             self._end(lane, Reason.CANCELLED, "runner")
 
