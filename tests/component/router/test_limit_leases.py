@@ -23,6 +23,7 @@ from weft.dispatch.placement import PlacementRequest
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.health import HealthState
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.units import HOUR, MINUTE, Rate, RateUnit
 
@@ -72,7 +73,7 @@ class Router:
 
 
 def a_router(url: str, name: str, config: RateLimitConfig) -> Router:
-    store = BreakableStore(RouterDatabase(url), name, f"life{id(object())}", silence_seconds=TERMS.silence_seconds)
+    store = BreakableStore(RouterDatabase(url), name, new_id("life"), silence_seconds=TERMS.silence_seconds)
     leases = LimitLeases(store, CLOCK, name, TERMS, INTERVALS)
     clients = ClientRegistry(ClientsConfig(), config, CLOCK)
     clients.share(leases)
