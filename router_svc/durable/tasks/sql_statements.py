@@ -309,7 +309,7 @@ FAIL_LOST_TASK = FAIL_TASK.values(failures=tasks.c.failures + 1, **_NO_OUTPUT)
 REVERT_LOST_TASK = _BY_SEQ.values(failures=tasks.c.failures + 1, ready_at=READY_NOW, **_AGAIN)
 EXPIRED_LEASES = (
     select(tasks)
-    .where(IS_RUNNING, tasks.c.lease_until <= THE_TIME)
+    .where(IS_RUNNING, tasks.c.lease_until <= THE_TIME, tasks.c.owner != THE_OWNER)
     .order_by(tasks.c.lease_until)
     .limit(THE_LIMIT)
     # A row that is locked by another router is being renewed, or reverted there.

@@ -395,9 +395,9 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
         return done
 
     @override
-    async def revert_expired(self, now: float, limit: int) -> Sequence[ExpiredLease]:
+    async def revert_expired(self, now: float, limit: int, *, except_of: str = "") -> Sequence[ExpiredLease]:
         async def take_back(connection: AsyncConnection) -> Sequence[ExpiredLease]:
-            values = {"the_time": now, "the_limit": limit}
+            values = {"the_time": now, "the_limit": limit, "the_owner": except_of}
             rows = (await connection.execute(sql_statements.EXPIRED_LEASES, values)).all()
             if not rows:
                 return ()

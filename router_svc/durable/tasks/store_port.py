@@ -248,8 +248,11 @@ class TaskStore(TaskReads, Protocol):
         """
         ...
 
-    async def revert_expired(self, now: float, limit: int) -> Sequence[ExpiredLease]:
-        """Takes back claims with expired leases: each task is pending again, or fails if it has no attempt left."""
+    async def revert_expired(self, now: float, limit: int, *, except_of: str = "") -> Sequence[ExpiredLease]:
+        """Takes back claims with expired leases: each task is pending again, or fails if it has no attempt left.
+
+        `except_of`: an owner whose claims are left to it.
+        """
         ...
 
     async def bring_back(self, now: float, longest_pause_seconds: float, limit: int) -> int:

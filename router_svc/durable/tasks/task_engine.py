@@ -1,7 +1,7 @@
 """The engine of durable tasks, and the renewal of their leases.
 
 The engine reads lanes ahead, offers tasks to the scheduler, and runs those that get a slot. The lease renewer renews
-the leases of this router's claims, detects lost ones, and takes back expired leases of any router.
+the leases of this router's claims, detects lost ones, and takes back expired leases of other routers.
 """
 
 import asyncio
@@ -380,7 +380,7 @@ class LeaseRenewer:
                 await self._database_clock.clock.sleep(DEBOUNCE_SECONDS)
 
     async def renew(self) -> None:
-        """Renews this router's leases first, then takes back expired ones. Raises SERVICE_UNAVAILABLE."""
+        """Renews this router's leases, then takes back expired ones of others. Raises SERVICE_UNAVAILABLE."""
         await self._database_clock.synchronize()
         held = self._engine.claims
         renewed = await self._store.renew(
@@ -406,7 +406,10 @@ class LeaseRenewer:
 
     async def _revert_expired(self) -> None:
         while True:
-            lost = await self._store.revert_expired(self._database_clock.now(), self._deps.limits.sweep_batch)
+            # Where the renewal itself took as long as a lease, what runs here would be begun a second time.
+            lost = await self._store.revert_expired(
+                self._database_clock.now(), self._deps.limits.sweep_batch, except_of=self._deps.owner
+            )
             for lease in lost:
                 self._report_expired(lease)
             if len(lost) < self._deps.limits.sweep_batch:

@@ -118,6 +118,8 @@ class MemoryTaskStore:
         """Every reported end, and whether it counted."""
         self.claims_answer_late: asyncio.Event | None = None
         """A claim that is on disk is acknowledged when it is set."""
+        self.renewals_answer_late: asyncio.Event | None = None
+        """A renewal that is on disk is acknowledged when it is set."""
         self._heard: Callable[[StoreEvent], None] | None = None
 
     def only(self) -> Kept:
@@ -279,6 +281,8 @@ class MemoryTaskStore:
         ]
         for kept in mine:
             kept.lease_until = lease_until
+        if self.renewals_answer_late is not None:
+            await self.renewals_answer_late.wait()
         return frozenset(Claim(kept.row.id, owner, kept.attempt) for kept in mine)
 
     async def append(self, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
@@ -309,10 +313,12 @@ class MemoryTaskStore:
         kept.wait_again(now, ready_at)
         return True
 
-    async def revert_expired(self, now: float, limit: int) -> Sequence[ExpiredLease]:
+    async def revert_expired(self, now: float, limit: int, *, except_of: str = "") -> Sequence[ExpiredLease]:
         self._look()
         over = [
-            kept for kept in self.kept.values() if kept.state == task_pb2.TASK_STATE_RUNNING and kept.lease_until <= now
+            kept
+            for kept in self.kept.values()
+            if kept.state == task_pb2.TASK_STATE_RUNNING and kept.lease_until <= now and kept.owner != except_of
         ]
         return [self._take_back(kept, now) for kept in over[:limit]]
 

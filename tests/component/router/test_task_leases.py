@@ -40,6 +40,19 @@ async def test_a_heartbeat_keeps_the_claim_of_a_long_answer() -> None:
         assert (await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)).attempt == 1
 
 
+async def test_a_renewal_that_takes_longer_than_the_lease_does_not_begin_again_what_runs_here() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        bench.store.renewals_answer_late = late = asyncio.Event()
+        await bench.advance(600)
+        late.set()
+        await bench.advance(20)
+        assert not call.left.is_set()
+        call.finish()
+        assert (await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)).attempt == 1
+        assert len(bench.calls.made) == 1
+
+
 async def test_a_lost_lease_ends_the_work_and_its_late_result_is_discarded() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
