@@ -160,7 +160,8 @@ def lane_log(limits: EdgeLimits) -> list[Document]:
             "transport_api_version": "V3",
             "grpc_service": _to_picker(),
             "buffer_flush_interval": duration(limits.log_flush_seconds),
-            # What is logged while no picker listens is kept, up to 64 KiB, and sent again.
+            # What is logged while no picker listens is kept and sent again, up to 64 KiB: that is six entries, because
+            # the first message of a stream has 60 KB of Envoy's description of itself.
             "grpc_stream_retry_policy": {
                 "num_retries": LOG_RETRIES,
                 "retry_back_off": {
