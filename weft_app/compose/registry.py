@@ -126,7 +126,10 @@ def _shared_key(section: GovernanceSettings, environment: Mapping[str, str], def
 
 def _may_be_there(path: Path) -> bool:
     try:
-        return path.exists()
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except OSError:
         # The folder may not be readable, so existence is unknown; reading the file gives the error.
         return True
+    return True

@@ -238,7 +238,8 @@ def find_fault(model: OpenAiHttpModel, environment: Mapping[str, str]) -> ModelF
         with opener.open(request, timeout=DOCTOR_TIMEOUT_SECONDS) as answer:
             body = answer.read(MAX_LIST_BYTES)
     except urllib.error.HTTPError as error:
-        return _fault_of_status(error.code, shown)
+        with error:
+            return _fault_of_status(error.code, shown)
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", error)
         return ModelFault(message=f"{shown} does not answer: {why}", remedy=_START_IT)

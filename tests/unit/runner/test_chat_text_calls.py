@@ -101,7 +101,7 @@ def test_text_that_is_no_call_passes_byte_for_byte(text: str) -> None:
         '<function=search>{"q": }</function>',
         '[TOOL_CALLS][{"name": "search", "arguments": {}}, {"name": "unknown", "arguments": {}}]',
         '<tool_call>{"name": "search", "arguments": {"q": "' + "x" * MAX_HELD_CHARS + '"}}</tool_call>',
-        "<tool_call>" + '{"a":' * 5000 + "1" + "}" * 5000,
+        "<tool_call>" + '{"a":' * 5000 + "x" + "}" * 5000,
     ],
 )
 def test_a_marked_call_that_cannot_be_read_is_an_error(text: str) -> None:
