@@ -337,14 +337,15 @@ class KeepsPlaces(ReferencePicker):
     """A place is given back at the end of a response only."""
 
     async def process(self, requests: AsyncIterator[ProcessingRequest], context: Any) -> Any:
-        before = self.running
-        is_whole = False
+        # Not by the number that run: where the cancellation arrives decides whether it still counts this one.
+        has_place = is_whole = False
         try:
             async for answer in super().process(requests, context):
+                has_place |= answer.HasField("request_headers")
                 yield answer
                 is_whole = answer.response_body.response.body_mutation.streamed_response.end_of_stream
         finally:
-            if not is_whole and self.running > before:
+            if has_place and not is_whole:
                 self.settings = ReferenceSettings(endpoints=(), max_running=self.settings.max_running)
 
 
