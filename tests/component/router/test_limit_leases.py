@@ -309,3 +309,5 @@ async def test_tokens_served_by_others_are_noted_once(routers: list[Router]) -> 
     await until(lambda: noted == [("a", 100.0)])
     served.append({"a": 40.0})
     await until(lambda: noted == [("a", 100.0), ("a", 40.0)])
+    await asyncio.sleep(3 * INTERVALS.publish_seconds)
+    assert noted == [("a", 100.0), ("a", 40.0)], "what was read again is not noted again"
