@@ -94,6 +94,13 @@ async def test_a_heartbeat_prolongs_all_of_an_owners_claims_and_no_others(kept: 
     assert [each.claim for each in await kept.revert_expired(NOW + 99, 10)] == [others]
 
 
+async def test_expired_claims_of_an_owner_can_be_left_to_it(kept: TaskStore) -> None:
+    mine, others = await begun(kept, "task-1"), await begun(kept, "task-2", "r2")
+    assert [each.claim for each in await kept.revert_expired(NOW + LEASE, 10, except_of="r1")] == [others]
+    assert await kept.renew("r1", NOW + 2 * LEASE) == {mine}
+    assert [each.claim for each in await kept.revert_expired(NOW + 2 * LEASE, 10)] == [mine]
+
+
 async def test_an_answer_grows_and_is_read_from_any_event_on(kept: TaskStore) -> None:
     claim = await begun(kept, "task-1")
     assert await kept.append(claim, [a_chunk(1, "a", "b"), a_chunk(3, "c")])
