@@ -235,6 +235,8 @@ class ProcessChecks(BackendRuns):
                 return
             assert before is not None
             assert before.cpu_seconds > 0.0, "it has loaded"
+            # It may still be busy with its start: what moves without a request says nothing of one.
+            assert await run(backend, chat())
             async with asyncio.timeout(self.notice_seconds):
                 while (after := backend.signs()) is not None and after.cpu_seconds <= before.cpu_seconds:
                     await run(backend, chat())
