@@ -1,5 +1,6 @@
 """One request of the lane: what it was granted, what its witnesses said, and its receipt."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.picker.ends import ProxySight, disagreements, proxy_record, seen_end
@@ -141,6 +142,19 @@ class LaneRequest:
             reason = Reason.CONNECT_FAILED if report is None else reason_of(report.receipt.reason)
             self.trace.note_attempt_failed(reason, self.granted_at)
             self.trace.note_grant(self.grants[index + 1], self.granted_at, remote=self.remote[index + 1])
+
+    def correct_tried(self, index: int) -> bool:
+        """Give an attempt before the last one the reason that its runner reports late; returns whether it is one."""
+        tried = next((each for each in self.trace.attempts[:-1] if each.grant == self.grants[index]), None)
+        if tried is None:
+            return False
+        tried.reason = reason_of(self.reports[index].receipt.reason)
+        return True
+
+    @property
+    def unreported(self) -> Sequence[int]:
+        """The places of the endpoints that were tried, as far as is known, and whose runners have not reported."""
+        return [index for index in range(self.served + 1) if index not in self.reports]
 
     def note_first_content(self) -> None:
         """Record when the first content came, where the runner says so."""

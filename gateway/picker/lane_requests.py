@@ -165,7 +165,9 @@ class LaneRequests(AttemptReports):
             now = self._ports.clock.monotonic()
             return lane is None and self._lost is not None and self._lost.note_attempt(claims, report, now)
         settles = lane.note_report(index, report)
-        if lane.receipt is not None:
+        if lane.receipt is not None and lane.correct_tried(index):
+            self._correct_tried(lane)
+        elif lane.receipt is not None:
             self._note_late_report(lane, index, settles=settles)
         elif settles or lane.sight is not None:
             self._end(lane, Reason.WORKER_LOST, "runner")
@@ -434,6 +436,16 @@ class LaneRequests(AttemptReports):
             lane.unreported_of = None
         self._compare(lane)
 
+    def _correct_tried(self, lane: LaneRequest) -> None:
+        """Make the receipt of a request that has ended again: an attempt before the last one was reported late."""
+        assert lane.receipt is not None, "it has ended"
+        reason, cancelled_by = Reason(lane.receipt.reason), lane.receipt.cancelled_by
+        _, part = lane.end(reason)
+        lane.receipt = lane.trace.receipt(reason, part, lane.ended_at)
+        lane.receipt.cancelled_by = cancelled_by
+        lane.add_proxy_record()
+        self._ports.amend(lane.work.context.tenant, lane.receipt)
+
     def _compare(self, lane: LaneRequest) -> None:
         """Add what the second witness says to the receipt of a request that has ended."""
         assert lane.receipt is not None, "it has ended"
@@ -467,9 +479,10 @@ class LaneRequests(AttemptReports):
             lane.slot.release()
         if lane.grants:
             lane.ended_at, wait = now, self._limits.report_wait_seconds
-            if lane.kind is EndpointKind.SIDECAR and lane.served not in lane.reports:
+            if lane.kind is EndpointKind.SIDECAR and (missing := lane.unreported):
                 # A runner under load may say later how it was, and knows better than what is assumed until then.
-                lane.unreported_of, wait = lane.served, self._limits.end_report_limit_seconds
+                wait = self._limits.end_report_limit_seconds
+                lane.unreported_of = lane.served if lane.served in missing else None
             lane.due_at = now + wait
             self._ended[lane.request_id] = lane
         if not self._open and self._on_idle is not None and not self._on_idle.done():

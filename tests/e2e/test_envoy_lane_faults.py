@@ -196,7 +196,12 @@ async def test_an_engine_that_is_killed_before_its_first_token_is_an_attempt_and
     receipt = (await lane.record(name))["receipt"]
     assert (receipt["outcome"], receipt["completionTokens"]) == ("completed", 4)
     assert [each["runner"] for each in receipt["attempts"]] == ["one", CROWD]
-    assert receipt["attempts"][0]["reason"] == "server_died"
+
+    async def has_its_report() -> bool:
+        return bool((await lane.record(name))["receipt"]["attempts"][0]["reason"] == "server_died")
+
+    # The report of the runner that failed may come after that of the one that answered.
+    await eventually(has_its_report, SECONDS, "the receipt does not say that the engine died")
 
 
 @pytest.mark.heavy

@@ -154,6 +154,27 @@ async def test_a_dead_first_endpoint_is_an_attempt_of_the_receipt(tmp_path: Path
         ]
 
 
+async def test_the_report_of_a_failed_attempt_that_comes_after_the_end_corrects_the_receipt(tmp_path: Path) -> None:
+    second = grant(2, "r2")
+    async with routed(tmp_path, grant(1, "r1", second)) as stage:
+        stage.report(second, told())
+        _, receipt = await stage.end()
+        assert Reason(receipt.attempts[0].reason) is Reason.CONNECT_FAILED
+        await stage.log(log_entry(usage=(11, 6), endpoint="10.0.0.2:8081"))
+        await stage.clock.advance(LIMITS.end_report_limit_seconds - 1)
+        assert stage.report(grant(1, "r1"), told(reason=Reason.SERVER_DIED, tokens=None), first_content=None)
+        amended = stage.amended[-1]
+        assert [(each.runner, Reason(each.reason)) for each in amended.attempts] == [
+            ("r1", Reason.SERVER_DIED),
+            ("r2", Reason.UNSPECIFIED),
+        ]
+        # All else is as it was.
+        assert (amended.outcome, amended.usage.completion_tokens) == (receipt_pb2.OUTCOME_COMPLETED, 6)
+        assert (amended.proxy.status, amended.total_time) == (200, receipt.total_time)
+        assert amended.time_to_first_token == receipt.time_to_first_token
+        assert await stage.figure("weft_truth_disagreements_total") == 0
+
+
 async def test_a_runner_that_refuses_before_content_leaves_the_end_to_the_next_endpoint(tmp_path: Path) -> None:
     second = grant(2, "r2")
     async with routed(tmp_path, grant(1, "r1", second)) as stage:
