@@ -84,6 +84,7 @@ from weft.durable.usage import UsageSource
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.health import AlwaysHealthy, HealthSource
+from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
 from weft.kernel.time_limit import time_limited
 from weft.kernel.tracing import NO_TRACING, Tracing
@@ -366,9 +367,7 @@ class EdgeMiddleware:
         except asyncio.CancelledError:
             # Only the end of the grace period at shutdown cancels the task, and this is its last step. gRPC raises the
             # same for a call whose channel was closed, as that to a router that was lost.
-            task = asyncio.current_task()
-            is_cancelled = task is not None and task.cancelling() > 0
-            await self._answer(shutting_down() if is_cancelled else connection_lost(), sender, facts)
+            await self._answer(shutting_down() if task_is_cancelled() else connection_lost(), sender, facts)
         except Exception:
             log.exception("request failed unexpectedly", request_id=facts.request_id)
             await self._answer(internal_error(), sender, facts)

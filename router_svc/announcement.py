@@ -14,7 +14,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_NAME_CHARS, new_id
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
+from weft.kernel.rpc import calling
 from weft.kernel.service import start_critical, stop_tasks
 from weft.kernel.timestamps import seconds_of
 
@@ -68,22 +68,23 @@ class RouterAnnouncement:
         await stop_tasks([task])
         request = pb.UnregisterRouterRequest(name=self._name, incarnation=self._incarnation)
         try:
-            await self._stub.UnregisterRouter(request, timeout=LEAVE_TIMEOUT_SECONDS)
-        except grpc.aio.AioRpcError as error:
+            with calling(Reason.SERVICE_UNAVAILABLE):
+                await self._stub.UnregisterRouter(request, timeout=LEAVE_TIMEOUT_SECONDS)
+        except WeftError as error:
             # Its session ends by itself.
-            log.info("router could not leave", router=self._name, why=error.details())
+            log.info("router could not leave", router=self._name, why=error.message)
 
     async def _keep(self) -> None:
         pause = FIRST_RETRY_SECONDS
         interval: float | None = None
         while True:
             try:
-                if interval is None:
-                    interval = await self._register()
-                else:
-                    await self._beat()
-            except grpc.aio.AioRpcError as failure:
-                error = error_from_call(failure, Reason.SERVICE_UNAVAILABLE)
+                with calling(Reason.SERVICE_UNAVAILABLE):
+                    if interval is None:
+                        interval = await self._register()
+                    else:
+                        await self._beat()
+            except WeftError as error:
                 if error.reason is Reason.SESSION_UNKNOWN:
                     interval = None
                     continue

@@ -14,6 +14,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.log_level import DEFAULT_LOG_LEVEL_SECONDS
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc import calling
 from weft.kernel.rpc_auth import caller
 
 SET_LOG_LEVEL = "/weft.api.operations.v1.ProcessService/SetLogLevel"
@@ -43,9 +44,10 @@ class LogLevelAudit:
             seconds = request.duration.ToNanoseconds() / 1e9 if stated else DEFAULT_LOG_LEVEL_SECONDS
             entry.end_time.FromDatetime(self._clock.utc_now() + timedelta(seconds=seconds))
         try:
-            await self._operations.RecordLogLevel(entry, timeout=TIMEOUT_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            by, why = request.requested_by, error.details()
+            with calling(Reason.SERVICE_UNAVAILABLE):
+                await self._operations.RecordLogLevel(entry, timeout=TIMEOUT_SECONDS)
+        except WeftError as error:
+            by, why = request.requested_by, error.message
             log.warning("log level not in the audit log", log_level=entry.level, by=by, why=why)
 
 

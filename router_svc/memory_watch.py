@@ -15,7 +15,10 @@ import grpc
 from router_svc.policy.endpoints.candidates import HostMemory, MemoryHolder
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
 from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import calling
 from weft.kernel.service import start_critical, stop_tasks
 
 if TYPE_CHECKING:
@@ -100,9 +103,10 @@ class MemoryWatch:
         while True:
             began = self._clock.monotonic()
             try:
-                await self._look()
-            except grpc.aio.AioRpcError as error:
-                self._note_away(error.code().name)
+                with calling(Reason.SERVICE_UNAVAILABLE):
+                    await self._look()
+            except WeftError as error:
+                self._note_away(error.reason)
             except Exception:
                 # A watch that ended would silently leave the router with an ever older view.
                 log.exception("the VRAM ledger cannot be read")
@@ -128,10 +132,10 @@ class MemoryWatch:
             self._hosts = MappingProxyType(hosts)
             self._on_change(self._hosts)
 
-    def _note_away(self, code: str) -> None:
+    def _note_away(self, reason: Reason) -> None:
         if not self._is_away:
             self._is_away = True
-            log.warning("the VRAM ledger cannot be read, going on with the last view of it", code=code)
+            log.warning("the VRAM ledger cannot be read, going on with the last view of it", reason=reason.name.lower())
 
     async def _pause(self, began: float) -> None:
         """Wait until the next poll is due, which may become earlier meanwhile."""

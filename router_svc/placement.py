@@ -182,7 +182,10 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
                     for task in done:
                         task.result()
                 finally:
-                    await stop_tasks(task for task in (reading, writing) if not task.done())
+                    ended = [task for task in (reading, writing) if task.done()]
+                    await stop_tasks({reading, writing}.difference(ended))
+                    # Of a call whose caller has gone nothing else asks how they ended.
+                    await asyncio.gather(*ended, return_exceptions=True)
 
     @override
     async def ListQueues(

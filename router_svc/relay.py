@@ -24,7 +24,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering, error_from_call
+from weft.kernel.rpc import answering, calling
 from weft.kernel.rpc_auth import API_KEY, AUTHORIZATION
 from weft.kernel.service import stop_tasks
 from weft.link.forward import Context, RawServices, finish, forward_to_link
@@ -87,9 +87,10 @@ class TokenGate:
     async def _call_registry(self, token: str) -> None:
         try:
             request = join_token_service_pb2.CheckJoinTokenRequest(token=token)
-            await self._tokens.CheckJoinToken(request, timeout=CHECK_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            raise _check_error(error_from_call(error, Reason.SERVICE_UNAVAILABLE)) from None
+            with calling(Reason.SERVICE_UNAVAILABLE):
+                await self._tokens.CheckJoinToken(request, timeout=CHECK_SECONDS)
+        except WeftError as error:
+            raise _check_error(error) from None
 
     def _remember(self, digest: bytes) -> None:
         self._known[digest] = None

@@ -24,7 +24,7 @@ from weft.kernel.address import relayed_address
 from weft.kernel.errors import WeftError
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
+from weft.kernel.rpc import calling, error_from_call
 from weft.link.link import LinkCall
 
 if TYPE_CHECKING:
@@ -134,13 +134,11 @@ class SessionCalls:
 
     async def close(self, session: LinkSession) -> None:
         """Close the session of a runner whose link is gone, unless it is reached elsewhere by now. Raises WeftError."""
-        try:
+        with calling(Reason.SERVICE_UNAVAILABLE):
             request = registry_service_pb2.GetRunnerRequest(name=session.runner)
             known = (await self._registry.GetRunner(request, timeout=CALL_TIMEOUT_SECONDS)).runner
             if known.address == relayed_address(self._address, session.runner):
                 await self._sessions.CloseSession(_close_request(session), timeout=CALL_TIMEOUT_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
     async def _open(self, _: LinkCall, session: LinkSession, request: pb.OpenSessionRequest) -> Message:
         name = require_name(request.runner.name, "runner.name")
@@ -168,9 +166,10 @@ class SessionCalls:
     async def _open_in_turn(self, session: LinkSession, request: pb.OpenSessionRequest) -> Message:
         async with self.turn(session.runner):
             try:
-                response = await self._sessions.OpenSession(request, timeout=CALL_TIMEOUT_SECONDS)
-            except grpc.aio.AioRpcError as error:
-                session.refusal = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+                with calling(Reason.SERVICE_UNAVAILABLE):
+                    response = await self._sessions.OpenSession(request, timeout=CALL_TIMEOUT_SECONDS)
+            except WeftError as error:
+                session.refusal = error
                 raise
             finally:
                 session.is_opening = False

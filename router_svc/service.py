@@ -52,9 +52,11 @@ from weft.durable.durable_call import durable_calls
 from weft.durable.journal_policy import JournalPolicy
 from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, MeshClock, SystemClock
+from weft.kernel.errors import WeftError
 from weft.kernel.health import HealthCheck, HealthLimits, Observation
 from weft.kernel.log import get_logger
-from weft.kernel.rpc import ChannelPool, open_channel
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import ChannelPool, calling, open_channel
 from weft.kernel.service import Service
 from weft.kernel.tracing import NO_TRACING, Tracing
 from weft.wake.run import run_recipe
@@ -399,9 +401,10 @@ class RouterService(Service):
         )
         stub: Any = operation_service_pb2_grpc.OperationServiceStub(self._registry)
         try:
-            await stub.RecordCancellation(request, timeout=AUDIT_TIMEOUT_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            log.warning("cancellation not in the audit log", request_id=record.request_id, why=error.details())
+            with calling(Reason.SERVICE_UNAVAILABLE):
+                await stub.RecordCancellation(request, timeout=AUDIT_TIMEOUT_SECONDS)
+        except WeftError as error:
+            log.warning("cancellation not in the audit log", request_id=record.request_id, why=error.message)
 
     def _hurry_memory(self) -> None:
         if self._memory is not None:

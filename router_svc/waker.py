@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import grpc
 from typing_extensions import override
 
 from router_svc.fleet_view import candidate_of, wake_plan
@@ -22,7 +21,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
-from weft.kernel.rpc import ChannelPool, error_from_call
+from weft.kernel.rpc import ChannelPool, calling
 from weft.kernel.service import start_task, stop_tasks
 from weft.wake.recipes import mesh_recipe
 
@@ -204,18 +203,18 @@ class Waker(WakeStarter):
         channel = await self._channels.get(runner.address)
         stub = cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel))
         try:
-            await stub.Wake(
-                runner_service_pb2.WakeRequest(
-                    model=attempt.model,
-                    priority=attempt.priority.wire,  # type: ignore[arg-type]  # same numbers
-                ),
-                timeout=self._seconds_left(attempt) + CALL_MARGIN_SECONDS,
-                metadata=metadata_of(runner.address),
-            )
-        except grpc.aio.AioRpcError as error:
-            failure = error_from_call(error, Reason.WORKER_LOST)
+            with calling(Reason.WORKER_LOST):
+                await stub.Wake(
+                    runner_service_pb2.WakeRequest(
+                        model=attempt.model,
+                        priority=attempt.priority.wire,  # type: ignore[arg-type]  # same numbers
+                    ),
+                    timeout=self._seconds_left(attempt) + CALL_MARGIN_SECONDS,
+                    metadata=metadata_of(runner.address),
+                )
+        except WeftError as failure:
             if failure.reason is not Reason.WORKER_LOST or mesh_recipe(wake_plan(model)) is None:
-                raise failure from error
+                raise
             # Its host fell asleep and the registry has not noticed, or it is on its way back.
             attempt.runner_was_lost = True
             if attempt.recipe_ran:

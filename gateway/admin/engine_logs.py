@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import grpc
 from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import override
@@ -24,7 +23,7 @@ from weft.kernel.address import metadata_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool, error_from_call
+from weft.kernel.rpc import ChannelPool, calling
 from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
 
 LOG_PARAMETERS = ("lines", "follow", "member")
@@ -52,12 +51,11 @@ class EngineLogClient(EngineLogSource):
         timeout_seconds = None if follow else TIMEOUT_SECONDS
         call = stub.TailLogs(request, metadata=metadata_of(runner.address), timeout=timeout_seconds)
         try:
-            async for batch in call:
-                yield EngineLog(
-                    model=model.name, runner=runner.name, lines=batch.lines, lost_line_count=batch.lost_line_count
-                )
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.WORKER_LOST) from error
+            with calling(Reason.WORKER_LOST):
+                async for batch in call:
+                    yield EngineLog(
+                        model=model.name, runner=runner.name, lines=batch.lines, lost_line_count=batch.lost_line_count
+                    )
         finally:
             call.cancel()
 

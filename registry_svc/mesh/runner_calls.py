@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-import grpc
 from typing_extensions import override
 
 from registry_svc.mesh.core import RegistryCore
@@ -19,9 +18,11 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
-from weft.kernel.rpc import ChannelPool, error_from_call
+from weft.kernel.rpc import ChannelPool, calling
 
 if TYPE_CHECKING:
+    import grpc
+
     from weft.api.runner.v1.runner_service_pb2_grpc import RunnerServiceAsyncStub
 
 
@@ -272,9 +273,10 @@ async def _at_once() -> None:
 async def _responses(call: "grpc.aio.UnaryStreamCall[Any, T]") -> AsyncGenerator[T]:
     """Yields the responses of a call; closing the generator cancels it."""
     try:
-        async for response in call:
-            yield response
-    except grpc.aio.AioRpcError as error:
+        with calling(Reason.WORKER_LOST):
+            async for response in call:
+                yield response
+    except WeftError as error:
         raise _failure(error) from error
     finally:
         call.cancel()
@@ -282,13 +284,13 @@ async def _responses(call: "grpc.aio.UnaryStreamCall[Any, T]") -> AsyncGenerator
 
 async def _answer(call: Awaitable[T]) -> T:
     try:
-        return await call
-    except grpc.aio.AioRpcError as error:
+        with calling(Reason.WORKER_LOST):
+            return await call
+    except WeftError as error:
         raise _failure(error) from error
 
 
-def _failure(error: grpc.aio.AioRpcError) -> WeftError:
-    failure = error_from_call(error, Reason.WORKER_LOST)
+def _failure(failure: WeftError) -> WeftError:
     # The registry did not cancel: a runner that stops ends its calls with this status.
     if failure.reason is Reason.CANCELLED:
         return WeftError(Reason.WORKER_LOST, "the runner ended the call; it is being stopped")

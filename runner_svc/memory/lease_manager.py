@@ -5,7 +5,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -26,7 +26,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import REGISTRY_AWAY, Reason
-from weft.kernel.rpc import error_from_call
+from weft.kernel.rpc import calling
 from weft.kernel.service import start_critical, stop_tasks
 from weft.kernel.timestamps import duration_of, seconds_of
 
@@ -488,7 +488,7 @@ class LeaseClient:
         """Request a lease; yields status messages until it is granted. Closing the generator leaves the wait queue."""
         request.session_id = self._require_session()
         request.holder.CopyFrom(self._holder())
-        async with _errors():
+        with calling(Reason.SERVICE_UNAVAILABLE):
             call = self._require_stub().AcquireLease(request)
             try:
                 # Not `async for`: its generator and the call refer to each other, 25 KB until they are collected.
@@ -501,9 +501,8 @@ class LeaseClient:
         """Renew leases; the holder is filled in."""
         request.session_id = self._require_session()
         request.holder.CopyFrom(self._holder())
-        async with _errors():
+        with calling(Reason.SERVICE_UNAVAILABLE):
             return await self._require_stub().RenewLeases(request, timeout=CALL_TIMEOUT_SECONDS)
-        raise AssertionError("an error has been raised")
 
     async def release(self, lease_id: str, fencing_number: int) -> None:
         """Release a lease."""
@@ -513,24 +512,22 @@ class LeaseClient:
             lease_id=lease_id,
             fencing_number=fencing_number,
         )
-        async with _errors():
+        with calling(Reason.SERVICE_UNAVAILABLE):
             await self._require_stub().ReleaseLease(request, timeout=CALL_TIMEOUT_SECONDS)
 
     async def host_memory(self, host: str) -> list[pb.DeviceMemory]:
         """Returns the accounts of a host's devices; none where the ledger does not know the host."""
-        async with _errors():
+        with calling(Reason.SERVICE_UNAVAILABLE):
             request = pb.ListHostMemoryRequest(host=host)
             response = await self._require_stub().ListHostMemory(request, timeout=CALL_TIMEOUT_SECONDS)
             return [device for known in response.hosts if known.host == host for device in known.devices]
-        raise AssertionError("an error has been raised")
 
     async def release_earlier_incarnations(self) -> int:
         """Release the leases of earlier incarnations of this runner; returns their number."""
         request = pb.ReleaseEarlierLivesRequest(holder=self._holder(), session_id=self._require_session())
-        async with _errors():
+        with calling(Reason.SERVICE_UNAVAILABLE):
             response = await self._require_stub().ReleaseEarlierLives(request, timeout=CALL_TIMEOUT_SECONDS)
             return response.released_count
-        raise AssertionError("an error has been raised")
 
     def _holder(self) -> lease_pb2.LeaseHolder:
         return lease_pb2.LeaseHolder(
@@ -552,14 +549,6 @@ class LeaseClient:
 def _reserved(account: pb.DeviceMemory | None) -> int:
     """Returns the memory of a device that no lease can have."""
     return DEFAULT_MARGIN_BYTES if account is None else account.margin_bytes + account.foreign_bytes
-
-
-@contextlib.asynccontextmanager
-async def _errors() -> AsyncIterator[None]:
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
 
 MAX_PROCESSES = 256

@@ -21,7 +21,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import REGISTRY_AWAY, Reason
-from weft.kernel.rpc import error_from_call
+from weft.kernel.rpc import calling
 from weft.kernel.service import start_critical, stop_tasks
 from weft.kernel.timestamps import seconds_of
 
@@ -171,7 +171,7 @@ class RunnerSession:
         if self._session_id:
             request = pb.CloseSessionRequest(session_id=self._session_id, incarnation=self._incarnation)
             self._session_id = ""
-            with suppress(grpc.aio.AioRpcError):
+            with suppress(WeftError), calling(Reason.SERVICE_UNAVAILABLE):
                 await self._stub.CloseSession(request, timeout=CLOSE_TIMEOUT_SECONDS)
 
     def _begin(self) -> None:
@@ -208,12 +208,12 @@ class RunnerSession:
         )
         began = self._clock.monotonic()
         try:
-            response = await self._stub.OpenSession(request, timeout=CALL_TIMEOUT_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            failure = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+            with calling(Reason.SERVICE_UNAVAILABLE):
+                response = await self._stub.OpenSession(request, timeout=CALL_TIMEOUT_SECONDS)
+        except WeftError as failure:
             if failure.reason not in _LOST_ON_THE_WAY:
                 self._open_request_id = ""
-            raise failure from error
+            raise
         self._open_request_id = ""
         # The answer to a request that was sent again is of the models that it had the first time.
         self._models_changed = self._published != self._report.manifests()
@@ -252,10 +252,8 @@ class RunnerSession:
             capability=capability,
         )
         began = self._clock.monotonic()
-        try:
+        with calling(Reason.SERVICE_UNAVAILABLE):
             response = await self._stub.Heartbeat(request, timeout=CALL_TIMEOUT_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
         self._told, self._told_moves = capability, moves
         self._times = replace(self._times, heartbeat_at=began)
         self._note_time(response, began)

@@ -19,6 +19,7 @@ from runner_svc.tools.port import (
 from runner_svc.tools.python_functions import PythonFunction
 from runner_svc.tools.schemas import ArgumentCheck
 from weft.kernel.errors import WeftError
+from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
@@ -145,8 +146,7 @@ async def _call(source: ToolRunner, name: str, arguments: Mapping[str, Any]) -> 
     try:
         outcome = await source.call(name, arguments)
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if task_is_cancelled():
             raise
         outcome = failure("it cancelled itself")
     except WeftError as error:

@@ -6,8 +6,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
-import grpc
-
 from weft.api.common.v1 import audio_pb2, event_pb2, image_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
@@ -23,7 +21,7 @@ from weft.client._media_messages import (
 from weft.client._messages import ChatOptions, Message, chat_request, embed_request
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, open_channel
+from weft.kernel.rpc import calling, open_channel
 
 if TYPE_CHECKING:
     from weft.api.router.v1.inference_service_pb2_grpc import InferenceServiceAsyncStub
@@ -92,10 +90,8 @@ class AsyncMesh:
         """Returns the images when all are complete."""
         asked = image_request(model, prompt, options)
         request = pb.GenerateImagesRequest(model=model, payload=asked.payload, options=asked.options)
-        try:
+        with calling(Reason.SERVICE_UNAVAILABLE):
             return list((await self._stub.GenerateImages(request, timeout=timeout)).images)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
     async def stream_transcription(
         self, model: str, audio: bytes, *, timeout: float | None = None, **options: Unpack[TranscriptionOptions]
@@ -113,10 +109,8 @@ class AsyncMesh:
         """Returns the whole transcription of a recording."""
         asked = transcription_request(model, audio, options)
         request = pb.TranscribeRequest(model=model, payload=asked.payload, options=asked.options)
-        try:
+        with calling(Reason.SERVICE_UNAVAILABLE):
             return (await self._stub.Transcribe(request, timeout=timeout)).transcription
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
     async def speak(
         self, model: str, text: str, *, timeout: float | None = None, **options: Unpack[SpeechOptions]
@@ -129,20 +123,17 @@ class AsyncMesh:
 
     async def embed(self, model: str, texts: Sequence[str], *, timeout: float | None = None) -> list[list[float]]:
         """Returns one vector per text."""
-        try:
+        with calling(Reason.SERVICE_UNAVAILABLE):
             response = await self._stub.Embed(embed_request(model, texts), timeout=timeout)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
         return [list(embedding.values) for embedding in response.embeddings]
 
 
 async def _responses(call: Any) -> AsyncGenerator[Any]:
     """Yields the responses of a started call, which is cancelled when the reader leaves."""
     try:
-        async for response in call:
-            yield response
-    except grpc.aio.AioRpcError as error:
-        raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+        with calling(Reason.SERVICE_UNAVAILABLE):
+            async for response in call:
+                yield response
     finally:
         call.cancel()
 

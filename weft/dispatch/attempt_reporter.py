@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, cast
 
-import grpc
-
 from weft.api.router.v1 import lane_service_pb2 as pb
 from weft.api.router.v1 import lane_service_pb2_grpc
 from weft.dispatch.fleet import FleetView
 from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
 from weft.kernel.report_limits import ReportLimits
-from weft.kernel.rpc import ChannelPool
+from weft.kernel.rpc import ChannelPool, calling
 from weft.kernel.service import start_task, stop_tasks
 
 if TYPE_CHECKING:
@@ -138,11 +138,12 @@ class AttemptReporter:
         channel = await self._channels.get(known.address)
         stub = cast("LaneServiceAsyncStub", lane_service_pb2_grpc.LaneServiceStub(channel))
         try:
-            answer = await stub.ReportAttempts(
-                pb.ReportAttemptsRequest(reports=batch), timeout=self._limits.call_timeout_seconds
-            )
-        except grpc.aio.AioRpcError as error:
-            log.warning("reports not delivered", router=router, count=len(batch), why=error.details())
+            with calling(Reason.SERVICE_UNAVAILABLE):
+                answer = await stub.ReportAttempts(
+                    pb.ReportAttemptsRequest(reports=batch), timeout=self._limits.call_timeout_seconds
+                )
+        except WeftError as error:
+            log.warning("reports not delivered", router=router, count=len(batch), why=error.message)
             return None
         return answer.outcomes if len(answer.outcomes) == len(batch) else None
 

@@ -37,6 +37,7 @@ from weft.dispatch.workflows import require_images, resolve_workflow, workflow_n
 from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import LACKED_ROUTER, WeftError
+from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, error_from_call
@@ -520,8 +521,7 @@ def require_cancelled(why: WeftError | None = None) -> None:
     The error is `why` where the request was cancelled by its id, else WORKER_LOST: gRPC also reports a call as
     cancelled whose channel was closed under it.
     """
-    task = asyncio.current_task()
-    if task is None or not task.cancelling():
+    if not task_is_cancelled():
         raise why or WeftError(Reason.WORKER_LOST, "the connection to the runner was closed")
 
 

@@ -28,8 +28,11 @@ from weft.api.registry.v1 import (
 )
 from weft.kernel.abilities import Abilities, reported_over, skills_of
 from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
 from weft.kernel.request import JournalMode, Operation, Skill, journal_in
+from weft.kernel.rpc import calling
 from weft.kernel.service import start_critical, stop_tasks
 
 if TYPE_CHECKING:
@@ -390,12 +393,13 @@ class FleetWatcher:
         pause = FIRST_RETRY_SECONDS
         while True:
             try:
-                await self._follow_once()
-            except grpc.aio.AioRpcError as error:
+                with calling(Reason.SERVICE_UNAVAILABLE):
+                    await self._follow_once()
+            except WeftError as error:
                 log.warning(
                     "registry watch lost, serving from the last known state",
-                    code=error.code().name,
-                    why=error.details(),
+                    reason=error.reason.name.lower(),
+                    why=error.message,
                 )
             except Exception:
                 # A watcher that ended would leave its service with a view that grows stale unnoticed.

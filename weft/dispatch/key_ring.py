@@ -11,8 +11,11 @@ import grpc
 
 from weft.api.registry.v1 import key_service_pb2, key_service_pb2_grpc
 from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.principal import KeyRing, KeyVerifier, kept_access
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import calling
 from weft.kernel.service import start_critical, stop_tasks
 
 if TYPE_CHECKING:
@@ -66,12 +69,13 @@ class KeyRingWatcher:
         while True:
             heard = self._heard
             try:
-                await self._follow_once()
-            except grpc.aio.AioRpcError as error:
+                with calling(Reason.SERVICE_UNAVAILABLE):
+                    await self._follow_once()
+            except WeftError as error:
                 log.warning(
                     "watch of keys lost, the last known keys stay in force",
-                    code=error.code().name,
-                    why=error.details(),
+                    reason=error.reason.name.lower(),
+                    why=error.message,
                 )
             except Exception:
                 # A watcher that ended would miss revocations unnoticed.

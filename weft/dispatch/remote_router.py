@@ -38,11 +38,12 @@ from weft.dispatch.placement import (
 )
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.lane_names import MAX_FALLBACKS
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
-from weft.kernel.rpc import error_from_call
+from weft.kernel.rpc import calling, error_from_call
 from weft.kernel.service import start_task, stop_tasks
 from weft.kernel.telemetry import TRACEPARENT
 
@@ -77,12 +78,10 @@ class RemotePlacement(RouterPort):
 
     @override
     async def queues(self) -> Sequence[PoolQueue]:
-        try:
+        with calling(Reason.SERVICE_UNAVAILABLE):
             response = await self._stub.ListQueues(
                 pb.ListQueuesRequest(), timeout=QUEUES_TIMEOUT_SECONDS, metadata=self._scope
             )
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
         return [
             PoolQueue(
                 pool=queue.pool,
@@ -105,7 +104,6 @@ class RemotePlace(Placement):
         self._reading: asyncio.Future[object] | None = None
         """The read of the message that follows a grant; None: no read is in progress."""
         self._on_cancelled: OnCancelled | None = None
-        self._is_abandoned = False
         self.is_disconnected = False
         """Whether the call ended without a word of the router."""
 
@@ -131,28 +129,27 @@ class RemotePlace(Placement):
         try:
             response = await (self._call.read() if reading is None else reading)
         except grpc.aio.AioRpcError as error:
-            if self._is_abandoned:
-                # A read that had not begun yet raises this instead of CancelledError.
-                raise WeftError(Reason.NO_ROUTER_AVAILABLE, "the router does not answer") from error
-            self.is_disconnected = error.code() == grpc.StatusCode.UNAVAILABLE and rpc_status.from_call(error) is None
-            if self.is_disconnected:
-                raise WeftError(Reason.NO_ROUTER_AVAILABLE, "the router does not answer") from error
+            is_bare = rpc_status.from_call(error) is None
+            self.is_disconnected = is_bare and error.code() == grpc.StatusCode.UNAVAILABLE
+            # A read that had not begun raises this instead of CancelledError.
+            was_cut = is_bare and error.code() == grpc.StatusCode.CANCELLED
+            if self.is_disconnected or was_cut:
+                raise _no_answer() from error
             found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
             # A router that stops is one that is lost: the request is placed again.
             is_stopping = found.reason is Reason.SHUTTING_DOWN
             raise (WeftError(Reason.SERVICE_UNAVAILABLE, found.message) if is_stopping else found) from error
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self._is_abandoned or (task is not None and task.cancelling()):
+            # The placement was abandoned, or the channel closed under it: a request is cancelled in other ways.
+            if task_is_cancelled():
                 raise
-            raise WeftError(Reason.NO_ROUTER_AVAILABLE, "the router does not answer") from None
+            raise _no_answer() from None
         if not isinstance(response, pb.PlaceResponse):
             raise WeftError(Reason.NO_ROUTER_AVAILABLE, "the router ended the placement without a decision")
         return _decision_from_proto(response)
 
     def abandon(self) -> None:
         """Stop waiting for the router: `next_decision` raises NO_ROUTER_AVAILABLE."""
-        self._is_abandoned = True
         if self._call is not None:
             self._call.cancel()
 
@@ -195,8 +192,17 @@ class RemotePlace(Placement):
     async def _write(self, request: pb.PlaceRequest) -> None:
         """Sends a message to the router. A lost router is noticed by the next read, not here."""
         assert self._call is not None, "a report before the placement was entered"
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        try:
             await self._call.write(request)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass
+        except asyncio.CancelledError:
+            if task_is_cancelled():
+                raise
+
+
+def _no_answer() -> WeftError:
+    return WeftError(Reason.NO_ROUTER_AVAILABLE, "the router does not answer")
 
 
 def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
@@ -346,8 +352,9 @@ class RouterWatch(RouterSource):
     async def _answers(self) -> bool:
         request = health_pb2.HealthCheckRequest(service=_PLACEMENT)
         try:
-            answer = await self._stub.Check(request, timeout=CHECK_TIMEOUT_SECONDS)
-        except grpc.aio.AioRpcError:
+            with calling(Reason.SERVICE_UNAVAILABLE):
+                answer = await self._stub.Check(request, timeout=CHECK_TIMEOUT_SECONDS)
+        except WeftError:
             return False
         except Exception:
             # A watch that ended would repeat its last result forever.
@@ -442,20 +449,16 @@ class RemoteRequests(RequestSource):
     @override
     async def request(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
         wanted = request_service_pb2.GetRequestRequest(request_id=request_id, tenant=tenant)
-        try:
+        with calling(Reason.SERVICE_UNAVAILABLE):
             return (await self._stub.GetRequest(wanted, timeout=REQUESTS_TIMEOUT_SECONDS, metadata=self._scope)).request
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
     @override
     async def requests(
         self, limit: int = DEFAULT_LISTED, tenant: str = "", selection: Selection = UNDER_WAY
     ) -> ListedRequests:
         wanted = request_service_pb2.ListRequestsRequest(limit=limit, tenant=tenant, selection=selection)
-        try:
+        with calling(Reason.SERVICE_UNAVAILABLE):
             response = await self._stub.ListRequests(wanted, timeout=REQUESTS_TIMEOUT_SECONDS, metadata=self._scope)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
         return ListedRequests(
             requests=response.requests,
             total=response.total_count,
@@ -471,10 +474,9 @@ class RemoteRequests(RequestSource):
         wanted = request_service_pb2.WatchRequestsRequest(tenant=tenant, ended_limit=ended_limit)
         call = self._stub.WatchRequests(wanted, metadata=self._scope)
         try:
-            async for response in call:
-                yield response
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+            with calling(Reason.SERVICE_UNAVAILABLE):
+                async for response in call:
+                    yield response
         finally:
             call.cancel()
 
@@ -483,47 +485,38 @@ class RemoteRequests(RequestSource):
         wanted = request_service_pb2.CancelRequestRequest(
             request_id=request_id, tenant=tenant, requested_by=cancelled_by
         )
-        try:
+        with calling(Reason.SERVICE_UNAVAILABLE):
             limit = CANCEL_WAIT_SECONDS + REQUESTS_TIMEOUT_SECONDS
             return (await self._stub.CancelRequest(wanted, timeout=limit, metadata=self._scope)).request
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
     @override
     async def clients(self) -> Sequence[request_pb2.ClientRecord]:
-        try:
+        with calling(Reason.SERVICE_UNAVAILABLE):
             return (
                 await self._stub.ListClients(
                     request_service_pb2.ListClientsRequest(), timeout=REQUESTS_TIMEOUT_SECONDS, metadata=self._scope
                 )
             ).clients
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
     @override
     async def limit_uses(self, tenant: str = "") -> Sequence[request_service_pb2.LimitUse]:
         wanted = request_service_pb2.ListLimitUsesRequest(tenant=tenant)
-        try:
+        with calling(Reason.SERVICE_UNAVAILABLE):
             return (await self._stub.ListLimitUses(wanted, timeout=REQUESTS_TIMEOUT_SECONDS, metadata=self._scope)).uses
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
     @override
     async def figures(self) -> figures_pb2.Figures:
         wanted = request_service_pb2.GetFiguresRequest()
-        try:
+        with calling(Reason.SERVICE_UNAVAILABLE):
             return (await self._stub.GetFigures(wanted, timeout=REQUESTS_TIMEOUT_SECONDS, metadata=self._scope)).figures
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
     @override
     async def watch_figures(self) -> AsyncGenerator[figures_pb2.Figures]:
         call = self._stub.WatchFigures(request_service_pb2.WatchFiguresRequest(), metadata=self._scope)
         try:
-            async for response in call:
-                yield response.figures
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+            with calling(Reason.SERVICE_UNAVAILABLE):
+                async for response in call:
+                    yield response.figures
         finally:
             call.cancel()
 

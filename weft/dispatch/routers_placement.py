@@ -66,10 +66,11 @@ class LinkedPlace(Placement):
     def __init__(self, link: RouterLink, request: PlacementRequest) -> None:
         self._link = link
         self._place = link.placement.place(request)
+        self._is_opened = False
 
     async def __aenter__(self) -> Self:
         # A call that is cancelled before its metadata was sent never ends its first write (grpcio 1.85).
-        opening = asyncio.ensure_future(self._place.__aenter__())
+        opening = asyncio.ensure_future(self._open())
         lost = asyncio.ensure_future(self._link.until_lost())
         try:
             await asyncio.wait({opening, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -83,6 +84,12 @@ class LinkedPlace(Placement):
             await asyncio.gather(opening, lost, return_exceptions=True)
         return self
 
+    async def _open(self) -> None:
+        # Of a link that is lost the channel may be closed by now, and then a call cannot even be begun.
+        if not self._link.is_lost:
+            self._is_opened = True
+            await self._place.__aenter__()
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -90,7 +97,7 @@ class LinkedPlace(Placement):
 
     @override
     async def next_decision(self) -> Decision:
-        if self._link.is_lost:
+        if self._link.is_lost or not self._is_opened:
             raise _lost(self._link)
         self._link.enter(self._place)
         try:

@@ -28,6 +28,7 @@ from weft.durable.batches import MAX_PIECE_BYTES, BatchPort, FilePort, LineResul
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort, copy_of
 from weft.kernel.errors import WeftError
+from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
 
@@ -124,6 +125,10 @@ class StoreCalls:
             raise found from error
         except TimeoutError as error:
             raise self._silent() from error
+        except asyncio.CancelledError:
+            if task_is_cancelled():
+                raise
+            raise self._silent() from None
 
     def _silent(self) -> WeftError:
         return WeftError(Reason.SERVICE_UNAVAILABLE, self.timed_out, retry_after_seconds=self.retry_after_seconds)

@@ -16,7 +16,7 @@ from weft.api.router.v1.usage_pb2 import UsageGroup
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import enum_words
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
+from weft.kernel.rpc import calling
 from weft.kernel.timestamps import stamp_of
 
 if TYPE_CHECKING:
@@ -49,10 +49,8 @@ class RemoteUsage(UsageSource):
 
     @override
     async def usage(self, wanted: pb.ListUsageRequest) -> pb.ListUsageResponse:
-        try:
+        with calling(Reason.SERVICE_UNAVAILABLE):
             return await self._stub.ListUsage(wanted, timeout=USAGE_TIMEOUT_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
 
 def groups_of(text: str, field: str) -> list[Group]:

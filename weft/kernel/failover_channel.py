@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typing_extensions import override
 
 from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
 from weft.kernel.picked_channel import PickedChannel
 from weft.kernel.service import start_task, stop_tasks
@@ -196,8 +197,7 @@ class FailoverChannel(PickedChannel):
                 self._note(index, Reach.AWAY)
             except asyncio.CancelledError:
                 # A connection of an earlier certificate that is cut cancels its calls, and not this task.
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
+                if task_is_cancelled():
                     raise
                 self._note(index, Reach.AWAY)
             await self._clock.sleep(pause)

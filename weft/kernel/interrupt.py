@@ -1,8 +1,17 @@
-"""Interruption of a block of work from outside, with an error chosen by the one who interrupts."""
+"""Cancellation of tasks: whether the current one is cancelled, and blocks of it that others can end with an error."""
 
 import asyncio
 from types import TracebackType
 from typing import Self
+
+
+def task_is_cancelled() -> bool:
+    """Whether the current task is cancelled, and not only something that it awaited.
+
+    gRPC raises CancelledError as well for a call that was cancelled by itself, as when its channel is closed.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class Interruptible:

@@ -1,5 +1,6 @@
 """gRPC plumbing: channel and server options, and one function each way between WeftError and status."""
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from grpc_status import rpc_status
 from weft.kernel.address import addresses_of, needs_tls, target_of
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.failover_channel import BlockingFailoverChannel, FailoverChannel
+from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.tls import TlsFiles
@@ -252,6 +254,35 @@ _HANDSHAKE_WORDS: tuple[tuple[str, str], ...] = (
 
 CONNECTION_LOST = "the connection was lost"
 """What is said of a connection that ended, or was never there, for no reason that is known."""
+
+
+class calling:  # noqa: N801 - reads as a statement: `with calling(Reason.SERVICE_UNAVAILABLE):`
+    """Wraps a call of grpc.aio: its failure is raised as a WeftError, as `error_from_call` finds it.
+
+    A call whose channel is closed under it is one that was lost, and no cancellation of the task that waits for it.
+    """
+
+    __slots__ = ("_peer_lost",)
+
+    def __init__(self, peer_lost: Reason) -> None:
+        """`peer_lost`: the reason of a failed transport."""
+        self._peer_lost = peer_lost
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, grpc.aio.AioRpcError):
+            raise error_from_call(error, self._peer_lost) from error
+        is_cut = isinstance(error, asyncio.CancelledError) and not task_is_cancelled()
+        if is_cut or (isinstance(error, grpc.aio.UsageError) and str(error) == _CHANNEL_CLOSED):
+            raise WeftError(self._peer_lost, CONNECTION_LOST) from error
+
+
+_CHANNEL_CLOSED = "Channel is closed."
+"""gRPC's words (grpcio 1.85) for a call on a channel that was closed before."""
 
 
 def _lost_words(details: str) -> str:

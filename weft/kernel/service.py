@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from weft.kernel.clock import Clock
 from weft.kernel.health import HealthReport
+from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
 
 log = get_logger("weft.service")
@@ -132,7 +133,9 @@ async def _restarted(make_work: Callable[[], Coroutine[None, None, None]], name:
         began = clock.monotonic()
         try:
             await make_work()
-        except Exception:
+        except (Exception, asyncio.CancelledError):
+            if task_is_cancelled():
+                raise
             if clock.monotonic() - began >= STEADY_AFTER_SECONDS:
                 pause = FIRST_RESTART_PAUSE_SECONDS
             log.exception("background task died and is restarted", task=name, pause_seconds=pause)
@@ -143,15 +146,25 @@ async def _restarted(make_work: Callable[[], Coroutine[None, None, None]], name:
 
 
 def _log_unforeseen_end(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
+    if (error := _unforeseen_end(task)) is not None:
         log.critical("background task died", task=task.get_name(), exc_info=error)
 
 
 def _report_death(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
+    if (error := _unforeseen_end(task)) is not None:
         name = task.get_name()
         context = {"message": f"background task {name} died", "exception": error, "task": task, CRITICAL_TASK: name}
         task.get_loop().call_exception_handler(context)
+
+
+def _unforeseen_end(task: asyncio.Task[Any]) -> BaseException | None:
+    """Returns what ended a task, if it has not returned and was not cancelled.
+
+    One that only awaited something that was cancelled, as a call whose channel was closed, has died as well.
+    """
+    if not task.cancelled():
+        return task.exception()
+    return None if task.cancelling() else RuntimeError("a call that it waited for was cancelled")
 
 
 async def stop_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:

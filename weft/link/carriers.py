@@ -15,7 +15,7 @@ from weft.kernel.address import metadata_of
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool, RpcMethod, error_from_call
+from weft.kernel.rpc import ChannelPool, RpcMethod, calling
 from weft.kernel.service import start_task
 from weft.link.frames import WINDOW_BYTES, Metadata, Side, error_of
 from weft.link.link import ACCEPTED_KEY, Link, LinkCall
@@ -160,13 +160,12 @@ class Carriers:
                 response_deserializer=CARRY.response.FromString,
             )
             stream = carry()
-            offered = await _until_accepted(stream)
-            link = Link(Side.ROUTER, CARRIER_LIMITS, _refuse)
-            pipe = await connect_pipe(link, offered)
-            self._streams[address] = _Stream(link, frozenset(offered.get(METHODS_KEY, "").split(",")))
-            await link.run(stream, CARRY.request)
-        except grpc.aio.AioRpcError as error:
-            self._note_end(address, error_from_call(error, Reason.WORKER_LOST))
+            with calling(Reason.WORKER_LOST):
+                offered = await _until_accepted(stream)
+                link = Link(Side.ROUTER, CARRIER_LIMITS, _refuse)
+                pipe = await connect_pipe(link, offered)
+                self._streams[address] = _Stream(link, frozenset(offered.get(METHODS_KEY, "").split(",")))
+                await link.run(stream, CARRY.request)
         except WeftError as error:
             self._note_end(address, error)
         finally:

@@ -11,7 +11,7 @@ from weft.api.common.v1 import link_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import MAX_METADATA_BYTES, PING_TIMEOUT_MS, error_from_call
+from weft.kernel.rpc import MAX_METADATA_BYTES, PING_TIMEOUT_MS, calling
 from weft.kernel.service import stop_tasks
 from weft.kernel.wakeup import Wakeup
 from weft.link.flow_control import Call
@@ -327,8 +327,7 @@ LINK_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 async def _on_stream(operation: Awaitable[Any]) -> Any:
     """Waits for an operation on a stream. Raises WeftError when the stream broke."""
     try:
-        return await operation
-    except grpc.aio.AioRpcError as error:
-        raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+        with calling(Reason.SERVICE_UNAVAILABLE):
+            return await operation
     except asyncio.InvalidStateError as error:
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the stream of the link has ended") from error

@@ -337,17 +337,72 @@ class BreakingStub:
         return CancelledWhileItEnds()
 
 
-@pytest.mark.parametrize(("is_abandoned", "reason"), [(True, Reason.NO_ROUTER_AVAILABLE), (False, Reason.CANCELLED)])
-async def test_a_placement_abandoned_while_its_connection_breaks_is_lost_and_not_cancelled(
-    is_abandoned: bool, reason: Reason
-) -> None:
+@pytest.mark.parametrize("is_abandoned", [True, False])
+async def test_a_placement_whose_connection_breaks_is_lost_and_not_cancelled(is_abandoned: bool) -> None:
     place = RemotePlace(cast("Any", BreakingStub()), a_request())
     async with place:
         if is_abandoned:
             place.abandon()
         with pytest.raises(WeftError) as raised:
             await place.next_decision()
-    assert raised.value.reason is reason
+    assert raised.value.reason is Reason.NO_ROUTER_AVAILABLE
+
+
+class CutCall:
+    """A call whose channel is closed: grpc.aio raises CancelledError, though no task is cancelled."""
+
+    async def write(self, request: object) -> None:
+        raise asyncio.CancelledError
+
+    async def read(self) -> object:
+        raise asyncio.CancelledError
+
+    async def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.CANCELLED
+
+    def done(self) -> bool:
+        return True
+
+    def cancel(self) -> bool:
+        return False
+
+
+async def test_a_placement_whose_channel_is_closed_under_it_is_lost_and_its_task_goes_on() -> None:
+    place = RemotePlace(cast("Any", SimpleNamespace(Place=lambda **_: CutCall())), a_request())
+    async with place:
+        await place.report_first_content(1)
+        await place.report_finished(Reason.UNSPECIFIED)
+        with pytest.raises(WeftError) as raised:
+            await place.next_decision()
+    assert raised.value.reason is Reason.NO_ROUTER_AVAILABLE
+
+
+class WaitingCall(CutCall):
+    """A call whose answer does not come."""
+
+    async def read(self) -> object:
+        return await asyncio.Event().wait()
+
+
+async def test_a_placement_whose_task_is_cancelled_ends_with_it() -> None:
+    async with RemotePlace(cast("Any", SimpleNamespace(Place=lambda **_: WaitingCall())), a_request()) as place:
+        waiting = asyncio.create_task(place.next_decision())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+
+async def test_a_request_whose_router_leaves_while_it_is_placed_is_placed_by_the_next_owner(tmp_path: Path) -> None:
+    async with running(tmp_path) as there, asyncio.timeout(10):
+        leaving = there.owner()
+        place = there.place(a_request())
+        # Its channel is closed before the call begins.
+        there.show(*(name for name in NAMES if name != leaving.name))
+        await there.links.close()
+        there.show(*(name for name in NAMES if name != leaving.name))
+        async with place:
+            assert (await granted(place)).runner == "a"
 
 
 class NeverSent(CancelledWhileItEnds):

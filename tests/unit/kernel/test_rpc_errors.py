@@ -1,12 +1,15 @@
 """An error that crosses gRPC arrives as the same error."""
 
+import asyncio
+from typing import Any
+
 import grpc
 import pytest
 from grpc_status import rpc_status
 
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, error_to_status
+from weft.kernel.rpc import CONNECTION_LOST, calling, error_from_call, error_to_status, open_channel
 
 
 def _call_error(code: grpc.StatusCode, details: str, trailers: grpc.aio.Metadata | None = None) -> grpc.aio.AioRpcError:
@@ -56,3 +59,46 @@ def test_a_bare_status_of_grpc_itself_is_mapped_on_purpose(
     code: grpc.StatusCode, details: str, expected: Reason
 ) -> None:
     assert error_from_call(_call_error(code, details), Reason.WORKER_LOST).reason is expected
+
+
+def _fails_with(error: BaseException) -> None:
+    with calling(Reason.WORKER_LOST):
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [_call_error(grpc.StatusCode.UNAVAILABLE, "Socket closed"), asyncio.CancelledError()],
+    ids=["status", "cut"],
+)
+async def test_a_call_whose_connection_is_lost_fails_with_the_reason_of_its_peer(error: BaseException) -> None:
+    with pytest.raises(WeftError, match=CONNECTION_LOST) as raised:
+        _fails_with(error)
+    assert raised.value.reason is Reason.WORKER_LOST
+
+
+@pytest.mark.parametrize("error", [WeftError(Reason.MOVED, "elsewhere"), grpc.aio.UsageError("a bug"), KeyError("x")])
+async def test_what_is_no_failure_of_a_call_passes_through(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised:
+        _fails_with(error)
+    assert raised.value is error
+
+
+async def test_a_call_on_a_channel_that_is_closed_is_one_whose_connection_is_lost() -> None:
+    channel = open_channel("unix:/nowhere/a.sock")
+    method: Any = channel.unary_unary("/weft.test.Echo/Say")
+    await channel.close()
+    with pytest.raises(WeftError, match=CONNECTION_LOST), calling(Reason.WORKER_LOST):
+        await method(b"hello")
+
+
+async def test_a_task_that_is_cancelled_during_a_call_is_cancelled() -> None:
+    async def call() -> None:
+        with calling(Reason.WORKER_LOST):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(call())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -53,6 +53,37 @@ async def test_the_death_of_a_critical_task_is_told_to_the_event_loop() -> None:
     assert (told, [line["event"] for line in logs]) == (["heart"], ["background task died"])
 
 
+async def _await_a_cancelled_call() -> None:
+    """As a call of grpc.aio whose channel is closed ends it: nothing has cancelled the task."""
+    raise asyncio.CancelledError
+
+
+async def test_a_task_that_ends_with_the_cancellation_of_a_call_has_died() -> None:
+    told: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context[CRITICAL_TASK]))
+    with capture_logs() as logs:
+        task = start_critical(_await_a_cancelled_call(), name="heart")
+        await asyncio.wait([task])
+        await asyncio.sleep(0)
+    assert (told, [line["event"] for line in logs]) == (["heart"], ["background task died"])
+
+
+async def test_a_loop_that_ends_with_the_cancellation_of_a_call_is_restarted() -> None:
+    clock, starts = FakeClock(), list[float]()
+
+    async def work() -> None:
+        starts.append(clock.monotonic())
+        await _await_a_cancelled_call()
+
+    task = start_restarting(work, name="sweeper", clock=clock)
+    while len(starts) < 2:
+        await clock.wait_for_sleepers(1)
+        await clock.advance(FIRST_RESTART_PAUSE_SECONDS)
+    await stop_tasks([task])
+    assert task.cancelled()
+
+
 async def test_a_loop_that_dies_is_restarted_with_growing_pauses_up_to_a_bound() -> None:
     clock, starts = FakeClock(), list[float]()
 
