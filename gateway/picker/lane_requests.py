@@ -440,7 +440,7 @@ class LaneRequests(AttemptReports):
         """Make the receipt of a request that has ended again: an attempt before the last one was reported late."""
         assert lane.receipt is not None, "it has ended"
         reason, cancelled_by = Reason(lane.receipt.reason), lane.receipt.cancelled_by
-        _, part = lane.end(reason)
+        _, part = lane.end(Reason.WORKER_LOST)
         lane.receipt = lane.trace.receipt(reason, part, lane.ended_at)
         lane.receipt.cancelled_by = cancelled_by
         lane.add_proxy_record()

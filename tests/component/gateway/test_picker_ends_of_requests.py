@@ -175,6 +175,16 @@ async def test_the_report_of_a_failed_attempt_that_comes_after_the_end_corrects_
         assert await stage.figure("weft_truth_disagreements_total") == 0
 
 
+async def test_a_corrected_receipt_of_a_cancelled_request_keeps_its_usage(tmp_path: Path) -> None:
+    second = grant(2, "r2")
+    async with routed(tmp_path, grant(1, "r1", second)) as stage:
+        stage.report(second, told(reason=Reason.CANCELLED))
+        await stage.end()
+        stage.report(grant(1, "r1"), told(reason=Reason.SERVER_DIED, tokens=None), first_content=None)
+        amended = stage.amended[-1]
+        assert (amended.outcome, amended.usage.completion_tokens) == (receipt_pb2.OUTCOME_CANCELLED, 6)
+
+
 async def test_a_runner_that_refuses_before_content_leaves_the_end_to_the_next_endpoint(tmp_path: Path) -> None:
     second = grant(2, "r2")
     async with routed(tmp_path, grant(1, "r1", second)) as stage:
