@@ -106,7 +106,6 @@ class Guardian:
         command = self._read_command()
         if not command or not self._start(command):
             return
-        _let_go_of_output()
         self._wait(wake)
         left = self._kill_all()
         self._look_for_end()
@@ -160,6 +159,7 @@ class Guardian:
             self._tell(f"failed {executing.decode()}")
             os.waitpid(self._engine, 0)
             return False
+        _let_go_of_output()
         self._tell(f"started {self._engine} {entering.decode() or 0}")
         return True
 
