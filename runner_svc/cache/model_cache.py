@@ -1,5 +1,6 @@
 """The prefix cache of one model: cache use of each turn, figures, flush, and the salts that isolate tenants."""
 
+import asyncio
 import hashlib
 import hmac
 import os
@@ -8,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,12 +24,10 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import CacheMode, Handling
 from weft.kernel.service import start_task, stop_tasks
 
-if TYPE_CHECKING:
-    import asyncio
-
-
 MAX_ERASING_TASKS = 64
 """Concurrent background erasures of slots; further slots are erased when they are used again."""
+ERASURE_WAIT_SECONDS = 1.0
+"""How long a turn waits for the erasure of its slot: one that comes later would take the text of the turn too."""
 
 log = get_logger("weft.runner")
 
@@ -74,6 +72,8 @@ class ModelCache:
         self._incarnation: tuple[int | None, int] = (None, 0)
         self._directory: CacheDirectory | None = None
         self._erasing: set[asyncio.Task[None]] = set()
+        self._unfinished: dict[asyncio.Future[None], frozenset[int]] = {}
+        """Erasures that the engine has not confirmed yet, and their slots."""
         self._is_closed = False
 
     def note(self, usage: usage_pb2.Usage) -> None:
@@ -138,7 +138,8 @@ class ModelCache:
                     Reason.UNSUPPORTED_OPERATION, f"the server of {self.model} cannot be told what to forget"
                 )
             return ErasedCache(entry_count=0, token_count=0)
-        return await self._erase(directory, directory.forget(tenant, tag))
+        erasures = directory.forget(tenant, tag)
+        return await self._erase(directory, erasures, self._begin_erasure(erasures))
 
     async def close(self) -> None:
         """End the background tasks, and start no more."""
@@ -176,6 +177,7 @@ class ModelCache:
         turn = RunningTurn(CacheUse(slot=begun.slot, fresh=begun.fresh))
         touched: Sequence[int] | None = None
         try:
+            await self._until_erased(begun.slot)
             yield turn
             # The slots of a cancelled turn are unknown: the engine may still work on it.
             if before:
@@ -183,7 +185,8 @@ class ModelCache:
         finally:
             erasures = directory.end(begun, worked=turn.worked, touched=touched)
             if erasures and not self._is_closed and len(self._erasing) < MAX_ERASING_TASKS:
-                task = start_task(self._erase_quietly(directory, erasures), name=f"erase-cache-{self.model}")
+                erasing = self._erase_quietly(directory, erasures, self._begin_erasure(erasures))
+                task = start_task(erasing, name=f"erase-cache-{self.model}")
                 self._erasing.add(task)
                 task.add_done_callback(self._erasing.discard)
 
@@ -196,16 +199,35 @@ class ModelCache:
         directory.note_snapshot()
         return snapshots
 
-    async def _erase(self, directory: CacheDirectory, erasures: Sequence[SlotState]) -> ErasedCache:
-        if not erasures:
-            return ErasedCache(entry_count=0, token_count=0)
-        erased = await self.backend.erase_cache([erasure.slot for erasure in erasures])
+    def _begin_erasure(self, erasures: Sequence[SlotState]) -> asyncio.Future[None]:
+        """Returns what is done once the engine has confirmed, or refused, the erasure."""
+        done = asyncio.get_running_loop().create_future()
+        self._unfinished[done] = frozenset(erasure.slot for erasure in erasures)
+        done.add_done_callback(self._unfinished.pop)
+        return done
+
+    async def _until_erased(self, slot: int | None) -> None:
+        waited_for = [done for done, slots in self._unfinished.items() if slot in slots]
+        if waited_for:
+            await asyncio.wait(waited_for, timeout=ERASURE_WAIT_SECONDS)
+
+    async def _erase(
+        self, directory: CacheDirectory, erasures: Sequence[SlotState], done: asyncio.Future[None]
+    ) -> ErasedCache:
+        try:
+            if not erasures:
+                return ErasedCache(entry_count=0, token_count=0)
+            erased = await self.backend.erase_cache([erasure.slot for erasure in erasures])
+        finally:
+            done.set_result(None)
         directory.emptied(erasures)
         return erased
 
-    async def _erase_quietly(self, directory: CacheDirectory, erasures: Sequence[SlotState]) -> None:
+    async def _erase_quietly(
+        self, directory: CacheDirectory, erasures: Sequence[SlotState], done: asyncio.Future[None]
+    ) -> None:
         try:
-            await self._erase(directory, erasures)
+            await self._erase(directory, erasures, done)
         except WeftError as error:
             # The text is not used in any case: a slot that is not known to be empty is used without its cache.
             log.warning("a cached prefix was not erased", model=self.model, reason=error.reason.name.lower())

@@ -205,6 +205,33 @@ async def test_a_turn_that_is_cancelled_gives_its_slot_back() -> None:
     assert (await _use(desk, "m", "b")).use.slot == 0
 
 
+class SlowEraser(Engine):
+    """An engine that erases when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(CacheIsolation.SLOTS, 1)
+        self.let = asyncio.Event()
+
+    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
+        await self.let.wait()
+        return await super().erase_cache(slots)
+
+
+async def test_the_text_of_a_turn_is_not_taken_by_the_erasure_of_what_its_slot_had_before() -> None:
+    engine = SlowEraser()
+    desk = _desk(m=engine)
+    await _use(desk, "m", "a")
+    await _use(desk, "m", "a", PRIVATE)
+    # Another tenant gets the slot whose erasure the engine has not confirmed.
+    following = asyncio.create_task(_use(desk, "m", "b"))
+    await asyncio.sleep(0.01)
+    assert not following.done()
+    engine.let.set()
+    assert (await following).use.slot == 0
+    assert engine.erased[-1] == [0]
+    assert not (await _use(desk, "m", "b")).use.fresh
+
+
 async def test_figures_are_counted_for_each_model() -> None:
     desk = _desk(one=Engine(CacheIsolation.SLOTS, 1), other=Engine(CacheIsolation.SLOTS, 1))
     desk.note("one", usage_pb2.Usage(prompt_tokens=100))
