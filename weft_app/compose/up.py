@@ -460,6 +460,8 @@ class UpHost:
         proxy.show_runners(lane_endpoints(fleet.view))
         await proxy.start()
         self._monitor.add(proxy.health_check())
+        # The mesh is announced only with a known state of its edge; the next round of checks may come later.
+        await self._monitor.check()
         return proxy.url
 
     def _note_restart(self) -> None:

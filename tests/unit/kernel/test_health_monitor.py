@@ -86,6 +86,16 @@ async def test_listeners_are_told_of_each_change_and_of_nothing_else() -> None:
     assert [each.status for each in told] == ["not_ready", "ok", "stopping"]
 
 
+async def test_a_component_that_is_added_while_others_are_well_is_known_after_a_check_out_of_turn() -> None:
+    clock, proxy = FakeClock(), Switch()
+    async with watching(Switch(), clock) as monitor:
+        await seconds_pass(clock, 5)
+        monitor.add(HealthCheck(name="edge", look=proxy.look))
+        assert monitor.report.components[-1].state is HealthState.STARTING
+        await monitor.check()
+        assert (monitor.report.components[-1].name, monitor.report.components[-1].state) == ("edge", HealthState.OK)
+
+
 async def test_a_check_that_hangs_is_a_fault_and_is_not_run_twice_at_a_time() -> None:
     clock, switch = FakeClock(), Switch()
     async with watching(switch, clock) as monitor:
