@@ -15,6 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft.kernel.file_lock import lock_file
+
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 CACHE = ROOT / ".clients"
@@ -131,18 +133,24 @@ class EnvironmentFactory:
             self._run([str(node / "bin" / "node"), PREPARE], cwd=folder)
 
     def _installed(self, folder: Path, pins: list[Path], install: Callable[[], None]) -> float:
-        """Run `install` into an empty folder unless it once ended well for the same pins; the seconds it took."""
+        """Run `install` into an empty folder unless it once ended well for the same pins; the seconds it took.
+
+        Of test sessions that run side by side one installs, and the others wait for it.
+        """
         contents = [sys.version.encode(), *(pin.read_bytes() for pin in pins)]
         digest = hashlib.sha256(b"\0".join(contents)).hexdigest()
         stamp = folder / _STAMP
-        if stamp.exists() and stamp.read_text() == digest:
-            return 0.0
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        started = time.monotonic()
-        install()
-        stamp.write_text(digest)
-        return time.monotonic() - started
+        self._cache.mkdir(parents=True, exist_ok=True)
+        with (self._cache / f"{folder.name}.lock").open("w") as lock:
+            lock_file(lock, waits=True)
+            if stamp.exists() and stamp.read_text() == digest:
+                return 0.0
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            started = time.monotonic()
+            install()
+            stamp.write_text(digest)
+            return time.monotonic() - started
 
     def _run(self, command: list[str], *path: Path, cwd: Path | None = None) -> None:
         environment = {
