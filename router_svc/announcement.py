@@ -48,6 +48,7 @@ class RouterAnnouncement:
         self._address = address
         self._incarnation = new_id("inc")
         self._clock = clock
+        self._draining = False
         self._stub: RouterSessionServiceAsyncStub | None = None
         self._task: asyncio.Task[None] | None = None
         self._refused = ""
@@ -59,6 +60,18 @@ class RouterAnnouncement:
             "RouterSessionServiceAsyncStub", router_session_service_pb2_grpc.RouterSessionServiceStub(registry)
         )
         self._task = start_critical(self._keep(), name="router-announcement")
+
+    async def drain(self) -> None:
+        """Say that it owns no domain from now on; it stays registered. Safe to call twice, or when never started."""
+        if self._task is None or self._draining:
+            return
+        self._draining = True
+        try:
+            with calling(Reason.SERVICE_UNAVAILABLE):
+                await self._beat()
+        except WeftError as error:
+            # The next beat says it.
+            log.info("router could not say that it stops", router=self._name, why=error.message)
 
     async def stop(self) -> None:
         """Say good-bye: the other routers own its part from now on. Safe to call twice, or when never started."""
@@ -106,7 +119,7 @@ class RouterAnnouncement:
 
     async def _beat(self) -> None:
         assert self._stub is not None, "started"
-        request = pb.BeatRouterRequest(name=self._name, incarnation=self._incarnation)
+        request = pb.BeatRouterRequest(name=self._name, incarnation=self._incarnation, draining=self._draining)
         await self._stub.BeatRouter(request, timeout=CALL_TIMEOUT_SECONDS)
 
     def _note_refusal(self, error: WeftError) -> None:

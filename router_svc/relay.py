@@ -133,6 +133,7 @@ RELAYED_SERVICES = (
 )
 PROCESS_SERVICE = process_service_pb2.DESCRIPTOR.services_by_name["ProcessService"].full_name
 """Also a service of the router itself: a call that names a runner is for that runner."""
+_MODEL_METHODS = frozenset(spec.runner_rpc.path for spec in OPERATIONS.values())
 _WORK_METHODS = frozenset(spec.runner_rpc.path for spec in OPERATIONS.values() if spec.takes_slot)
 
 AttachRequests = AsyncIterator[relay_service_pb2.AttachRequest]
@@ -148,9 +149,41 @@ class RelayLink:
         self.link = Link(Side.ROUTER, limits, lambda call: calls.answer(call, session))
         self.ended = asyncio.Event()
         self._working = 0
+        self._running = 0
+        """Calls of models that are being forwarded."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call of a model is being forwarded."""
+        return self._idle.is_set()
+
+    async def until_idle(self) -> None:
+        """Returns once no call of a model is being forwarded."""
+        await self._idle.wait()
 
     async def serve(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
-        """Forward a call to the runner. Raises NO_SLOT_AVAILABLE when it works on its maximum number of requests."""
+        """Forward a call to the runner.
+
+        Raises NO_SLOT_AVAILABLE when it works on its maximum number of requests, SHUTTING_DOWN for a call of a model
+        while its relay drains.
+        """
+        if method not in _MODEL_METHODS:
+            await self._forward(method, requests, context)
+            return
+        if self.session.is_draining:
+            raise _shutting_down()
+        self._running += 1
+        self._idle.clear()
+        try:
+            await self._serve_model(method, requests, context)
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def _serve_model(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
         if method not in _WORK_METHODS:
             await self._forward(method, requests, context)
             return
@@ -208,17 +241,48 @@ class Relay:
         self._audit = LogLevelAudit(registry, self._clock)
         self._stopping = False
 
-    async def stop(self) -> None:
-        """End every link. Idempotent."""
+    async def stop(self, grace_seconds: float) -> None:
+        """Take no new links and no new requests, and end each link once its requests have ended, or after the grace.
+
+        Idempotent: with a shorter grace it hurries a stop that waits.
+        """
         self._stopping = True
         standing = list(self._standing.values())
+        if standing and grace_seconds > 0:
+            await self._drain(standing, grace_seconds)
         for each in standing:
-            each.link.stop(WeftError(Reason.SHUTTING_DOWN, "the router is shutting down"))
+            each.link.stop(_shutting_down())
         for each in standing:
             await each.ended.wait()
         if self._calls is not None:
             await self._calls.settle()
         await asyncio.gather(*self._closing)
+
+    async def _drain(self, standing: list[RelayLink], grace_seconds: float) -> None:
+        busy = sum(not each.is_idle for each in standing)
+        if busy:
+            log.info("waits for requests of joined runners", runners=busy, grace_seconds=grace_seconds)
+        drained = asyncio.create_task(self._drain_links(standing))
+        late = asyncio.create_task(self._clock.sleep(grace_seconds))
+        try:
+            await asyncio.wait({drained, late}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await stop_tasks([late, drained])
+
+    async def _drain_links(self, standing: list[RelayLink]) -> None:
+        async with asyncio.TaskGroup() as draining:
+            for each in standing:
+                draining.create_task(self._drain_link(each))
+
+    async def _drain_link(self, standing: RelayLink) -> None:
+        """End a link once no request runs on it: its runner dials another relay while others still wait."""
+        standing.session.is_draining = True
+        if not standing.is_idle and self._calls is not None:
+            # Without it requests would be placed here, and refused, until the runner's next heartbeat.
+            with suppress(WeftError):
+                await self._calls.report_draining(standing.session)
+        await standing.until_idle()
+        standing.link.stop(_shutting_down())
 
     async def check_token(self, token: str, peer: str) -> None:
         """Return when a join token is valid, for a listener that opens links in the name of others.
@@ -263,7 +327,7 @@ class Relay:
 
     def _require_running(self) -> None:
         if self._stopping or self._calls is None:
-            raise WeftError(Reason.SHUTTING_DOWN, "the router is shutting down")
+            raise _shutting_down()
 
     async def _require_session(self, standing: RelayLink) -> None:
         """End a link whose runner does not open its session in time."""
@@ -332,6 +396,10 @@ class Relay:
         if standing is None:
             raise WeftError(Reason.WORKER_LOST, "no link to this runner", metadata={"runner": runner[:128]})
         return standing
+
+
+def _shutting_down() -> WeftError:
+    return WeftError(Reason.SHUTTING_DOWN, "the router is shutting down")
 
 
 def add_relay_to_server(relay: Relay, server: grpc.aio.Server) -> None:

@@ -46,10 +46,16 @@ class LinkSession:
     max_requests: int = 0
     """Maximum concurrent requests of the runner; 0: no limit of its own."""
     opened: asyncio.Event = field(default_factory=asyncio.Event)
-    is_opening: bool = False
-    """Whether the registry is opening it."""
+    opening: asyncio.Task[Message] | None = None
+    """Set while the registry is opening it."""
+    opening_request_id: str = ""
+    """The id of the runner's request to open it."""
     refusal: WeftError | None = None
     """The error of the last attempt to open it."""
+    is_draining: bool = False
+    """Whether its relay is about to end the link: the mesh is told that the runner takes nothing new."""
+    last_beat: pb.HeartbeatRequest | None = None
+    """The newest heartbeat that its runner has sent over the link."""
 
 
 def require_own(session: LinkSession, session_id: str) -> None:
@@ -128,6 +134,21 @@ class SessionCalls:
             await call.send(response.SerializeToString())
         return CallEnd()
 
+    async def report_draining(self, session: LinkSession) -> None:
+        """Report to the mesh at once that a runner takes nothing new. Raises WeftError.
+
+        Before its first heartbeat that is left to it. The number is the runner's next one, so that its own heartbeat of
+        that number counts as a repeat and not as stale.
+        """
+        if session.last_beat is None:
+            return
+        beat = pb.HeartbeatRequest()
+        beat.CopyFrom(session.last_beat)
+        beat.sequence += 1
+        beat.capability.draining = True
+        with calling(Reason.SERVICE_UNAVAILABLE):
+            await self._sessions.Heartbeat(beat, timeout=CALL_TIMEOUT_SECONDS)
+
     async def settle(self) -> None:
         """Wait until no session is being opened."""
         await asyncio.gather(*self._openings, return_exceptions=True)
@@ -144,15 +165,18 @@ class SessionCalls:
         name = require_name(request.runner.name, "runner.name")
         if session.runner and session.runner != name:
             raise WeftError(Reason.PERMISSION_DENIED, f"this link belongs to {session.runner}")
-        if session.is_opening:
+        if session.opening is not None:
             # An opening outlives the call that requested it; one at a time, since their number must be bounded.
+            if request.request_id and request.request_id == session.opening_request_id:
+                return await asyncio.shield(session.opening)
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the session is being opened already; try again")
-        session.runner, session.is_opening = name, True
+        session.runner, session.opening_request_id = name, request.request_id
         # The runner's own address does not matter: the mesh reaches it here.
         request.runner.address = relayed_address(self._address, name)
         request.runner.dial_out = True
+        request.runner.capability.draining |= session.is_draining
         # Losing the link does not cancel this: the registry may have opened the session and must be informed.
-        opening = asyncio.create_task(self._open_in_turn(session, request))
+        opening = session.opening = asyncio.create_task(self._open_in_turn(session, request))
         self._openings.add(opening)
         opening.add_done_callback(self._forget_opening)
         return await asyncio.shield(opening)
@@ -172,7 +196,7 @@ class SessionCalls:
                 session.refusal = error
                 raise
             finally:
-                session.is_opening = False
+                session.opening = None
             session.session_id, session.incarnation = response.session_id, request.runner.incarnation
             session.host = request.runner.host
             session.max_requests = request.runner.capability.max_requests
@@ -182,6 +206,8 @@ class SessionCalls:
 
     async def _heartbeat(self, _: LinkCall, session: LinkSession, request: pb.HeartbeatRequest) -> Message:
         require_own(session, request.session_id)
+        session.last_beat = request
+        request.capability.draining |= session.is_draining
         response = await self._sessions.Heartbeat(request, timeout=CALL_TIMEOUT_SECONDS)
         session.max_requests = request.capability.max_requests
         return response

@@ -369,8 +369,19 @@ class RouterService(Service):
         if self._announcement is not None:
             self._announcement.start(self._registry)
 
-    async def stop(self, grace_seconds: float) -> None:  # noqa: ARG002 - granted streams do not depend on the router
-        """Stops the router. Waiting requests are refused, and placed elsewhere by their dispatchers."""
+    async def leave(self) -> None:
+        """Owns no domain from now on, where another router can: requests that wait here are placed there.
+
+        Everything else goes on until `stop`. Safe to call twice, or when never started.
+        """
+        if self._announcement is not None and any(name != self._config.name for name in self._registry_view.routers):
+            await self._announcement.drain()
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Stops the router. Waiting requests are refused, and placed elsewhere by their dispatchers.
+
+        Streams that it forwards to dial-out runners go on within the grace; others do not depend on the router.
+        """
         if self._announcement is not None:
             await self._announcement.stop()
         self._loop.close()
@@ -386,7 +397,7 @@ class RouterService(Service):
             self._fleet = None
         await self._links.close()
         if self._relay is not None:
-            await self._relay.stop()
+            await self._relay.stop(grace_seconds)
         if self._registry is not None:
             await self._registry.close(grace=None)
             self._registry = None

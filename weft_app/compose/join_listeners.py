@@ -1,9 +1,13 @@
 """The listeners of a router at which runners and publishers join, as far as they are configured."""
 
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from router_svc.relay import Relay
+import grpc
+from typing_extensions import override
+
+import router_svc.service
 from weft.kernel.errors import invalid_field
 from weft.kernel.service import Service
 from weft_app.compose.home import WeftHome
@@ -14,28 +18,56 @@ if TYPE_CHECKING:
     from weft_app.compose.publishers import PublisherListener
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinListeners:
-    """Where runners and publishers join, as far as it is configured."""
+class JoinListeners(Service):
+    """Where runners and publishers join, as far as it is configured, as one service: both drain at the same time."""
 
-    relay: RelayListener | None = None
-    publishers: "PublisherListener | None" = None
+    service_names: Sequence[str] = ()
 
-    def in_order(self) -> tuple[Service, ...]:
-        """Returns them in the order in which they start."""
+    def __init__(
+        self,
+        router: router_svc.service.RouterService,
+        relay: RelayListener | None = None,
+        publishers: "PublisherListener | None" = None,
+    ) -> None:
+        self._router = router
+        self.relay = relay
+        self.publishers = publishers
+
+    @override
+    def register(self, server: grpc.aio.Server) -> None:
+        """Registers no gRPC service."""
+
+    @override
+    async def start(self) -> None:
+        """Starts the relay's listener, then the one of publishers, which join over it."""
+        for each in self._in_order():
+            await each.start()
+
+    @override
+    async def stop(self, grace_seconds: float) -> None:
+        """Drains both; the router owns no domain meanwhile, so that what waits there does not wait for them."""
+        if self._in_order():
+            await self._router.leave()
+        ends = await asyncio.gather(*(each.stop(grace_seconds) for each in self._in_order()), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+
+    def _in_order(self) -> tuple[Service, ...]:
         return tuple(each for each in (self.relay, self.publishers) if each is not None)
 
 
-def join_listeners(config: WeftConfig, home: WeftHome, relay: Relay | None) -> JoinListeners:
-    """Returns the listeners of a router with this relay. Raises INVALID_ARGUMENT for publishers without a relay."""
+def join_listeners(config: WeftConfig, home: WeftHome, router: router_svc.service.RouterService) -> JoinListeners:
+    """Returns the listeners of a router. Raises INVALID_ARGUMENT for publishers where the router has no relay."""
+    relay = router.relay
     if relay is None:
         if config.publishers.listen is not None:
             raise invalid_field("publishers.listen", "needs relay.listen: publishers join over the relay")
-        return JoinListeners()
+        return JoinListeners(router)
     if config.publishers.listen is None:
-        return JoinListeners(relay=RelayListener(config.relay, home, relay))
+        return JoinListeners(router, RelayListener(config.relay, home, relay))
     # Only where it is configured: it imports runners, and the server of their HTTP protocol.
     from weft_app.compose.publishers import PublisherListener  # noqa: PLC0415
 
     listener = RelayListener(config.relay, home, relay, has_publishers=True)
-    return JoinListeners(relay=listener, publishers=PublisherListener(config, home, relay, listener))
+    return JoinListeners(router, listener, PublisherListener(config, home, relay, listener))

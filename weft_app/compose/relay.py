@@ -1,5 +1,6 @@
 """The listener of the router's relay, where dial-out runners join: with TLS unless it is loopback."""
 
+import asyncio
 import json
 import socket
 from contextlib import suppress
@@ -17,7 +18,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.service import Service
 from weft.link.link import LINK_SERVER_OPTIONS
 from weft_app.compose.certificate import ServerCertificate, certificate_from_files, self_signed_certificate
-from weft_app.compose.grpc_host import GrpcHost, is_loopback
+from weft_app.compose.grpc_host import CLOSE_SECONDS, GrpcHost, is_loopback
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import RelaySettings
 
@@ -45,6 +46,7 @@ class RelayListener(Service):
         self._has_publishers = has_publishers
         self._home = home
         self._relay = relay
+        self._server: grpc.aio.Server | None = None
         self._host: GrpcHost | None = None
         self.endpoint = RelayEndpoint(url="")
         """The address at which runners join, once it is started."""
@@ -69,7 +71,7 @@ class RelayListener(Service):
         certificate = relay_certificate(self._section, self._home, host)
         most = self._section.max_links + MAX_CALLS_BESIDE_LINKS
         server = grpc.aio.server(options=LINK_SERVER_OPTIONS, maximum_concurrent_rpcs=most)
-        self._host = GrpcHost(server, is_public=True)
+        self._server, self._host = server, GrpcHost(server, is_public=True)
         bound = self._host.bind(listen, None if certificate is None else certificate.credentials())
         port = int(bound.rpartition(":")[2]) or port
         self.endpoint = _endpoint(host, port, certificate)
@@ -85,12 +87,16 @@ class RelayListener(Service):
 
     @override
     async def stop(self, grace_seconds: float) -> None:
-        """Stops listening. Links end at once: the callers have drained their calls."""
+        """Stops listening at once, so that runners dial another router; links end as the relay drains them."""
         host, self._host = self._host, None
-        if host is not None:
-            _endpoint_file(self._home).unlink(missing_ok=True)
-            await self._relay.stop()
+        if host is None or self._server is None:
+            return
+        _endpoint_file(self._home).unlink(missing_ok=True)
+        closing = asyncio.create_task(self._server.stop(grace_seconds + CLOSE_SECONDS))
+        try:
             await host.stop(grace_seconds)
+        finally:
+            await closing
 
 
 class _RelayService(Service):
@@ -114,7 +120,8 @@ class _RelayService(Service):
 
     @override
     async def stop(self, grace_seconds: float) -> None:
-        """Does nothing: `RelayListener` stops the relay."""
+        """Drains the relay."""
+        await self._relay.stop(grace_seconds)
 
 
 def known_endpoint(home: WeftHome) -> RelayEndpoint | None:

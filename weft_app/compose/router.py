@@ -174,7 +174,7 @@ async def serve_router(
         response_service(config, database),
         *durable.in_order(),
         *key_followers(keys, registry, channel_security(config)),
-        *join_listeners(config, home, service.relay).in_order(),
+        join_listeners(config, home, service),
     ]
     picker = None if with_picker is None else _picker(config, home, service, keys, page, with_picker)
     if picker is not None:

@@ -320,7 +320,7 @@ class UpHost:
         share_limits(self._config, database, router)
         records = record_service(self._config, database, router, self._page)
         TaskMetrics(self._page, lambda: durable.tasks.states, lambda: durable.tasks.released, durable.tasks.utc_now)
-        listeners = join_listeners(self._config, self._home, router.relay)
+        listeners = join_listeners(self._config, self._home, router)
         # The other services go on from what they know while the registry cannot write.
         limits = self._config.health
         for check in (
@@ -337,7 +337,7 @@ class UpHost:
             watching=registry.watching.listed,
         )
         stores = [registry, usage, records, router, responses, *durable.in_order()]
-        services = [*stores, *listeners.in_order(), *self._pickers(router, keys), self.configuration, process]
+        services = [*stores, listeners, *self._pickers(router, keys), self.configuration, process]
         await host.start(services, self._monitor)
         self.relay = None if listeners.relay is None else listeners.relay.endpoint
         self.publishers_url = "" if listeners.publishers is None else listeners.publishers.url

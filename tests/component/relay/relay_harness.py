@@ -33,7 +33,7 @@ from weft.api.runner.v1 import (
     runner_service_pb2,
     runner_service_pb2_grpc,
 )
-from weft.kernel.clock import SystemClock
+from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CHANNEL_OPTIONS, answering, new_server, open_channel
@@ -211,7 +211,11 @@ class Mesh:
 
 @asynccontextmanager
 async def running_mesh_side(
-    folder: Path, *, add_to_registry: Callable[[grpc.aio.Server], None] = lambda _: None, **settings: Any
+    folder: Path,
+    *,
+    add_to_registry: Callable[[grpc.aio.Server], None] = lambda _: None,
+    clock: Clock | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Mesh]:
     """A scripted registry, with more services if need be, and a relay, each on a server of its own."""
     # The generated base classes count every method as abstract; those that are left out answer UNIMPLEMENTED.
@@ -222,7 +226,7 @@ async def running_mesh_side(
     registry_server.add_insecure_port(f"unix:{folder}/registry.sock")
     await registry_server.start()
     router_server, address = new_server(), f"unix:{folder}/router.sock"
-    relay = Relay(RelayConfig(address=address, **settings), SystemClock())
+    relay = Relay(RelayConfig(address=address, **settings), clock or SystemClock())
     router_server.add_generic_rpc_handlers((relay.services(),))
     router_server.add_insecure_port(address)
     await router_server.start()
@@ -240,7 +244,7 @@ async def running_mesh_side(
         finally:
             # A test that failed may have left somebody waiting.
             registry.may_answer.set()
-            await relay.stop()
+            await relay.stop(0.0)
             await relay_server.stop(None)
             await router_server.stop(None)
             await registry_server.stop(None)

@@ -22,7 +22,7 @@ from relay_harness import (
 
 from runner_svc.dial_out import DialOut, DialOutConfig, LinkState
 from weft.api.common.v1 import link_pb2 as pb
-from weft.api.registry.v1 import runner_session_service_pb2
+from weft.api.registry.v1 import runner_pb2, runner_session_service_pb2
 from weft.api.router.v1 import relay_service_pb2_grpc
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -145,11 +145,30 @@ async def test_a_call_that_comes_before_its_link_is_known_waits_for_it(mesh: Mes
         assert await soon(reading) is not grpc.aio.EOF
 
 
+async def test_an_opening_that_is_asked_for_again_while_it_lasts_is_not_refused(mesh: Mesh) -> None:
+    """A runner asked again when its link came up, and was told that its session is being opened already."""
+    runner = runner_pb2.Runner(name=RUNNER, incarnation="life-1", host="here")
+    request = runner_session_service_pb2.OpenSessionRequest(runner=runner, request_id="open-1")
+    async with running_laptop(mesh) as laptop:
+        await soon(laptop.fresh.wait())
+        mesh.registry.may_answer.clear()
+        given_up = asyncio.ensure_future(laptop.sessions.OpenSession(request))
+        await eventually(lambda: mesh.registry.opened)
+        given_up.cancel()
+        again = asyncio.ensure_future(laptop.sessions.OpenSession(request))
+        other = runner_session_service_pb2.OpenSessionRequest(runner=runner, request_id="open-2")
+        with pytest.raises(grpc.aio.AioRpcError, match="being opened already"):
+            await soon(laptop.sessions.OpenSession(other))
+        mesh.registry.may_answer.set()
+        assert (await soon(again)).session_id == "session-1"
+        assert len(mesh.registry.opened) == 1
+
+
 async def test_a_runner_that_is_reached_elsewhere_by_now_is_not_closed(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop:
         await laptop.open()
         mesh.registry.runners[RUNNER].address = f"dns:///other-router:7071#runner={RUNNER}"
-    await mesh.relay.stop()
+    await mesh.relay.stop(0.0)
     assert mesh.registry.closed.empty()
 
 
@@ -159,7 +178,7 @@ async def test_a_good_bye_of_the_runner_is_not_said_twice(mesh: Mesh) -> None:
         request = runner_session_service_pb2.CloseSessionRequest(session_id=session, incarnation="life-1")
         await laptop.sessions.CloseSession(request)
         assert await soon(mesh.registry.closed.get()) == session
-    await mesh.relay.stop()
+    await mesh.relay.stop(0.0)
     assert mesh.registry.closed.empty()
 
 
@@ -311,7 +330,7 @@ async def test_a_request_that_is_no_message_is_refused(mesh: Mesh) -> None:
 async def test_a_relay_that_stops_says_so(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop:
         session = await laptop.open()
-        await mesh.relay.stop()
+        await mesh.relay.stop(0.0)
         assert "shutting down" in (await laptop.until(LinkState.LOST)).detail
         assert await soon(mesh.registry.closed.get()) == session
 

@@ -5,21 +5,30 @@ from pathlib import Path
 
 import pytest
 
+from router_svc.service import RouterService, build
 from runner_svc.publishers.settings import PublisherLimits
 from weft.kernel.errors import WeftError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join_listeners import join_listeners
+from weft_app.compose.router import router_config
+from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config
+
+
+def _router(config: WeftConfig) -> RouterService:
+    return build(router_config(config, "unix:/registry.sock"))
 
 
 def test_publishers_need_a_relay(tmp_path: Path) -> None:
     config = parse_config({"publishers": {"listen": "127.0.0.1:0"}})
     with pytest.raises(WeftError, match=r"publishers\.listen: needs relay\.listen"):
-        join_listeners(config, WeftHome(tmp_path), None)
+        join_listeners(config, WeftHome(tmp_path), _router(config))
 
 
 def test_without_an_address_there_is_no_listener(tmp_path: Path) -> None:
-    assert join_listeners(parse_config({}), WeftHome(tmp_path), None).in_order() == ()
+    config = parse_config({})
+    listeners = join_listeners(config, WeftHome(tmp_path), _router(config))
+    assert (listeners.relay, listeners.publishers) == (None, None)
 
 
 def test_every_limit_can_be_set_and_is_the_services_own() -> None:
