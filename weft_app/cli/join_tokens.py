@@ -1,6 +1,7 @@
 """`weft runner token`: the tokens with which runners join."""
 
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,10 @@ from weft_app.cli.output import Column, Listing, print_document, safe_text, say
 from weft_app.cli.registry_calls import call_registry
 
 _LIFETIME = re.compile(r"([1-9][0-9]{0,7})([smhd])")
+_NO_RELAY = (
+    "No relay runs on this home: weft up --host 0.0.0.0 opens one, or relay.listen in weft.yaml. "
+    "Where routers run on other machines, --address HOST:PORT names the relay of each.\n"
+)
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 app = typer.Typer(help="Manage the tokens with which runners join.", no_args_is_help=True)
@@ -37,6 +42,22 @@ def create(
     expires: Annotated[
         str | None, typer.Option("--expires", help="Lifetime, such as 12h or 30d. Default: unlimited.")
     ] = None,
+    addresses: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--address",
+            metavar="HOST:PORT",
+            help="Where runners join, in place of this home's relay; once for each router with a relay.",
+        ),
+    ] = None,
+    fingerprint: Annotated[
+        str | None,
+        typer.Option(
+            "--fingerprint",
+            help="With --address: of the relays' certificate. Default: that of this home's relay, "
+            "or none, for a certificate of a public authority.",
+        ),
+    ] = None,
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -44,11 +65,13 @@ def create(
 
     Example: weft runner token create --description "Ann's laptop" --expires 30d
     """
+    # First, so that wrong addresses make no token.
+    invite = inviting(home, addresses or (), fingerprint)
     request = pb.CreateJoinTokenRequest(description=description)
     if expires is not None:
         request.lifetime.FromSeconds(lifetime_seconds(expires, "--expires"))
     created = call_registry(home, JoinTokenServiceStub, "CreateJoinToken", request)
-    command, hint = join_command(home, created.token)
+    command, hint = invite(created.token)
     if output is not OutputFormat.TABLE:
         document = {"kind": "JoinToken", **MessageToDict(created.join_token), "token": created.token}
         print_document({**document, "joinCommand": command}, output)
@@ -79,15 +102,40 @@ def revoke(
     say(f"token {safe_text(token_id)} revoked\n")
 
 
+def inviting(home: Path, addresses: Sequence[str], fingerprint: str | None) -> Callable[[str], tuple[str, str]]:
+    """Returns what makes of a token the command with which a runner joins, and a note where the mesh has no relay yet.
+
+    `addresses`: of relays; empty: of this home's. Raises INVALID_ARGUMENT for wrong ones.
+    """
+    from weft_app.compose import invitation  # noqa: PLC0415 - every command starts fast
+    from weft_app.compose.home import WeftHome  # noqa: PLC0415
+    from weft_app.compose.join_address import parse_fingerprint  # noqa: PLC0415
+    from weft_app.compose.relay import known_endpoint  # noqa: PLC0415
+
+    if fingerprint is not None and not addresses:
+        raise invalid_field("--fingerprint", "needs --address")
+    endpoint = known_endpoint(WeftHome(home.expanduser().absolute()))
+    known = "" if endpoint is None else endpoint.fingerprint
+    pin = known if fingerprint is None else parse_fingerprint(fingerprint, "--fingerprint")
+    # It refuses wrong addresses.
+    invitation.invitation_to_relays(addresses, pin, "")
+
+    def invite(token: str) -> tuple[str, str]:
+        if addresses:
+            return f"weft runner join {invitation.invitation_to_relays(addresses, pin, token).text}", ""
+        return join_command(home, token)
+
+    return invite
+
+
 def join_command(home: Path, token: str) -> tuple[str, str]:
-    """Returns the command with which a runner joins, with a note when the mesh has no relay yet."""
+    """Returns the command with which a runner joins at this home's relay, and a note where it has none."""
     from weft_app.compose import invitation  # noqa: PLC0415 - every command starts fast
     from weft_app.compose.home import WeftHome  # noqa: PLC0415
 
     command = invitation.join_command(WeftHome(home.expanduser().absolute()), token)
     if command is None:
-        hint = "No relay runs on this home: weft up --host 0.0.0.0 opens one, or relay.listen in weft.yaml.\n"
-        return f"weft runner join https://HOST:PORT --token {token}", hint
+        return f"weft runner join https://HOST:PORT --token {token}", _NO_RELAY
     return command.text, ""
 
 

@@ -5,6 +5,7 @@ to a shell.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from weft.kernel.address import is_loopback
@@ -12,7 +13,7 @@ from weft.kernel.errors import invalid_field
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join_address import MAX_URL_CHARS, JoinAddress, Trust, parse_fingerprint, parse_join_address
 from weft_app.compose.machine import this_machine
-from weft_app.compose.relay import RelayEndpoint, known_endpoint
+from weft_app.compose.relay import RelayEndpoint, known_endpoint, split_address
 
 SCHEME = "weft://"
 MAX_ADDRESSES = 8
@@ -68,6 +69,16 @@ def invitation_to(endpoint: RelayEndpoint, token: str) -> Invitation | None:
         hosts = (*hosts[: MAX_ADDRESSES - 1], *(name for name in machine.names[-1:] if not is_loopback(name)))
     addresses = tuple(JoinAddress(host=host, port=own.port, is_tls=True) for host in hosts or (own.host,))
     return Invitation(addresses=addresses, trust=Trust(fingerprint=endpoint.fingerprint), token=token)
+
+
+def invitation_to_relays(targets: Sequence[str], fingerprint: str, token: str) -> Invitation:
+    """Returns an invitation to relays of one certificate. Raises INVALID_ARGUMENT for a target that is no HOST:PORT."""
+    if len(targets) > MAX_ADDRESSES:
+        raise invalid_field("--address", f"may be given {MAX_ADDRESSES} times")
+    for target in targets:
+        split_address(target, "--address")
+    addresses = tuple(parse_join_address(f"https://{target}") for target in targets)
+    return Invitation(addresses=addresses, trust=Trust(fingerprint=fingerprint), token=token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

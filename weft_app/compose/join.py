@@ -24,7 +24,7 @@ from weft.kernel.reasons import Reason
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
-from weft_app.compose.join_address import FindAddresses, JoinAddress, Trust, open_any_join_channel
+from weft_app.compose.join_address import FindAddresses, JoinAddress, JoinDialer, Trust
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.runner import pick_runner, runner_config
 from weft_app.compose.shutdown import CriticalTasks, stop_requested
@@ -121,13 +121,19 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
         )
         # Its socket is private: the relay announces its own address instead.
         runner = runner_svc.service.build(replace(settings, address="", conceals_local_addresses=True))
+        dialer = JoinDialer(plan.addresses, plan.trust, plan.find)
         link = DialOutConfig(
             target=plan.shown_address,
-            open_channel=partial(open_any_join_channel, plan.addresses, plan.trust, plan.find),
+            open_channel=dialer.open,
             token=plan.token,
             local_address=address,
         )
-        dial_out = DialOut(link, report, note_fresh_link=runner.reopen_session, note_mesh_time=runner.note_mesh_time)
+
+        def note_link() -> None:
+            dialer.note_linked()
+            runner.reopen_session()
+
+        dial_out = DialOut(link, report, note_fresh_link=note_link, note_mesh_time=runner.note_mesh_time)
         with CriticalTasks(stop):
             try:
                 monitor = HealthMonitor(runner.health_checks, SystemClock(), config.health)

@@ -53,6 +53,10 @@ class Trust:
     """Fingerprint of the relay's own certificate, as `sha256:<hex>`."""
 
 
+OpenChannel = Callable[[JoinAddress, Trust], Awaitable[grpc.aio.Channel]]
+"""Opens a channel to one address. Raises as `open_join_channel`."""
+
+
 def parse_join_address(url: str) -> JoinAddress:
     """Returns the relay at a URL such as https://mesh.example:7443. Raises INVALID_ARGUMENT."""
     try:
@@ -99,39 +103,6 @@ def _read_roots(ca_file: Path) -> bytes:
     return roots
 
 
-async def open_any_join_channel(
-    addresses: Sequence[JoinAddress], trust: Trust, find: FindAddresses | None = None
-) -> grpc.aio.Channel:
-    """Returns a channel to the first of the addresses where the relay is; each gets FETCH_SECONDS.
-
-    Where it is at none of them, and `find` is given, at the first one that this returns. Raises an error that says of
-    each address why, which is PERMISSION_DENIED where all of them show other certificates, else CONNECT_FAILED: on
-    another network the same address is another machine's.
-    """
-    try:
-        return await _open_first(addresses, trust)
-    except WeftError:
-        if find is None:
-            raise
-        with suppress(WeftError):
-            if others := [each for each in await find() if each not in addresses]:
-                return await _open_first(others, trust)
-        raise
-
-
-async def _open_first(addresses: Sequence[JoinAddress], trust: Trust) -> grpc.aio.Channel:
-    failures: list[WeftError] = []
-    for address in addresses:
-        try:
-            return await open_join_channel(address, trust)
-        except WeftError as failure:
-            failures.append(failure)
-    assert failures, "an invitation names an address"
-    denied = all(failure.reason is Reason.PERMISSION_DENIED for failure in failures)
-    reason = Reason.PERMISSION_DENIED if denied else Reason.CONNECT_FAILED
-    raise WeftError(reason, "; ".join(dict.fromkeys(failure.message for failure in failures)))
-
-
 async def open_join_channel(address: JoinAddress, trust: Trust) -> grpc.aio.Channel:
     """Returns a channel to the relay.
 
@@ -146,6 +117,68 @@ async def open_join_channel(address: JoinAddress, trust: Trust) -> grpc.aio.Chan
         if name:
             options.append(("grpc.ssl_target_name_override", name))
     return grpc.aio.secure_channel(address.target, grpc.ssl_channel_credentials(roots), options=options)
+
+
+class JoinDialer:
+    """Opens the channel of each dial, at the first of the addresses where a relay is; each gets FETCH_SECONDS.
+
+    After a dial that led to no link the next one begins with the address behind it: whether a relay takes links, and
+    without a fingerprint whether there is one, is known only then.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[JoinAddress],
+        trust: Trust,
+        find: FindAddresses | None = None,
+        open_channel: OpenChannel = open_join_channel,
+    ) -> None:
+        """`find` returns where a relay may be if there is none at the addresses."""
+        self._addresses = tuple(addresses)
+        self._trust = trust
+        self._find = find
+        self._open_channel = open_channel
+        self._first = 0
+
+    async def open(self) -> grpc.aio.Channel:
+        """Returns a channel. Raises an error that says of each address why it has none.
+
+        It is PERMISSION_DENIED where all of them show other certificates, else CONNECT_FAILED: on another network the
+        same address is another machine's.
+        """
+        try:
+            return await self._open_first((*self._addresses[self._first :], *self._addresses[: self._first]))
+        except WeftError:
+            if self._find is None:
+                raise
+            with suppress(WeftError):
+                if others := [each for each in await self._find() if each not in self._addresses]:
+                    return await self._open_first(others)
+            raise
+
+    def note_linked(self) -> None:
+        """Note that the channel that was opened last led to a link: the next dial begins with the first address."""
+        self._first = 0
+
+    async def _open_first(self, addresses: Sequence[JoinAddress]) -> grpc.aio.Channel:
+        failures: list[WeftError] = []
+        for address in addresses:
+            try:
+                channel = await self._open_channel(address, self._trust)
+            except WeftError as failure:
+                failures.append(failure)
+            else:
+                if address in self._addresses:
+                    self._first = (self._addresses.index(address) + 1) % len(self._addresses)
+                return channel
+        raise _no_relay(failures)
+
+
+def _no_relay(failures: Sequence[WeftError]) -> WeftError:
+    assert failures, "an invitation names an address"
+    denied = all(failure.reason is Reason.PERMISSION_DENIED for failure in failures)
+    reason = Reason.PERMISSION_DENIED if denied else Reason.CONNECT_FAILED
+    return WeftError(reason, "; ".join(dict.fromkeys(failure.message for failure in failures)))
 
 
 def _fetch_pinned(address: JoinAddress, fingerprint: str) -> tuple[bytes, str]:

@@ -1,6 +1,7 @@
 """Invitations of runners: one word that says where, by which certificate, and with which token."""
 
 from pathlib import Path
+from typing import cast
 
 import grpc
 import pytest
@@ -8,8 +9,8 @@ import pytest
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft_app.compose.certificate import self_signed_certificate
-from weft_app.compose.invitation import invitation_to, parse_invitation
-from weft_app.compose.join_address import JoinAddress, Trust, open_any_join_channel
+from weft_app.compose.invitation import invitation_to, invitation_to_relays, parse_invitation
+from weft_app.compose.join_address import JoinAddress, JoinDialer, Trust
 from weft_app.compose.machine import this_machine
 from weft_app.compose.relay import RelayEndpoint
 
@@ -76,7 +77,7 @@ async def test_where_no_address_is_reached_the_runner_dials_again() -> None:
     """On another network the first address may be a stranger's, which is no reason to give up."""
     dead = [JoinAddress(host="127.0.0.1", port=port, is_tls=True) for port in (1, 2)]
     with pytest.raises(WeftError) as caught:
-        await open_any_join_channel(dead, Trust(fingerprint=PIN))
+        await JoinDialer(dead, Trust(fingerprint=PIN)).open()
     assert caught.value.reason is Reason.CONNECT_FAILED
 
 
@@ -90,14 +91,68 @@ async def test_why_each_address_is_not_joined_is_said(tmp_path: Path) -> None:
         stranger = JoinAddress(host="127.0.0.1", port=port, is_tls=True)
         dead = JoinAddress(host="127.0.0.1", port=1, is_tls=True)
         with pytest.raises(WeftError) as caught:
-            await open_any_join_channel([stranger, dead], Trust(fingerprint=PIN))
+            await JoinDialer([stranger, dead], Trust(fingerprint=PIN)).open()
         assert caught.value.reason is Reason.CONNECT_FAILED, "it dials again"
         first, *_, last = caught.value.message.split("; ")
         assert first == f"127.0.0.1:{port} showed another certificate than the one with this fingerprint"
         assert last == "127.0.0.1:1 cannot be reached"
         with pytest.raises(WeftError) as caught:
-            await open_any_join_channel([stranger, stranger], Trust(fingerprint=PIN))
+            await JoinDialer([stranger, stranger], Trust(fingerprint=PIN)).open()
         assert caught.value.reason is Reason.PERMISSION_DENIED
         assert caught.value.message.count("another certificate") == 1
     finally:
         await server.stop(None)
+
+
+class _Dials:
+    """The relays that a runner dials, one after the other."""
+
+    def __init__(self, *hosts: str) -> None:
+        self.dead: set[str] = set()
+        self._dialed = ""
+        self._dialer = JoinDialer(
+            [JoinAddress(host=host, port=7443, is_tls=True) for host in hosts], Trust(), None, self._open
+        )
+
+    async def _open(self, address: JoinAddress, _: Trust) -> grpc.aio.Channel:
+        if address.host in self.dead:
+            raise WeftError(Reason.CONNECT_FAILED, f"{address.target} cannot be reached")
+        self._dialed = address.host
+        return cast("grpc.aio.Channel", None)
+
+    async def dial(self, *, is_linked: bool) -> str:
+        await self._dialer.open()
+        if is_linked:
+            self._dialer.note_linked()
+        return self._dialed
+
+
+async def test_a_relay_that_refuses_the_link_is_followed_by_the_next_one() -> None:
+    """Such as one of a router that stops, or one that has its greatest number of links."""
+    dials = _Dials("one", "two", "three")
+    assert [await dials.dial(is_linked=False) for _ in range(4)] == ["one", "two", "three", "one"]
+
+
+async def test_a_runner_that_was_linked_dials_the_first_address_first() -> None:
+    dials = _Dials("one", "two")
+    assert await dials.dial(is_linked=False) == "one"
+    assert await dials.dial(is_linked=True) == "two"
+    assert await dials.dial(is_linked=True) == "one"
+
+
+async def test_an_address_that_is_dead_is_skipped_in_the_same_dial() -> None:
+    dials = _Dials("one", "two", "three")
+    dials.dead = {"one", "three"}
+    assert [await dials.dial(is_linked=False) for _ in range(2)] == ["two", "two"]
+
+
+def test_one_invitation_names_the_relays_of_several_routers() -> None:
+    found = invitation_to_relays(["r1.lan:7443", "r2.lan:7443"], PIN, TOKEN)
+    assert found.text == f"weft://{TOKEN}@r1.lan:7443,r2.lan:7443/{PIN}"
+    assert parse_invitation(found.text) == found
+
+
+@pytest.mark.parametrize("target", ["r1.lan", "r1.lan:x", "https://r1.lan:7443", ":7443", ""])
+def test_a_relay_of_an_invitation_is_a_host_and_a_port(target: str) -> None:
+    with pytest.raises(FieldError):
+        invitation_to_relays([target], PIN, TOKEN)
