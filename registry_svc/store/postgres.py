@@ -28,7 +28,8 @@ def owned_elsewhere() -> WeftError:
     """Returns the error of an attempt to own a database that another registry owns."""
     return WeftError(
         Reason.ALREADY_EXISTS,
-        "another registry runs on this database; stop it, or give this one a database of its own",
+        "another registry runs on this database; stop it, or give this one a database of its own; "
+        "on PostgreSQL, `weft serve registry` waits as its standby",
     )
 
 
