@@ -192,6 +192,11 @@ class RegistryService:
         failure, seconds = self._database.write_failure, limits.write_check_seconds
         return (write_check("store", failure, self._core.clock, services=_SERVICE_NAMES, seconds=seconds),)
 
+    @property
+    def known_schema(self) -> DatabaseSchema:
+        """The revision of its tables as known here."""
+        return self._database.known_schema
+
     async def schema(self) -> DatabaseSchema:
         """Returns the revision of its tables, as known here and as its database has it."""
         return await self._database.schema()

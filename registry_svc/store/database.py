@@ -149,9 +149,14 @@ class RegistryDatabase:
                 async with self._engine.begin() as connection:
                     yield connection
 
+    @property
+    def known_schema(self) -> DatabaseSchema:
+        """The revision of its tables as known here."""
+        return DatabaseSchema(service=SCHEMA.owner, known_revision=SCHEMA.newest)
+
     async def schema(self) -> DatabaseSchema:
         """Returns the revision of its tables, as known here and as the database has it; empty where it is not open."""
-        unknown = DatabaseSchema(service=SCHEMA.owner, known_revision=SCHEMA.newest)
+        unknown = self.known_schema
         try:
             async with self._turn:
                 if self._engine is None:

@@ -173,13 +173,18 @@ class RouterDatabase:
         """Held during each transaction that writes: while another holds it, this process has none open."""
         return self._write_lock
 
+    @property
+    def known_schema(self) -> DatabaseSchema:
+        """The revision of its tables as known here."""
+        return DatabaseSchema(service=SCHEMA.owner, known_revision=SCHEMA.newest)
+
     async def schema(self) -> DatabaseSchema:
         """Returns the revision of its tables, as known here and as the database has it; empty where it is not open."""
         try:
             async with self.reading() as connection:
                 return await connection.run_sync(schema_in, SCHEMA)
         except WeftError:
-            return DatabaseSchema(service=SCHEMA.owner, known_revision=SCHEMA.newest)
+            return self.known_schema
 
     async def write_failure(self) -> str:
         """Writes without changing anything; returns the database's code of a failure, empty where it succeeds."""

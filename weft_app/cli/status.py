@@ -81,7 +81,8 @@ def _facts(home: WeftHome) -> dict[str, Any]:
 
 def _of_services(home: WeftHome) -> dict[str, Any]:
     """Returns what is known of a mesh whose services `weft serve` runs; empty: none of them runs on this home."""
-    served = {name: address for name, address in home.served().items() if is_reachable(address)}
+    found = home.served() | home.served_runners()
+    served = {name: address for name, address in found.items() if is_reachable(address)}
     if not served:
         return {}
     # A gateway is served at a URL, and has its gRPC on a socket of the home.

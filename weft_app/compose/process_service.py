@@ -1,6 +1,6 @@
 """ProcessService over gRPC: the health of this process with reasons, and the level of its log."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC
 from typing import Any
 
@@ -22,10 +22,10 @@ from weft.kernel.log_threshold import threshold_in_use
 from weft.kernel.rpc import answers
 from weft.kernel.rpc_auth import caller
 from weft.kernel.service import Service
+from weft_app.compose.schema_looks import SchemaLooks, SchemaSource
 
 log = get_logger("weft.log_level")
 
-FindSchema = Callable[[], Awaitable[pb.DatabaseSchema]]
 WatchingProcesses = Callable[[], Sequence[pb.WatchingProcess]]
 
 AUDIT_TIMEOUT_SECONDS = 2.0
@@ -58,7 +58,7 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
         health: HealthSource,
         open_registry: Callable[[], grpc.aio.Channel] | None,
         *,
-        schemas: Sequence[FindSchema] = (),
+        schemas: Sequence[SchemaSource] = (),
         watching: WatchingProcesses | None = None,
     ) -> None:
         """`process` is its name in the audit log; `open_registry` opens a channel to the registry, which keeps that.
@@ -66,7 +66,7 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
         None: a runner that has joined; the relay that forwards the call writes the entry. `schemas`: of the databases
         that it uses. `watching`: the processes that follow its watch; None: it has none.
         """
-        self._schemas = schemas
+        self._schemas = SchemaLooks(schemas, SystemClock())
         self._watching = watching or tuple
         self._process = process
         self._health = health
@@ -84,7 +84,8 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
 
     @override
     async def stop(self, grace_seconds: float) -> None:
-        """Uses the configured log level again."""
+        """Uses the configured log level again, and ends looks at schemas."""
+        await self._schemas.stop()
         await self._level.stop()
 
     @answers
@@ -101,7 +102,7 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
             ready=report.is_ready,
             log_level=current.level,
             version=__version__,
-            schemas=[await find() for find in self._schemas],
+            schemas=await self._schemas.known(),
             watching_processes=self._watching(),
         )
         if current.until is not None:

@@ -193,7 +193,7 @@ async def serve_router(
             "router",
             monitor,
             lambda: open_channel(registry, channel_security(config)),
-            schemas=(database.schema,),
+            schemas=(database,),
         )
     )
     try:

@@ -333,7 +333,7 @@ class UpHost:
             "mesh",
             self._monitor,
             lambda: open_channel(address),
-            schemas=(registry.schema, database.schema),
+            schemas=(registry, database),
             watching=registry.watching.listed,
         )
         stores = [registry, usage, records, router, responses, *durable.in_order()]

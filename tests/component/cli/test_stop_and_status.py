@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from cli_harness import scripted_mesh
 from typer.testing import CliRunner, Result
 
+from weft.api.operations.v1.process_service_pb2 import GetHealthResponse
 from weft.api.registry.v1.model_pb2 import Model, ModelManifest
 from weft_app.cli.main import app
 from weft_app.cli.options import EXIT_NOT_FOUND, EXIT_OK, EXIT_TIMEOUT
@@ -135,6 +137,20 @@ def test_services_that_run_apart_are_a_mesh_that_runs(tmp_path: Path) -> None:
     assert facts["services"] == {"registry": address, "gateway": url}, "the router was killed: nothing listens there"
     assert [model["name"] for model in facts["models"]] == ["qwen"]
     assert f"registry at {address}, gateway at {url} (weft serve)" in shown
+
+
+def test_a_runner_alone_is_a_home_on_which_something_runs(tmp_path: Path) -> None:
+    """It was stopped, with exit code 3, while `weft serve runner` ran."""
+    home = WeftHome(tmp_path)
+    home.create()
+    with socket.create_server(("127.0.0.1", 0)) as runner:
+        address = f"127.0.0.1:{runner.getsockname()[1]}"
+        (home.run / "runner-gpu-0.address").write_text(address)
+        with patch("weft_app.cli.status.health_of", return_value=GetHealthResponse(status="ok")):
+            done = _weft("status", "-o", "json", "--home", tmp_path)
+    facts = json.loads(done.stdout)
+    assert (done.exit_code, facts["state"], facts["services"]) == (EXIT_OK, "running", {"runner/gpu-0": address})
+    assert [each["process"] for each in facts["health"]] == ["runner/gpu-0"]
 
 
 def test_the_files_of_killed_services_are_no_mesh(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""The schemas of databases in an answer about the health of a process."""
+
+import asyncio
+
+from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
+from weft_app.compose.schema_looks import SCHEMA_SECONDS, SchemaLooks
+from weft_testing.fake_clock import FakeClock, let_all_run
+
+KNOWN = DatabaseSchema(service="router", known_revision="0008", database_revision="0008")
+
+
+class _FrozenDatabase:
+    """A database that answers once it is thawed."""
+
+    known_schema = DatabaseSchema(service="registry", known_revision="0015")
+
+    def __init__(self) -> None:
+        self.thawed = asyncio.Event()
+        self.asked = 0
+
+    async def schema(self) -> DatabaseSchema:
+        self.asked += 1
+        await self.thawed.wait()
+        return DatabaseSchema(service="registry", known_revision="0015", database_revision="0014")
+
+
+class _Database:
+    """A database that answers at once."""
+
+    known_schema = KNOWN
+
+    async def schema(self) -> DatabaseSchema:
+        return KNOWN
+
+
+async def test_an_answer_does_not_wait_for_a_database_that_is_frozen() -> None:
+    clock, frozen = FakeClock(), _FrozenDatabase()
+    looks = SchemaLooks([frozen, _Database()], clock)
+    asking = asyncio.create_task(looks.known())
+    await clock.wait_for_sleepers(1)
+    await clock.advance(SCHEMA_SECONDS)
+    assert await asking == [frozen.known_schema, KNOWN]
+    await looks.stop()
+
+
+async def test_a_look_at_a_frozen_database_goes_on_and_is_not_begun_again() -> None:
+    clock, frozen = FakeClock(), _FrozenDatabase()
+    looks = SchemaLooks([frozen], clock)
+    first = asyncio.create_task(looks.known())
+    await clock.wait_for_sleepers(1)
+    await clock.advance(SCHEMA_SECONDS)
+    assert await first == [frozen.known_schema]
+    again = asyncio.create_task(looks.known())
+    await let_all_run()
+    frozen.thawed.set()
+    assert [found.database_revision for found in await again] == ["0014"]
+    assert frozen.asked == 1
+
+
+async def test_a_process_without_databases_waits_for_nothing() -> None:
+    assert await SchemaLooks([], FakeClock()).known() == []
