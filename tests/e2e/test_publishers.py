@@ -508,6 +508,37 @@ async def test_publishers_beside_a_router_that_runs_apart(tmp_path: Path) -> Non
             assert (await asked)["choices"][0]["message"]["content"] == "from apart"
 
 
+async def test_a_router_that_stops_lets_the_answer_of_a_publisher_end_whole(tmp_path: Path) -> None:
+    port = free_port()
+    limits = {**LIMITS, "listen": f"127.0.0.1:{port}"}
+    config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"}, publishers=limits, drain_seconds=LIMIT_SECONDS)
+    with running_apart(tmp_path, config, ("registry", "router", "gateway")) as mesh:
+        body = {"model": "bob-model", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+        async def is_draining() -> bool:
+            code, out, error = await run_weft("get", "runners", "-o", "json", home=mesh.home)
+            assert code == 0, error
+            return [each["status"]["draining"] for each in json.loads(out)["items"]] == [True]
+
+        async with aiohttp.ClientSession() as http:
+            bob = Publisher(http, f"http://127.0.0.1:{port}", (await make_token(mesh.home))["token"])
+            assert await bob.register("bob", model("bob-model")) == 201
+            await bob.listen()
+            async with http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
+                answer = Answer(response)
+                task = await bob.next_task()
+                await bob.result(task, text_chunk("first "))
+                assert await answer.text() == "first "
+                ending = asyncio.create_task(asyncio.to_thread(mesh.end, "router", signal.SIGTERM))
+                await eventually(is_draining, LIMIT_SECONDS, "the router does not drain")
+                await bob.say(task, "last")
+                assert await answer.text() == "last"
+                assert await answer.event() == {}
+            assert await ending == 0
+            assert (await bob.ends.get())["code"] == "shutting_down"
+            await bob.hang_up()
+
+
 async def test_off_loopback_publishers_register_by_the_relays_certificate(tmp_path: Path) -> None:
     config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"}, publishers={**LIMITS, "listen": "0.0.0.0:0"})
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
