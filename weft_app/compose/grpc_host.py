@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 import grpc
 
 from weft.kernel.address import TLS_PREFIX, is_any_host, is_local, is_loopback, needs_tls, without_tls
+from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.health import HealthReport
 from weft.kernel.health_monitor import HealthMonitor
@@ -34,6 +35,7 @@ class GrpcHost:
         has_keys: bool = False,
         guard: RpcGuard | None = None,
         first_guard: RpcGuard | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """`server`: None for the options of the mesh. `is_public`: unauthenticated callers see its health only.
 
@@ -43,6 +45,7 @@ class GrpcHost:
         """
         guards = tuple(each for each in (first_guard, guard) if each is not None)
         self._server = server or new_server((*allowing_clients(() if tls is None else tls.allowed_clients), *guards))
+        self._clock = clock or SystemClock()
         self._is_public = is_public
         self._tls = tls
         self._has_keys = has_keys or guard is not None
@@ -127,7 +130,11 @@ class GrpcHost:
         return [name for service in self._services for name in service.service_names]
 
     async def stop(self, grace_seconds: float) -> None:
-        """Reports not ready, drains the services in reverse order, then closes the server. Idempotent."""
+        """Reports not ready, drains the services in reverse order, then closes the server. Idempotent.
+
+        The grace is that of all of them: each has what the others have left.
+        """
+        deadline = self._clock.monotonic() + grace_seconds
         if self._serving:
             if self._monitor is not None:
                 await self._monitor.note_stopping()
@@ -140,4 +147,7 @@ class GrpcHost:
             if self._monitor is not None:
                 ends.push_async_callback(self._monitor.stop)
             for service in services:
-                ends.push_async_callback(service.stop, grace_seconds)
+                ends.push_async_callback(self._stop_service, service, deadline)
+
+    async def _stop_service(self, service: Service, deadline: float) -> None:
+        await service.stop(max(0.0, deadline - self._clock.monotonic()))
