@@ -1,10 +1,10 @@
-"""Parameters of requests to the demo model that leave nothing about the length of an answer to chance."""
+"""Requests to the demo model that leave nothing about the length of an answer, or about its words, to chance."""
 
 import copy
 from collections.abc import Mapping
 from typing import Any
 
-from weft.api.common.v1 import sampling_pb2
+from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.dispatch.frames import GenerationPayload
 from weft_app.compose.demo import demo_runner_document
 
@@ -13,6 +13,29 @@ END_TOKENS = (0, 2, 4, 5)
 FORBIDDEN = -100.0
 WITHOUT_END: Mapping[str, Any] = {"logit_bias": {str(token): FORBIDDEN for token in END_TOKENS}}
 """Parameters of a request over HTTP, of an agent or of a model: an answer goes on until its limit of tokens."""
+
+CERTAIN_ANSWER = "The capital of France is Paris."
+_CAPITALS = (("Italy", "Rome"), ("Spain", "Madrid"))
+
+
+def certain_chat(max_tokens: int = 40) -> chat_pb2.ChatPayload:
+    """Returns a greedy chat whose answer is CERTAIN_ANSWER on every processor, quantised or not.
+
+    With its two examples each token of the answer is at least 4 logits above the next one (transformers, float32 and
+    bfloat16). Without them the first is 0.1 above: whether it is "The" or "L" depends on the kernels that a library
+    chooses for the processor.
+    """
+
+    def said(role: chat_pb2.Role.ValueType, text: str) -> chat_pb2.ChatMessage:
+        return chat_pb2.ChatMessage(role=role, content=[chat_pb2.ContentPart(text=text)])
+
+    messages = list[chat_pb2.ChatMessage]()
+    for country, capital in _CAPITALS:
+        messages.append(said(chat_pb2.ROLE_USER, f"What is the capital of {country}?"))
+        messages.append(said(chat_pb2.ROLE_ASSISTANT, f"The capital of {country} is {capital}."))
+    messages.append(said(chat_pb2.ROLE_USER, "What is the capital of France?"))
+    sampling = sampling_pb2.SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    return chat_pb2.ChatPayload(messages=messages, sampling=sampling)
 
 
 def sampling_without_end(**given: Any) -> sampling_pb2.SamplingParams:

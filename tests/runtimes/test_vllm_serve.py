@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
+from kit.demo_answers import CERTAIN_ANSWER, certain_chat
 from kit.engine_settings import engine_settings
 from kit.peft_folder import write_peft_adapter
 from mesh_process import WEFT, MeshProcess, alive, eventually, running_mesh, user_environment, write_config
@@ -27,7 +28,7 @@ from runner_svc.runtimes.vllm_engine.settings import VllmAdapter
 from runner_svc.runtimes.vllm_serve.arguments import server_arguments
 from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend
 from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
-from weft.api.common.v1 import tokenize_pb2
+from weft.api.common.v1 import chat_pb2, tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.errors import WeftError
@@ -78,10 +79,13 @@ def _call(**given: Any) -> CallInfo:
     return CallInfo(request_id=f"r{next(_NUMBERS)}", traceparent=new_traceparent(), **given)
 
 
-async def _frames(backend: VllmServeBackend, text: str, cache: CacheUse | None = None) -> list[Frame]:
+async def _answered(backend: VllmServeBackend, payload: chat_pb2.ChatPayload, **given: Any) -> list[Frame]:
     async with asyncio.timeout(120):
-        call = _call(cache=cache or CacheUse())
-        return [frame async for frame in backend.generate(chat(text=text, max_tokens=16), call)]
+        return [frame async for frame in backend.generate(payload, _call(**given))]
+
+
+async def _frames(backend: VllmServeBackend, text: str, cache: CacheUse | None = None) -> list[Frame]:
+    return await _answered(backend, chat(text=text, max_tokens=16), cache=cache or CacheUse())
 
 
 async def _drained(frames: AsyncGenerator[Frame]) -> None:
@@ -143,9 +147,9 @@ async def test_one_life_of_a_model() -> None:
         assert Operation.CHAT in facts.operations
 
         # A chat is streamed, and its tokens are counted.
-        frames = await _frames(backend, "What is the capital of France?")
+        frames = await _answered(backend, certain_chat(16))
         events = [event for frame in frames for event in frame]
-        assert "Paris" in "".join(event.delta.text for event in events)
+        assert "".join(event.delta.text for event in events) == CERTAIN_ANSWER
         assert sum(has_content(frame) for frame in frames) > 1
         receipt = events[-1].finished.receipt
         assert receipt.usage.completion_tokens > 0
