@@ -62,8 +62,8 @@ class LaneRequest:
     sight: ProxySight | None = None
     due_at: float | None = None
     """When it ends by what is known then; None: it waits for an endpoint."""
-    proxy_gone_at: float = 0.0
-    """When the connection of its proxy ended, if it did."""
+    proxy_gone_at: float | None = None
+    """When the connection of its proxy ended; None: it has not, or the proxy has told of the request since."""
     asked_at: float | None = None
     """When its runners are asked whether it has come, because its proxy is gone; None: they are not."""
     receipt: receipt_pb2.Receipt | None = None
@@ -79,6 +79,11 @@ class LaneRequest:
     def request_id(self) -> str:
         """Its id, unique among the requests under way."""
         return self.work.context.request_id
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether its end was assumed, because the proxy is gone that alone could tell of it."""
+        return self.kind is EndpointKind.ENGINE and self.proxy_gone_at is not None and self.sight is None
 
     @property
     def shows_usage(self) -> bool:

@@ -79,6 +79,8 @@ class LanePorts:
     steady: ReconnectConfig
     host: str = ""
     """Name of this machine, as runners report theirs; empty: not known."""
+    sign_interval_seconds: float = 10.0
+    """Interval in which the proxy tells of each request that goes on (`access_log_flush_interval`)."""
     tracing: Tracing = NO_TRACING
     amend: Callable[[str, receipt_pb2.Receipt], None] = _amend_nothing
     """Puts a receipt, to which the second witness has added, into the record of the tenant's request."""
@@ -183,6 +185,7 @@ class LaneRequests(AttemptReports):
         if lane is None:
             self._note_late(sight)
         elif sight.goes_on:
+            lane.proxy_gone_at = lane.asked_at = None
             self._extend(lane)
         elif lane.grants:
             lane.sight = sight
@@ -194,12 +197,19 @@ class LaneRequests(AttemptReports):
     def note_proxy_gone(self, connection: str) -> None:
         """Note the end of a proxy's connection: what it has not sent on by then has reached no runner.
 
-        A runner that has a request sees its caller leave, and reports it; the others are asked.
+        A runner that has a request sees its caller leave, and reports it; the others are asked. Of an engine that the
+        proxy calls itself nothing else tells: unless a proxy that has only connected again does within its interval,
+        the request has ended with it.
         """
-        now = self._ports.clock.monotonic()
+        now, wait = self._ports.clock.monotonic(), self._limits.report_wait_seconds
         for lane in self._open.values():
-            if lane.due_at is not None and lane.terms.connection == connection:
-                lane.proxy_gone_at, lane.asked_at = now, now + self._limits.report_wait_seconds
+            if lane.due_at is None or lane.terms.connection != connection:
+                continue
+            lane.proxy_gone_at = now
+            if lane.kind is EndpointKind.ENGINE:
+                lane.due_at = min(lane.due_at, now + self._ports.sign_interval_seconds + wait)
+            else:
+                lane.asked_at = now + wait
 
     def sweep(self) -> None:
         """End what is due, and forget what has ended long enough ago."""
@@ -207,17 +217,10 @@ class LaneRequests(AttemptReports):
         for lane in self._open.values():
             if lane.asked_at is not None and lane.asked_at <= now:
                 lane.asked_at = None
-                if lane.kind is EndpointKind.SIDECAR and lane.sight is None:
+                if lane.sight is None:
                     self._run(self._void_at_runners(lane), "picker-void")
-        due = [lane for lane in self._open.values() if lane.due_at is not None and lane.due_at <= now]
-        for lane in due:
-            if lane.is_slot_lost and lane.sight is None:
-                self._end(lane, Reason.SERVER_DIED, "runner")
-            elif lane.sight is None and not lane.reports:
-                log.warning("end of a request not reported", request_id=lane.request_id, runner=lane.grants[0].runner)
-                self._end(lane, Reason.DEADLINE_EXCEEDED, "none")
-            else:
-                self._end(lane, Reason.WORKER_LOST, "runner" if lane.sight is None else "proxy")
+        for lane in [each for each in self._open.values() if each.due_at is not None and each.due_at <= now]:
+            self._end_due(lane)
         while self._ended:
             request_id, lane = next(iter(self._ended.items()))
             if lane.due_at is not None and lane.due_at > now:
@@ -225,6 +228,19 @@ class LaneRequests(AttemptReports):
             del self._ended[request_id]
         if self._lost is not None:
             self._lost.sweep(now)
+
+    def _end_due(self, lane: LaneRequest) -> None:
+        """End a request by what is known of it now."""
+        if lane.is_slot_lost and lane.sight is None:
+            self._end(lane, Reason.SERVER_DIED, "runner")
+        elif lane.is_unseen:
+            log.warning("the proxy of a request is gone", request_id=lane.request_id, runner=lane.grants[0].runner)
+            self._end(lane, Reason.CANCELLED, "none")
+        elif lane.sight is None and not lane.reports:
+            log.warning("end of a request not reported", request_id=lane.request_id, runner=lane.grants[0].runner)
+            self._end(lane, Reason.DEADLINE_EXCEEDED, "none")
+        else:
+            self._end(lane, Reason.WORKER_LOST, "runner" if lane.sight is None else "proxy")
 
     async def _sweep_on(self) -> None:
         while True:
@@ -385,14 +401,15 @@ class LaneRequests(AttemptReports):
 
     def _cancel(self, lane: LaneRequest, error: WeftError) -> None:
         """End a request; see `OnCancelled`."""
-        if lane.due_at is not None and lane.kind is EndpointKind.ENGINE:
+        if lane.due_at is not None and lane.kind is EndpointKind.ENGINE and lane.proxy_gone_at is None:
             raise not_cancellable()
         lane.cancelled = error
         if lane.due_at is not None:
             self._run(self._cancel_at_runners(lane, canceller_of(error)), "picker-cancel")
 
     async def _cancel_at_runners(self, lane: LaneRequest, cancelled_by: str) -> None:
-        asked = [grant for index, grant in enumerate(lane.grants) if index not in lane.reports]
+        is_at_runner = lane.kind is EndpointKind.SIDECAR
+        asked = [grant for index, grant in enumerate(lane.grants) if is_at_runner and index not in lane.reports]
         if not await cancel_at_runners(self._ports.channels, asked, cancelled_by):
             self._end(lane, Reason.CANCELLED, "")
 
@@ -403,7 +420,8 @@ class LaneRequests(AttemptReports):
         if is_voided is None:
             # Less and less often: a runner that is gone for good is not asked about each of its requests without end.
             now = self._ports.clock.monotonic()
-            lane.asked_at = now + max(self._limits.report_wait_seconds, now - lane.proxy_gone_at)
+            if lane.proxy_gone_at is not None:
+                lane.asked_at = now + max(self._limits.report_wait_seconds, now - lane.proxy_gone_at)
         elif is_voided:
             self._end(lane, Reason.CANCELLED, "runner")
 
@@ -411,7 +429,10 @@ class LaneRequests(AttemptReports):
         """Note an entry of a request that has ended, or that this picker does not know."""
         ended = self._ended.get(sight.request_id)
         if ended is not None and ended.grants and ended.sight is None and not sight.goes_on:
+            is_assumed = ended.is_unseen and ended.cancelled is None
             ended.sight = sight
+            if is_assumed:
+                self._end_again(ended)
             self._compare(ended)
         elif ended is None and sight.placed and not sight.goes_on:
             self._metrics.unknown("proxy")
@@ -429,12 +450,16 @@ class LaneRequests(AttemptReports):
         """Put a runner's report that came after the end into the receipt: it knows more than was assumed then."""
         assert lane.receipt is not None, "it has ended"
         if lane.unreported_of == index and settles:
-            reason, part = lane.end(Reason.WORKER_LOST)
-            lane.note_first_content()
-            lane.receipt = lane.trace.receipt(reason, part, lane.ended_at)
-            lane.receipt.cancelled_by = canceller_of(lane.cancelled) if reason is Reason.CANCELLED else ""
+            self._end_again(lane)
             lane.unreported_of = None
         self._compare(lane)
+
+    def _end_again(self, lane: LaneRequest) -> None:
+        """Make the receipt of a request that has ended by what a witness has said since."""
+        reason, part = lane.end(Reason.WORKER_LOST)
+        lane.note_first_content()
+        lane.receipt = lane.trace.receipt(reason, part, lane.ended_at)
+        lane.receipt.cancelled_by = canceller_of(lane.cancelled) if reason is Reason.CANCELLED else ""
 
     def _correct_tried(self, lane: LaneRequest) -> None:
         """Make the receipt of a request that has ended again: an attempt before the last one was reported late."""
@@ -483,6 +508,8 @@ class LaneRequests(AttemptReports):
                 # A runner under load may say later how it was, and knows better than what is assumed until then.
                 wait = self._limits.end_report_limit_seconds
                 lane.unreported_of = lane.served if lane.served in missing else None
+            elif lane.is_unseen:
+                wait = self._limits.end_report_limit_seconds
             lane.due_at = now + wait
             self._ended[lane.request_id] = lane
         if not self._open and self._on_idle is not None and not self._on_idle.done():

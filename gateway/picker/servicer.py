@@ -32,6 +32,7 @@ from weft.kernel.lane_names import (
 )
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc_server.server import LocalServer
 from weft.kernel.service import stop_tasks
 
 log = get_logger("weft.picker")
@@ -272,8 +273,12 @@ class AccessLog:
         try:
             await self._read(context)
         finally:
-            self._lane.note_proxy_gone(context.peer())
+            self.note_proxy_gone(context.peer())
         return access_log_pb2.StreamAccessLogsResponse()
+
+    def note_proxy_gone(self, connection: str) -> None:
+        """See `LaneRequests.note_proxy_gone`."""
+        self._lane.note_proxy_gone(connection)
 
     async def _read(self, context: Context) -> None:
         while isinstance(message := await context.read(), access_log_pb2.StreamAccessLogsMessage):
@@ -304,3 +309,6 @@ def add_to_server(processor: ExternalProcessor, access_log: AccessLog | None, se
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(ACCESS_LOG_SERVICE, {"StreamAccessLogs": stream}),)
     )
+    if isinstance(server, LocalServer):
+        # A proxy opens the stream of its log with the first entry: one that is killed before has a connection alone.
+        server.watch_connections(access_log.note_proxy_gone)

@@ -113,6 +113,13 @@ async def _slowly(mesh: MeshProcess) -> None:
             await engine.set_behaviour(tokens_per_second=PER_SECOND, answer_tokens=0)
 
 
+async def _serves(http: aiohttp.ClientSession) -> bool:
+    with suppress(aiohttp.ClientError):
+        async with http.post(CHAT, json=_body(max_tokens=1)) as answer:
+            return answer.status == 200
+    return False
+
+
 async def _record(http: aiohttp.ClientSession, request_id: str) -> dict[str, Any]:
     async def ended() -> dict[str, Any] | None:
         async with http.get(f"/v1/requests/{request_id}") as answer:
@@ -147,20 +154,41 @@ async def test_an_envoy_that_is_killed_cuts_its_streams_and_their_slots_are_free
             await begun.acquire()
     edge.kill()
     await asyncio.gather(*asked)
-
-    async def serves() -> bool:
-        with suppress(aiohttp.ClientError):
-            async with http.post(CHAT, json=_body(max_tokens=1)) as answer:
-                return answer.status == 200
-        return False
-
-    await eventually(serves, RESTART_SECONDS, "envoy does not serve again")
+    await eventually(lambda: _serves(http), RESTART_SECONDS, "envoy does not serve again")
     for each in ids:
         record = await _record(http, each)
         assert record["receipt"]["outcome"] == "cancelled", record
     for runner in ("a", "b"):
         async with await mesh.backend(runner) as engine:
             await engine.wait_for_state(lambda state: state.busy_slots == 0)
+
+
+async def test_the_slot_of_an_engine_that_a_killed_envoy_called_itself_is_free_within_seconds(tmp_path: Path) -> None:
+    """It was kept until the deadline of the request, and every caller got 503 until then."""
+    runner = _in_lane("a", slots=1, answer_tokens=0, tokens_per_second=PER_SECOND)
+    runner["models"][0]["lane"] = "engine"
+    sections = {"picker": {"listen": f"127.0.0.1:{free_port()}"}, "edge": {"log_interval_seconds": 1.0}}
+    config = write_config(tmp_path, runner, **sections)
+    with running_mesh(tmp_path / "home", "--config", str(config), "--edge", "envoy") as mesh:
+        async with aiohttp.ClientSession(mesh.url) as http:
+
+            async def in_lane() -> bool:
+                return await _serves(http) and await _picked(http, "lane") > 0
+
+            await eventually(in_lane, COUNTED_SECONDS, "no request comes through the lane")
+            edge = psutil.Process(json.loads((mesh.home / "run" / "up.json").read_text())["pids"]["edge"])
+            asked = http.post(CHAT, json=_body(stream=True, max_tokens=8_000), headers={"x-request-id": "cut"})
+            async with asked as answer:
+                await answer.content.readline()
+                edge.kill()
+                with pytest.raises(aiohttp.ClientError):
+                    await answer.read()
+            await eventually(lambda: _serves(http), RESTART_SECONDS, "the slot of the engine is not free")
+            record = await _record(http, "cut")
+    receipt = record["receipt"]
+    assert (receipt["outcome"], record["reason"]) == ("cancelled", "cancelled"), record
+    assert "proxy" not in receipt
+    assert "completionTokens" not in receipt
 
 
 async def test_a_stop_lets_streams_of_the_lane_end_though_the_gateway_has_none(

@@ -75,6 +75,7 @@ def build_picker(
         clock=clock,
         report_to=router.name,
         host=socket.gethostname(),
+        sign_interval_seconds=config.edge.log_interval_seconds,
         steady=steady,
         tracing=router.tracing,
         amend=router.amend_receipt,

@@ -86,6 +86,8 @@ class ScriptedScheduler:
         self.waited_for = asyncio.Event()
         """Set once a request has heard all of the script and waits for more."""
         self.finished: asyncio.Queue[tuple[Reason, receipt_pb2.Receipt]] = asyncio.Queue()
+        self.on_cancelled: OnCancelled | None = None
+        """Ends the latest request."""
 
     def place(self, request: PlacementRequest) -> Self:
         self.placed.append(request)
@@ -106,7 +108,8 @@ class ScriptedScheduler:
             raise decision
         return decision
 
-    def watch_cancellation(self, on_cancelled: OnCancelled) -> None: ...
+    def watch_cancellation(self, on_cancelled: OnCancelled) -> None:
+        self.on_cancelled = on_cancelled
 
     async def report_first_content(self, attempt: int) -> None:
         self.begun.append(attempt)
@@ -162,18 +165,28 @@ class PickerStage:
             await call.done_writing()
             return [answer async for answer in call]
 
-    async def log(self, *entries: access_log_pb2.HTTPAccessLogEntry) -> None:
-        """Send entries of the access log, on a stream of their own."""
+    @asynccontextmanager
+    async def logging(self) -> AsyncIterator[Any]:
+        """A stream of the access log, which ends with the block."""
         call = self.channel.stream_unary(
             STREAM_ACCESS_LOGS_METHOD,
             request_serializer=access_log_pb2.StreamAccessLogsMessage.SerializeToString,
             response_deserializer=access_log_pb2.StreamAccessLogsResponse.FromString,
         )()
-        message = access_log_pb2.StreamAccessLogsMessage()
-        message.http_logs.log_entry.extend(entries)
-        await call.write(message)
+
+        async def write(*entries: access_log_pb2.HTTPAccessLogEntry) -> None:
+            message = access_log_pb2.StreamAccessLogsMessage()
+            message.http_logs.log_entry.extend(entries)
+            await call.write(message)
+
+        yield write
         await call.done_writing()
         await call
+
+    async def log(self, *entries: access_log_pb2.HTTPAccessLogEntry) -> None:
+        """Send entries of the access log, on a stream of their own."""
+        async with self.logging() as write:
+            await write(*entries)
 
     def report(self, runner_grant: Grant, receipt: receipt_pb2.Receipt, *, first_content: float | None = 0.5) -> bool:
         """Report the end of an attempt as its runner does."""

@@ -9,20 +9,25 @@ from typing import Any
 
 import grpc
 import pytest
-from picker_stage import PickerStage, grant, picker_stage
+from engine_stage import ENGINE, ask_engine, engine_stage
+from picker_stage import PickerStage, grant, log_entry, picker_stage
 
 from gateway.picker.lane_requests import SWEEP_SECONDS
 from gateway.picker.limits import PickerLimits
 from weft.api.common.v1 import receipt_pb2
 from weft.api.runner.v1 import ticketed_request_service_pb2 as pb
 from weft.api.runner.v1 import ticketed_request_service_pb2_grpc
-from weft.dispatch.placement import Grant
+from weft.dispatch.placement import Grant, request_cancelled
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering, new_server
 
 LIMITS = PickerLimits(report_wait_seconds=2.0, end_report_limit_seconds=30.0)
 ASKED_AFTER = LIMITS.report_wait_seconds + SWEEP_SECONDS
+LOST_AFTER = 10.0 + LIMITS.report_wait_seconds
+"""The default interval of signs of life, and a moment for one that is late."""
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
+"""Channels of one process to one address share a connection otherwise."""
 
 
 @dataclass
@@ -149,9 +154,95 @@ async def test_a_request_ends_only_if_none_of_its_runners_has_it(tmp_path: Path)
 
 async def test_the_requests_of_another_proxy_are_left_alone(tmp_path: Path) -> None:
     async with _placed(tmp_path) as (stage, runner):
-        # Channels of one process to one address share a connection otherwise.
-        own_connection = [("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.insecure_channel(stage.address, options=own_connection) as stage.channel:
+        async with grpc.aio.insecure_channel(stage.address, options=OWN_CONNECTION) as stage.channel:
             await _proxy_goes(stage)
         await _advance(stage)
         assert (runner.asked, stage.scheduler.finished.empty()) == ([], True)
+
+
+def _sign_of_life() -> Any:
+    sign = log_entry(endpoint=ENGINE)
+    sign.common_properties.intermediate_log_entry = True
+    return sign
+
+
+async def _until_gone(stage: PickerStage) -> None:
+    requests = stage.picker._lane
+    await _until(lambda: all(each.proxy_gone_at is not None for each in requests._open.values()))
+
+
+async def test_a_request_of_an_engine_ends_with_its_proxy_and_gives_its_slot_back_within_seconds(
+    tmp_path: Path,
+) -> None:
+    """A killed Envoy kept the slots of engines until the deadlines of its requests."""
+    async with engine_stage(tmp_path) as (stage, runner):
+        await ask_engine(stage, runner, "req-1")
+        await _proxy_goes(stage)
+        await stage.clock.advance(LOST_AFTER - 1)
+        assert (stage.scheduler.finished.empty(), runner.held) == (True, 1)
+        await stage.clock.advance(1 + SWEEP_SECONDS)
+        reason, receipt = await stage.end()
+        await runner.until_held(0)
+    assert (reason, receipt.outcome) == (Reason.CANCELLED, receipt_pb2.OUTCOME_CANCELLED)
+    # What its caller got nothing has told.
+    assert not receipt.HasField("proxy")
+    assert not receipt.HasField("usage")
+
+
+async def test_a_proxy_that_is_killed_before_its_first_entry_of_the_log_is_gone_with_its_connection(
+    tmp_path: Path,
+) -> None:
+    async with engine_stage(tmp_path) as (stage, runner):
+        shared = stage.channel
+        async with grpc.aio.insecure_channel(stage.address, options=OWN_CONNECTION) as stage.channel:
+            await ask_engine(stage, runner, "req-1")
+        await _until_gone(stage)
+        stage.channel = shared
+        await stage.clock.advance(LOST_AFTER + SWEEP_SECONDS)
+        assert (await stage.end())[0] is Reason.CANCELLED
+        await runner.until_held(0)
+
+
+async def test_a_proxy_that_only_connects_again_keeps_its_request_of_an_engine(tmp_path: Path) -> None:
+    async with engine_stage(tmp_path) as (stage, runner):
+        await ask_engine(stage, runner, "req-1")
+        await _proxy_goes(stage)
+        (lane,) = stage.picker._lane._open.values()
+        async with stage.logging() as write:
+            for _ in range(3):
+                await write(_sign_of_life())
+                await _until(lambda: lane.proxy_gone_at is None)
+                await stage.clock.advance(LIMITS.end_report_limit_seconds - 1)
+            assert (stage.scheduler.finished.empty(), runner.held) == (True, 1)
+            await write(log_entry(usage=(3, 4), endpoint=ENGINE))
+            reason, receipt = await stage.end()
+        assert (reason, receipt.usage.completion_tokens) == (Reason.UNSPECIFIED, 4)
+
+
+async def test_a_request_of_an_engine_can_be_cancelled_by_its_id_once_its_proxy_is_gone(tmp_path: Path) -> None:
+    async with engine_stage(tmp_path) as (stage, runner):
+        await ask_engine(stage, runner, "req-1")
+        cancel = stage.scheduler.on_cancelled
+        assert cancel is not None
+        with pytest.raises(WeftError, match="closing the connection"):
+            cancel(request_cancelled("an operator"))
+        await _proxy_goes(stage)
+        cancel(request_cancelled("an operator"))
+        reason, receipt = await stage.end()
+        await runner.until_held(0)
+    assert (reason, receipt.cancelled_by) == (Reason.CANCELLED, "an operator")
+
+
+async def test_the_log_of_a_proxy_that_comes_after_its_requests_were_given_up_corrects_the_receipt(
+    tmp_path: Path,
+) -> None:
+    async with engine_stage(tmp_path) as (stage, runner):
+        await ask_engine(stage, runner, "req-1")
+        await _proxy_goes(stage)
+        await stage.clock.advance(LOST_AFTER + SWEEP_SECONDS)
+        assert (await stage.end())[0] is Reason.CANCELLED
+        await stage.clock.advance(LIMITS.end_report_limit_seconds - 1)
+        await stage.log(log_entry(usage=(3, 4), endpoint=ENGINE))
+        (amended,) = [each for each in stage.amended if each.request_id == "req-1"]
+    assert (amended.outcome, amended.usage.completion_tokens) == (receipt_pb2.OUTCOME_COMPLETED, 4)
+    assert (amended.proxy.status, Reason(amended.attempts[0].reason)) == (200, Reason.UNSPECIFIED)

@@ -212,6 +212,7 @@ class _Peer(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._server.peers.discard(self)
+        self._server.note_lost(self.address)
         for call in list(self._calls.values()):
             call.note_reset()
         self._calls.clear()
@@ -334,6 +335,7 @@ class LocalServer(grpc.aio.Server):
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
+        self._on_lost: list[Callable[[str], None]] = []
 
     @override
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]) -> None:
@@ -400,6 +402,15 @@ class LocalServer(grpc.aio.Server):
         except TimeoutError:
             return False
         return True
+
+    def watch_connections(self, on_lost: Callable[[str], None]) -> None:
+        """Calls `on_lost` for each connection that ends, with the address that `peer()` of its calls has."""
+        self._on_lost.append(on_lost)
+
+    def note_lost(self, address: str) -> None:
+        """Note the end of a connection."""
+        for on_lost in self._on_lost:
+            on_lost(address)
 
     def handler_of(self, headers: Headers) -> Any:
         """Returns the handler of a call; None: there is none."""
