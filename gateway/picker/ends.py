@@ -13,6 +13,7 @@ from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.api.envoy.v1 import access_log_pb2, token_usage_pb2
 from weft.kernel.lane_names import DESTINATION_NAMESPACE, DESTINATION_SERVED, PLACED, REASON_HEADER
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import set_seconds
 from weft.kernel.value import value_class
 
 MAX_FLAGS = 8
@@ -60,7 +61,7 @@ class ProxySight:
     usage: usage_pb2.Usage | None = None
     """Usage that the answer stated. Read-only."""
     first_byte_seconds: float | None = None
-    """From the request's first byte to the answer's."""
+    """From the request's first byte to the answer's, which belongs to its head: no sign of a first token."""
     duration_seconds: float | None = None
     placed: str = ""
     """Model and runner that a picker named; empty: no picker placed it."""
@@ -215,7 +216,7 @@ def _words(reason: Reason) -> str:
 
 def proxy_record(sight: ProxySight, contradictions: list[str]) -> receipt_pb2.ProxyRecord:
     """Returns the proxy's part of a receipt."""
-    return receipt_pb2.ProxyRecord(
+    record = receipt_pb2.ProxyRecord(
         status=sight.status,
         flags=sight.flags,
         details=sight.details,
@@ -224,3 +225,6 @@ def proxy_record(sight: ProxySight, contradictions: list[str]) -> receipt_pb2.Pr
         answer_bytes=sight.answer_bytes,
         disagreements=contradictions,
     )
+    if sight.first_byte_seconds is not None:
+        set_seconds(record.time_to_first_byte, sight.first_byte_seconds)
+    return record

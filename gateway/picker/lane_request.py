@@ -148,6 +148,14 @@ class LaneRequest:
             self.trace.note_attempt_failed(reason, self.granted_at)
             self.trace.note_grant(self.grants[index + 1], self.granted_at, remote=self.remote[index + 1])
 
+    def note_last(self, reason: Reason, now: float) -> None:
+        """Record how the attempt that was the last one ended; UNSPECIFIED: it completed."""
+        last = self.trace.attempts[-1]
+        if reason is Reason.UNSPECIFIED:
+            last.reason, last.ended = reason, None
+        else:
+            self.trace.note_attempt_failed(reason, now)
+
     def correct_tried(self, index: int) -> bool:
         """Give an attempt before the last one the reason that its runner reports late; returns whether it is one."""
         tried = next((each for each in self.trace.attempts[:-1] if each.grant == self.grants[index]), None)

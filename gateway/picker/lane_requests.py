@@ -457,6 +457,7 @@ class LaneRequests(AttemptReports):
     def _end_again(self, lane: LaneRequest) -> None:
         """Make the receipt of a request that has ended by what a witness has said since."""
         reason, part = lane.end(Reason.WORKER_LOST)
+        lane.note_last(reason, lane.ended_at)
         lane.note_first_content()
         lane.receipt = lane.trace.receipt(reason, part, lane.ended_at)
         lane.receipt.cancelled_by = canceller_of(lane.cancelled) if reason is Reason.CANCELLED else ""
@@ -491,6 +492,7 @@ class LaneRequests(AttemptReports):
         if lane.grants:
             reason, part = lane.end(unreported)
             lane.note_tried()
+            lane.note_last(reason, now)
             lane.note_first_content()
         receipt = lane.receipt = trace.receipt(reason, part, now)
         receipt.cancelled_by = cancelled_by or (canceller_of(lane.cancelled) if reason is Reason.CANCELLED else "")

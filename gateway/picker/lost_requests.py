@@ -69,7 +69,7 @@ class LostRequest:
                     runner=named.runner,
                     runner_incarnation=named.runner_incarnation,
                     model=named.model,
-                    reason=its.receipt.reason if attempt < counted else Reason.UNSPECIFIED.value,
+                    reason=its.receipt.reason,
                 )
         return receipt
 
@@ -84,7 +84,7 @@ class LostRequest:
             model=model,
             usage=self.sight.usage,
         )
-        receipt.attempts.add(runner=runner, model=model)
+        receipt.attempts.add(runner=runner, model=model, reason=receipt.reason)
         if self.sight.duration_seconds is not None:
             receipt.total_time.FromNanoseconds(int(self.sight.duration_seconds * 1e9))
         return receipt

@@ -59,7 +59,10 @@ _ENGINE = (
     "[, {engine_timings.outside_time:span} outside of it]"
 )
 _DEVICE = "{device_usage.device_time:span} of device time"
-_PROXY = "[status {proxy.status}, ]{proxy.answer_bytes} bytes of answer[, from {proxy.endpoint}]"
+_PROXY = (
+    "[status {proxy.status}, ]{proxy.answer_bytes} bytes of answer[, the first after {proxy.time_to_first_byte:span}]"
+    "[, from {proxy.endpoint}]"
+)
 _GAPS = {
     DeviceUsage.GAP_NOT_SAMPLED: "too short for the sampling interval, or no figures of the driver",
     DeviceUsage.GAP_FOREIGN_PROCESS: "a process of others used the device, or what ran there cannot be seen",

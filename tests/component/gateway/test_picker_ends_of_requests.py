@@ -13,6 +13,7 @@ from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.api.envoy.v1 import access_log_pb2
 from weft.dispatch.placement import Grant
 from weft.kernel.reasons import Reason
+from weft_app.cli.explain import receipt_lines
 
 LIMITS = PickerLimits(report_wait_seconds=2.0, end_report_limit_seconds=30.0)
 ASKS_FOR_USAGE = (
@@ -87,14 +88,28 @@ async def test_a_report_that_comes_after_the_wait_for_it_corrects_the_receipt(tm
         await stage.clock.advance(LIMITS.report_wait_seconds + SWEEP_SECONDS)
         reason, receipt = await stage.end()
         assert (reason, receipt.HasField("usage")) == (Reason.WORKER_LOST, False)
+        assert Reason(receipt.attempts[0].reason) is Reason.WORKER_LOST
         await stage.clock.advance(LIMITS.end_report_limit_seconds - 1)
         assert stage.report(grant(), told())
         (amended,) = stage.amended
         assert (amended.outcome, amended.reason) == (receipt_pb2.OUTCOME_COMPLETED, 0)
         assert (amended.usage.completion_tokens, amended.proxy.status) == (6, 200)
         assert amended.total_time == receipt.total_time
+        assert Reason(amended.attempts[0].reason) is Reason.UNSPECIFIED
         assert not stage.report(grant(), told())
         assert len(stage.amended) == 1
+
+
+async def test_the_first_byte_that_the_proxy_saw_is_in_its_part_and_is_no_first_token(tmp_path: Path) -> None:
+    entry = log_entry(usage=(11, 6))
+    entry.common_properties.time_to_first_upstream_rx_byte.FromMilliseconds(40)
+    async with routed(tmp_path) as stage:
+        await stage.log(entry)
+        await stage.clock.advance(LIMITS.report_wait_seconds + SWEEP_SECONDS)
+        _, receipt = await stage.end()
+    assert receipt.proxy.time_to_first_byte.ToMilliseconds() == 40
+    assert not receipt.HasField("time_to_first_token")
+    assert any("the first after 0.04 s" in line for line in receipt_lines(receipt)), receipt_lines(receipt)
 
 
 async def test_a_clean_end_in_mid_answer_is_a_cut_off_answer(tmp_path: Path) -> None:
@@ -111,6 +126,7 @@ async def test_an_endpoint_that_was_never_reached_is_not_waited_for(tmp_path: Pa
         await stage.log(log_entry("upstream_connection_failure", status=503, endpoint=""))
         reason, receipt = await stage.end()
         assert reason is Reason.CONNECT_FAILED
+        assert [Reason(each.reason) for each in receipt.attempts] == [Reason.CONNECT_FAILED]
         assert list(receipt.proxy.flags) == ["upstream_connection_failure"]
 
 
@@ -198,8 +214,10 @@ async def test_a_runner_that_refuses_before_content_leaves_the_end_to_the_next_e
 async def test_the_refusal_of_the_only_endpoint_ends_the_request(tmp_path: Path) -> None:
     async with routed(tmp_path) as stage:
         stage.report(grant(), told(reason=Reason.BACKEND_NOT_READY, tokens=None), first_content=None)
-        reason, _ = await stage.end()
+        reason, receipt = await stage.end()
         assert reason is Reason.BACKEND_NOT_READY
+        # It read "answered" before.
+        assert [Reason(each.reason) for each in receipt.attempts] == [Reason.BACKEND_NOT_READY]
 
 
 async def test_an_end_that_nobody_reports_comes_after_the_deadline_and_a_limit(tmp_path: Path) -> None:

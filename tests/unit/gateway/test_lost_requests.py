@@ -127,7 +127,8 @@ def test_where_the_proxy_alone_speaks_its_word_counts_as_far_as_it_goes(sight: P
     book.sweep(WAIT)
     receipt = router.receipt
     assert (receipt.reason, receipt.proxy.status) == (reason.value, 200)
-    assert (receipt.attempts[0].runner, receipt.attempts[0].model) == ("gpu-1", "m")
+    (attempt,) = receipt.attempts
+    assert (attempt.runner, attempt.model, attempt.reason) == ("gpu-1", "m", reason.value)
     assert (receipt.outcome == receipt_pb2.OUTCOME_COMPLETED) == (reason is Reason.UNSPECIFIED)
 
 

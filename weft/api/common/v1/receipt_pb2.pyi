@@ -227,6 +227,7 @@ class ProxyRecord(google.protobuf.message.Message):
     ATTEMPT_COUNT_FIELD_NUMBER: builtins.int
     ANSWER_BYTES_FIELD_NUMBER: builtins.int
     DISAGREEMENTS_FIELD_NUMBER: builtins.int
+    TIME_TO_FIRST_BYTE_FIELD_NUMBER: builtins.int
     status: builtins.int
     """The status that the caller was sent. 0: none."""
     details: builtins.str
@@ -245,6 +246,12 @@ class ProxyRecord(google.protobuf.message.Message):
     def disagreements(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Where proxy and runner contradict each other, as text; at most 8. Empty: nowhere, or one of the two has reported nothing."""
 
+    @property
+    def time_to_first_byte(self) -> google.protobuf.duration_pb2.Duration:
+        """Time from the arrival of the request at the proxy to the first byte of an answer: of its head, which engines may send
+        before their first token.
+        """
+
     def __init__(
         self,
         *,
@@ -255,8 +262,10 @@ class ProxyRecord(google.protobuf.message.Message):
         attempt_count: builtins.int = ...,
         answer_bytes: builtins.int = ...,
         disagreements: collections.abc.Iterable[builtins.str] | None = ...,
+        time_to_first_byte: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["answer_bytes", b"answer_bytes", "attempt_count", b"attempt_count", "details", b"details", "disagreements", b"disagreements", "endpoint", b"endpoint", "flags", b"flags", "status", b"status"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["time_to_first_byte", b"time_to_first_byte"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["answer_bytes", b"answer_bytes", "attempt_count", b"attempt_count", "details", b"details", "disagreements", b"disagreements", "endpoint", b"endpoint", "flags", b"flags", "status", b"status", "time_to_first_byte", b"time_to_first_byte"]) -> None: ...
 
 global___ProxyRecord = ProxyRecord
 
