@@ -35,13 +35,18 @@ class EndpointAddresses:
         found = host if is_number else await self._address(host)
         return f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
 
-    async def of_runners(self, runners: Iterable[RunnerView]) -> dict[str, str]:
-        """Returns the endpoint of each runner that has one, by name; those without an address are left out."""
-        having = [runner for runner in runners if runner.lane_url]
-        found = await asyncio.gather(*(self.of(each.lane_url) for each in having), return_exceptions=True)
-        return {
-            runner.name: endpoint for runner, endpoint in zip(having, found, strict=True) if isinstance(endpoint, str)
-        }
+    async def of_runners(self, runners: Iterable[RunnerView]) -> dict[str, frozenset[str]]:
+        """Returns the endpoints of each runner that has one, by name: its HTTP port, and engines that proxies call.
+
+        Those without an address are left out.
+        """
+        having = [(runner.name, url) for runner in runners for url in _urls_of(runner)]
+        found = await asyncio.gather(*(self.of(url) for _, url in having), return_exceptions=True)
+        endpoints: dict[str, frozenset[str]] = {}
+        for (runner, _), endpoint in zip(having, found, strict=True):
+            if isinstance(endpoint, str):
+                endpoints[runner] = endpoints.get(runner, frozenset()) | {endpoint}
+        return endpoints
 
     async def _address(self, host: str) -> str:
         now = self._clock.monotonic()
@@ -61,9 +66,14 @@ class EndpointAddresses:
         return address
 
 
+def _urls_of(runner: RunnerView) -> list[str]:
+    engines = (each.engine_lane_url for each in runner.instances.values())
+    return [url for url in (runner.lane_url, *engines) if url]
+
+
 @lru_cache(maxsize=MAX_NAMES)
-def _place_in(url: str) -> tuple[str, int | None, bool]:
+def _place_in(url: str) -> tuple[str, int, bool]:
     """Returns host and port of a base URL, and whether the host is an address. Runners keep theirs."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    return host, parts.port, is_address(host)
+    return host, parts.port or (443 if parts.scheme == "https" else 80), is_address(host)

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 from gateway.picker.endpoint_addresses import EndpointAddresses
 from gateway.picker.ends import ProxySight, has_begun, was_never_reached
@@ -307,7 +306,7 @@ class LaneRequests(AttemptReports):
         operation = lane.work.context.operation
         endpoint = await self._endpoint_of(lane, grant)
         if endpoint is None:
-            words = f"the runner {grant.runner} has no address that this proxy reaches; set its http_port"
+            words = f"the runner {grant.runner} has no address that this proxy reaches or allows; set its http_port"
             raise WeftError(Reason.TOOL_UNAVAILABLE, words)
         lane.kind = endpoint.kind
         if endpoint.kind is EndpointKind.ENGINE:
@@ -334,10 +333,13 @@ class LaneRequests(AttemptReports):
 
     async def _engine_route(self, lane: LaneRequest, grant: Grant) -> Route:
         slot = lane.slot = await self._slots.hold(grant)
-        place = urlsplit(slot.url).netloc
-        if not lane.terms.allowed.has(place):
+        try:
+            place = await self._addresses.of(slot.url)
+            # It may have started again since it was looked at.
+            _require_allowed(lane.terms.allowed, place)
+        except BaseException:
             slot.release()
-        _require_allowed(lane.terms.allowed, place)
+            raise
         slot.watch(lambda: self._note_slot_lost(lane))
         lane.grants = (grant,)
         lane.destinations = (place,)
@@ -356,12 +358,14 @@ class LaneRequests(AttemptReports):
         return None if runner is None else lane_endpoint(endpoint_in(runner, grant.model), runner.lane_url, operation)
 
     async def _endpoint_of(self, lane: LaneRequest, grant: Grant) -> LaneEndpoint | None:
-        """Returns where the proxy of a request sends it: not to an engine that this proxy does not reach."""
+        """Returns where the proxy of a request sends it: not to an engine that it does not reach, or does not allow."""
         found = self.endpoint_of(grant, lane.work.context.operation)
         if found is None or found.kind is EndpointKind.SIDECAR:
             return found
-        runner = self._ports.fleet.view.runners[grant.runner]
-        if await self._reach.reaches(lane.terms.proxy, runner, grant.model):
+        runner, allowed = self._ports.fleet.view.runners[grant.runner], lane.terms.allowed
+        url = runner.instances[grant.model].engine_lane_url
+        is_allowed = allowed.are_all or (bool(url) and allowed.has(await self._addresses.of(url)))
+        if is_allowed and await self._reach.reaches(lane.terms.proxy, runner, grant.model):
             return found
         return LaneEndpoint(kind=EndpointKind.SIDECAR, url=runner.lane_url) if runner.lane_url else None
 

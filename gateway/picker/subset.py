@@ -61,12 +61,12 @@ def _parts(text: str) -> frozenset[str]:
     return frozenset(part.strip() for part in text.split(",") if part.strip())
 
 
-def allowed_runners(endpoints: Mapping[str, str], allowed: Allowed) -> frozenset[str]:
-    """Returns the runners at allowed endpoints, by name; `endpoints` is the endpoint of each runner.
+def allowed_runners(endpoints: Mapping[str, frozenset[str]], allowed: Allowed) -> frozenset[str]:
+    """Returns the runners at allowed endpoints, by name; `endpoints` are those of each runner and its engines.
 
     Empty: every runner is allowed. Raises NO_RUNNER_AVAILABLE where none is.
     """
-    found = frozenset(runner for runner, endpoint in endpoints.items() if allowed.has(endpoint))
+    found = frozenset(runner for runner, its in endpoints.items() if any(map(allowed.has, its)))
     if not found:
         # The addresses of runners are no business of callers.
         words = "none of the endpoints that the gateway allows is one of the mesh's runners"

@@ -289,6 +289,11 @@ class Backend(Protocol):
         """Its page of metrics as last read; None: it has no such page."""
         return None
 
+    @property
+    def lent_url(self) -> str:
+        """The URL that `lent` has now, without its key; empty: none."""
+        return ""
+
     def lent(self) -> AbstractContextManager[EngineAddress | None]:
         """Where a proxy calls the engine itself, for one request that counts as the runner's during the block.
 

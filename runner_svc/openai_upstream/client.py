@@ -177,6 +177,11 @@ class OpenAiHttp:
         )
         self._encoder = msgspec.json.Encoder()
 
+    @property
+    def lent_url(self) -> str:
+        """See `Backend.lent_url`; empty: it listens on a Unix socket."""
+        return "" if self.endpoint.socket_path else self.endpoint.base_url
+
     @contextmanager
     def lent(self) -> Iterator[EngineAddress | None]:
         """See `Backend.lent`; None: it listens on a Unix socket."""

@@ -260,6 +260,11 @@ class StartedServer(ProcessBackend, Generic[Model]):
         return self.figures.page
 
     @override
+    @property
+    def lent_url(self) -> str:
+        return "" if self._http is None or self._sleeps else self._http.lent_url
+
+    @override
     def lent(self) -> AbstractContextManager[EngineAddress | None]:
         return nullcontext() if self._http is None or self._sleeps else self._http.lent()
 

@@ -126,6 +126,11 @@ class UnmanagedServer(Backend, Generic[Model]):
         return BackendFacts(operations=self.operations, context_tokens=self.model.context_tokens or 0)
 
     @override
+    @property
+    def lent_url(self) -> str:
+        return "" if self._http is None or self.is_provider else self._http.lent_url
+
+    @override
     def lent(self) -> AbstractContextManager[EngineAddress | None]:
         return nullcontext() if self._http is None or self.is_provider else self._http.lent()
 

@@ -123,7 +123,7 @@ class RunnerReport:
 
     def _state(self, instance: Instance, name: str) -> runner_pb2.InstanceState:
         """The state of a model, or of an adapter: then its memory is that of its model, and counts there."""
-        is_adapter = name != instance.model
+        is_adapter, takes_proxies = name != instance.model, self._takes_proxies(instance, name)
         return runner_pb2.InstanceState(
             model=name,
             base_model=instance.model if is_adapter else "",
@@ -145,8 +145,9 @@ class RunnerReport:
             added_source="" if instance.config.added is None else instance.config.added.source,
             model_file=None if is_adapter else _model_file(instance),
             runtime=self._own_runtime(instance.config),
-            engine_lane=self._takes_proxies(instance, name),
-            engine_lane_is_local=self._takes_proxies(instance, name) and instance.config.engine_lane_is_local,
+            engine_lane=takes_proxies,
+            engine_lane_is_local=takes_proxies and instance.config.engine_lane_is_local,
+            engine_lane_url=instance.backend.lent_url if takes_proxies else "",
         )
 
     def _takes_proxies(self, instance: Instance, name: str) -> bool:

@@ -15,7 +15,7 @@ from picker_envoy import EnvoyMode, running_gateway
 from weft_testing.conformance.findings import Finding, Verdict
 from weft_testing.conformance.picker_gateways import GATEWAYS, GatewayName, GatewayProfile
 from weft_testing.conformance.picker_request_checks import chat_request
-from weft_testing.conformance.picker_suite import PICKER_CHECKS, examine_picker
+from weft_testing.conformance.picker_suite import PICKER_CHECKS, PickerCheck, examine_picker
 from weft_testing.conformance.picker_under_test import PickerAddress, PickerOptions, PickerUnderTest, attach_picker
 from weft_testing.free_port import free_ports
 
@@ -51,11 +51,16 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
         yield Mesh(first + 2, first + 3, ports)
 
 
-async def findings(mesh: Mesh, profile: GatewayProfile) -> dict[str, Finding]:
+SUBSET_CHECKS = tuple(each for each in PICKER_CHECKS if each.name.startswith("subset-"))
+
+
+async def findings(
+    mesh: Mesh, profile: GatewayProfile, checks: tuple[PickerCheck, ...] = PICKER_CHECKS
+) -> dict[str, Finding]:
     address = PickerAddress.parse(f"127.0.0.1:{mesh.picker_port}", f"127.0.0.1:{mesh.health_port}")
     options = PickerOptions(model=MODEL, unready_model="unreached", max_filling=8 * SLOTS)
     async with attach_picker(address, profile, options) as picker:
-        return {finding.check: finding async for finding in examine_picker(picker, PICKER_CHECKS)}
+        return {finding.check: finding async for finding in examine_picker(picker, checks)}
 
 
 @pytest.mark.heavy
@@ -67,6 +72,20 @@ async def test_the_picker_honours_every_promise_to_each_gateway(mesh: Mesh, prof
     responses = {name for name in found if name.startswith("response-")} | {"no-early-close", "served-endpoint"}
     lists = {"one-destination"} if profile.max_destinations is None else set[str]()
     assert unchecked == {"tls"} | lists | (set() if profile.sees_responses else responses)
+
+
+async def test_subsets_name_engines_that_gateways_call_themselves(tmp_path: Path) -> None:
+    first = free_ports(4)
+    runners = [fake_runner(name, slots=SLOTS) | {"http_port": first + each} for each, name in enumerate("ab")]
+    for each in runners:
+        each["models"][0]["lane"] = "engine"
+    picker = {"listen": f"127.0.0.1:{first + 2}", "health_listen": f"127.0.0.1:{first + 3}"}
+    config = write_config(tmp_path, *runners, picker=picker, host="127.0.0.1")
+    with running_mesh(tmp_path / "home", "--config", str(config)):
+        mesh = Mesh(first + 2, first + 3, (first, first + 1))
+        found = await findings(mesh, GATEWAYS[GatewayName.AGENTGATEWAY], SUBSET_CHECKS)
+    assert {"subset-list", "subset-text"} <= set(found)
+    assert {name: each.detail for name, each in found.items() if each.verdict is not Verdict.HONOURED} == {}
 
 
 @contextmanager

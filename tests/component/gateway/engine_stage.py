@@ -49,8 +49,10 @@ class EngineRunner:
 
 
 @asynccontextmanager
-async def engine_stage(folder: Path) -> AsyncIterator[tuple[PickerStage, EngineRunner]]:
-    """A picker with a stream to the runner of an engine."""
+async def engine_stage(
+    folder: Path, *, reported: str = f"http://{ENGINE}"
+) -> AsyncIterator[tuple[PickerStage, EngineRunner]]:
+    """A picker with a stream to the runner of an engine, which listens at `reported` as far as reports say."""
     runner, server = EngineRunner(f"unix:{folder}/runner.sock"), new_server()
     add_methods(server, {HOLD_SLOT: runner.hold})
     runner.streams.serve(HOLD_SLOT, runner.hold)
@@ -58,7 +60,7 @@ async def engine_stage(folder: Path) -> AsyncIterator[tuple[PickerStage, EngineR
     server.add_insecure_port(runner.address)
     await server.start()
     view = fleet_view()
-    instance = InstanceState(model="tiny", engine_lane=True)
+    instance = InstanceState(model="tiny", engine_lane=True, engine_lane_url=reported)
     view = replace(view, runners={"r1": replace(view.runners["r1"], instances={"tiny": instance})})
     try:
         async with picker_stage(folder, view=view) as stage:

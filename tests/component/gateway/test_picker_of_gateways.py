@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from engine_stage import ENGINE, engine_stage
 from picker_stage import BODY, LIMITED_HEADERS, PickerStage, fleet_view, grant, limited, picker_stage, request_head
 
 from gateway.picker.limits import PickerLimits
@@ -203,6 +205,28 @@ async def test_a_subset_without_a_runner_is_503_and_places_nothing(tmp_path: Pat
         await stream.ask(head(subset))
         assert await stream.refused() == 503
         assert not stage.scheduler.placed
+
+
+@pytest.mark.parametrize("allowed", [ENGINE, "10.0.0.1:8081"], ids=["the engine", "its runner"])
+async def test_a_subset_names_an_engine_or_its_runner_and_the_request_goes_there(tmp_path: Path, allowed: str) -> None:
+    """Engines were refused whichever of their addresses a subset had."""
+    async with engine_stage(tmp_path) as (stage, runner):
+        stage.scheduler.script.put_nowait(replace(grant(), address=runner.address))
+        async with gateway_stream(stage) as stream:
+            await stream.ask(head([allowed], x_request_id="req-2"))
+            assert await stream.routed() == allowed
+        assert stage.scheduler.placed[-1].only_runners in (set(), {"r1"})
+
+
+async def test_an_engine_that_has_started_elsewhere_since_the_subset_was_read_is_not_used(tmp_path: Path) -> None:
+    async with engine_stage(tmp_path, reported="http://10.9.9.9:1") as (stage, runner):
+        stage.scheduler.script.put_nowait(replace(grant(), address=runner.address))
+        stage.scheduler.script.put_nowait(WeftError(Reason.NO_RUNNER_AVAILABLE, "none is left"))
+        async with gateway_stream(stage) as stream:
+            await stream.ask(head(["10.9.9.9:1"], x_request_id="req-2"))
+            assert await stream.refused() == 503
+        assert stage.scheduler.failed[-1] == (1, Reason.TOOL_UNAVAILABLE)
+        await runner.until_held(0)
 
 
 async def test_a_name_of_a_runner_becomes_an_address(tmp_path: Path) -> None:

@@ -263,6 +263,7 @@ class InstanceState(google.protobuf.message.Message):
     RUNTIME_FIELD_NUMBER: builtins.int
     ENGINE_LANE_FIELD_NUMBER: builtins.int
     ENGINE_LANE_IS_LOCAL_FIELD_NUMBER: builtins.int
+    ENGINE_LANE_URL_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by name."""
     phase: global___InstanceState.Phase.ValueType
@@ -297,6 +298,8 @@ class InstanceState(google.protobuf.message.Message):
     """Whether proxies call its engine itself, see EngineLaneService. Otherwise they call its runner's HTTP API."""
     engine_lane_is_local: builtins.bool
     """Whether that engine listens on loopback, so that only proxies of its own machine reach it."""
+    engine_lane_url: builtins.str
+    """Where that engine listens, such as "http://127.0.0.1:34567". Empty: it does not run, or proxies do not call it."""
     @property
     def memory(self) -> global___InstanceMemory:
         """Accelerator memory: what it holds, what it would take."""
@@ -358,9 +361,10 @@ class InstanceState(google.protobuf.message.Message):
         runtime: builtins.str = ...,
         engine_lane: builtins.bool = ...,
         engine_lane_is_local: builtins.bool = ...,
+        engine_lane_url: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "engine_load", b"engine_load", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model_file", b"model_file", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "added_source", b"added_source", "base_model", b"base_model", "context_tokens", b"context_tokens", "detail", b"detail", "engine_lane", b"engine_lane", "engine_lane_is_local", b"engine_lane_is_local", "engine_load", b"engine_load", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "model_file", b"model_file", "phase", b"phase", "pinned", b"pinned", "runtime", b"runtime", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "added_source", b"added_source", "base_model", b"base_model", "context_tokens", b"context_tokens", "detail", b"detail", "engine_lane", b"engine_lane", "engine_lane_is_local", b"engine_lane_is_local", "engine_lane_url", b"engine_lane_url", "engine_load", b"engine_load", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "model_file", b"model_file", "phase", b"phase", "pinned", b"pinned", "runtime", b"runtime", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_load_progress", b"_load_progress"]) -> typing.Literal["load_progress"] | None: ...
 
 global___InstanceState = InstanceState
