@@ -39,6 +39,9 @@ _BROKEN = frozenset(
     }
 )
 
+_TOKENS = ("prompt_tokens", "completion_tokens")
+COMPARED = ("end", *_TOKENS)
+"""What runner and proxy may contradict each other about: the beginnings of contradictions."""
 _FAILED_STATUS = 400
 _SERVER_STATUS = 500
 
@@ -196,7 +199,7 @@ def disagreements(receipt: receipt_pb2.Receipt, sight: ProxySight, *, shows_usag
     if seen.is_known and not agree:
         found.append(f"end: the runner reports {_words(told)}, the proxy saw {_words(seen.reason)}")
     if receipt.HasField("usage") and sight.usage is not None:
-        for name in ("prompt_tokens", "completion_tokens"):
+        for name in _TOKENS:
             mine, its = getattr(receipt.usage, name), getattr(sight.usage, name)
             if mine != its:
                 found.append(f"{name}: the runner reports {mine}, the proxy saw {its}")

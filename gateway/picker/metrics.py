@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from gateway.picker.ends import COMPARED
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.prometheus_parts import Gauge
 
@@ -33,6 +34,9 @@ class PickerMetrics:
             "'end', 'prompt_tokens' or 'completion_tokens'.",
             ("about",),
         )
+        for about in COMPARED:
+            # An alert on an increase does not see a series that begins at one.
+            self._disagreements.of(about)
 
     def show_open(self, count: Callable[[], float]) -> None:
         """Shows the number of requests under way with each scrape."""
