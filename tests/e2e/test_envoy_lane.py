@@ -219,6 +219,26 @@ async def test_an_engine_that_the_proxy_calls_itself_and_that_dies_is_a_failed_r
         await backend.close()
 
 
+async def test_an_engine_that_the_proxy_calls_itself_and_that_dies_before_its_first_byte_is_a_503(
+    tmp_path: Path,
+) -> None:
+    """Envoy has no second destination for it, though another runner is free."""
+    runners = [lane_runner(name) for name in "ab"]
+    for each in runners:
+        each["models"][0]["lane"] = "engine"
+    async with running_lane(tmp_path, *runners) as lane:
+        backend = await lane.mesh.backend("a")
+        await backend.set_behaviour(crash_after_tokens=0)
+        status, name = await lane.placed_on("a", lane.body(max_tokens=4))
+        assert status == 503
+        record = await lane.record(name)
+        (attempt,) = record["receipt"]["attempts"]
+        assert (record["receipt"]["outcome"], attempt["reason"]) == ("failed", record["reason"]), record
+        # The caller asks again.
+        assert (await lane.ask(lane.body(max_tokens=4), lane.new_id()))[0] == 200
+        await backend.close()
+
+
 async def test_bytes_that_end_cleanly_in_mid_answer_are_a_cut_off_answer_though_the_proxy_saw_no_fault(
     tmp_path: Path,
 ) -> None:
