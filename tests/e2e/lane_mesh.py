@@ -1,6 +1,7 @@
 """A lane over real processes: a mesh with a picker, a real Envoy before it, and a client."""
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -53,6 +54,14 @@ class Lane:
     ) -> tuple[int, Any, Any]:
         async with self.asking(body, request_id, path, **headers) as response:
             return response.status, json.loads(await response.text()), response.headers
+
+    async def ask_in_pieces(self, body: dict[str, Any], request_id: str) -> tuple[int, str]:
+        """The status and the text of an answer to a body that is sent in pieces."""
+        sent, headers = io.BytesIO(json.dumps(body).encode()), {"content-type": "application/json"}
+        async with self.http.post(
+            f"{self.url}{CHAT}", data=sent, headers=headers | {"x-request-id": request_id}
+        ) as response:
+            return response.status, await response.text()
 
     async def stream_text(
         self, body: dict[str, Any], request_id: str, began: asyncio.Event | None = None

@@ -1,12 +1,11 @@
 """Requests that a real Envoy carries past the gateway: a real mesh, fake engines, and what the receipts say."""
 
 import asyncio
-import io
 import json
 from pathlib import Path
 from typing import Any
 
-from lane_mesh import CHAT, SECONDS, Lane, lane_runner, running_lane
+from lane_mesh import SECONDS, lane_runner, running_lane
 from mesh_process import own_descendants
 
 
@@ -68,18 +67,6 @@ async def test_an_engine_that_dies_in_mid_stream_ends_as_an_error_and_so_does_th
         receipt = (await lane.record(request_id))["receipt"]
         assert receipt["outcome"] == "failed", receipt
         await backend.close()
-
-
-async def test_a_caller_that_leaves_has_cancelled_and_the_permit_is_free(tmp_path: Path) -> None:
-    async with running_lane(tmp_path, lane_runner("a", slots=1, tokens_per_second=20.0, answer_tokens=30)) as lane:
-        request_id = lane.new_id()
-        async with lane.asking(lane.body(stream=True, max_tokens=2000), request_id) as response:
-            await response.content.readline()
-            response.close()
-        receipt = (await lane.record(request_id))["receipt"]
-        assert receipt["outcome"] == "cancelled", receipt
-        status, _, _ = await lane.ask(lane.body(), lane.new_id())
-        assert status == 200
 
 
 async def test_a_request_that_a_runner_answers_is_cancelled_there_by_its_id(tmp_path: Path) -> None:
@@ -157,24 +144,15 @@ async def test_bodies_of_1_and_20_mb_reach_the_engine_and_have_receipts_and_a_la
         for size in (1_200_000, 20_000_000):
             name = lane.new_id()
             # Cut off anywhere it would be no JSON; its end counts, too.
-            status, text = await _post(lane, lane.body("x" * size + " one two" * (len(used) + 1)), name)
+            status, text = await lane.ask_in_pieces(lane.body("x" * size + " one two" * (len(used) + 1)), name)
             assert status == 200, text
             receipt = (await lane.record(name))["receipt"]
             assert (receipt["outcome"], receipt["attempts"][0]["runner"]) == ("completed", "a"), receipt
             assert (receipt["proxy"]["status"], receipt["proxy"]["disagreements"]) == (200, [])
             used.append(receipt["promptTokens"])
         assert used[1] == used[0] + 2
-        status, text = await _post(lane, lane.body("x" * 34_000_000), lane.new_id())
+        status, text = await lane.ask_in_pieces(lane.body("x" * 34_000_000), lane.new_id())
         assert status == 413, text
-
-
-async def _post(lane: Lane, body: dict[str, Any], request_id: str) -> tuple[int, str]:
-    """The status and the text of an answer to a body that is sent in pieces."""
-    sent, headers = io.BytesIO(json.dumps(body).encode()), {"content-type": "application/json"}
-    async with lane.http.post(
-        f"{lane.url}{CHAT}", data=sent, headers=headers | {"x-request-id": request_id}
-    ) as response:
-        return response.status, await response.text()
 
 
 async def test_what_the_lane_cannot_do_is_answered_by_the_gateway(tmp_path: Path) -> None:

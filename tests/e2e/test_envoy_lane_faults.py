@@ -20,6 +20,10 @@ LONG = 1_000
 DRAIN_SECONDS = 4.0
 STREAMS = 1_000
 MANY, CROWD = "many", "crowd"
+DIRECT, DIRECT_POOL = "direct", "engines"
+"""The runner of an engine that the proxy calls itself, and its pool."""
+KINDS = ("slow", DIRECT)
+"""A runner of each kind of endpoint; the first one's pool is the default of the lane."""
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +31,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaneApart]:
     slow = lane_runner("slow", slots=SLOTS, answer_tokens=0, tokens_per_second=PER_SECOND)
     # The first one is small and the second one is not: a request goes to either.
     one, many = lane_runner("one", pool=MANY, slots=1), lane_runner(CROWD, pool=MANY, slots=STREAMS)
+    direct = lane_runner(DIRECT, pool=DIRECT_POOL, slots=SLOTS, answer_tokens=0, tokens_per_second=PER_SECOND)
+    direct["models"][0] |= {"lane": "engine", "context_tokens": 1_000_000}
+    slow["models"][0] |= {"context_tokens": 1_000_000}
     folder = tmp_path_factory.mktemp("faults")
-    with lane_apart(folder, slow, one, many, drain_seconds=DRAIN_SECONDS) as world:
+    with lane_apart(folder, slow, direct, one, many, drain_seconds=DRAIN_SECONDS) as world:
         yield world
 
 
@@ -61,10 +68,15 @@ async def queued(lane: Lane, **fields: Any) -> tuple[str, "asyncio.Task[tuple[in
     return name, task
 
 
+def to(runner: str) -> dict[str, str]:
+    """The field of a request that has it placed on a runner of `KINDS`."""
+    return {"model": DIRECT_POOL} if runner == DIRECT else {}
+
+
 @asynccontextmanager
-async def hurried(world: LaneApart) -> AsyncIterator[None]:
+async def hurried(world: LaneApart, runner: str = "slow") -> AsyncIterator[None]:
     """Streams under way end at once, those of the length of the block too."""
-    async with await world.engine("slow") as engine:
+    async with await world.engine(runner) as engine:
         await engine.set_behaviour(hurries=True)
         yield
         await engine.set_behaviour(hurries=False)
@@ -169,6 +181,64 @@ async def test_a_caller_that_leaves_the_queue_has_cancelled_and_is_placed_no_mor
         assert (await staying)[0] == 200
         assert [await each for each in streams] == [counted(LONG)] * 2
     require_whole([await lane.record(stays)], 1)
+
+
+@pytest.mark.parametrize("runner", KINDS)
+async def test_a_caller_that_leaves_in_mid_answer_has_cancelled_and_its_slot_is_free(
+    world: LaneApart, lane: Lane, runner: str
+) -> None:
+    names = [lane.new_id() for _ in range(SLOTS)]
+    for name in names:
+        async with lane.asking(lane.body(stream=True, max_tokens=LONG, **to(runner)), name) as response:
+            await response.content.readline()
+            response.close()
+    for name in names:
+        receipt = (await lane.record(name))["receipt"]
+        assert (receipt["outcome"], receipt["attempts"][0]["reason"]) == ("cancelled", "cancelled"), receipt
+        assert [each["runner"] for each in receipt["attempts"]] == [runner]
+    assert (await lane.ask(lane.body(max_tokens=1, **to(runner)), lane.new_id()))[0] == 200
+    async with await world.engine(runner) as engine:
+        await engine.wait_for_state(lambda state: state.busy_slots == 0)
+
+
+@pytest.mark.parametrize("runner", KINDS)
+async def test_a_body_of_1_2_mb_reaches_the_engine_whole(lane: Lane, runner: str) -> None:
+    used: list[int] = []
+    for more in ("", " one two"):
+        name = lane.new_id()
+        body = lane.body("x" * 1_200_000 + more, max_tokens=1, **to(runner))
+        status, text = await lane.ask_in_pieces(body, name)
+        assert status == 200, text
+        receipt = (await lane.record(name))["receipt"]
+        assert (receipt["outcome"], receipt["proxy"]["disagreements"]) == ("completed", [])
+        used.append(receipt["promptTokens"])
+    # Its end counts, too.
+    assert used[1] == used[0] + 2
+
+
+async def test_an_answer_of_an_engine_itself_goes_on_while_its_picker_is_killed_and_the_log_may_tell_of_it(
+    world: LaneApart, lane: Lane
+) -> None:
+    name = lane.new_id()
+    stream = await lane.begun(lane.body(max_tokens=LONG, **to(DIRECT)), name)
+    await asyncio.sleep(0.5)  # until the database knows of it
+    await world.end("picker", signal.SIGKILL)
+    async with hurried(world, DIRECT):
+        assert await stream == counted(LONG)
+    await world.start("picker")
+
+    async def ended() -> dict[str, Any] | None:
+        found = await lane.shown(name)
+        return found if found.get("state") == "ended" else None
+
+    record = await eventually(ended, SECONDS, "nothing is known of its end")
+    # No runner reports it, and of its log Envoy keeps the last few entries: what is not known is not claimed.
+    if "receipt" not in record:
+        assert record["reason"] == "router_lost", record
+    else:
+        receipt = record["receipt"]
+        assert (receipt["outcome"], receipt["completionTokens"], receipt["proxy"]["status"]) == ("completed", LONG, 200)
+    assert (await lane.ask(lane.body(max_tokens=1, **to(DIRECT)), lane.new_id()))[0] == 200
 
 
 async def test_an_engine_that_ends_its_bytes_cleanly_in_mid_answer_is_an_error_of_the_stream_and_of_the_receipt(
