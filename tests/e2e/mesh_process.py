@@ -205,15 +205,19 @@ def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 
 def wait_until_ready(mesh: MeshProcess) -> None:
-    """Return once `weft up` has written down where it serves."""
+    """Return once `weft up` has written down where it serves, and that its models are ready."""
     up_file = mesh.home / "run" / "up.json"
     deadline = time.monotonic() + START_SECONDS
-    while str(mesh.process.pid) not in _text_of(up_file):
+    while not _is_ready(_text_of(up_file), mesh.process.pid):
         if mesh.process.poll() is not None or time.monotonic() > deadline:
             output = (mesh.home.parent / f"{mesh.home.name}.out").read_text()
             raise AssertionError(f"weft up is not ready (exit {mesh.process.returncode}):\n{output}")
         time.sleep(POLL_SECONDS)
     mesh.facts = json.loads(up_file.read_text())
+
+
+def _is_ready(text: str, pid: int) -> bool:
+    return f'"host": {pid}' in text and '"state": "starting"' not in text
 
 
 def _text_of(path: Path) -> str:

@@ -62,7 +62,7 @@ from weft_app.cli.registry_checks import registry_findings
 from weft_app.cli.secrets import all_secrets
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.environment import environment_of_mesh
-from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
+from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome, has_started
 from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.loader import config_files, load_config
 from weft_app.edge.binary import INSTALL, envoy_binary
@@ -164,9 +164,9 @@ def _home(home: WeftHome) -> Finding:
     running = home.running()
     if running is not None:
         pid = running["pids"]["host"]
-        return Finding(
-            check="home", verdict=Verdict.OK, detail=f"{home.root}: a mesh runs here (pid {pid}, {running['url']})"
-        )
+        state = "runs" if has_started(running) else "is starting"
+        detail = f"{home.root}: a mesh {state} here (pid {pid}, {running['url']})"
+        return Finding(check="home", verdict=Verdict.OK, detail=detail)
     try:
         home.create()
     except WeftError as error:

@@ -16,7 +16,7 @@ from weft_app.cli.completion import complete_restarted
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, note
 from weft_app.cli.output import say
 from weft_app.cli.wait import parse_duration
-from weft_app.compose.home import WeftHome
+from weft_app.compose.home import WeftHome, has_started
 
 POLL_SECONDS = 0.1
 
@@ -80,12 +80,13 @@ def _model_in(words: Sequence[str]) -> str:
 
 
 def _await_start(home: WeftHome, process: int, before: tuple[object, int], seconds: float, timeout: str) -> str:
-    """Waits until the mesh has announced itself again; returns its URL."""
+    """Waits until the mesh has started again, its models ready; returns its URL."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with suppress(OSError):
             running, announced = home.running(), home.up_file.stat().st_mtime_ns
-            if running is not None and running.get("startTime") != before[0] and announced != before[1]:
+            is_another = running is not None and running.get("startTime") != before[0] and announced != before[1]
+            if running is not None and is_another and has_started(running):
                 return str(running.get("url", ""))
         if not _is_alive(process):
             raise WeftError(

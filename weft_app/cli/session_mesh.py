@@ -15,7 +15,7 @@ from weft.client._channel import mesh_address
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.options import note
-from weft_app.compose.home import WeftHome
+from weft_app.compose.home import WeftHome, has_started
 from weft_app.config.config import CONFIG_NAME
 
 START_SECONDS = 3_600.0
@@ -44,9 +44,9 @@ def is_mesh_running(home: WeftHome) -> bool:
 
 
 def _await_start(home: WeftHome) -> None:
-    """Waits until the host that has locked a home has announced its mesh, or has ended."""
+    """Waits until the models of the mesh whose host has locked a home are ready, or the host has ended."""
     deadline, is_told = time.monotonic() + START_SECONDS, False
-    while home.running() is None and home.is_claimed():
+    while not has_started(home.running()) and home.is_claimed():
         if time.monotonic() >= deadline:
             raise _too_slow(home, home.logs)
         if not is_told:
@@ -102,7 +102,7 @@ def _announced(home: WeftHome, process: "subprocess.Popen[bytes]", output: Path)
                 note(line)
         shown = len(lines)
         facts = home.running()
-        if facts is not None and facts.get("pids", {}).get("host") == process.pid:
+        if facts is not None and has_started(facts) and facts.get("pids", {}).get("host") == process.pid:
             return facts
         if process.poll() is not None:
             why = lines[-1].removeprefix("weft: ") if lines else f"exit status {process.returncode}"

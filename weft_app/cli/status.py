@@ -17,7 +17,7 @@ from weft_app.cli.options import DEFAULT_HOME, EXIT_NOT_FOUND, HomeOption, Outpu
 from weft_app.cli.output import Column, page, print_page, table_block
 from weft_app.cli.process_calls import health_of, local_processes
 from weft_app.cli.templates import age
-from weft_app.compose.home import WeftHome
+from weft_app.compose.home import WeftHome, state_of
 
 PROBE_SECONDS = 1.0
 """Longest wait for a service of `weft serve` to accept a connection."""
@@ -73,7 +73,7 @@ def _facts(home: WeftHome) -> dict[str, Any]:
         facts["pid"] = process
     if (running := home.running()) is None:
         return facts
-    facts["state"] = "running"
+    facts["state"] = state_of(running)
     facts["health"] = [_health(name, address) for name, address in local_processes(home)]
     facts.update((name, running[name]) for name in ("startTime", "url", "grpc", "config") if name in running)
     return facts | _models(home)

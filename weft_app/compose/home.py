@@ -5,7 +5,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,8 @@ RUNNER_FILE = "runner-"
 """Begin of the name of the address file of a runner; commands ask the registry for runners, and probes the file."""
 LOCK_ATTEMPTS = 3
 LOCK_PAUSE_SECONDS = 0.02
+STARTING, RUNNING = "starting", "running"
+"""States of an announced mesh: its models still load, or all of them were ready once."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -69,7 +71,7 @@ class WeftHome:
 
     @property
     def up_file(self) -> Path:
-        """File that describes the running mesh; absent when none runs."""
+        """File that describes the mesh from when its services listen; absent when none runs."""
         return self.run / "up.json"
 
     def address_file(self, service: str) -> Path:
@@ -141,7 +143,10 @@ class WeftHome:
         return f"unix:{path}"
 
     def running(self) -> dict[str, Any] | None:
-        """Returns the description that the running `weft up` of this home wrote; None when none runs."""
+        """Returns the description that the `weft up` of this home wrote; None when none runs, or listens yet.
+
+        Its models may still load, see `has_started`.
+        """
         try:
             found = json.loads(self.up_file.read_text("utf-8"))
         except (OSError, ValueError):
@@ -178,6 +183,11 @@ class WeftHome:
         with self._explained():
             replace_file(self.up_file, f"{json.dumps(facts)}\n".encode())
 
+    def withdraw(self) -> None:
+        """Removes `up.json`; one that cannot be removed counts for nothing once the lock is free."""
+        with suppress(OSError):
+            self.up_file.unlink(missing_ok=True)
+
     @contextmanager
     def claim(self) -> Iterator[None]:
         """Locks the home for the duration of the block.
@@ -202,8 +212,8 @@ class WeftHome:
             try:
                 yield
             finally:
+                self.withdraw()
                 with suppress(OSError):
-                    self.up_file.unlink(missing_ok=True)
                     lock.truncate(0)
 
     def _owner_text(self, pid: str) -> str:
@@ -213,6 +223,16 @@ class WeftHome:
             f"another weft (pid {pid if pid.isdecimal() else 'unknown'}) runs on {self.root}{where}; "
             "stop it, or start a second mesh with --home DIR --port N"
         )
+
+
+def state_of(running: Mapping[str, Any]) -> str:
+    """Returns the state in the description of a mesh; a description without one was written once the mesh ran."""
+    return STARTING if running.get("state") == STARTING else RUNNING
+
+
+def has_started(running: Mapping[str, Any] | None) -> bool:
+    """Whether a mesh is described whose models were all ready."""
+    return running is not None and state_of(running) == RUNNING
 
 
 def _lock_alone(lock: IO[str]) -> None:

@@ -67,7 +67,7 @@ from weft_app.compose.edge_certificate import (
 from weft_app.compose.engine_environments import require_environments
 from weft_app.compose.gateway import MeshClients, build_gateway, gateway_config_behind_edge
 from weft_app.compose.grpc_host import GrpcHost
-from weft_app.compose.home import WeftHome
+from weft_app.compose.home import RUNNING, STARTING, WeftHome
 from weft_app.compose.join_listeners import join_listeners
 from weft_app.compose.machine import local_url, network_urls
 from weft_app.compose.mesh_runners import MeshRunners
@@ -187,6 +187,7 @@ class UpHost:
         self._on_ready: list[Callable[[], None]] = []
         """Called once every configured model is ready."""
         self._started_at = ""
+        """When its services listened; empty: not yet."""
         self.url = ""
         """Base URL of the HTTP edge for this machine, once it is started."""
         self.network_urls: tuple[str, ...] = ()
@@ -259,6 +260,9 @@ class UpHost:
             require_environments(self._runners, self._home)
             show(Stage(name="services", detail="starting registry, router and gateway"))
             fleet = await self._start_services()
+            self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
+            # Models may load for minutes, and commands ask for them meanwhile.
+            self._home.announce(self._facts())
             show(Stage(name="services", detail=f"listening at {self.url}", done=True))
             write_snapshot(self._home.run / SNAPSHOT_NAME, self._read.document)
             for runner in self._runners:
@@ -271,9 +275,9 @@ class UpHost:
             await self._announce()
             settle_garbage_collector()
             self._is_up = True
-            self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
             self._home.announce(self._facts())
         except BaseException:
+            self._home.withdraw()
             await self.stop()
             raise
 
@@ -465,7 +469,7 @@ class UpHost:
         return proxy.url
 
     def _note_restart(self) -> None:
-        if self._is_up:
+        if self._started_at:
             self._home.announce(self._facts())
 
     def _note_addresses(self, url: str) -> None:
@@ -596,6 +600,7 @@ class UpHost:
 
     def _facts(self) -> dict[str, Any]:
         return {
+            "state": RUNNING if self._is_up else STARTING,
             "url": self.url,
             "networkUrls": self.network_urls,
             "asksForKeys": self.asks_for_keys,

@@ -8,7 +8,7 @@ import pytest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.session_mesh import is_mesh_running, session_mesh
-from weft_app.compose.home import WeftHome
+from weft_app.compose.home import RUNNING, STARTING, WeftHome
 
 FACTS = {"url": "http://127.0.0.1:9", "grpc": "127.0.0.1:9"}
 
@@ -37,6 +37,16 @@ def test_one_that_only_begins_is_waited_for(home: WeftHome) -> None:
     with ThreadPoolExecutor(1) as pool, home.claim():
         found = pool.submit(is_mesh_running, home)
         home.announce(FACTS)
+        assert found.result(30)
+
+
+def test_one_whose_models_still_load_is_waited_for(home: WeftHome) -> None:
+    with ThreadPoolExecutor(1) as pool, home.claim():
+        home.announce({**FACTS, "state": STARTING})
+        found = pool.submit(is_mesh_running, home)
+        with pytest.raises(TimeoutError):
+            found.result(0.2)
+        home.announce({**FACTS, "state": RUNNING})
         assert found.result(30)
 
 
