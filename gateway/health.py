@@ -102,7 +102,8 @@ def health_status(view: FleetView, *, has_router: bool = True) -> str:
         return "starting"
     if not has_router:
         return "no_router"
-    return "ok" if any(model.reachable for model in view.models.values()) else "no_active_model"
+    usable = any(model.active or model.hibernating for model in view.models.values())
+    return "ok" if usable else "no_active_model"
 
 
 def unhealthy(status: str) -> WeftError:

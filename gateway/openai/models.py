@@ -33,7 +33,7 @@ DEFAULT_LISTED = 20
 
 
 async def list_models(deps: InferenceDeps, request: Request) -> Response:
-    """Lists every model, pool, agent, route and workflow that accepts requests, including hibernating ones."""
+    """Lists every model, pool, agent, route and workflow with a runner, including hibernating and failed ones."""
     facts = facts_of(request.scope)
     facts.surface = "models"
     listed = visible_list(model_list(deps.fleet.view, tenant_of(request.scope)), facts.principal)
@@ -272,7 +272,7 @@ def _rungs(view: FleetView, route: route_pb2.Route) -> list[ModelView]:
 
 def _meta(view: FleetView, members: list[ModelView]) -> dict[str, object]:
     return {
-        "status": "active" if any(model.active for model in members) else "hibernating",
+        "status": _status(members),
         "context_tokens": min((model.context_tokens for model in members if model.context_tokens), default=0),
         "operations": _operations(members),
         "members": sorted(model.name for model in members),
@@ -280,6 +280,12 @@ def _meta(view: FleetView, members: list[ModelView]) -> dict[str, object]:
         **_base(view, members),
         **_skills(view, members),
     }
+
+
+def _status(members: Iterable[ModelView]) -> str:
+    """Returns the best status of reachable models."""
+    found = {"active" if model.active else "hibernating" if model.hibernating else "failed" for model in members}
+    return next(status for status in ("active", "hibernating", "failed") if status in found)
 
 
 def _base(view: FleetView, members: Iterable[ModelView]) -> dict[str, object]:

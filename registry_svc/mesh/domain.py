@@ -46,6 +46,8 @@ class Status(IntEnum):
     INACTIVE = 2
     HIBERNATING = 3
     """It sleeps and a request wakes it."""
+    FAILED = 4
+    """Of a model alone: its runner is there and cannot serve it."""
 
 
 class Standing(Enum):

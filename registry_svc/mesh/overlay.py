@@ -31,6 +31,8 @@ class Publisher:
     capability: Held[runner_pb2.Capability]
     sleeping: frozenset[str]
     """Its models that it reported as hibernating, by name."""
+    failed: frozenset[str]
+    """Its models that it reported as such that it cannot serve, by name."""
     runtimes: Mapping[str, str]
     """The runtimes of its models that have another one than the runner, by name of the model."""
     last_heartbeat_time: Timestamp
@@ -89,6 +91,8 @@ def may_serve(declared: model_pb2.Model | None, runner: str) -> bool:
 def model_status(manifest: model_pb2.ModelManifest, publisher: Publisher | None) -> Status:
     """Whether a model can answer; `publisher` None: no runner serves it."""
     if publisher is not None and publisher.active:
+        if manifest.name in publisher.failed:
+            return Status.FAILED
         return Status.HIBERNATING if manifest.name in publisher.sleeping else Status.ACTIVE
     return Status.HIBERNATING if manifest.wake.HasField("by_mesh") else Status.INACTIVE
 

@@ -10,6 +10,7 @@ from registry_svc.mesh.policy.heartbeat import Holder, Pulse, heard, lost, share
 from registry_svc.mesh.records import Held, detail_bytes, is_loaded
 from registry_svc.mesh.rows import StoredPulse, StoredSession
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
+from weft.documents.conditions import UNUSABLE
 from weft.kernel.timestamps import optional_stamp, stamp_of
 
 
@@ -40,6 +41,8 @@ class SessionState:
     """Its place in a spread of expiries."""
     sleeping: frozenset[str] = field(init=False)
     """Its models that hibernate, by name."""
+    failed: frozenset[str] = field(init=False)
+    """Its models that it cannot serve, by name."""
     runtimes: Mapping[str, str] = field(init=False)
     """The runtimes of its models that have another one than the runner, by name of the model."""
     detail_bytes: int = field(init=False)
@@ -49,10 +52,7 @@ class SessionState:
 
     def __post_init__(self) -> None:
         self.share = share_of(self.profile.name)
-        capability = self.capability.message()
-        self.sleeping = _sleeping(capability)
-        self.runtimes = _runtimes(capability)
-        self.detail_bytes = detail_bytes(capability)
+        self._note(self.capability.message())
 
     def withdraw(self, model: str) -> None:
         """It does not publish this model any more, which may still be loaded."""
@@ -63,11 +63,15 @@ class SessionState:
     def report(self, capability: runner_pb2.Capability) -> None:
         """Record a capability report. Called by the mesh, which counts sizes."""
         self.capability = Held(capability)
-        self.sleeping = _sleeping(capability)
-        self.runtimes = _runtimes(capability)
-        self.detail_bytes = detail_bytes(capability)
+        self._note(capability)
         self.reported = True
         self._publisher = None
+
+    def _note(self, capability: runner_pb2.Capability) -> None:
+        self.sleeping = _in_phase(capability, runner_pb2.InstanceState.PHASE_HIBERNATING)
+        self.failed = _in_phase(capability, *UNUSABLE)
+        self.runtimes = _runtimes(capability)
+        self.detail_bytes = detail_bytes(capability)
 
     def revive(self, now: float, now_utc: datetime) -> None:
         """Record a heartbeat."""
@@ -95,6 +99,7 @@ class SessionState:
                 capability=self.capability,
                 active=self.pulse.active,
                 sleeping=self.sleeping,
+                failed=self.failed,
                 runtimes=self.runtimes,
                 last_heartbeat_time=stamp_of(self.last_heartbeat_at),
                 inactive_time=optional_stamp(self.inactive_since),
@@ -131,12 +136,8 @@ class SessionState:
         )
 
 
-def _sleeping(capability: runner_pb2.Capability) -> frozenset[str]:
-    return frozenset(
-        instance.model
-        for instance in capability.instances
-        if instance.phase == runner_pb2.InstanceState.PHASE_HIBERNATING
-    )
+def _in_phase(capability: runner_pb2.Capability, *phases: int) -> frozenset[str]:
+    return frozenset(instance.model for instance in capability.instances if instance.phase in phases)
 
 
 def _runtimes(capability: runner_pb2.Capability) -> dict[str, str]:

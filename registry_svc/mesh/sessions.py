@@ -191,7 +191,7 @@ class SessionManager:
 
     def _revive(self, state: SessionState, beat: HeartbeatRequest, hearing: HeartbeatKind) -> None:
         was_active, earlier = state.pulse.active, state.capability
-        was_asleep, ran = state.sleeping, state.runtimes
+        was_asleep, had_failed, ran = state.sleeping, state.failed, state.runtimes
         reported_before = state.reported
         state.revive(self._clock.monotonic(), self._clock.utc_now())
         if hearing is HeartbeatKind.FRESH:
@@ -213,9 +213,10 @@ class SessionManager:
             log.info("runner is back", runner=state.profile.name)
             back = events_for(state.rows(), EventReason.REVIVED, f"the runner {state.profile.name} was heard again")
             self._core.publish(self._core.mesh.changes_for([state]), [*back, *drafts])
-        elif state.sleeping != was_asleep or state.runtimes != ran:
+        elif (state.sleeping, state.failed, state.runtimes) != (was_asleep, had_failed, ran):
             moved = {name for name, _ in state.runtimes.items() ^ ran.items()}
-            changed = sorted((state.sleeping ^ was_asleep | moved) & state.publications.keys())
+            moved |= state.sleeping ^ was_asleep | state.failed ^ had_failed
+            changed = sorted(moved & state.publications.keys())
             self._core.publish(self._core.mesh.changes_for_report(state, changed), drafts)
         elif state.capability != earlier:
             self._core.publish([registry_service_pb2.Change(runner=state.runner())], drafts)

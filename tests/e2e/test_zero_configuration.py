@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -157,6 +158,33 @@ def test_the_model_to_try_is_one_that_its_server_has(account: Path, ollama: List
         banner = (account / "misspelt.out").read_text()
         assert "warn llama: the server has no model llama; it has llama3.2:3b" in banner
         assert '{"model": "llama3.2:3b"' in banner.partition("try it:")[2]
+
+
+def test_a_model_that_its_server_does_not_have_is_failed_everywhere_and_nothing_is_ready(
+    account: Path, ollama: ListingServer
+) -> None:
+    """`get` said failed; `describe`, `status`, the lists over HTTP, its pool and its runner said that all is well."""
+    path = account / "typo.yaml"
+    model = {"name": "llama", "url": f"http://{ollama.address}"}
+    path.write_text(json.dumps({"port": 0, "drain_seconds": 1.0, "runners": [{"name": "box", "models": [model]}]}))
+    with running_mesh(account / "typo", "--config", str(path)) as mesh:
+        home = mesh.home
+        for command in (("get", "models"), ("describe", "model", "llama"), ("ps",)):
+            assert "failed" in weft(home, *command), command
+        (status,) = json.loads(weft(home, "status", "-o", "json"))["models"]
+        assert status["status"] == "failed"
+        for what in (("model", "llama", "status=active"), ("pool", "llama", "ready"), ("runner", "box", "ready")):
+            weft(home, "wait", *what[:2], "--for", what[2], "--timeout", "0", fails=True)
+        runner = weft(home, "describe", "runner", "box")
+        assert "llama cannot be used: the server has no model llama" in runner
+        for page, key in (("/v1/models", "data"), ("/api/tags", "models")):
+            with urlopen(f"{mesh.url}{page}", timeout=SECONDS) as answer:
+                (listed,) = json.load(answer)[key]
+            assert listed["meta"]["status"] == "failed", page
+        with pytest.raises(HTTPError) as health:
+            urlopen(f"{mesh.url}/health", timeout=SECONDS)
+        with health.value as answer:
+            assert answer.code == 503
 
 
 def test_a_server_that_does_not_answer_is_not_attached(mesh: MeshProcess, silent: str) -> None:

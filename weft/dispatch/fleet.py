@@ -89,6 +89,8 @@ class ModelView:
     """Unix time of its first publication."""
     hibernating: bool = False
     """The model hibernates and a request wakes it; it is then not active."""
+    failed: bool = False
+    """Its runner is there and cannot serve it; it is then not active, and what becomes of a request is the router's."""
     wake: wake_pb2.Wake | None = field(default=None, repr=False)
     """How it is woken; None: it never hibernates. Read-only."""
     skills: frozenset[Skill] | None = None
@@ -104,8 +106,8 @@ class ModelView:
 
     @property
     def reachable(self) -> bool:
-        """Whether it can serve requests now."""
-        return self.active or self.hibernating
+        """Whether requests for it are placed: a runner is there, or can be woken."""
+        return self.active or self.hibernating or self.failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +272,7 @@ def _model(model: model_pb2.Model) -> ModelView:
         context_tokens=manifest.context_tokens,
         created_at_seconds=model.create_time.seconds,
         hibernating=model.status == model_pb2.Model.STATUS_HIBERNATING,
+        failed=model.status == model_pb2.Model.STATUS_FAILED,
         wake=manifest.wake if manifest.HasField("wake") else None,
         skills=_skills(manifest),
         journal=journal_in(manifest.journal),

@@ -1,6 +1,6 @@
 """Conditions of resources: what does or does not hold of one, and why, from its message."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -48,6 +48,8 @@ _NOT_READY: Mapping[int, tuple[str, str]] = MappingProxyType(
     }
 )
 """Reason and message of a model that is not ready, by the phase of its instance."""
+UNUSABLE = frozenset({InstanceState.PHASE_CRASH_LOOP, InstanceState.PHASE_FAILED})
+"""Phases of a model that its runner cannot serve."""
 
 
 def model_conditions(model: Model, instance: InstanceState | None) -> tuple[Condition, ...]:
@@ -89,8 +91,20 @@ def runner_conditions(runner: Runner) -> tuple[Condition, ...]:
     offset = seconds_of(runner.capability, "clock_offset") or 0.0
     if runner.capability.clock_refused:
         return connected, _holds(READY, False, "ClockOff", refused_words(offset))
+    instances = runner.capability.instances
+    if instances and all(instance.phase in UNUSABLE for instance in instances):
+        return connected, _holds(READY, False, "NoUsableModel", _unusable(instances))
     but = f"; {offset_words(offset)}" if offset else ""
     return connected, _holds(READY, True, "TakesRequests", f"it takes requests{but}")
+
+
+def _unusable(instances: Sequence[InstanceState]) -> str:
+    """Returns why none of a runner's models can be used: that of the first one."""
+    first = instances[0]
+    if len(instances) == 1:
+        return f"{first.model} cannot be used" + (f": {first.detail}" if first.detail else "")
+    why = f"; {first.model}: {first.detail}" if first.detail else ""
+    return f"none of its {len(instances)} models can be used{why}"
 
 
 def pool_conditions(pool: Pool) -> tuple[Condition, ...]:
@@ -99,6 +113,9 @@ def pool_conditions(pool: Pool) -> tuple[Condition, ...]:
         return (_holds(READY, True, "Active", f"{pool.active_count} of {pool.size} members are active"),)
     if any(member.status == Model.STATUS_HIBERNATING for member in pool.members):
         return (_holds(READY, False, "Hibernating", "its members sleep; the next request wakes one"),)
+    failed = sorted(member.manifest.name for member in pool.members if member.status == Model.STATUS_FAILED)
+    if failed:
+        return (_holds(READY, False, "Failed", f"none of {pool.size} members is active; failed: {', '.join(failed)}"),)
     return (_holds(READY, False, "NoActiveMember", f"none of {pool.size} members is active"),)
 
 
@@ -123,7 +140,7 @@ def _has_runner(model: Model) -> Condition:
 def _awake(model: Model) -> Condition:
     if model.status == Model.STATUS_HIBERNATING:
         return _holds("Awake", False, "Hibernating", _ASLEEP)
-    if model.status == Model.STATUS_ACTIVE:
+    if model.status in (Model.STATUS_ACTIVE, Model.STATUS_FAILED):
         return _holds("Awake", True, "Awake", "it is awake")
     return Condition(type="Awake", status="Unknown", reason="NoRunner", message="nobody is there who could tell")
 
@@ -131,13 +148,15 @@ def _awake(model: Model) -> Condition:
 def _model_ready(model: Model, instance: InstanceState | None) -> Condition:
     if model.status == Model.STATUS_HIBERNATING:
         return _holds(READY, False, "Hibernating", _ASLEEP)
-    if model.status != Model.STATUS_ACTIVE:
+    if model.status not in (Model.STATUS_ACTIVE, Model.STATUS_FAILED):
         return _holds(READY, False, "RunnerGone" if model.runner else "NoRunner", _gone(model))
     if instance is not None and instance.phase in _NOT_READY:
         if instance.detail.startswith(MODEL_NOT_LISTED):
             return _holds(READY, False, "ModelNotListed", instance.detail)
         reason, message = _NOT_READY[instance.phase]
         return _holds(READY, False, reason, f"{message}: {instance.detail}" if instance.detail else message)
+    if model.status == Model.STATUS_FAILED:
+        return _holds(READY, False, *_NOT_READY[InstanceState.PHASE_FAILED])
     return _holds(READY, True, "TakesRequests", "it takes requests")
 
 

@@ -19,14 +19,6 @@ from weft.kernel.tenant_rules import limit_words
 from weft_app.cli.limit_uses import slices_text, used_text
 from weft_app.cli.output import Column, Listing
 
-_USELESS = frozenset({"failed", "crash-loop"})
-
-
-def _state_of(model: ModelDocument) -> str:
-    """Returns the state of a model, or of its instance where the runner is live and the model takes no requests."""
-    phase = word_of(model.instance, "phase") if model.instance is not None else ""
-    return phase if model.state == "active" and phase in _USELESS else model.state
-
 
 def upstream_of(model: ModelDocument) -> str:
     """Returns what a model is outside the mesh: its file, or the name that its server or provider has for it."""
@@ -53,7 +45,7 @@ _MODEL = (
     Column("NAME", "{name}"),
     Column("POOL", "{manifest.pool_name}"),
     Column("SOURCE", lambda document: source_of(document.observed)),
-    Column("STATUS", _state_of),
+    Column("STATUS", "{state}"),
     Column("TYPE", "{observed.type}"),
     Column("TIER", "{manifest.tags.tier}"),
     Column("RUNNER", "{observed.runner}"),

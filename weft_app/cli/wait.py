@@ -31,7 +31,7 @@ RETRY_PAUSE_SECONDS = 0.2
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _WITHOUT_STATUS = frozenset({ResourceKind.POOL, ResourceKind.ALIAS, ResourceKind.WORKFLOW, ResourceKind.TENANT})
-_STATES = frozenset({"active", "inactive", "hibernating"})
+_STATES = ("active", "inactive", "hibernating", "failed")
 _BREAKS = AWAY | {Reason.WATCH_LAGGED}
 
 
@@ -134,7 +134,7 @@ def parse_expectation(text: str, kind: ResourceKind) -> Expectation:
         case _:
             raise invalid_field(
                 "--for",
-                "must be ready, status=active, status=inactive, status=hibernating, condition=NAME, exists or delete",
+                f"must be ready, {', '.join(f'status={state}' for state in _STATES)}, condition=NAME, exists or delete",
             )
 
 

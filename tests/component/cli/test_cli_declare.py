@@ -209,6 +209,22 @@ def test_wait_ends_with_the_change_it_waits_for(mesh: ScriptedMesh, expected: st
     assert result.exit_code == 0, result.output
 
 
+def test_a_model_that_its_runner_cannot_serve_is_failed_in_every_command(mesh: ScriptedMesh) -> None:
+    """`get` said failed; `describe`, `status` and `wait` said active, and its pool was ready."""
+    mesh.state.models.clear()
+    mesh.add(some_model("qwen", status="FAILED"))
+    for command in (("get", "model", "qwen"), ("describe", "model", "qwen")):
+        shown = mesh.run(*command).stdout
+        assert "failed" in shown, command
+    assert "Status:       failed" in shown
+    assert "1 (0 active)" in shown
+    assert json.loads(mesh.run("get", "model", "qwen", "-o", "json").stdout)["status"]["state"] == "failed"
+    assert mesh.run("wait", "model", "qwen", "--for", "status=failed", "--timeout", "0").exit_code == 0
+    for target, expected in (("model/qwen", "status=active"), ("model/qwen", "ready"), ("pool/big", "ready")):
+        late = mesh.run("wait", target, "--for", expected, "--timeout", "0")
+        assert (late.exit_code, "fail" in late.stderr) == (5, True), late.stderr
+
+
 def test_wait_that_times_out_says_how_it_is_instead(mesh: ScriptedMesh) -> None:
     mesh.add(some_model("qwen", status="HIBERNATING"))
     result = mesh.run("wait", "model", "qwen", "--for", "status=active", "--timeout", "1s")

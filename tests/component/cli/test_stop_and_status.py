@@ -123,7 +123,8 @@ def test_services_that_run_apart_are_a_mesh_that_runs(tmp_path: Path) -> None:
     home = WeftHome(tmp_path)
     home.create()
     with scripted_mesh(tmp_path / "scripted") as mesh, socket.create_server(("127.0.0.1", 0)) as gateway:
-        mesh.add(Model(manifest=ModelManifest(name="qwen"), runner="r1"))
+        mesh.add(Model(manifest=ModelManifest(name="qwen"), runner="r1", status=Model.STATUS_ACTIVE))
+        mesh.add(Model(manifest=ModelManifest(name="typo"), runner="r1", status=Model.STATUS_FAILED))
         address = json.loads((mesh.home / "run" / "up.json").read_text())["grpc"]
         url = f"http://127.0.0.1:{gateway.getsockname()[1]}"
         home.address_file("registry").write_text(address)
@@ -135,7 +136,7 @@ def test_services_that_run_apart_are_a_mesh_that_runs(tmp_path: Path) -> None:
     facts = json.loads(done.stdout)
     assert (done.exit_code, facts["state"], facts["url"]) == (EXIT_OK, "running", url)
     assert facts["services"] == {"registry": address, "gateway": url}, "the router was killed: nothing listens there"
-    assert [model["name"] for model in facts["models"]] == ["qwen"]
+    assert [(model["name"], model["status"]) for model in facts["models"]] == [("qwen", "active"), ("typo", "failed")]
     assert f"registry at {address}, gateway at {url} (weft serve)" in shown
 
 

@@ -160,7 +160,13 @@ def embeddings(vectors: list[list[float]]) -> list[embedding_pb2.Embedding]:
 
 
 def model(
-    name: str, *, pool: str = "", active: bool = True, hibernating: bool = False, context_tokens: int = 4096
+    name: str,
+    *,
+    pool: str = "",
+    active: bool = True,
+    hibernating: bool = False,
+    failed: bool = False,
+    context_tokens: int = 4096,
 ) -> ModelView:
     return ModelView(
         name=name,
@@ -172,6 +178,7 @@ def model(
         context_tokens=context_tokens,
         created_at_seconds=1_700_000_000,
         hibernating=hibernating,
+        failed=failed,
     )
 
 

@@ -179,6 +179,8 @@ async def test_health_follows_the_fleet(method: str) -> None:
     assert (starting.status, idle.status, healthy.status) == (503, 503, 200)
     fleet.view = FixedFleet.of(model("tiny", active=False, hibernating=True)).view
     assert health_status(fleet.view) == "ok"
+    fleet.view = FixedFleet.of(model("tiny", active=False, failed=True)).view
+    assert health_status(fleet.view) == "no_active_model"
     assert starting.headers["retry-after"] == "1"
     if method == "GET":
         assert json.loads(starting.body)["status"] == "starting"

@@ -282,6 +282,24 @@ async def test_every_model_pool_agent_and_route_is_listed() -> None:
     assert "size" not in tiny
 
 
+async def test_a_model_that_its_runner_cannot_serve_is_listed_as_failed_and_a_pool_by_its_best_member() -> None:
+    """It was listed as active."""
+    fleet = FixedFleet.of(
+        model("llama", active=False, failed=True),
+        model("one", pool="chat", active=False, failed=True),
+        model("two", pool="chat", active=False, hibernating=True),
+        agents=[agent("reviewer", "llama")],
+    )
+    async with serving(fleet=fleet) as gateway:
+        tags = json.loads((await gateway.request("GET", "/api/tags")).body)["models"]
+        listed = json.loads((await gateway.request("GET", "/v1/models")).body)["data"]
+        one = json.loads((await gateway.request("GET", "/v1/models/llama")).body)
+    expected = {"llama": "failed", "chat": "hibernating", "agent/reviewer": "failed"}
+    assert {each["name"]: each["meta"]["status"] for each in tags} == expected
+    assert {each["id"]: each["meta"]["status"] for each in listed} == expected
+    assert one["meta"]["status"] == "failed"
+
+
 def with_files(*files: model_pb2.ModelFile, pool: str = "") -> FixedFleet:
     """Models m0, m1, ... whose runner reports these files."""
     models = {f"m{number}": model(f"m{number}", pool=pool) for number in range(len(files))}

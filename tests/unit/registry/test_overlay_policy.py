@@ -35,7 +35,11 @@ PUBLISHED = model_pb2.Model(manifest=PLAIN, kind=model_pb2.Model.KIND_VIRTUAL, r
 
 
 def publisher(
-    *, active: bool = True, sleeping: frozenset[str] = frozenset(), runtimes: Mapping[str, str] = MappingProxyType({})
+    *,
+    active: bool = True,
+    sleeping: frozenset[str] = frozenset(),
+    failed: frozenset[str] = frozenset(),
+    runtimes: Mapping[str, str] = MappingProxyType({}),
 ) -> Publisher:
     return Publisher(
         profile=runner_pb2.Runner(name="r1", runtime="llama_server"),
@@ -43,25 +47,29 @@ def publisher(
         capability=Held(runner_pb2.Capability()),
         active=active,
         sleeping=sleeping,
+        failed=failed,
         runtimes=runtimes,
         last_heartbeat_time=NOW,
         inactive_time=None if active else NOW,
     )
 
 
-ASLEEP = frozenset({"m1"})
+M1 = frozenset({"m1"})
 
 
 @pytest.mark.parametrize(
     ("manifest", "runner", "status"),
     [
         (PLAIN, publisher(), Status.ACTIVE),
-        (PLAIN, publisher(sleeping=ASLEEP), Status.HIBERNATING),
+        (PLAIN, publisher(sleeping=M1), Status.HIBERNATING),
+        (PLAIN, publisher(failed=M1), Status.FAILED),
+        (PLAIN, publisher(active=False, failed=M1), Status.INACTIVE),
+        (WAKEABLE, publisher(failed=M1), Status.FAILED),
         (PLAIN, publisher(active=False), Status.INACTIVE),
-        (PLAIN, publisher(active=False, sleeping=ASLEEP), Status.INACTIVE),
+        (PLAIN, publisher(active=False, sleeping=M1), Status.INACTIVE),
         (PLAIN, None, Status.INACTIVE),
-        (BY_RUNNER, publisher(active=False, sleeping=ASLEEP), Status.INACTIVE),
-        (BY_RUNNER, publisher(sleeping=ASLEEP), Status.HIBERNATING),
+        (BY_RUNNER, publisher(active=False, sleeping=M1), Status.INACTIVE),
+        (BY_RUNNER, publisher(sleeping=M1), Status.HIBERNATING),
         (WAKEABLE, publisher(), Status.ACTIVE),
         (WAKEABLE, publisher(active=False), Status.HIBERNATING),
         (WAKEABLE, None, Status.HIBERNATING),

@@ -10,7 +10,7 @@ WORDS = "the server has no model llama; it has llama3.2:3b (set upstream_model)"
 def ready_of(detail: str) -> tuple[str, str, str | None]:
     instance = InstanceState(model="llama", phase=InstanceState.PHASE_FAILED, slots_total=4, detail=detail)
     model = Model(
-        manifest=ModelManifest(name="llama"), kind=Model.KIND_VIRTUAL, status=Model.STATUS_ACTIVE, runner="box"
+        manifest=ModelManifest(name="llama"), kind=Model.KIND_VIRTUAL, status=Model.STATUS_FAILED, runner="box"
     )
     ready = next(each for each in model_conditions(model, instance) if each.type == "Ready")
     return ready.status, ready.reason, ready.message

@@ -218,6 +218,28 @@ def test_a_model_that_is_not_active_is_not_ready(model: model_pb2.Model, expecte
     assert _ready(model_document(model, instance_of(model, some_runner()))) == expected
 
 
+def test_a_model_that_its_runner_cannot_serve_is_not_ready_without_its_instance_too() -> None:
+    failed = some_model(status=model_pb2.Model.STATUS_FAILED)
+    assert _ready(model_document(failed)) == ("False", "Failed")
+    assert model_document(failed).state == "failed"
+    assert _ready(model_document(failed, instance_of(failed, some_runner(phase="CRASH_LOOP")))) == (
+        "False",
+        "CrashLoop",
+    )
+
+
+@pytest.mark.parametrize("phase", ["CRASH_LOOP", "FAILED"])
+def test_a_runner_none_of_whose_models_can_be_used_is_not_ready(phase: str) -> None:
+    """`describe runner` said that it takes requests."""
+    runner = some_runner(phase=phase)
+    assert _ready(runner_document(runner)) == ("False", "NoUsableModel")
+    assert runner_document(runner).conditions[-1].message == "qwen cannot be used: why"
+    runner.capability.instances.add(model="other", phase=runner_pb2.InstanceState.PHASE_HIBERNATING)
+    assert _ready(runner_document(runner)) == ("True", "TakesRequests")
+    runner.capability.instances[1].phase = runner_pb2.InstanceState.PHASE_FAILED
+    assert runner_document(runner).conditions[-1].message == "none of its 2 models can be used; qwen: why"
+
+
 def test_a_model_without_a_runner_says_so() -> None:
     model = some_model(status=model_pb2.Model.STATUS_INACTIVE)
     model.runner = ""

@@ -34,6 +34,9 @@ CHANGED = {
     # What a model takes, and what its engine says of its load, is new.
     "InstanceStatus.properties.engineLoad",
     "InstanceStatus.properties.abilities",
+    # That a model cannot be served by its runner is new.
+    "ModelStatus.properties.state.enum",
+    "MemberStatus.properties.state.enum",
     # What a proxy saw of a request that it carried is new.
     "ReceiptDocument.properties.proxy",
     # The work on images and recordings is new.

@@ -445,11 +445,13 @@ class Model(google.protobuf.message.Message):
         STATUS_UNSPECIFIED: Model._Status.ValueType  # 0
         """Not set."""
         STATUS_ACTIVE: Model._Status.ValueType  # 1
-        """Its runner is alive."""
+        """Its runner is alive and can serve it."""
         STATUS_INACTIVE: Model._Status.ValueType  # 2
         """Its runner is silent or closed its session, or there is none."""
         STATUS_HIBERNATING: Model._Status.ValueType  # 3
         """It hibernates and can be woken by a request: its runner says so, or is gone and the mesh can wake its host."""
+        STATUS_FAILED: Model._Status.ValueType  # 4
+        """Its runner is alive and cannot serve it: its engine does not start, or its server does not have it."""
 
     class Status(_Status, metaclass=_StatusEnumTypeWrapper):
         """Status is whether requests for the model can be served."""
@@ -457,11 +459,13 @@ class Model(google.protobuf.message.Message):
     STATUS_UNSPECIFIED: Model.Status.ValueType  # 0
     """Not set."""
     STATUS_ACTIVE: Model.Status.ValueType  # 1
-    """Its runner is alive."""
+    """Its runner is alive and can serve it."""
     STATUS_INACTIVE: Model.Status.ValueType  # 2
     """Its runner is silent or closed its session, or there is none."""
     STATUS_HIBERNATING: Model.Status.ValueType  # 3
     """It hibernates and can be woken by a request: its runner says so, or is gone and the mesh can wake its host."""
+    STATUS_FAILED: Model.Status.ValueType  # 4
+    """Its runner is alive and cannot serve it: its engine does not start, or its server does not have it."""
 
     MANIFEST_FIELD_NUMBER: builtins.int
     RUNNER_FIELD_NUMBER: builtins.int

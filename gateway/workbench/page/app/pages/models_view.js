@@ -5,8 +5,7 @@ import { toNumber } from "../parts/format.js";
 /** The state of a model: the phase of its engine, or that of its runner where that is gone. @param {any} model */
 export function stateOf(model) {
   const { state, instance } = model.status ?? {};
-  if (state === "active") return instance?.phase ?? "active";
-  if (state === "hibernating") return instance?.phase ?? "hibernating";
+  if (["active", "hibernating", "failed"].includes(state)) return instance?.phase ?? state;
   return state ?? "";
 }
 
