@@ -14,6 +14,8 @@ from runner_svc.policy.model_names import ServerList, listed_models
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 WEFT = "weft"
 """To whom the models of a mesh belong: a mesh that followed itself would have each model again and again."""
+NAME_ITS_MODELS = "name them beside its url, such as models: [{name: qwen}]"
+"""What to do with a server that is a mesh."""
 _READ_BYTES = 64 * 1024
 _REFUSED = frozenset({401, 403})
 
@@ -75,14 +77,17 @@ def list_of(probe: ServerProbe) -> ServerList:
     if probe.status is None or probe.why:
         return ServerList(models=None, why=probe.why)
     if probe.status in _REFUSED:
-        return ServerList(models=None, why=f"it refuses the key (status {probe.status})")
+        return ServerList(
+            models=None, why=f"it refuses the key (status {probe.status})", remedy="correct api_key_env, or its value"
+        )
     found = probe.listed
     if found is None:
         return ServerList(models=None, why=f"it has no list of models (status {probe.status})")
     if not found.is_list:
         return ServerList(models=None, why="its answer is no list of models")
     if found.owners == {WEFT}:
-        return ServerList(models=None, owners=found.owners, why="it is a weft mesh, whose models are named one by one")
+        why = "it is a weft mesh, whose models are named one by one"
+        return ServerList(models=None, owners=found.owners, why=why, remedy=NAME_ITS_MODELS)
     return ServerList(models=found, owners=found.owners)
 
 

@@ -88,6 +88,8 @@ class ServerList:
     """None: it did not say."""
     why: str = ""
     """Why it did not say."""
+    remedy: str = "start it, or correct url"
+    """What to do where it did not say."""
     owners: frozenset[str] = frozenset()
     """To whom its models belong, which tells servers apart."""
 

@@ -17,14 +17,10 @@ import typer
 
 from router_svc.store.promises import PromiseFile
 from runner_svc.environments.folder import EnvironmentFolder
-from runner_svc.followed_servers import FollowedServer
-from runner_svc.instance.settings import ServedModel
-from runner_svc.policy.model_names import ServerList
 from runner_svc.runtimes.runtime import ModelFault
 from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings, UpstreamSettings
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in_names, installed, require_runtime
 from runner_svc.runtimes.unmanaged_server import read_key
-from runner_svc.settings import RunnerSettings
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.client._channel import ADDRESS_VARIABLES, mesh_address
 from weft.client._lease_renewal import LeaseClient
@@ -279,25 +275,18 @@ def _servers(config: WeftConfig) -> Iterator[Finding]:
 
 def _followed(config: WeftConfig) -> Iterator[Finding]:
     """Yields the models of each server whose list a runner follows."""
-    from weft_app.compose.followed_servers import configured_servers  # noqa: PLC0415 - few configurations need it
+    from weft_app.compose.followed_servers import list_of_followed  # noqa: PLC0415 - few configurations need it
 
     for runner in config.runners or ():
-        for server in configured_servers(runner, _no_build):
-            found = asyncio.run(_listed(server))
-            if found.models is None:
-                detail = f"{runner.name}: {found.why}"
-                yield Finding(check="server", verdict=Verdict.WARNING, detail=detail, remedy="start it, or correct url")
-            else:
-                names = ", ".join(found.models.names) or "no models"
-                yield Finding(check="server", verdict=Verdict.OK, detail=f"{runner.name}: its server has {names}")
-
-
-async def _listed(server: FollowedServer) -> ServerList:
-    return await server.list_models(0.0)
-
-
-def _no_build(runner: RunnerSettings, model: ModelSettings) -> ServedModel:
-    raise AssertionError(f"the doctor serves nothing: {runner.name} {model.name}")
+        found = asyncio.run(list_of_followed(runner)) if runner.follows_server else None
+        if found is None:
+            continue
+        if found.models is None:
+            detail = f"{runner.name}: {found.why}"
+            yield Finding(check="server", verdict=Verdict.WARNING, detail=detail, remedy=found.remedy)
+        else:
+            names = ", ".join(found.models.names) or "no models"
+            yield Finding(check="server", verdict=Verdict.OK, detail=f"{runner.name}: its server has {names}")
 
 
 def _server(model: ModelSettings, fault: ModelFault | None) -> Finding:

@@ -13,6 +13,7 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.openai_upstream.server_probes import ServerProbe, ServerProbes
 from runner_svc.policy.followed_models import FollowedModel
 from runner_svc.policy.model_names import ServerList
+from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.runtimes.table import ATTACHED_RUNTIME
 from runner_svc.settings import RunnerSettings
 from weft.api.runner.v1 import added_model_pb2
@@ -46,6 +47,28 @@ def configured_servers(
         return ()
     address = ServerAddress(name=section.name, url=section.url, api_key_env=section.api_key_env, remote=section.remote)
     return (followed_server(section, address, f"runners.{section.name}", build, environment, probes),)
+
+
+async def list_of_followed(section: RunnerSettings) -> ServerList | None:
+    """Returns what the server that a runner follows lists now; None: it follows none.
+
+    Raises INVALID_ARGUMENT naming a setting.
+    """
+    servers = configured_servers(section, _serves_nothing)
+    return await servers[0].list_models(0.0) if servers else None
+
+
+def why_none_served(found: ServerList) -> str:
+    """Returns why a runner serves no model of the server that it follows, and what to do, in words."""
+    if found.models is None:
+        return f"serves no model of its server: {found.why}; {found.remedy}"
+    if not found.models.names:
+        return "its server lists no models; what it lists later is served"
+    return "serves none of the models of its server yet; weft logs says why"
+
+
+def _serves_nothing(section: RunnerSettings, model: ModelSettings) -> ServedModel:
+    raise AssertionError(f"a list is read, nothing served: {section.name} {model.name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +118,7 @@ def followed_server(
         try:
             key = read_key(address.api_key_env, environment)
         except WeftError as error:
-            return ServerList(models=None, why=error.message)
+            return ServerList(models=None, why=error.message, remedy="set it, or correct api_key_env")
 
         async def probe() -> ServerProbe:
             async with probing(LIST_SECONDS) as prober:

@@ -94,7 +94,6 @@ SNAPSHOT_NAME = "config.yaml"
 """File with the configuration in force, which the runners read: a weft.yaml that was edited is not in force yet."""
 MAX_SHOWN_MODELS = 5
 """Of a server, in the line of its runner."""
-NOTHING_LISTED = "its server does not answer, or lists no models; what it lists later is served"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -532,7 +531,7 @@ class UpHost:
         empty = {runner.name for runner in self._runners if not runner.models}
         while waiting or empty:
             view = fleet.view
-            empty = {name for name in empty if not self._has_settled(view, name, show)}
+            empty = {name for name in empty if not await self._has_settled(view, name, show)}
             for model, runner in list(waiting.items()):
                 settled = self._settled(fleet.view, model, runner)
                 if settled is None:
@@ -549,19 +548,29 @@ class UpHost:
             self._children.require_willing()
             await self._clock.sleep(MODEL_CHECK_SECONDS)
 
-    def _has_settled(self, view: FleetView, runner_name: str, show: ShowProgress) -> bool:
+    async def _has_settled(self, view: FleetView, runner_name: str, show: ShowProgress) -> bool:
         """Whether a runner without models of its own is there, and those of the server that it follows."""
         runner = view.runners.get(runner_name)
         if runner is None or not runner.active:
             return False
-        if not any(each.name == runner_name and each.follows_server for each in self._runners):
+        section = next((each for each in self._runners if each.name == runner_name and each.follows_server), None)
+        if section is None:
             return True
         instances = runner.instances.values()
         if any(instance.phase == InstanceState.PHASE_LOADING for instance in instances):
             return False
         served = sorted(instance.model for instance in instances)
         self._listed_models += served
-        detail = f"serves {counted_names(served)} of its server" if served else NOTHING_LISTED
+        if served:
+            detail = f"serves {counted_names(served)} of its server"
+        else:
+            # A mesh whose servers have models does not pay for its imports.
+            from weft_app.compose.followed_servers import list_of_followed, why_none_served  # noqa: PLC0415
+
+            # The runner's report has no reason.
+            said = await list_of_followed(section)
+            assert said is not None, "it follows a server"
+            detail = why_none_served(said)
         show(Stage(name=runner_name, detail=detail, done=True, is_warning=not served))
         return True
 

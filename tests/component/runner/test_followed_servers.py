@@ -18,7 +18,7 @@ from runner_svc.policy.followed_models import LOOKS_UNTIL_GONE
 from runner_svc.runtimes.openai_http.settings import ATTACHED_SLOTS
 from weft.kernel.errors import FieldError
 from weft_app.compose import followed_servers
-from weft_app.compose.followed_servers import ServerAddress, followed_server
+from weft_app.compose.followed_servers import ServerAddress, followed_server, list_of_followed, why_none_served
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
@@ -200,6 +200,32 @@ async def test_a_mesh_is_not_followed_because_it_could_be_this_one() -> None:
         async with following(server.url) as box:
             assert "it is a weft mesh" in await box.start()
             assert not box.host.models
+        said = await list_of_followed(section_of(url=server.url))
+        assert said is not None
+        # `weft up` said that the server does not answer, and the doctor that it is to be started.
+        assert why_none_served(said) == (
+            "serves no model of its server: it is a weft mesh, whose models are named one by one; "
+            "name them beside its url, such as models: [{name: qwen}]"
+        )
+
+
+async def test_why_no_model_of_a_server_is_served_is_said_with_what_to_do() -> None:
+    async with serving() as server:
+        section = section_of(url=server.url)
+
+        async def why() -> str:
+            said = await list_of_followed(section)
+            return "" if said is None else why_none_served(said)
+
+        server.body = listing()
+        assert await why() == "its server lists no models; what it lists later is served"
+        server.status = 401
+        assert await why() == (
+            "serves no model of its server: it refuses the key (status 401); correct api_key_env, or its value"
+        )
+        server.body, server.status = b"{}", 200
+        assert await why() == "serves no model of its server: its answer is no list of models; start it, or correct url"
+    assert await why() == "serves no model of its server: it does not answer; start it, or correct url"
 
 
 async def test_a_server_that_is_away_at_the_start_is_followed_when_it_comes() -> None:

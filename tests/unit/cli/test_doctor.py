@@ -46,10 +46,10 @@ def test_an_engine_on_loopback_that_proxies_call_says_where_they_must_run(
 
 
 @contextmanager
-def _server(status: int, *names: str) -> Iterator[str]:
+def _server(status: int, *names: str, owner: str = "library") -> Iterator[str]:
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = json.dumps({"data": [{"id": name, "owned_by": "library"} for name in names]}).encode()
+            body = json.dumps({"data": [{"id": name, "owned_by": owner} for name in names]}).encode()
             self.send_response(status if self.path == "/v1/models" else 404)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -117,6 +117,16 @@ def test_each_attached_server_is_asked_and_what_it_has_is_said(tmp_path: Path) -
     assert (missing.verdict, missing.remedy) == (Verdict.WARNING, "set upstream_model")
     assert "the server has no model llama; it has llama3.2:3b, qwen3:8b" in missing.detail
     assert (there.verdict, there.detail) == (Verdict.OK, "llama: its server answers and has it")
+
+
+def test_the_models_of_a_mesh_are_to_be_named_and_it_is_not_to_be_started(tmp_path: Path) -> None:
+    with _server(200, "qwen", owner="weft") as url:
+        finding = _findings(tmp_path, f"runners: [{{name: box, url: '{url}'}}]")["server"]
+    assert (finding.verdict, finding.detail) == (
+        Verdict.WARNING,
+        "box: it is a weft mesh, whose models are named one by one",
+    )
+    assert finding.remedy == "name them beside its url, such as models: [{name: qwen}]"
 
 
 @pytest.mark.parametrize(("status", "verdict"), [(404, Verdict.OK), (401, Verdict.FAILED), (500, Verdict.FAILED)])
