@@ -150,7 +150,7 @@ def _require_readable(program: Path) -> None:
             raise WeftError(
                 Reason.INVALID_ARGUMENT,
                 f"a service of the machine cannot read {path}; install weft where all can: "
-                "/usr/bin/python3 -m venv /opt/weft, then /opt/weft/bin/pip install weft, and "
+                "/usr/bin/python3 -m venv /opt/weft, then /opt/weft/bin/pip install ./weft (its clone), and "
                 "/opt/weft/bin/weft service install; or install it for a user: --user",
             )
 

