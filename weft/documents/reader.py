@@ -27,7 +27,7 @@ from weft.documents.codec import (
 )
 from weft.documents.computed import CHECKS, READ_AS
 from weft.kernel.errors import FieldError
-from weft.kernel.field_rules import DURATION, MapKey, RuleError, check_rules, enum_words
+from weft.kernel.field_rules import DURATION, MapKey, RuleError, RuleErrors, check_rules, enum_words
 from weft.kernel.units import keep_alive_seconds
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -38,16 +38,36 @@ MAX_KEY_DIGITS = 11
 
 
 def read_message(value: Any, kind: type[MessageT]) -> MessageT:
-    """Returns the message that a document declares. Raises RuleError with the path to the first wrong value."""
+    """Returns the message that a document declares. Raises RuleError with the paths to all wrong values."""
     message = kind()
     descriptor: Any = message.DESCRIPTOR
-    _read(value, message)
+    errors = RuleErrors()
+    try:
+        _read(value, message)
+    except RuleError as error:
+        if error.omitted:
+            raise
+        errors.add(error)
+    unread = [each.path for each in errors]
     try:
         check_rules(message)
     except RuleError as error:
-        steps = document_path(descriptor, error.path)
-        raise RuleError(error.problem, *reversed(steps)) from None
+        for each in error.all:
+            path = document_path(descriptor, each.path)
+            # What could not be read is missing in the message, which is no error of its own.
+            if not any(_overlap(path, other) for other in unread):
+                errors.add(RuleError(each.problem, *reversed(path)))
+    errors.raise_any()
     return message
+
+
+def _overlap(one: tuple[str | int, ...], other: tuple[str | int, ...]) -> bool:
+    """Whether one of two paths leads to the other's value, or to a value around it."""
+    return all(map(_is_same_step, one, other))
+
+
+def _is_same_step(one: str | int, other: str | int) -> bool:
+    return one == other or (isinstance(one, str) and isinstance(other, str) and camel(one) == camel(other))
 
 
 def _read(value: Any, message: Any) -> None:
@@ -58,10 +78,7 @@ def _read(value: Any, message: Any) -> None:
     if plan.typed is not None:
         _read_typed(plan.typed, value, message)
         return
-    given = _read_given(plan, value, message)
-    for reader in plan.filled:
-        if reader.key not in given:
-            reader.fill(message)
+    given = _read_fields(plan, value, message)
     for names in plan.alternatives:
         if len(names & given.keys()) > 1:
             *others, last = sorted(names)
@@ -74,21 +91,36 @@ def _read(value: Any, message: Any) -> None:
         raise RuleError(problem)
 
 
-def _read_given(plan: "_ReadingPlan", value: Mapping[Any, Any], message: Any) -> dict[str, str]:
-    """Reads what a mapping has; returns how each field of it is spelled."""
+def _read_fields(plan: "_ReadingPlan", value: Mapping[Any, Any], message: Any) -> dict[str, str]:
+    """Reads what a mapping has, and fills in what it has not; returns how each given field is spelled."""
+    errors = RuleErrors()
+    given = _read_given(plan, value, message, errors)
+    for reader in plan.filled:
+        if reader.key not in given:
+            try:
+                reader.fill(message)
+            except RuleError as error:
+                errors.add(error)
+    errors.raise_any()
+    return given
+
+
+def _read_given(plan: "_ReadingPlan", value: Mapping[Any, Any], message: Any, errors: RuleErrors) -> dict[str, str]:
+    """Reads what a mapping has, and adds what is wrong to `errors`; returns how each field of it is spelled."""
     given: dict[str, str] = {}
     for key, part in value.items():
         reader = plan.readers.get(key) if isinstance(key, str) else None
         if reader is None:
-            raise RuleError("there is no such field", key if isinstance(key, str | int) else str(key))
+            errors.add(RuleError("there is no such field", key if isinstance(key, str | int) else str(key)))
+            continue
         if reader.key in given:
-            raise RuleError(f"is given twice, as {given[reader.key]} as well", key)
+            errors.add(RuleError(f"is given twice, as {given[reader.key]} as well", key))
+            continue
         given[reader.key] = key
         try:
             reader.read(part, message)
         except RuleError as error:
-            error.steps.append(key)
-            raise
+            errors.add(error.within(key))
     return given
 
 
@@ -225,6 +257,7 @@ def _list_decoder(field: FieldDescriptor) -> Callable[[Any, Any, str], None]:
         if not isinstance(value, list):
             raise RuleError("must be a list")
         items = getattr(message, name)
+        errors = RuleErrors()
         for index, item in enumerate(value):
             try:
                 if holds_messages:
@@ -232,8 +265,8 @@ def _list_decoder(field: FieldDescriptor) -> Callable[[Any, Any, str], None]:
                 else:
                     items.append(decode(item))
             except RuleError as error:
-                error.steps.append(index)
-                raise
+                errors.add(error.within(index))
+        errors.raise_any()
 
     return decode_list
 
@@ -258,12 +291,13 @@ def _map_decoder(field: FieldDescriptor) -> Callable[[Any, Any, str], None]:
     def decode_map(value: Any, message: Any, name: str) -> None:
         if not isinstance(value, dict):
             raise RuleError("must be a mapping of names to values")
+        errors = RuleErrors()
         for key, item in value.items():
             try:
                 put(getattr(message, name), _text(key) if takes_text else _number_key(key), item)
             except RuleError as error:
-                error.steps.append(MapKey(key))
-                raise
+                errors.add(error.within(MapKey(key)))
+        errors.raise_any()
 
     return decode_map
 

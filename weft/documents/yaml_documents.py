@@ -1,14 +1,14 @@
 """Documents from YAML and JSON files, and back to YAML.
 
 Reading: safe types only, every size limited before anything is built; either all documents of a file are valid, or an
-error names the first invalid one with its line and field. Writing: JSON is complete, with `status`; YAML has what was
+error names the invalid ones with their lines and fields. Writing: JSON is complete, with `status`; YAML has what was
 declared and differs from its default, so that it can be applied again.
 """
 
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NoReturn
 
@@ -18,7 +18,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from weft.documents.codec import camel
 from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import AnyDocument, PoolDocument, declared, read_document
-from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.errors import MAX_REFUSALS, FieldError, WeftError, invalid_field, refused_together
 from weft.kernel.field_rules import RuleError
 from weft.kernel.reasons import Reason
 
@@ -189,27 +189,57 @@ class _Raw:
 def read_documents(text: str, source: str) -> tuple[SourcedDocument, ...]:
     """Every document of a YAML stream or a JSON text; those of a list document (`kind: ModelList`) one by one.
 
-    `status` is dropped. Raises REQUEST_TOO_LARGE, MALFORMED_REQUEST or INVALID_ARGUMENT, each naming `source`, and
-    where they are known document, line and field. Then nothing of the text may be used.
+    `status` is dropped. Raises as `read_texts`.
     """
-    if len(text.encode("utf-8", "surrogatepass")) > MAX_FILE_BYTES:
-        raise WeftError(
-            Reason.REQUEST_TOO_LARGE, f"{source}: larger than {MAX_FILE_BYTES // 1024**2} MiB; apply it in parts"
-        )
-    found: list[SourcedDocument] = []
-    for raw in _parse(text, source):
-        found.extend(_documents_of(raw))
-        if len(found) > MAX_DOCUMENTS:
+    return read_texts([(text, source)])
+
+
+def read_texts(texts: Iterable[tuple[str, str]]) -> tuple[SourcedDocument, ...]:
+    """As `read_documents`, of several texts with their sources.
+
+    Raises REQUEST_TOO_LARGE, MALFORMED_REQUEST or INVALID_ARGUMENT, which name each wrong value with its source, and
+    where they are known document, line and field. Then nothing of the texts may be used.
+    """
+    found, refused = [], _Refused()
+    for text, source in texts:
+        if len(text.encode("utf-8", "surrogatepass")) > MAX_FILE_BYTES:
             raise WeftError(
-                Reason.REQUEST_TOO_LARGE, f"{source}: more than {MAX_DOCUMENTS:,} documents; apply them in parts"
+                Reason.REQUEST_TOO_LARGE, f"{source}: larger than {MAX_FILE_BYTES // 1024**2} MiB; apply it in parts"
             )
+        try:
+            for raw in _parse(text, source):
+                for each in _documents_of(raw, refused):
+                    found.append(each)
+                    _refuse_too_many(len(found) + refused.documents, source)
+        except FieldError as error:
+            refused.errors.append(error)
+    if refused.errors:
+        raise refused_together(refused.errors, refused.omitted)
     return tuple(found)
+
+
+def _refuse_too_many(documents: int, source: str) -> None:
+    if documents > MAX_DOCUMENTS:
+        raise WeftError(
+            Reason.REQUEST_TOO_LARGE, f"{source}: more than {MAX_DOCUMENTS:,} documents; apply them in parts"
+        )
+
+
+@dataclass(slots=True)
+class _Refused:
+    """What is wrong with documents, so far."""
+
+    errors: list[FieldError] = field(default_factory=list)
+    omitted: int = 0
+    """Errors that are counted only."""
+    documents: int = 0
+    """The documents that are wrong."""
 
 
 def parse_document(value: Any, kind: ResourceKind | None = None) -> AnyDocument:
     """One document from JSON types; `kind` is what it must be, and may be left out of `value` then.
 
-    Raises INVALID_ARGUMENT naming the field.
+    Raises INVALID_ARGUMENT naming the first wrong field.
     """
     try:
         return _checked(value, kind)
@@ -218,13 +248,17 @@ def parse_document(value: Any, kind: ResourceKind | None = None) -> AnyDocument:
 
 
 def refuse_repeats(documents: tuple[SourcedDocument, ...]) -> None:
-    """Raise INVALID_ARGUMENT when two documents have one name; only a pool may be called like a model."""
+    """Raise INVALID_ARGUMENT when documents have one name; only a pool may be called like a model."""
     first: dict[tuple[bool, str], SourcedDocument] = {}
+    repeated = []
     for sourced in documents:
         is_pool = isinstance(sourced.document, PoolDocument)
         known = first.setdefault((is_pool, sourced.document.name), sourced)
         if known is not sourced:
-            raise invalid_field(f"{sourced.where}: name", f"{known.label} has this name already, in {known.where}")
+            why = f"{known.label} has this name already, in {known.where}"
+            repeated.append(invalid_field(f"{sourced.where}: name", why))
+    if repeated:
+        raise refused_together(repeated)
 
 
 def _parse(text: str, source: str) -> Iterator[_Raw]:
@@ -296,30 +330,40 @@ def _not_yaml(error: Exception, where: str, text: str) -> FieldError:
     return FieldError(f"{where}{line}", refused or yaml_problem(error, text), Reason.MALFORMED_REQUEST)
 
 
-def _documents_of(raw: _Raw) -> Iterator[SourcedDocument]:
+def _documents_of(raw: _Raw, refused: _Refused) -> Iterator[SourcedDocument]:
+    """Yields the documents of one that was parsed; what is wrong is added to `refused`."""
     value = raw.value
     kind = _LIST_KINDS.get(value["kind"]) if isinstance(value, dict) and isinstance(value.get("kind"), str) else None
     if kind is None:
-        yield _sourced(raw, value, (), None)
+        yield from _sourced(raw, value, (), None, refused)
         return
     items = value.get("items")
     if not isinstance(items, list) or not value.keys() <= _LIST_FIELDS:
         raise invalid_field(f"{raw.where(())}: items", f"a {kind.list_kind} has kind and items, a list")
     for index, item in enumerate(items):
-        yield _sourced(raw, item, ("items", index), kind)
+        yield from _sourced(raw, item, ("items", index), kind, refused)
 
 
-def _sourced(raw: _Raw, value: Any, base: tuple[str | int, ...], kind: ResourceKind | None) -> SourcedDocument:
+def _sourced(
+    raw: _Raw, value: Any, base: tuple[str | int, ...], kind: ResourceKind | None, refused: _Refused
+) -> Iterator[SourcedDocument]:
     try:
-        return SourcedDocument(document=_checked(value, kind), where=raw.where(base))
+        yield SourcedDocument(document=_checked(value, kind), where=raw.where(base))
     except RuleError as error:
-        place = (*base, *error.path)
-        field = _field_path(place)
-        raise invalid_field(f"{raw.where(place)}: {field}" if field else raw.where(place), error.problem) from None
+        refused.documents += 1
+        _refuse_too_many(refused.documents, raw.source)
+        named = error.all[: max(0, MAX_REFUSALS - len(refused.errors))]
+        refused.errors += [_placed(raw, (*base, *each.path), each.problem) for each in named]
+        refused.omitted += error.omitted + len(error.all) - len(named)
+
+
+def _placed(raw: _Raw, place: tuple[str | int, ...], problem: str) -> FieldError:
+    path = _field_path(place)
+    return invalid_field(f"{raw.where(place)}: {path}" if path else raw.where(place), problem)
 
 
 def _checked(value: Any, kind: ResourceKind | None) -> AnyDocument:
-    """Returns the document. Raises RuleError with the path to the first thing that is wrong."""
+    """Returns the document. Raises RuleError with the paths to what is wrong."""
     if not isinstance(value, dict):
         raise RuleError("a document is a mapping of names to values, beginning with kind")
     word = value.get("kind", kind.value if kind is not None else None)

@@ -6,7 +6,7 @@
 Outcomes that are part of the job (a queued request, a refused lease) are values, not errors.
 """
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TypeVar
 
 from weft.kernel.reasons import Reason, ReasonTraits, traits
@@ -61,6 +61,29 @@ class FieldError(WeftError):
 def invalid_field(field: str, message: str) -> FieldError:
     """The usual FieldError; `field` is a path such as `messages[2].role`."""
     return FieldError(field, message)
+
+
+MAX_REFUSALS = 32
+"""So many wrong values are named at once."""
+
+
+def refused_together(refused: Sequence[FieldError], omitted: int = 0) -> FieldError:
+    """Returns one error of several: it has the field and the reason of the first one, a line each names the others.
+
+    Those beyond MAX_REFUSALS are counted, as are `omitted` ones.
+    """
+    omitted += max(0, len(refused) - MAX_REFUSALS)
+    if len(refused) == 1 and not omitted:
+        return refused[0]
+    first = refused[0]
+    lines = [_after_field(first), *(each.message for each in refused[1:MAX_REFUSALS])]
+    if omitted:
+        lines.append(f"and {omitted} more")
+    return FieldError(first.field, "\n  ".join(lines), first.reason)
+
+
+def _after_field(error: FieldError) -> str:
+    return error.message.removeprefix(f"{error.field}: ")
 
 
 async def found_or_none(answer: Awaitable[T]) -> T | None:

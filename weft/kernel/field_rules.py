@@ -5,7 +5,7 @@ The plan of a message type is compiled at its first check and kept, so that a ch
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from ipaddress import AddressValueError, IPv4Address
@@ -17,7 +17,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import Message
 
 from weft.api.common.v1 import document_pb2 as pb
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import MAX_REFUSALS, invalid_field
 from weft.kernel.names import MAX_NAME_CHARS, is_name, is_token
 
 DURATION, TIMESTAMP = "google.protobuf.Duration", "google.protobuf.Timestamp"
@@ -33,17 +33,57 @@ class MapKey(str):
 
 
 class RuleError(Exception):
-    """A value that breaks a rule: the way to it, innermost step first, and the problem in words."""
+    """A value that breaks a rule: the way to it, innermost step first, and the problem in words.
+
+    Further wrong values beside it are its `others`; those beyond MAX_REFUSALS are counted in `omitted`.
+    """
 
     def __init__(self, problem: str, *steps: str | int) -> None:
         super().__init__(problem)
         self.problem = problem
         self.steps: list[str | int] = list(steps)
+        self.others: tuple[RuleError, ...] = ()
+        self.omitted = 0
+
+    @property
+    def all(self) -> tuple["RuleError", ...]:
+        """It and the others, in the order in which they were found."""
+        return self, *self.others
+
+    def within(self, step: str | int) -> "RuleError":
+        """Returns it with a further step around every wrong value."""
+        for each in self.all:
+            each.steps.append(step)
+        return self
 
     @property
     def path(self) -> tuple[str | int, ...]:
         """The steps from the message to the value: names of fields, indexes of lists, keys of maps."""
         return tuple(reversed(self.steps))
+
+
+class RuleErrors:
+    """What is wrong with a value, collected while its parts are read or checked."""
+
+    def __init__(self) -> None:
+        self._found: list[RuleError] = []
+        self._omitted = 0
+
+    def __iter__(self) -> Iterator[RuleError]:
+        return iter(self._found)
+
+    def add(self, error: RuleError) -> None:
+        """Adds an error with its others; those beyond MAX_REFUSALS are counted only."""
+        room = MAX_REFUSALS - len(self._found)
+        self._found += error.all[:room]
+        self._omitted += error.omitted + len(error.all[room:])
+
+    def raise_any(self) -> None:
+        """Raises what was added as one error; nothing where nothing was."""
+        if self._found:
+            first, *others = self._found
+            first.others, first.omitted = tuple(others), self._omitted
+            raise first
 
 
 Check = Callable[[Any], None]
@@ -67,14 +107,25 @@ def path_text(path: Iterable[str | int], field: str = "") -> str:
 
 
 def check_rules(message: Message) -> None:
-    """Raises RuleError for the first value that breaks a rule."""
+    """Raises RuleError for the values that break a rule."""
     plan = _plan(message.DESCRIPTOR)
+    errors: RuleErrors | None = None
     for check in plan.required:
-        check(message)
+        try:
+            check(message)
+        except RuleError as error:
+            errors = errors or RuleErrors()
+            errors.add(error)
     for field, value in message.ListFields():
         value_check = plan.values.get(field)
         if value_check is not None:
-            value_check(value)
+            try:
+                value_check(value)
+            except RuleError as error:
+                errors = errors or RuleErrors()
+                errors.add(error)
+    if errors is not None:
+        errors.raise_any()
 
 
 def rules_of(field: FieldDescriptor) -> pb.FieldRules:
@@ -149,7 +200,7 @@ def _named(name: str, checks: list[Check]) -> Check:
             for each in checks:
                 each(value)
         except RuleError as error:
-            error.steps.append(name)
+            error.within(name)
             raise
 
     return check
@@ -185,14 +236,15 @@ def _items_check(value_check: Check | None, problem: str) -> Check | None:
         return None
 
     def check(items: Any) -> None:
+        errors = RuleErrors()
         for index, value in enumerate(items):
             try:
                 value_check(value)
             except RuleError as error:
                 if problem:
                     raise RuleError(problem) from None
-                error.steps.append(index)
-                raise
+                errors.add(error.within(index))
+        errors.raise_any()
 
     return check
 
@@ -202,6 +254,7 @@ def _map_check(value_check: Check | None, key_check: Check | None, problem: str)
         return None
 
     def check(items: Any) -> None:
+        errors = RuleErrors()
         for key, value in items.items():
             if key_check is not None:
                 # The key is not named: it may be of any length.
@@ -212,8 +265,8 @@ def _map_check(value_check: Check | None, key_check: Check | None, problem: str)
             except RuleError as error:
                 if problem:
                     raise RuleError(problem) from None
-                error.steps.append(MapKey(key))
-                raise
+                errors.add(error.within(MapKey(key)))
+        errors.raise_any()
 
     return check
 

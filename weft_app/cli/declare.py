@@ -16,10 +16,9 @@ from weft.documents.field_names import declared_field
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, ModelDocument, applied_document, declared, declared_document
 from weft.documents.yaml_documents import (
-    MAX_DOCUMENTS,
     MAX_FILE_BYTES,
     SourcedDocument,
-    read_documents,
+    read_texts,
     refuse_repeats,
     yaml_text,
 )
@@ -96,14 +95,10 @@ def diff(files: FilesOption, adopt: AdoptOption = False, home: HomeOption = DEFA
 
 
 def read_files(files: Iterable[Path]) -> tuple[SourcedDocument, ...]:
-    """Reads the documents of files, folders and standard input. Raises for an invalid one, naming it."""
-    documents: list[SourcedDocument] = []
-    for text, source in _texts(files):
-        documents.extend(read_documents(text, source))
-        if len(documents) > MAX_DOCUMENTS:
-            raise WeftError(Reason.REQUEST_TOO_LARGE, f"more than {MAX_DOCUMENTS:,} documents; apply them in parts")
-    refuse_repeats(tuple(documents))
-    return tuple(documents)
+    """Reads the documents of files, folders and standard input. Raises for invalid ones, naming all of them."""
+    documents = read_texts(_texts(files))
+    refuse_repeats(documents)
+    return documents
 
 
 def submit(

@@ -159,7 +159,7 @@ class _Session:
         """Returns what the user made of a text."""
         header = [
             f"Edit {self._original.label}. It is applied when the editor ends; without a change, or empty, nothing is.",
-            *([f"Not applied: {safe_text(wrong)}"] if wrong else []),
+            *([safe_text(line) for line in f"Not applied: {wrong}".splitlines()] if wrong else []),
         ]
         self._file.write_text("".join(f"{_COMMENT} {line}\n" for line in header) + text, encoding="utf-8")
         try:

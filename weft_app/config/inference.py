@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runner_svc.policy.engine_choice import CONFIGURATION, WeightFormat, folder_format
 from runner_svc.runtimes.settings import SourcedModelSettings
 from runner_svc.runtimes.table import ATTACHED_RUNTIME, DEFAULT_RUNTIME, RUNTIME_OF_FORMAT, find_runtime
-from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.errors import FieldError, WeftError, invalid_field, refused_together
 from weft.kernel.model_source import PathSource, parse_source
 from weft_app.config.document import Document, place_of, value_of
 
@@ -23,19 +24,42 @@ MAX_CONFIGURATION_BYTES = 1024**2
 
 
 def with_inferred(document: Document) -> Document:
+    """As `infer`. Raises INVALID_ARGUMENT where no runtime can be inferred."""
+    found = infer(document)
+    if found.refused:
+        raise refused_together(list(found.refused.values()))
+    return found.document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inferred:
+    """A document with what its runners leave unsaid."""
+
+    document: Document
+    refused: Mapping[int, FieldError]
+    """Why no runtime can be inferred, by the index of the runner: it has none then."""
+
+
+def infer(document: Document) -> Inferred:
     """Returns a document whose runners have a runtime, and whose models have their runner's address.
 
-    What is written is never changed. Raises INVALID_ARGUMENT where models of one runner need several runtimes.
+    What is written is never changed. Models of one runner that need several runtimes are an error of that runner.
     """
     runners = value_of(document.get("runners"))
     if not isinstance(runners, list):
-        return document
-    inferred = [_inferred(each, index) if isinstance(each, dict) else each for index, each in enumerate(runners)]
+        return Inferred(document=document, refused={})
+    inferred, refused = [], {}
+    for index, each in enumerate(runners):
+        try:
+            inferred.append(_inferred(each, index) if isinstance(each, dict) else each)
+        except FieldError as error:
+            refused[index] = error
+            inferred.append(each)
     if all(one is other for one, other in zip(inferred, runners, strict=True)):
-        return document
+        return Inferred(document=document, refused=refused)
     # The list keeps its own place in the file.
     runners = type(runners)(inferred) if type(runners) is list else _like(runners, inferred)
-    return {**document, "runners": runners}
+    return Inferred(document={**document, "runners": runners}, refused=refused)
 
 
 def _like(place: list[Any], items: list[Any]) -> list[Any]:

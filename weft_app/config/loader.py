@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import invalid_field, refused_together
 from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.document import Document, PathSteps, given_by, merge, read_file, sources, value_of
-from weft_app.config.inference import with_inferred
-from weft_app.config.refusals import field_path, place, refusal
+from weft_app.config.inference import infer
+from weft_app.config.refusals import field_path, place, refusals
 from weft_app.config.settings_tree import is_section, plain_value, settings_of
 
 LOCAL_SUFFIX = ".local"
@@ -76,15 +76,24 @@ def load_document(
 ) -> LoadedConfig:
     """As `load_with_sources`, of a document of the file at `path`."""
     merged = merge(document, given_by(COMMAND_LINE, dict(overrides or {})))
-    merged = with_inferred(merged)
+    merged = infer(merged).document
     if below is not None:
         merged = below(merged)
     return LoadedConfig(parse_config(merged, path), dict(sources(merged)))
 
 
 def parse_config(document: Mapping[str, Any], path: Path | None = None) -> WeftConfig:
-    """Returns the configuration that a document holds. Raises INVALID_ARGUMENT naming the field, and its place."""
-    return _with_enabled_models(parse_section(WeftConfig, with_inferred(dict(document)), path))
+    """Returns the configuration that a document holds. Raises INVALID_ARGUMENT naming wrong fields and places."""
+    found = infer(dict(document))
+    refused = list(found.refused.values())
+    try:
+        config = validate_section(WeftConfig, found.document, path)
+    except ValidationError as error:
+        named = refusals(WeftConfig, error, found.document, path, without_runtime=found.refused.keys())
+        raise refused_together([*named, *refused]) from error
+    if refused:
+        raise refused_together(refused)
+    return _with_enabled_models(config)
 
 
 def _with_enabled_models(config: WeftConfig) -> WeftConfig:
@@ -113,7 +122,7 @@ def parse_section(kind: type[Section], document: Mapping[str, Any], path: Path |
     try:
         return validate_section(kind, document, path)
     except ValidationError as error:
-        raise refusal(kind, error, document, path) from error
+        raise refused_together(refusals(kind, error, document, path)) from error
 
 
 def validate_section(kind: type[Section], document: Mapping[str, Any], path: Path | None) -> Section:

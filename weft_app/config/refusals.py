@@ -3,8 +3,9 @@
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,12 +16,13 @@ from weft.kernel.names import close_names
 from weft.kernel.validation_words import plain_words
 from weft_app.config.config import NamesTwiceError
 from weft_app.config.document import PathSteps, place_of, sources, value_of
+from weft_app.config.runners import OF_RUNTIME
 from weft_app.config.settings_tree import REQUIRED, Setting, names_at, plain_value, settings_of, settings_on
 
 UNKNOWN_NAME = "unexpected_keyword_argument"
 """pydantic's type of the error for a name that a dataclass does not have."""
-MAX_REFUSALS = 32
-"""So many wrong values are named at once."""
+_NAMES_ELSEWHERE: Mapping[str, str] = MappingProxyType({"http_port": "port", "listen": "host", "bind": "host"})
+"""Settings that are not at the top of weft.yaml, and the one there that is meant."""
 MAX_SHOWN_CHARS = 40
 """Of a wrong value."""
 _MISSING = object()
@@ -47,26 +49,34 @@ _LIMITS = {
 """Messages by pydantic's type of the error, with the names of its context."""
 
 
-def refusal(kind: type, error: ValidationError, document: Mapping[str, Any], path: Path | None) -> FieldError:
-    """Returns the error for a document that a section refuses: the first wrong value is its field, others follow.
+def refusals(
+    kind: type,
+    error: ValidationError,
+    document: Mapping[str, Any],
+    path: Path | None,
+    *,
+    without_runtime: Collection[int] = (),
+) -> list[FieldError]:
+    """Returns the errors for a document that a section refuses, those of unknown names first.
 
-    `path` is the file that the document was read from.
+    `path` is the file that the document was read from. Models of runners `without_runtime`, by index, were read by the
+    settings of the default one: what that needs or has not is no error of theirs.
     """
     found = sorted(_innermost(error.errors(include_url=False)), key=lambda each: each["type"] != UNKNOWN_NAME)
-    told: dict[str, str] = {}
+    found = [each for each in found if not _is_of_runtime(each, without_runtime)]
+    told: dict[str, FieldError] = {}
     for details in found:
         field, message = _told(kind, details, document, path)
-        told.setdefault(field, message)
-    return refused_together(list(told.items()))
+        told.setdefault(field, invalid_field(field, message))
+    return list(told.values())
 
 
-def refused_together(refused: Sequence[tuple[str, str]]) -> FieldError:
-    """Returns one error of several fields and messages: the first one is its field, a line each names the others."""
-    (field, message), *others = refused
-    lines = [message, *(f"{other}: {why}" for other, why in others[: MAX_REFUSALS - 1])]
-    if len(refused) > MAX_REFUSALS:
-        lines.append(f"and {len(refused) - MAX_REFUSALS} more")
-    return invalid_field(field, "\n  ".join(lines))
+def _is_of_runtime(details: ErrorDetails, without_runtime: Collection[int]) -> bool:
+    """Whether it is an error of the runtime of a runner that has none."""
+    steps = details["loc"]
+    return (
+        steps[:1] == ("runners",) and steps[1:2] != () and steps[1] in without_runtime and details["type"] == OF_RUNTIME
+    )
 
 
 def _innermost(errors: list[ErrorDetails]) -> list[ErrorDetails]:
@@ -139,7 +149,9 @@ def _message(kind: type, steps: PathSteps, details: ErrorDetails, item: Any) -> 
     setting = settings[-1] if settings else None
     given = _Shown(value_of(item), is_secret=any(each.is_secret for each in settings))
     if error == UNKNOWN_NAME:
-        return f"is not a setting{_close(steps[-1], names_at(kind, steps[:-1]))}"
+        known = names_at(kind, steps[:-1])
+        meant = _NAMES_ELSEWHERE.get(str(steps[-1]), "") if len(steps) == 1 else ""
+        return f"is not a setting{_close(meant if meant in known else steps[-1], known)}"
     if error in _LIMITS:
         return _LIMITS[error].format(**context, given=given, example=_such_as(setting))
     if error in ("literal_error", "enum"):

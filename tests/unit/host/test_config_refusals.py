@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from weft.kernel.errors import FieldError
+from weft.kernel.errors import MAX_REFUSALS, FieldError
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import configured_runners
 from weft_app.config.loader import load_config
-from weft_app.config.refusals import MAX_REFUSALS
 
 GPU = "runners:\n  - name: gpu\n"
 MODEL = "models: [{name: m, path: /m.gguf}]\n"
@@ -269,3 +268,31 @@ def test_a_secret_is_not_shown_where_it_is_refused(tmp_path: Path) -> None:
 
 def test_a_long_value_is_shortened(tmp_path: Path) -> None:
     assert len(refused(tmp_path, f"port: {'x' * 10_000}\n").message) < 300
+
+
+def test_a_runner_without_a_clear_runtime_does_not_hide_the_other_slips(tmp_path: Path) -> None:
+    mixed = "{name: a, path: /a.gguf, slotz: 4}, {name: b, url: 'http://127.0.0.1:1/v1'}"
+    error = refused(
+        tmp_path, f"prot: 1\nrunners:\n- name: box\n  nmae: x\n  models: [{mixed}]\nrunner: []\nport: http\n"
+    )
+    named = [line.strip().partition(": ")[0] for line in error.message.splitlines()]
+    assert sorted(named) == [
+        "port",
+        "prot",
+        "runner",
+        "runners.0.models.0.slotz",
+        "runners.0.nmae",
+        "runners.0.runtime",
+    ]
+
+
+def test_what_the_default_runtime_lacks_is_no_slip_of_a_runner_without_a_clear_one(tmp_path: Path) -> None:
+    mixed = "{name: a, path: /a.gguf}, {name: b, url: 'http://127.0.0.1:1/v1'}"
+    error = refused(tmp_path, f"runners:\n- name: box\n  models: [{mixed}]\n")
+    assert error.message.startswith("runners.0.runtime: must be named")
+    assert len(error.message.splitlines()) == 1
+
+
+def test_the_port_under_a_name_of_runners_is_answered_with_its_own(tmp_path: Path) -> None:
+    """`http_port` is a setting of runners; at the top the closest name was `grpc_port`."""
+    assert "http_port: is not a setting; did you mean port?" in refused(tmp_path, "http_port: 8080\n").message

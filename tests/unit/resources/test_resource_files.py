@@ -7,7 +7,7 @@ import pytest
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AgentDocument
 from weft.documents.yaml_documents import MAX_DOCUMENTS, MAX_FILE_BYTES, parse_document, read_documents, refuse_repeats
-from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.errors import MAX_REFUSALS, FieldError, WeftError
 from weft.kernel.reasons import Reason
 
 GOOD = "kind: agent\nname: good\nmodel: m\n"
@@ -33,6 +33,63 @@ def test_an_error_names_file_document_line_and_field() -> None:
     with pytest.raises(FieldError) as refused:
         read_documents(text, "agents.yaml")
     assert refused.value.message.startswith("agents.yaml, document 3 (line 12): systemPrompt: ")
+
+
+def refused_lines(text: str) -> list[str]:
+    with pytest.raises(FieldError) as refused:
+        read_documents(text, "a.yaml")
+    return refused.value.message.splitlines()
+
+
+def test_all_wrong_documents_are_named_not_only_the_first() -> None:
+    wrong = ("kind: widget\nname: a\n", "kind: agent\nname: b\n", "just words\n", "kind: [\n")
+    assert [line.partition(": ")[0].strip() for line in refused_lines("---\n".join(wrong))] == [
+        "a.yaml, document 1 (line 1)",
+        "a.yaml, document 2 (line 4)",
+        "a.yaml, document 3 (line 7)",
+        "a.yaml, document 4 (line 10)",
+    ]
+
+
+def test_all_wrong_fields_of_a_document_are_named_each_with_its_line() -> None:
+    text = (
+        "kind: agent\nname: ..\nmodel: m\nsytemPrompt: x\ndefaultParams: {temperature: 3, stop: [a, 3], top_k: x}\n"
+        "description: 7\n"
+    )
+    lines = refused_lines(text)
+    where = "a.yaml, document 1 (line "
+    assert [line.strip().removeprefix(where).split(": ")[:2] for line in lines] == [
+        ["4)", "sytemPrompt"],
+        ["5)", "defaultParams.stop[1]"],
+        ["5)", "defaultParams.top_k"],
+        ["6)", "description"],
+        ["2)", "name"],
+        ["5)", "defaultParams.temperature"],
+    ]
+
+
+def test_a_value_that_could_not_be_read_is_not_missing_as_well() -> None:
+    (line,) = refused_lines("kind: agent\nname: 7\nmodel: m\n")
+    assert line == "a.yaml, document 1 (line 2): name: must be a text"
+    (line,) = refused_lines("kind: agent\nname: a\nmodel: 7\n")
+    assert line == "a.yaml, document 1 (line 3): model: must be a text"
+
+
+def test_errors_beyond_the_limit_are_counted() -> None:
+    per_document, documents = MAX_REFUSALS + 3, 2
+    fields = "".join(f"nonsense{number}: 1\n" for number in range(per_document))
+    lines = refused_lines("---\n".join([f"kind: agent\nname: a\nmodel: m\n{fields}"] * documents))
+    assert len(lines) == MAX_REFUSALS + 1
+    assert lines[-1] == f"  and {per_document * documents - MAX_REFUSALS} more"
+
+
+def test_all_repeated_names_are_named() -> None:
+    with pytest.raises(FieldError) as refused:
+        refuse_repeats(read_documents("---\n".join([GOOD] * 3), "a.yaml"))
+    assert [line.partition(" (")[0].strip() for line in refused.value.message.splitlines()] == [
+        "a.yaml, document 2",
+        "a.yaml, document 3",
+    ]
 
 
 @pytest.mark.parametrize(
