@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope
 
 from gateway.config import GatewayConfig, RequestLimits
-from gateway.errors import ClientGoneError, EdgeError
+from gateway.errors import ClientGoneError, Dialect, EdgeError, dialect_of
 from gateway.http.framing import DECLARED_BODY_KEY
 from gateway.intake.json_guard import parse, require_few_members
 from gateway.intake.multipart import MultipartStream, Part, boundary_of
@@ -25,10 +25,12 @@ _YAML_TYPES = frozenset({b"application/yaml", b"application/x-yaml"})
 _JSON_TYPE = b"application/json"
 _FORM_TYPE = b"multipart/form-data"
 _MAX_LENGTH_DIGITS = 20
+_OF_PAGES = frozenset({b"origin", b"referer", b"sec-fetch-site"})
+"""Headers of requests that a browser sends for a page, and no script of the page can leave all of them out."""
 
 
 async def read_json_body(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
-    """Returns the complete body, which must be declared as JSON.
+    """Returns the complete body, which must be declared as JSON; see `_require_json_type`.
 
     Raises MALFORMED_REQUEST for another content type, REQUEST_TOO_LARGE above `max_body_bytes` or `max_json_members`,
     and as `read_body` besides.
@@ -48,7 +50,15 @@ def checked_json(scope: Scope, raw: bytes, config: GatewayConfig) -> bytes:
 
 
 def _require_json_type(scope: Scope) -> None:
-    if not _is_json(_media_type(headers_of(scope))):
+    """Refuses a body that is not declared as JSON.
+
+    Ollama takes any, and the curl lines of its documentation declare a form. So do Ollama's paths here, unless a
+    browser sent the request for a page.
+    """
+    headers = headers_of(scope)
+    if _is_json(_media_type(headers)):
+        return
+    if dialect_of(scope["path"], headers) is not Dialect.OLLAMA or not _OF_PAGES.isdisjoint(headers):
         raise WeftError(
             Reason.MALFORMED_REQUEST,
             "the Content-Type must be application/json (curl -H 'Content-Type: application/json')",

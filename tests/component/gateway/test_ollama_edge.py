@@ -202,6 +202,36 @@ async def test_headers_and_extensions_of_the_mesh_are_those_of_chat() -> None:
     assert b'code="200",model="tiny",reason="completed",surface="ollama"' in metrics.body
 
 
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+@pytest.mark.parametrize("headers", [FORM, {"Content-Type": "text/plain"}, {"Content-Type": ""}])
+async def test_the_curl_lines_of_ollamas_documentation_are_answered(headers: dict[str, str]) -> None:
+    """curl -d declares a form, and was refused with 400."""
+    async with serving(ScriptedDispatcher(timed_hello())) as gateway:
+        answer = await gateway.request("POST", CHAT, body(stream=False), headers=headers)
+    assert (answer.status, json.loads(answer.body)["message"]["content"]) == (200, "Hello, world")
+
+
+@pytest.mark.parametrize("name", ["Origin", "Referer", "Sec-Fetch-Site"])
+async def test_a_page_must_declare_json_and_so_needs_a_preflight(name: str) -> None:
+    value = "same-site" if name == "Sec-Fetch-Site" else "http://localhost:3000"
+    async with serving() as gateway:
+        answers = [
+            await gateway.request("POST", path, body(), headers={**headers, name: value})
+            for path in (CHAT, GENERATE, "/api/show")
+            for headers in (FORM, {"Content-Type": "text/plain"})
+        ]
+    assert {answer.status for answer in answers} == {400}
+    assert {"Content-Type must be application/json" in json.loads(answer.body)["error"] for answer in answers} == {True}
+
+
+async def test_the_other_apis_take_declared_json_alone() -> None:
+    async with serving() as gateway:
+        answer = await gateway.request("POST", "/v1/chat/completions", body(), headers=FORM)
+    assert answer.status == 400
+
+
 async def test_a_tag_that_clients_add_reaches_the_model() -> None:
     async with serving() as gateway:
         await gateway.request("POST", CHAT, body(model="tiny:latest"))
