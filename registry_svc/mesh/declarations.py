@@ -1,7 +1,9 @@
 """Declarations of operators: applied all or none, and deleted by name."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import Protocol
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -10,6 +12,7 @@ from registry_svc.mesh.central import Bell
 from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import EventDraft, EventReason, Kind, Outcome
+from registry_svc.mesh.mesh_state import ResourceIndex
 from registry_svc.mesh.overlay import says_the_same
 from registry_svc.mesh.policy.declarations import (
     decide_outcome,
@@ -303,7 +306,7 @@ class Declarations:
     def _plan_agent(self, plan: Plan, given: agent_pb2.AgentManifest) -> tuple[Outcome, Declaration | None]:
         mesh, name = self._core.mesh, given.name
         require_free([claim_to(mesh, Kind.AGENT, name, besides=frozenset(plan.arriving))])
-        require_target(mesh.target(given), arriving=plan.arriving, leaving=())
+        require_target(mesh.target(given), arriving=plan.arriving, leaving=(), names=partial(_seen, mesh))
         view, declared = mesh.agent(name), mesh.declared_agent(name)
         publication, publisher = mesh.published_agent(name) or (None, None)
         outcome = decide_outcome(
@@ -323,7 +326,8 @@ class Declarations:
     def _plan_route(self, plan: Plan, given: route_pb2.RouteManifest) -> tuple[Outcome, Declaration | None]:
         mesh, name = self._core.mesh, given.name
         require_free([claim_to(mesh, Kind.ROUTE, name, besides=frozenset(plan.arriving))])
-        require_candidates(name, mesh.routes.candidates(given), arriving=plan.arriving)
+        names = partial(_seen, mesh, Kind.MODEL, Kind.POOL)
+        require_candidates(name, mesh.routes.candidates(given), arriving=plan.arriving, names=names)
         earlier = mesh.routes.get(name)
         # No runner publishes routes. The order of a ladder is what it is about.
         outcome = decide_outcome(
@@ -342,7 +346,8 @@ class Declarations:
 
     def _plan_alias(self, plan: Plan, given: alias_pb2.AliasManifest) -> tuple[Outcome, Declaration | None]:
         mesh, name = self._core.mesh, given.name
-        require_alias_target(name, given.target, is_known=self._is_target(plan, given.target))
+        is_known = self._is_target(plan, given.target)
+        require_alias_target(name, given.target, is_known=is_known, names=partial(_seen_targets, mesh))
         others = (each.manifest for each in plan.aliases)
         twin = next((each.name for each in others if (each.tenant, each.pattern) == (given.tenant, given.pattern)), "")
         require_own_pattern(name, given.pattern, twin or mesh.aliases.same_pattern(given, plan.leaving.aliases))
@@ -378,7 +383,8 @@ class Declarations:
     def _plan_workflow(self, plan: Plan, given: workflow_pb2.WorkflowManifest) -> tuple[Outcome, Declaration | None]:
         mesh, name = self._core.mesh, given.name
         require_free([claim_to(mesh, Kind.WORKFLOW, name, besides=frozenset(plan.arriving))])
-        require_workflow_model(name, given.model, is_known=self._is_model_or_pool(plan, given.model))
+        is_known = self._is_model_or_pool(plan, given.model)
+        require_workflow_model(name, given.model, is_known=is_known, names=partial(_seen, mesh, Kind.MODEL, Kind.POOL))
         earlier = mesh.workflows.get(name)
         if earlier is not None and given == earlier.manifest:
             return Outcome.UNCHANGED, Declaration(workflow=given)
@@ -702,3 +708,19 @@ def _happening(before: MeshSettings, settings: MeshSettings) -> EventDraft:
 
 def _journal_word(settings: MeshSettings) -> str:
     return JournalMode.Name(settings.journal).removeprefix("JOURNAL_MODE_").lower()
+
+
+def _seen(mesh: ResourceIndex, *kinds: Kind) -> frozenset[str]:
+    """Returns the names of some kinds that the caller may see; a pool has the name of its only model."""
+    return frozenset(visible_names(caller(), chain.from_iterable(map(mesh.names_of, kinds))))
+
+
+def _seen_targets(mesh: ResourceIndex) -> Iterator[str]:
+    """Yields what the caller's requests can name, with the prefixes of agents, routes and workflows."""
+    yield from _seen(mesh, Kind.MODEL, Kind.POOL)
+    for kind, prefix in (
+        (Kind.AGENT, AGENT_PREFIX),
+        (Kind.ROUTE, ROUTE_PREFIX),
+        (Kind.WORKFLOW, WORKFLOW_PREFIX),
+    ):
+        yield from (f"{prefix}{name}" for name in _seen(mesh, kind))

@@ -146,7 +146,7 @@ class SessionManager:
             declared = mesh.declared_model(manifest.name)
             arriving[manifest.name] = pool_name_of(manifest if declared is None else declared.manifest)
         for agent in opening.agents:
-            require_target(mesh.target(agent), arriving=arriving, leaving=gone)
+            require_target(mesh.target(agent), arriving=arriving, leaving=gone, names=mesh.names_of)
 
     def _opening_events(self, state: SessionState, leaving: list[SessionState]) -> list[EventDraft]:
         mesh, name = self._core.mesh, state.profile.name

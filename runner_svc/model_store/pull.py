@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
+from runner_svc.model_store.found import locate, program_folders
 from runner_svc.model_store.http_file import CHUNK_BYTES, FileOrder, FileTransfer, LoadedFile, TransferPorts
 from runner_svc.model_store.hub import Hub, Repository, require_hub_library
 from runner_svc.model_store.store import KEY_CHARS, ROLES, ModelStore
@@ -110,6 +111,7 @@ class Puller:
             case PathSource():
                 return self._copy_path(source, form, progress)
             case HubSource() | OllamaSource() | LmStudioSource():
+                locate(source, form, program_folders(self._settings.environment))
                 raise invalid_field(FIELD, f"{source} is used where it lies; there is nothing to pull")
         assert_never(source)
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from weft.kernel.field_rules import RuleError, enum_words
+from weft.kernel.names import MAX_NAME_CHARS
 
 if TYPE_CHECKING:
     from weft.api.operations.v1 import operation_pb2
@@ -219,7 +220,16 @@ def _wake(wake: "wake_pb2.Wake") -> str:
     return "" if wake.by_runner or wake.HasField("by_mesh") else "needs byRunner: true, or a recipe in byMesh"
 
 
-CHECKS: Mapping[str, Callable[[Any], str]] = MappingProxyType({"weft.api.registry.v1.Wake": _wake})
+def _alias(alias: Any) -> str:
+    """Returns what an alias with a pattern for its name needs; empty for others."""
+    if "*" not in alias.name:
+        return ""
+    return f"name must be one name: give it another one, and write `pattern: {alias.name[:MAX_NAME_CHARS]!r}` beside it"
+
+
+CHECKS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
+    {"weft.api.registry.v1.Wake": _wake, "weft.api.registry.v1.AliasManifest": _alias}
+)
 """Rules that concern several fields, by the full name of the message: what is wrong, or empty."""
 
 

@@ -13,6 +13,7 @@ from weft.client.requests import connect_requests
 from weft.documents.codec import document_of, word_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
+from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_cancelled_kind
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption, exit_code, note
 from weft_app.cli.output import print_page, safe_text
@@ -101,12 +102,19 @@ def cancel_requests(ids: Sequence[str], tenant: str, output: OutputFormat, home:
                 ended = requests.cancel(require_token(each, "ID", MAX_REQUEST_ID_CHARS), tenant)
             except WeftError as error:
                 failures.append(error)
-                note(f"error: request/{safe_text(each)}: {error.message}")
+                note(f"request {safe_text(each)}: {error.message}{_advice(error)}")
             else:
                 line = f"request/{each} {_ended_words(ended)}\n"
                 print_page(output, partial(str, line), partial(document_of, ended))
     if failures:
         raise typer.Exit(exit_code(failures[0]))
+
+
+def _advice(error: WeftError) -> str:
+    """Returns what to do about a request that is not known; empty for other errors."""
+    if error.reason is not Reason.NOT_FOUND:
+        return ""
+    return "; `weft get requests` lists those that run, with `--state ended` those that ended"
 
 
 def _ended_words(request: RequestRecord) -> str:

@@ -1,5 +1,6 @@
 """`weft events`: recent events."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,6 +10,7 @@ from weft.client.resources import connect_registry
 from weft.documents.codec import document_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import invalid_field
+from weft.kernel.unknown_names import unknown_name
 from weft_app.cli.columns import EVENTS
 from weft_app.cli.completion import complete_resource
 from weft_app.cli.follow import MAX_PAST_EVENTS, follow_events
@@ -19,6 +21,7 @@ from weft_app.cli.options import (
     ResourceFormat,
     ResourceOutputOption,
     WatchOption,
+    note,
     reporting,
 )
 from weft_app.cli.output import Feed, say
@@ -44,10 +47,14 @@ def events(
     with reporting(interrupted=EXIT_OK if watch else 130):
         kind, name = _scope(resources or [])
         if watch:
+            _note_unknown(kind, name, home)
             _follow(kind, name, limit, output, home)
             return
         with connect_registry(home=home) as registry:
             found = registry.events(kind, name, limit)
+            if kind is not None and name and not found and name not in (names := set(registry.names(kind))):
+                # What was deleted has events, but no name any more.
+                raise unknown_name(kind.value, name, names)
         EVENTS.print(found, output, lambda: document_of(ListEventsResponse(events=found)))
 
 
@@ -58,6 +65,16 @@ def _scope(words: list[str]) -> tuple[ResourceKind | None, str]:
     if len(targets) > 1:
         raise invalid_field("NAME", "name one resource, or only a kind")
     return kind, targets[0].name if targets else ""
+
+
+def _note_unknown(kind: ResourceKind | None, name: str, home: Path) -> None:
+    """Says on standard error that nothing has this name yet: it may come while events are followed."""
+    if kind is None or not name:
+        return
+    with connect_registry(home=home) as registry:
+        names = set(registry.names(kind))
+    if name not in names:
+        note(unknown_name(kind.value, name, names).message)
 
 
 def _follow(kind: ResourceKind | None, name: str, limit: int, output: ResourceFormat, home: HomeOption) -> None:

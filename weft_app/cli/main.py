@@ -317,6 +317,8 @@ ALIASES: Mapping[str, str] = {"down": "stop", "show": "describe"}
 """Words that are commands under another name; the help does not list them."""
 
 OTHER_WORDS: Mapping[str, str] = {
+    "alias": "weft get aliases, or weft apply -f FILE to declare one",
+    "aliases": "weft get aliases",
     "download": "weft pull SOURCE",
     "install": "weft pull SOURCE for a model, weft runtime install NAME for an engine",
     "join": "weft runner join",

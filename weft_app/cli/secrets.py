@@ -191,7 +191,11 @@ def _value(name: str, source: str | None, from_file: Path | None, from_env: str 
             raise invalid_field("--from-file", f"{from_file} cannot be read: {error.strerror}") from error
     if source is None:
         if not sys.stdin.isatty():
-            raise invalid_field("--from-file", "or --from-env, or - for standard input, must say where the value is")
+            raise WeftError(
+                Reason.INVALID_ARGUMENT,
+                f"the value of {name} is not given: name where it is, with --from-file FILE, --from-env VARIABLE, "
+                "or - for standard input",
+            )
         return _bounded(typer.prompt(f"value of {name}", hide_input=True, err=True), "the value")
     return _bounded(_decoded(sys.stdin.buffer.read(MAX_VALUE_CHARS + 2), STDIN), STDIN)
 

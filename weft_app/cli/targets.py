@@ -39,7 +39,8 @@ SelectorOption = Annotated[
 ]
 ALL = "all"
 """What stands for every kind in `weft get all`."""
-KINDS_HINT = "weft get -h lists the kinds"
+OTHER_KINDS = ("requests", "clients", "tasks", "secrets", "leases", "routers")
+"""What `weft get` lists besides resources."""
 _NOT_FOUND = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
 
 
@@ -107,7 +108,9 @@ def named(registry: "Registry", name: str) -> Target:
             return Target(one.kind, name)
         case []:
             error = unknown_name(RESOURCE, name, {each for kind in ResourceKind for each in registry.names(kind)})
-            error.message += f" {KINDS_HINT}" if error.message.endswith("?") else f"; {KINDS_HINT}"
+            every = _listed([*(kind.plural for kind in ResourceKind), *OTHER_KINDS], "and")
+            separator = "" if error.message.endswith("?") else ";"
+            error.message += f"{separator} {name} is no kind either: the kinds are {every}"
             raise error
         case _:
             kinds = [document.kind.value for document in found]

@@ -5,16 +5,20 @@ import io
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from weft.api.router.v1.usage_pb2 import UsageCounts, UsageRow
 from weft.api.router.v1.usage_service_pb2 import ListUsageResponse
+from weft.client.resources import connect_registry
 from weft.client.usage import connect_usage
 from weft.documents.codec import document_of
+from weft.documents.resource_kinds import ResourceKind
 from weft.durable.usage import MAX_ROWS, moment_of
 from weft.kernel.timestamps import datetime_of, seconds_of
+from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note, reporting
 from weft_app.cli.output import Column, TextTable, print_document, say
 
@@ -67,6 +71,8 @@ def usage(
                 model=model,
                 limit=MAX_ROWS,
             )
+        if model and not found.rows:
+            _note_unknown(model, home)
         if output is UsageFormat.CSV:
             say(csv_text(found, groups))
         elif output in (UsageFormat.JSON, UsageFormat.YAML):
@@ -75,6 +81,14 @@ def usage(
             say(table_text(found, groups, is_wide=output is UsageFormat.WIDE))
         if found.has_more:
             note(f"there are more than {MAX_ROWS} rows; name a shorter time, a tenant or a model")
+
+
+def _note_unknown(model: str, home: Path) -> None:
+    """Says on standard error that no model has this name; one that was used and deleted has rows."""
+    with connect_registry(home=home) as registry:
+        names = {*registry.names(ResourceKind.MODEL), *registry.names(ResourceKind.POOL)}
+    if model not in names:
+        note(unknown_name(MODEL_OR_POOL, model, names).message)
 
 
 def table_text(found: ListUsageResponse, groups: Sequence[str], *, is_wide: bool = False) -> str:

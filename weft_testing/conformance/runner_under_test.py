@@ -32,6 +32,7 @@ from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
 from weft.kernel.tls_channel import ChannelSecurity
+from weft.kernel.unknown_names import MODEL, RUNNER, unknown_name
 
 if TYPE_CHECKING:
     from weft.api.runner.v1.embedding_service_pb2_grpc import EmbeddingServiceAsyncStub
@@ -265,8 +266,7 @@ async def attach(
 def _find(view: FleetView, runner: str) -> RunnerView:
     found = view.runners.get(runner) or next((one for one in view.runners.values() if one.address == runner), None)
     if found is None:
-        known = ", ".join(sorted(view.runners)) or "none"
-        raise WeftError(Reason.NOT_FOUND, f"the mesh knows no runner {runner}; there is: {known}")
+        raise unknown_name(RUNNER, runner, view.runners)
     if not found.active:
         raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"the runner {runner} sends no heartbeats")
     return found
@@ -275,7 +275,7 @@ def _find(view: FleetView, runner: str) -> RunnerView:
 def _choose_model(view: FleetView, runner: RunnerView, model: str | None) -> str:
     names = sorted(name for name, one in view.models.items() if one.runner == runner.name)
     if model is not None and model not in names:
-        raise WeftError(Reason.MODEL_NOT_FOUND, f"the runner serves no {model}; there is: {', '.join(names) or 'none'}")
+        raise unknown_name(MODEL, model, names)
     if not names:
         raise WeftError(Reason.MODEL_NOT_FOUND, f"the runner {runner.name} serves no model")
     return model or names[0]

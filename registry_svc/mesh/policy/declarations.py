@@ -1,11 +1,12 @@
 """Declarations: their outcome, and whether the targets of agents and the candidates of routes exist."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from registry_svc.mesh.domain import Kind, Outcome
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name, unknown_target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,52 +53,51 @@ def exists(target: Target, *, arriving: Mapping[str, str], leaving: Collection[s
     return any(member not in leaving and member not in arriving for member in target.pool_members)
 
 
-def require_target(target: Target, *, arriving: Mapping[str, str], leaving: Collection[str]) -> None:
-    """Raise MODEL_NOT_FOUND when the target of an agent does not exist."""
+def require_target(
+    target: Target, *, arriving: Mapping[str, str], leaving: Collection[str], names: Callable[[Kind], Iterable[str]]
+) -> None:
+    """Raise MODEL_NOT_FOUND when the target of an agent does not exist; `names` are those that its author may see."""
     if exists(target, arriving=arriving, leaving=leaving):
         return
-    kind = "pool" if target.is_pool else "model"
-    raise WeftError(
-        Reason.MODEL_NOT_FOUND,
-        f"the agent {target.agent!r} points to the {kind} {target.name!r}, which is neither known nor in this call; "
-        f" name one that exists, or send the {kind} along",
-        metadata={"agent": target.agent, kind: target.name},
-    )
+    kind = Kind.POOL if target.is_pool else Kind.MODEL
+    error = unknown_name(kind.value, target.name, names(kind))
+    raise _absent("agent", target.agent, "target", error, {kind.value: target.name})
 
 
-def require_candidates(route: str, candidates: Sequence[Candidate], *, arriving: Mapping[str, str]) -> None:
-    """Raise MODEL_NOT_FOUND when a route would name something that is not there."""
+def require_candidates(
+    route: str, candidates: Sequence[Candidate], *, arriving: Mapping[str, str], names: Callable[[], Iterable[str]]
+) -> None:
+    """Raise MODEL_NOT_FOUND when a route would name something that is not there; `names` as for `require_target`."""
     for candidate in candidates:
         if not candidate.exists(arriving=arriving, leaving=()):
-            raise WeftError(
-                Reason.MODEL_NOT_FOUND,
-                f"the route {route!r} names {candidate.name!r}, which is neither a model nor a pool that is known or "
-                "in this call; name one that exists, or send it along",
-                metadata={"route": route, "candidate": candidate.name},
-            )
+            error = unknown_name(MODEL_OR_POOL, candidate.name, names())
+            raise _absent("route", route, "candidate", error, {"candidate": candidate.name})
 
 
-def require_alias_target(alias: str, target: str, *, is_known: bool) -> None:
-    """Raise MODEL_NOT_FOUND when an alias would lead to something that is not there, such as another alias."""
+def require_alias_target(alias: str, target: str, *, is_known: bool, names: Callable[[], Iterable[str]]) -> None:
+    """Raise MODEL_NOT_FOUND when an alias would lead to something that is not there, such as another alias.
+
+    `names` are those of the requests that its author may send, with prefixes.
+    """
     if not is_known:
-        raise WeftError(
-            Reason.MODEL_NOT_FOUND,
-            f"the alias {alias!r} leads to {target!r}, which is no model, pool, agent, route or workflow that is known "
-            "or in this call; name one that exists (an agent as agent/NAME, a route as route/NAME, a workflow as "
-            "workflow/NAME, never another alias), or send it along",
-            metadata={"alias": alias, "target": target},
+        raise _absent(
+            "alias", alias, "target (never another alias)", unknown_target(target, names()), {"target": target}
         )
 
 
-def require_workflow_model(workflow: str, model: str, *, is_known: bool) -> None:
-    """Raise MODEL_NOT_FOUND when a workflow would be run by something that is not there."""
+def require_workflow_model(workflow: str, model: str, *, is_known: bool, names: Callable[[], Iterable[str]]) -> None:
+    """Raise MODEL_NOT_FOUND when a workflow would be run by something that is not there; `names` as above."""
     if not is_known:
-        raise WeftError(
-            Reason.MODEL_NOT_FOUND,
-            f"the workflow {workflow!r} is run by {model!r}, which is neither a model nor a pool that is known or in "
-            "this call; name one that exists, or send it along",
-            metadata={"workflow": workflow, "model": model},
-        )
+        error = unknown_name(MODEL_OR_POOL, model, names())
+        raise _absent("workflow", workflow, "model", error, {"model": model})
+
+
+def _absent(kind: str, name: str, part: str, unknown: WeftError, named: Mapping[str, str]) -> WeftError:
+    return WeftError(
+        Reason.MODEL_NOT_FOUND,
+        f"the {part} of the {kind} {name!r} is neither in the mesh nor in this call: {unknown.message}",
+        metadata={kind: name, **named},
+    )
 
 
 def require_own_pattern(alias: str, pattern: str, other: str) -> None:

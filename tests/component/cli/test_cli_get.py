@@ -261,7 +261,7 @@ def test_words_of_others_cannot_steer_a_terminal(mesh: ScriptedMesh) -> None:
             3,
             "there is no model, agent, runner, pool, route, alias, profile, workflow or tenant widgets; there are big",
         ),
-        (("get", "pods"), 3, "weft get -h lists the kinds"),
+        (("get", "pods"), 3, "pods is no kind either: the kinds are models, agents, runners, "),
         (("describe", "codre"), 3, "did you mean coder"),
         (("get", "model", "qwem"), 3, "did you mean qwen"),
         (("get", "agent", "zzz"), 3, "there is coder"),
@@ -272,6 +272,8 @@ def test_words_of_others_cannot_steer_a_terminal(mesh: ScriptedMesh) -> None:
         (("describe", "model"), 2, "one resource"),
         (("describe", "pool", "bug"), 3, "did you mean big"),
         (("events", "agent", "a", "b"), 2, "one resource"),
+        (("events", "model", "qwem"), 3, "there is no model qwem; did you mean qwen"),
+        (("alias",), 2, "there is no command alias; use: weft get aliases"),
     ],
 )
 def test_a_wrong_call_says_what_to_do(mesh: ScriptedMesh, arguments: tuple[str, ...], code: int, words: str) -> None:

@@ -365,3 +365,14 @@ async def test_a_virtual_row_that_is_as_it_was_read_is_adopted(mesh: RunningRegi
     assert (await mesh.model("m1")).kind == PUBLIC
     with refused(Reason.RESOURCE_CHANGED):
         await mesh.declarations.Apply(ApplyRequest(declarations=[read], expected=[read], adopt=True))
+
+
+async def test_an_agent_of_a_misspelt_model_is_answered_with_the_close_names(mesh: RunningRegistry) -> None:
+    """The words had two spaces, and named no close ones."""
+    await mesh.apply(declare("qwen"))
+    with refused(Reason.MODEL_NOT_FOUND) as errors:
+        await mesh.apply(Declaration(agent=an_agent("judge", "qwne")))
+    assert errors[0].message == (
+        "the target of the agent 'judge' is neither in the mesh nor in this call: there is no model qwne; "
+        "did you mean qwen?"
+    )

@@ -79,7 +79,7 @@ async def test_a_workflow_without_its_node_is_refused_and_the_field_named(tmp_pa
 
 async def test_a_workflow_of_an_unknown_model_is_refused(tmp_path: Path) -> None:
     async with registry_of(tmp_path) as registry:
-        with pytest.raises(WeftError, match="run by 'm9'") as caught:
+        with pytest.raises(WeftError, match="there is no model or pool m9") as caught:
             await apply(registry, a_workflow(model="m9"))
         assert caught.value.reason is Reason.MODEL_NOT_FOUND
 

@@ -165,7 +165,7 @@ async def test_a_candidate_that_is_neither_a_model_nor_a_pool_is_refused_by_name
     with refused(Reason.MODEL_NOT_FOUND) as errors:
         await mesh.apply(declare("m2"), a_route("q1", "m1", candidate))
     assert errors[0].metadata == {"route": "q1", "candidate": candidate, "declaration": "1"}
-    assert repr(candidate) in errors[0].message
+    assert f"there is no model or pool {candidate}; " in errors[0].message
     with refused(Reason.MODEL_NOT_FOUND):
         await mesh.model("m2")
 

@@ -40,6 +40,9 @@ FILES = {
 MIB = 1024**2
 
 
+MODEL_LAYER = "application/vnd.ollama.image.model"
+
+
 class Pulls:
     """A store, a hub, and what a pull showed."""
 
@@ -50,12 +53,11 @@ class Pulls:
         self.pauses: list[float] = []
         self.limit: int | None = None
         self.memory: int | None = None
+        self.environment = {"HF_ENDPOINT": hub.url, "HOME": str(root)}
 
     @property
     def settings(self) -> PullSettings:
-        return PullSettings(
-            disk_limit_bytes=self.limit, memory_bytes=self.memory, environment={"HF_ENDPOINT": self.hub.url}
-        )
+        return PullSettings(disk_limit_bytes=self.limit, memory_bytes=self.memory, environment=self.environment)
 
     def pull(self, source: str = SOURCE, form: ModelForm | None = None) -> pb.StoredModel:
         puller = Puller(self.store, self.settings, self.shown.append, sleep=self.pauses.append)
@@ -259,7 +261,7 @@ def test_a_split_model_lies_in_one_folder_under_its_own_names(pulls: Pulls) -> N
         ("hf:acme/tiny-GGUF:Q2_K", Reason.INVALID_ARGUMENT, "'Q2_K' is not in the repository; there is: Q4_K_M, Q8_0"),
         ("hf:acme/gated", Reason.PERMISSION_DENIED, "set HF_TOKEN"),
         ("hf:acme/private", Reason.NOT_FOUND, "or it is private"),
-        ("ollama:llama3.2", Reason.INVALID_ARGUMENT, "is used where it lies"),
+        ("ollama:llama3.2", Reason.NOT_FOUND, "is not on this machine"),
         ("/no/such/file.gguf", Reason.INVALID_ARGUMENT, "there is no file or folder /no/such/file.gguf"),
     ],
 )
@@ -271,6 +273,23 @@ def test_what_cannot_be_pulled_is_refused_with_the_next_step(
     error = pulls.refusal(source)
     assert error.reason is reason
     assert words in error.message
+
+
+def test_a_model_of_another_program_is_used_where_it_lies(pulls: Pulls, tmp_path: Path) -> None:
+    """The words were the same where no such model lies."""
+    folder = tmp_path / "ollama"
+    blob, digest = folder / "blobs" / f"sha256-{'a' * 64}", f"sha256:{'a' * 64}"
+    manifest = folder / "manifests/registry.ollama.ai/library/llama3.2/latest"
+    for file, content in (
+        (blob, b"GGUF"),
+        (manifest, f'{{"layers": [{{"mediaType": "{MODEL_LAYER}", "digest": "{digest}", "size": 4}}]}}'.encode()),
+    ):
+        file.parent.mkdir(parents=True)
+        file.write_bytes(content)
+    pulls.environment["OLLAMA_MODELS"] = str(folder)
+    error = pulls.refusal("ollama:llama3.2")
+    assert error.reason is Reason.INVALID_ARGUMENT
+    assert "is used where it lies; there is nothing to pull" in error.message
 
 
 def test_a_gated_model_is_pulled_with_a_token_and_a_wrong_token_is_named(

@@ -123,6 +123,7 @@ def test_all_repeated_names_are_named() -> None:
         ("kind: route\nname: q\ncandidates: [a]\nkeepAlive: true\n", "(line 4): keepAlive: must be seconds such as"),
         ("kind: route\nname: q\ncandidates: [a]\nkeepAlive: 9999d\n", "(line 4): keepAlive: must be at most"),
         ("kind: route\nname: q\ncandidates: [a]\nfallback: b\n", "(line 4): fallback: there is no such field"),
+        ("kind: alias\nname: claude-*\ntarget: m\n", "write `pattern: 'claude-*'` beside it"),
         ("kind: model\nname: m\nskills: [sight]\n", "(line 3): skills[0]: "),
         ("kind: agent\nname: a\nmodel: m\n<<: {x: 1}\n", "merge keys"),
         ("kind: !!python/object/apply:os.system ['true']\n", "tags such as !!python are not taken"),
