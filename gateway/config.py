@@ -415,7 +415,7 @@ class GatewaySettings:
     """Web pages of other origins."""
     ollama_sources: Annotated[Mapping[LibraryName, SourceText], MaxLen(1000), PUBLIC] = field(default_factory=dict)
     """What `/api/pull` pulls for a name of Ollama's library, such as `"qwen3:0.6b": hf:Qwen/Qwen3-0.6B-GGUF:Q8_0`; a
-    name without a tag is that with `:latest`. Default: such names are refused."""
+    name without a tag is that with `:latest`. They go before the short names that weft knows: see models.md."""
     tls: EdgeTls = field(default_factory=EdgeTls)
     """HTTPS."""
     tls_terminated_elsewhere: Annotated[bool, PUBLIC] = False

@@ -34,12 +34,13 @@ from weft.kernel.model_source import asked_source, is_source, reaches_anywhere
 from weft.kernel.names import new_id
 from weft.kernel.principal import ANY_SOURCE
 from weft.kernel.reasons import Reason
+from weft.kernel.short_names import short_names_hint, short_source
 
 _WAITING = b'{"status":"waiting"}\n'
 _SUCCESS = encode_json({"status": "success"})
 _NOT_A_SOURCE = (
-    "must be what a model is pulled from, such as hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M: names of Ollama's library are not "
-    "known here, unless gateway.ollama_sources has them"
+    "must be what a model is pulled from, such as hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M, or a short name that weft or "
+    "gateway.ollama_sources knows"
 )
 
 log = get_logger("weft.gateway")
@@ -55,11 +56,11 @@ async def pull_model(deps: OllamaDeps, request: Request) -> Response:
         raise invalid_field("insecure", "is a setting of the mesh: model_store.allow_http")
     given = (params.model or params.name or "").removesuffix(LATEST)
     # What the mesh's configuration names needs no further right of the caller.
-    source = _listed_source(given, deps.gateway.config.ollama_sources)
+    source = _listed_source(given, deps.gateway.config.ollama_sources) or short_source(given)
     if source is None:
         source = given
         if not is_source(source):
-            raise invalid_field("model", _NOT_A_SOURCE)
+            raise invalid_field("model", f"{_NOT_A_SOURCE}; {short_names_hint(given)}")
         if reaches_anywhere(asked_source(source, "model")):
             facts_of(request.scope).principal.require(ANY_SOURCE)
     pull = _Pull(operations, source, requester(request, "http:ollama"), stated_traceparent(request.scope))

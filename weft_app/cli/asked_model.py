@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft.kernel.errors import invalid_field
 from weft.kernel.model_source import GGUF, PathSource, asked_source, is_source
-from weft.kernel.names import require_name
+from weft.kernel.names import MAX_NAME_CHARS, is_name, require_name
+from weft.kernel.short_names import short_names_hint, short_source
+from weft_app.cli.options import note
 
-MODEL = "MODEL"
+MODEL, SOURCE = "MODEL", "SOURCE"
 _PREFIXES = ("agent/", "route/")
 """What begins the name of an agent or a route where models are named as well."""
 
@@ -47,6 +50,21 @@ def existing_path(text: str) -> Path | None:
         return path.absolute() if is_model else None
     except (OSError, RuntimeError, ValueError):
         return None
+
+
+def pulled_source(text: str) -> str:
+    """Returns the source that a text names: a path that is there, a short name, or the source itself.
+
+    Raises INVALID_ARGUMENT naming SOURCE for a word that is none of these.
+    """
+    marked = with_marked_path(text)
+    if marked != text or is_source(text) or not is_name(text):
+        return marked
+    source = short_source(text)
+    if source is None:
+        raise invalid_field(SOURCE, f"{text[:MAX_NAME_CHARS]} is no source and no short name; {short_names_hint(text)}")
+    note(f"{text} is {source}")
+    return source
 
 
 def with_marked_path(text: str) -> str:

@@ -23,7 +23,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.model_source import parse_source
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
-from weft_app.cli.asked_model import with_marked_path
+from weft_app.cli.asked_model import SOURCE, pulled_source
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_INTERRUPTED,
@@ -41,7 +41,6 @@ from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config
 
-SOURCE = "SOURCE"
 _TERMINATED = 128
 """Base of the exit code after a signal, as shells have it."""
 _TENTHS = 10
@@ -130,7 +129,7 @@ def pull(
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Pull a model by name: from the Hugging Face hub, a URL, or a folder. No mesh needs to run.
+    """Pull a model: from the Hugging Face hub, by its short name, a URL, or a folder. No mesh needs to run.
 
     What was loaded before an interruption is kept, and the same command goes on there. A token for gated models is
     taken from HF_TOKEN or `hf auth login`. With -o json, each line is one state of the progress. With --runner it is an
@@ -138,10 +137,11 @@ def pull(
 
     Example: weft pull hf:Qwen/Qwen3-8B-GGUF:Q4_K_M
     """
+    source = pulled_source(source)
     if runner:
-        _pull_there(with_marked_path(source), runner, form, home, output)
+        _pull_there(source, runner, form, home, output)
         return
-    wanted, settings = parse_source(with_marked_path(source), SOURCE), load_config(config).model_store
+    wanted, settings = parse_source(source, SOURCE), load_config(config).model_store
     store = _store(home)
     limits = PullSettings(disk_limit_bytes=settings.disk_limit_bytes, allow_http=settings.allow_http)
     last = pb.PullProgress()

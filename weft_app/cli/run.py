@@ -21,6 +21,7 @@ from weft.documents.operation_actions import LoadSettings, load_options
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
+from weft.kernel.short_names import short_names_hint, short_source
 from weft_app.cli.asked_model import MODEL, AskedModel, asked_model
 from weft_app.cli.chat import (
     MAX_TIMEOUT_SECONDS,
@@ -61,7 +62,7 @@ def run(
         str,
         typer.Argument(
             metavar=MODEL,
-            help="A name that the mesh serves, or a source: hf:OWNER/REPO[:QUANTIZATION or FILE], a URL, a path.",
+            help="A name that the mesh serves, a short name (llama3.2), or a source: hf:OWNER/REPO[:FILE], URL, path.",
             autocompletion=complete_chat_target,
         ),
     ],
@@ -163,6 +164,10 @@ def _start_session(stack: ExitStack, home: WeftHome, config: Path | None) -> Non
 
 def _running(load: operation_pb2.LoadModel, authorization: str, home: Path) -> RunningModel:
     """Returns the model once the mesh serves it; one that is named by its source is pulled and loaded."""
+    source = "" if load.source else _short_source(load.model, home)
+    if source:
+        note(f"{load.model} is {source}")
+        load.source = source
     if not load.source:
         load.model, header = _resolved(load.model, home)
         if load.options.parameters:
@@ -175,13 +180,28 @@ def _running(load: operation_pb2.LoadModel, authorization: str, home: Path) -> R
     return RunningModel(name=added.name, header=resolve(added.name, home)[1], added=added)
 
 
+def _short_source(name: str, home: Path) -> str:
+    """Returns the source of a short name that the mesh does not serve; empty: it serves it, or it is none."""
+    source = short_source(name)
+    if source is None:
+        return ""
+    try:
+        resolve(name, home)
+    except WeftError as error:
+        if error.reason is not Reason.MODEL_NOT_FOUND:
+            raise
+        return source
+    return ""
+
+
 def _resolved(name: str, home: Path) -> tuple[str, str]:
     try:
         return resolve(name, home)
     except WeftError as error:
         if error.reason is not Reason.MODEL_NOT_FOUND:
             raise
-        hint = f"{error.message}; a model of the hub is named as hf:OWNER/REPO"
+        hint = f"{error.message}; a model of the hub is named as hf:OWNER/REPO, or by a short name: "
+        hint += short_names_hint(name)
         raise WeftError(error.reason, hint, metadata=error.metadata) from error
 
 

@@ -15,6 +15,7 @@ from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.runner.v1 import added_model_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.short_names import SHORT_NAMES
 from weft_app.cli.options import EXIT_NOT_FOUND, EXIT_USAGE
 
 SOURCE = "hf:acme/tiny-GGUF:Q4_K_M"
@@ -108,6 +109,23 @@ def test_a_served_model_is_loaded_again_for_another_size(stage: Stage) -> None:
     stage.run("run", "tiny", "hi", "--context", "512")
     assert (stage.load.model, stage.load.source) == ("tiny", "")
     assert stage.load.options.parameters["context_tokens"].integer == 512
+
+
+def test_a_short_name_is_run_from_its_source_under_that_name(stage: Stage) -> None:
+    done = stage.run("run", "llama3.2:1b", "hi")
+    assert done.exit_code == 0, done.stderr
+    assert (stage.load.model, stage.load.source) == ("llama3.2:1b", SHORT_NAMES["llama3.2:1b"])
+    assert f"llama3.2:1b is {SHORT_NAMES['llama3.2:1b']}" in done.stderr
+
+
+def test_a_model_of_the_mesh_goes_before_a_short_name(stage: Stage) -> None:
+    stage.mesh.add(some_model("llama3.2"))
+    stage.run("run", "llama3.2", "hi")
+    assert stage.script.created == []
+
+
+def test_a_misspelt_short_name_is_answered_with_the_close_ones(stage: Stage) -> None:
+    assert "by a short name: did you mean llama3.2" in stage.run("run", "lama3.2", "hi").stderr
 
 
 def test_a_name_that_is_unknown_is_answered_with_what_a_source_looks_like(stage: Stage) -> None:

@@ -36,6 +36,7 @@ from weft.dispatch.fleet import FleetView, RunnerView
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority, Skill
+from weft.kernel.short_names import SHORT_NAMES
 
 JSON = "application/json; charset=utf-8"
 """As Ollama sends what is no stream."""
@@ -538,6 +539,19 @@ async def test_a_name_of_the_library_is_pulled_from_where_the_configuration_says
     assert (other.status, "gateway.ollama_sources" in json.loads(other.body)["error"]) == (400, True)
 
 
+@pytest.mark.parametrize("name", ["llama3.2:1b", "LLAMA3.2:1b"])
+async def test_a_short_name_is_pulled_without_a_configuration(name: str) -> None:
+    operations = PullingOperations(watch_states=("SUCCEEDED",))
+    keys = Keys(ring_of(verifier("abcdefghijk1", "operations:create")))
+    async with serving(admin=admin_ports(operations), keys=keys) as gateway:
+        answer = await gateway.request("POST", PULL, json.dumps({"model": name}).encode(), bearer())
+        other = await gateway.request("POST", PULL, b'{"model":"lama3.2"}', bearer())
+    assert lines(answer)[-1] == {"status": "success"}
+    (created,) = operations.created
+    assert created.action.pull_model.source == SHORT_NAMES["llama3.2:1b"]
+    assert (other.status, "did you mean llama3.2" in json.loads(other.body)["error"]) == (400, True)
+
+
 async def test_a_pull_that_fails_ends_with_its_reason() -> None:
     operations = PullingOperations(watch_states=("RUNNING", "FAILED"))
     async with serving(admin=admin_ports(operations)) as gateway:
@@ -565,8 +579,8 @@ async def test_a_caller_that_leaves_cancels_its_pull(*, stream: bool) -> None:
 @pytest.mark.parametrize(
     ("asked", "field"),
     [
-        ({"model": "llama3.2"}, "model"),
-        ({"model": "llama3.2:1b"}, "model"),
+        ({"model": "llama9"}, "model"),
+        ({"model": "llama3.2:1t"}, "model"),
         ({}, "model"),
         ({"model": "hf:a"}, "model"),
         ({"model": "hf:a/b", "insecure": True}, "insecure"),
