@@ -46,7 +46,7 @@ _MODEL = (
     Column("POOL", "{manifest.pool_name}"),
     Column("SOURCE", lambda document: source_of(document.observed)),
     Column("STATUS", "{state}"),
-    Column("TYPE", "{observed.type}"),
+    Column("RUNTIME", "{observed.type}"),
     Column("TIER", "{manifest.tags.tier}"),
     Column("RUNNER", "{observed.runner}"),
     Column("OPERATIONS", "{manifest.operations:commas}"),

@@ -51,7 +51,7 @@ FilesOption = Annotated[
     typer.Option("--file", "-f", help="YAML or JSON file, a folder of files, or - for standard input.", metavar="FILE"),
 ]
 AdoptOption = Annotated[
-    bool, typer.Option("--adopt", help="Take over what runners published: virtual resources become public ones.")
+    bool, typer.Option("--adopt", help="Declare what runners published: it may differ then, and stays when they go.")
 ]
 ApplyOutputOption = Annotated[
     str, typer.Option("--output", "-o", help="table, json or name.", metavar="[table|json|name]")

@@ -393,7 +393,7 @@ _RUNNER = (
     Column("Version", "[{observed.version}|-]"),
     Column("Address", "[{observed.address}|-]"),
     Column("Incarnation", "{observed.incarnation}"),
-    Column("At once", "[{observed.capability.max_requests} requests|as many as it has slots]"),
+    Column("At once", "[{observed.capability.max_requests} requests|by the slots of its models]"),
     Column("Lane", "[proxies call {observed.capability.lane_url} (sidecar)|none: its requests go through a gateway]"),
     _HEARTBEAT,
     _GONE,

@@ -202,7 +202,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "pull": CommandPlace(
         "weft_app.cli.models:pull",
-        "Pull a model by name: from the Hugging Face hub, a URL, or a folder. No mesh needs to run.",
+        "Pull a model: from the Hugging Face hub, by its short name, a URL, or a folder. No mesh needs to run.",
     ),
     "models": CommandPlace("weft_app.cli.models:app", "List and remove the models that were pulled."),
     "estimate": CommandPlace(

@@ -213,7 +213,7 @@ def serve_runner(
         bool, typer.Option("--discovered", help="Without a configuration serve what weft up has found on this machine.")
     ] = False,
 ) -> None:
-    """Run a runner: the backends of one runtime on this host.
+    """Run a runner: the engines of one runtime on this host.
 
     Example: weft serve runner --config weft.yaml --runner gpu-0 --registry 127.0.0.1:7070
     """

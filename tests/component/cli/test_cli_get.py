@@ -33,7 +33,8 @@ OVER = WeftError(Reason.INTERNAL, "the script is over")
 
 def test_models_are_a_table_over_all_pages(mesh: ScriptedMesh) -> None:
     lines = mesh.run("get", "models").stdout.splitlines()
-    assert lines[0].split() == ["NAME", "POOL", "SOURCE", "STATUS", "TYPE", "TIER", "RUNNER", "OPERATIONS", "CONTEXT"]
+    titles = ["NAME", "POOL", "SOURCE", "STATUS", "RUNTIME", "TIER", "RUNNER", "OPERATIONS", "CONTEXT"]
+    assert lines[0].split() == titles
     assert [line.split()[:7] for line in lines[1:]] == [
         ["qwen", "big", "runner", "active", "llama_server", "fast", "r1"],
         ["qwen-2", "big", "runner", "active", "llama_server", "fast", "r1"],
