@@ -78,7 +78,7 @@ from gateway.responses.handlers import (
 )
 from gateway.responses.retrieval import Responses
 from gateway.responses.schema import DeletedResponse, ResponseItemList, ResponseObject, ResponsesRequest
-from gateway.routing import Endpoint, EndpointApp, EndpointGroup, get_openapi
+from gateway.routing import OPENAPI, Endpoint, EndpointApp, EndpointGroup, get_docs, get_openapi
 from gateway.runner_api.endpoints import RUNNER_METRICS, RUNNER_OPERATIONS, RUNNER_STATE
 from gateway.tasks import handlers as tasks
 from gateway.tasks.handlers import NewTaskBody, TaskDeps, TaskList, TaskObject
@@ -229,6 +229,8 @@ HEALTH: EndpointGroup[GatewayDeps] = EndpointGroup(
     endpoints=(
         get_row("/health", None, get_health, name="health", with_head=True),
         get_row("/livez", None, get_livez, with_head=True),
+        # As probes of other services name it.
+        get_row("/healthz", None, get_livez, name="healthz", with_head=True),
         get_row("/readyz", None, get_readyz, with_head=True),
         get_row("/ca.pem", None, get_authority, name="authority", with_head=True),
         get_row(
@@ -310,7 +312,10 @@ BATCHES: EndpointGroup[BatchDeps] = EndpointGroup(
 DOCUMENT: EndpointGroup[EndpointApp] = EndpointGroup(
     tag="document",
     # The document names no model.
-    endpoints=(get_row("/openapi.json", _VIEW_MODELS, get_openapi, with_head=True, in_schema=False, by_name=True),),
+    endpoints=(
+        get_row(OPENAPI, _VIEW_MODELS, get_openapi, with_head=True, in_schema=False, by_name=True),
+        get_row("/docs", None, get_docs, with_head=True, in_schema=False),
+    ),
 )
 
 WORKBENCH: EndpointGroup[WorkbenchDeps] = EndpointGroup(

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -192,6 +192,16 @@ class EndpointApp:
             return await asyncio.to_thread(self.openapi)
 
 
+OPENAPI = "/openapi.json"
+"""Path of the OpenAPI document."""
+_DOCS = f"The description of this API is the OpenAPI document at {OPENAPI}; its pages are in the folder docs of weft.\n"
+
+
 async def get_openapi(app: EndpointApp, _request: Request) -> Response:
     """Returns the OpenAPI document."""
     return JSONResponse(await app.document())
+
+
+async def get_docs(_app: EndpointApp, _request: Request) -> Response:
+    """Leads to the OpenAPI document, which has no page: its scripts would come from elsewhere."""
+    return PlainTextResponse(_DOCS, status_code=307, headers={"location": OPENAPI})

@@ -10,6 +10,7 @@ from mesh_process import fake_runner, run_weft, running_mesh, write_config
 
 from weft_app.cli.doctor import examine
 from weft_app.cli.findings import Finding, Verdict
+from weft_app.cli.network_options import NetworkOptions
 from weft_app.compose.home import WeftHome
 
 MISSING = "/nowhere/model.gguf"
@@ -41,7 +42,7 @@ REFUSED: dict[str, Any] = {
 
 
 def _failed(folder: Path, config: Path) -> list[Finding]:
-    found = examine(WeftHome(folder / "doctors-home"), config, None)
+    found = examine(WeftHome(folder / "doctors-home"), config, NetworkOptions())
     return [finding for finding in found if finding.verdict is Verdict.FAILED]
 
 

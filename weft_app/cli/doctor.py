@@ -29,7 +29,6 @@ from weft.documents.codec import seconds_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ModelDocument, RunnerDocument
 from weft.gpu.nvml import read_within
-from weft.kernel.address import MAX_PORT
 from weft.kernel.clock import offset_words
 from weft.kernel.errors import WeftError
 from weft.kernel.units import size_words
@@ -43,7 +42,17 @@ from weft_app.cli.machine_checks import (
     port_findings,
 )
 from weft_app.cli.mesh_processes import examine_mesh
-from weft_app.cli.network_options import NetworkOptions
+from weft_app.cli.network_options import (
+    AnnounceOption,
+    EdgeOption,
+    GrpcPortOption,
+    HostOption,
+    InsecureOption,
+    JoinPortOption,
+    NetworkOptions,
+    PortOption,
+    TlsOption,
+)
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_FAILED,
@@ -84,12 +93,16 @@ _FINDINGS = Listing(
 def doctor(
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
-    host: Annotated[str | None, typer.Option(help="Address of the HTTP API to check, as of weft up.")] = None,
-    port: Annotated[
-        int | None, typer.Option("--port", "-p", min=0, max=MAX_PORT, help="HTTP port to check, as of weft up.")
-    ] = None,
+    host: HostOption = None,
+    port: PortOption = None,
     output: OutputOption = OutputFormat.TABLE,
     *,
+    tls: TlsOption = None,
+    insecure: InsecureOption = False,
+    join_port: JoinPortOption = None,
+    announce: AnnounceOption = None,
+    edge: EdgeOption = None,
+    grpc_port: GrpcPortOption = None,
     mesh: Annotated[
         bool,
         typer.Option("--mesh", help="Check the running mesh alone: the versions of all its processes."),
@@ -97,20 +110,32 @@ def doctor(
 ) -> None:
     """Check what a mesh on this machine needs. Exit code 1 when something is missing.
 
+    The options are those of `weft up`, and what it would refuse with them is reported.
+
     With --mesh it lists the version of each process of the running mesh, and which releases and schemas do not go
     together.
 
     Example: weft doctor -o json
     """
     folder = WeftHome(home.expanduser().absolute())
-    findings = list(examine_mesh(home) if mesh else examine(folder, config, port, host))
+    network = NetworkOptions(
+        host=host,
+        port=port,
+        grpc_port=grpc_port,
+        tls=tls,
+        insecure=insecure,
+        join_port=join_port,
+        announce=announce,
+        edge=edge,
+    )
+    findings = list(examine_mesh(home) if mesh else examine(folder, config, network))
     _FINDINGS.print(findings, output)
     if any(finding.verdict is Verdict.FAILED for finding in findings):
         raise typer.Exit(EXIT_FAILED)
 
 
-def examine(home: WeftHome, config_path: Path | None, port: int | None, host: str | None = None) -> Iterator[Finding]:
-    """Yields the findings of all checks, in the order of a start."""
+def examine(home: WeftHome, config_path: Path | None, network: NetworkOptions) -> Iterator[Finding]:
+    """Yields the findings of all checks, in the order of a start; `network`: what `weft up` would be given."""
     yield platform_finding(sys.platform, f"{platform.system()} {platform.machine()}", platform.python_version())
     yield _packages()
     yield _home(home)
@@ -118,7 +143,6 @@ def examine(home: WeftHome, config_path: Path | None, port: int | None, host: st
     yield from _memory(home)
     yield _socket_path(home)
     try:
-        network = NetworkOptions(host=host, port=port)
         below = partial(network.with_relay, below=partial(environment_of_mesh, environment=os.environ))
         config = load_config(config_path, network.overrides(), below)
     except WeftError as error:

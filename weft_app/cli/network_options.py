@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from weft.kernel.address import is_loopback
+import typer
+
+from weft.kernel.address import MAX_PORT, is_loopback
 from weft_app.config.document import Document, given_by, value_of
 from weft_app.config.loader import COMMAND_LINE
 
@@ -27,6 +29,47 @@ class EdgeChoice(StrEnum):
     ENVOY = "envoy"
     """An Envoy in front of it."""
 
+
+HostOption = Annotated[
+    str | None,
+    typer.Option(help="Address of the HTTP API. 0.0.0.0: all networks of this machine, with HTTPS, keys and a relay."),
+]
+PortOption = Annotated[
+    int | None,
+    typer.Option("--port", "-p", min=0, max=MAX_PORT, help="HTTP port; 0 takes a free one. Default 8080."),
+]
+TlsOption = Annotated[
+    TlsChoice | None,
+    typer.Option("--tls", help="auto: a certificate of its own, on loopback too. Default beyond loopback."),
+]
+InsecureOption = Annotated[
+    bool,
+    typer.Option("--insecure", help="Beyond loopback plain HTTP: the network can read keys, prompts and answers."),
+]
+JoinPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--join-port",
+        min=0,
+        max=MAX_PORT,
+        help=f"Port where runners of other machines join. Default with --host: {JOIN_PORT}.",
+    ),
+]
+AnnounceOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--announce/--no-announce",
+        help="Announce the mesh on the local network, for weft runner join and weft discover. Default: off.",
+        show_default=False,
+    ),
+]
+EdgeOption = Annotated[
+    EdgeChoice | None,
+    typer.Option("--edge", help="envoy: Envoy takes the connections, the gateway is behind it. Default: none."),
+]
+GrpcPortOption = Annotated[
+    int | None, typer.Option("--grpc-port", min=0, max=MAX_PORT, help="Also offer gRPC on this loopback port.")
+]
 
 _OPTIONS = {
     "host": "--host",

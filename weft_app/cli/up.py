@@ -23,7 +23,17 @@ from weft.kernel.telemetry import configure_logging
 from weft_app.cli.background import arguments_of, up_in_background
 from weft_app.cli.discover import Discover, offered
 from weft_app.cli.first_access import first_access
-from weft_app.cli.network_options import JOIN_PORT, EdgeChoice, NetworkOptions, TlsChoice
+from weft_app.cli.network_options import (
+    AnnounceOption,
+    EdgeOption,
+    GrpcPortOption,
+    HostOption,
+    InsecureOption,
+    JoinPortOption,
+    NetworkOptions,
+    PortOption,
+    TlsOption,
+)
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, naming_fields, note
 from weft_app.cli.output import say
 from weft_app.cli.ready_text import ready_text
@@ -56,48 +66,14 @@ def up(
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
     *,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            help="Address of the HTTP API. 0.0.0.0: all networks of this machine, with HTTPS, keys and a relay."
-        ),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option("--port", "-p", min=0, max=MAX_PORT, help="HTTP port; 0 takes a free one. Default 8080."),
-    ] = None,
-    tls: Annotated[
-        TlsChoice | None,
-        typer.Option("--tls", help="auto: a certificate of its own, on loopback too. Default beyond loopback."),
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option("--insecure", help="Beyond loopback plain HTTP: the network can read keys, prompts and answers."),
-    ] = False,
-    join_port: Annotated[
-        int | None,
-        typer.Option(
-            "--join-port",
-            min=0,
-            max=MAX_PORT,
-            help=f"Port where runners of other machines join. Default with --host: {JOIN_PORT}.",
-        ),
-    ] = None,
-    announce: Annotated[
-        bool | None,
-        typer.Option(
-            "--announce/--no-announce",
-            help="Announce the mesh on the local network, for weft runner join and weft discover. Default: off.",
-            show_default=False,
-        ),
-    ] = None,
-    edge: Annotated[
-        EdgeChoice | None,
-        typer.Option("--edge", help="envoy: Envoy takes the connections, the gateway is behind it. Default: none."),
-    ] = None,
-    grpc_port: Annotated[
-        int | None, typer.Option(min=0, max=MAX_PORT, help="Also offer gRPC on this loopback port.")
-    ] = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    tls: TlsOption = None,
+    insecure: InsecureOption = False,
+    join_port: JoinPortOption = None,
+    announce: AnnounceOption = None,
+    edge: EdgeOption = None,
+    grpc_port: GrpcPortOption = None,
     runner_http_port: Annotated[
         int | None,
         typer.Option(

@@ -8,7 +8,7 @@ from test_gateway_keys import SECRET, bearer
 _UNKNOWN = frozenset({401})
 
 
-OPEN = {"/", "/health", "/livez", "/readyz", "/ca.pem", "/api/v1/caller"}
+OPEN = {"/", "/docs", "/health", "/healthz", "/livez", "/readyz", "/ca.pem", "/api/v1/caller"}
 """Endpoints that answer callers without a key."""
 
 

@@ -179,10 +179,12 @@ ENDPOINTS = (
     Endpoint("GET", "/api/v1/watch", "read"),
     Endpoint("GET", "/health", "read"),
     Endpoint("GET", "/livez", "read"),
+    Endpoint("GET", "/healthz", "read"),
     Endpoint("GET", "/readyz", "read"),
     Endpoint("GET", "/ca.pem", "read"),
     Endpoint("GET", "/metrics", "read"),
     Endpoint("GET", "/openapi.json", "read"),
+    Endpoint("GET", "/docs", "read"),
 )
 
 Send = Callable[[Endpoint], bytes]

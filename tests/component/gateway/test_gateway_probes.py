@@ -67,3 +67,16 @@ async def test_only_callers_who_may_see_telemetry_see_components() -> None:
     async with serving(health=monitor) as gateway:
         assert "components" in json.loads((await gateway.request("GET", "/health")).body)
     await monitor.stop()
+
+
+async def test_healthz_answers_as_livez() -> None:
+    async with serving() as gateway:
+        answers = [await gateway.request("GET", path) for path in ("/livez", "/healthz")]
+    assert [(answer.status, answer.body) for answer in answers] == [(200, answers[0].body)] * 2
+
+
+async def test_docs_leads_to_the_openapi_document_in_a_sentence() -> None:
+    async with serving() as gateway:
+        answer = await gateway.request("GET", "/docs")
+    assert (answer.status, answer.headers["location"]) == (307, "/openapi.json")
+    assert b"OpenAPI document at /openapi.json" in answer.body

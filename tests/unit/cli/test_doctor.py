@@ -1,9 +1,11 @@
 """What `weft doctor` says of a configuration, of attached servers and of accelerators."""
 
+import inspect
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -11,8 +13,10 @@ from threading import Thread
 import pytest
 
 from weft.kernel.errors import WeftError
-from weft_app.cli.doctor import examine
+from weft_app.cli.doctor import doctor, examine
 from weft_app.cli.findings import Finding, Verdict
+from weft_app.cli.network_options import NetworkOptions, TlsChoice
+from weft_app.cli.up import up
 from weft_app.compose.home import WeftHome
 from weft_app.compose.startable import require_startable
 from weft_app.config.loader import load_config
@@ -22,7 +26,7 @@ from weft_testing.free_port import free_port
 def _findings(folder: Path, configuration: str) -> dict[str, Finding]:
     path = folder / "weft.yaml"
     path.write_text(configuration, encoding="utf-8")
-    return {finding.check: finding for finding in examine(WeftHome(folder / "home"), path, 0)}
+    return {finding.check: finding for finding in examine(WeftHome(folder / "home"), path, NetworkOptions(port=0))}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +103,7 @@ def test_the_files_in_use_are_named_also_where_none_is_named_on_the_command_line
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def detail() -> str:
-        found = examine(WeftHome(tmp_path / "home"), None, 0)
+        found = examine(WeftHome(tmp_path / "home"), None, NetworkOptions(port=0))
         return next(finding.detail for finding in found if finding.check == "configuration")
 
     monkeypatch.chdir(tmp_path)
@@ -175,3 +179,16 @@ def test_a_program_that_is_installed_is_a_finding_without_a_remedy(tmp_path: Pat
 def test_an_unknown_program_that_is_missing_is_the_configurations(tmp_path: Path) -> None:
     found = _findings(tmp_path, _program("command: [no-such-program, '{port}']"))["program"]
     assert (found.verdict, found.remedy) == (Verdict.FAILED, "install it, or correct `command`")
+
+
+def test_the_options_of_up_are_checked_as_up_takes_them(tmp_path: Path) -> None:
+    """`weft doctor` had `--host` and `--port` alone."""
+    network = NetworkOptions(host="0.0.0.0", port=0, grpc_port=1, insecure=True, tls=TlsChoice.AUTO)
+    found = {each.check: each for each in examine(WeftHome(tmp_path / "home"), None, network)}
+    assert found["configuration"].verdict is Verdict.FAILED
+    assert "insecure" in found["configuration"].detail
+
+
+def test_doctor_has_every_network_option_of_up() -> None:
+    given = {each.name for each in fields(NetworkOptions)}
+    assert given <= inspect.signature(doctor).parameters.keys() & inspect.signature(up).parameters.keys()

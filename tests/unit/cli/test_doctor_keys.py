@@ -6,6 +6,7 @@ import pytest
 
 from weft_app.cli.doctor import examine
 from weft_app.cli.findings import Finding, Verdict
+from weft_app.cli.network_options import NetworkOptions
 from weft_app.compose.home import WeftHome
 
 CONFIGURATION = """
@@ -21,7 +22,7 @@ runners:
 def _findings(folder: Path, configuration: str = CONFIGURATION) -> dict[str, Finding]:
     path = folder / "weft.yaml"
     path.write_text(configuration, encoding="utf-8")
-    return {finding.check: finding for finding in examine(WeftHome(folder / "home"), path, 0)}
+    return {finding.check: finding for finding in examine(WeftHome(folder / "home"), path, NetworkOptions(port=0))}
 
 
 def test_a_missing_key_is_named_with_its_models_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

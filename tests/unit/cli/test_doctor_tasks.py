@@ -6,13 +6,14 @@ from router_svc.policy.promises import Loss, LossKind, Promise
 from router_svc.store.promises import PromiseFile
 from weft_app.cli.doctor import examine
 from weft_app.cli.findings import Finding, Verdict
+from weft_app.cli.network_options import NetworkOptions
 from weft_app.compose.home import WeftHome
 
 
 def _finding(home: WeftHome) -> Finding:
     config = home.root.parent / "weft.yaml"
     config.write_text("runners: []\n", encoding="utf-8")
-    return next(finding for finding in examine(home, config, 0) if finding.check == "tasks")
+    return next(finding for finding in examine(home, config, NetworkOptions(port=0)) if finding.check == "tasks")
 
 
 def _lose(home: WeftHome) -> PromiseFile:

@@ -17,6 +17,7 @@ from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.doctor import examine
 from weft_app.cli.findings import Verdict
+from weft_app.cli.network_options import NetworkOptions
 from weft_app.compose.engine_environments import require_environments
 from weft_app.compose.home import WeftHome
 from weft_app.compose.runner import runner_config
@@ -109,12 +110,12 @@ def test_a_start_and_the_doctor_name_the_command_where_an_environment_is_missing
     command = f"weft runtime install gravel --home {home.root}"
     with pytest.raises(FieldError, match=rf"runners.box: the environment gravel is not installed; run: {command}$"):
         require_environments(runners, home)
-    (missing,) = [finding for finding in examine(home, path, 0) if finding.check == "environment"]
+    (missing,) = [finding for finding in examine(home, path, NetworkOptions(port=0)) if finding.check == "environment"]
     assert (missing.verdict, missing.remedy) == (Verdict.FAILED, command)
 
     link = _place(home.environments, "python", "pebble")
     require_environments(runners, home)
-    (there,) = [finding for finding in examine(home, path, 0) if finding.check == "environment"]
+    (there,) = [finding for finding in examine(home, path, NetworkOptions(port=0)) if finding.check == "environment"]
     assert (there.verdict, there.detail) == (Verdict.OK, f"gravel: {link}")
 
 
@@ -124,7 +125,7 @@ def test_a_runner_with_a_command_of_its_own_needs_no_environment(tmp_path: Path)
     path.write_text(CONFIGURATION.replace("runtime: gravel", "runtime: gravel, command: [pebble]"), "utf-8")
     home = WeftHome(tmp_path / "home")
     require_environments(load_config(path).runners or (), home)
-    assert not [finding for finding in examine(home, path, 0) if finding.check == "environment"]
+    assert not [finding for finding in examine(home, path, NetworkOptions(port=0)) if finding.check == "environment"]
 
 
 @pytest.mark.usefixtures("gravel")
