@@ -48,6 +48,4 @@ def short_source(name: str) -> str | None:
 
 def short_names_hint(name: str) -> str:
     """Returns the short names that are close to a name, else where they are listed."""
-    return (
-        did_you_mean(closest_names(name, SHORT_NAMES)) or "docs/models.md lists them, and any hf:OWNER/REPO works"
-    )
+    return did_you_mean(closest_names(name, SHORT_NAMES)) or "docs/models.md lists them, and any hf:OWNER/REPO works"
