@@ -28,6 +28,7 @@ from weft.documents.resources import (
     PoolDocument,
     RouteDocument,
 )
+from weft.durable.tasks import state_name
 from weft.kernel.alias_rules import matches
 from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, invalid_field
 from weft.kernel.json_objects import plain_object
@@ -215,7 +216,8 @@ def submit(
         task = tasks.submit_chat(asked, [*history, media.message(text)], wait_for_model=wait_for_model, **options)
     sys.stdout.write(f"{task.id}\n")
     sys.stdout.flush()
-    _aside(f"{task.state}; `weft logs task/{task.id} -f` prints its answer, `weft wait task {task.id}` waits for it")
+    state = state_name(task.state).lower()
+    _aside(f"{state}; `weft logs task/{task.id} -f` prints its answer, `weft wait task {task.id}` waits for it")
 
 
 def name_for_task(name: str, home: Path, *, wait_for_model: bool) -> str:

@@ -147,7 +147,7 @@ def script(tmp_path: Path) -> Iterator[TaskScript]:
 def test_a_chat_that_nobody_waits_for_prints_its_task_id_and_nothing_else(script: TaskScript) -> None:
     done = script.run("chat", "qwen", "--async", "-m", "Hello", "-s", "Be brief.", "--max-tokens", "7")
     assert (done.exit_code, done.stdout) == (0, f"{ID}\n")
-    assert f"weft logs task/{ID} -f" in done.stderr
+    assert f"pending; `weft logs task/{ID} -f` prints its answer" in done.stderr
     spec = script.submitted[0].spec
     assert [message.content[0].text for message in spec.chat.messages] == ["Be brief.", "Hello"]
     assert (spec.model, spec.chat.sampling.max_tokens, spec.options.priority) == ("qwen", 7, 0)
