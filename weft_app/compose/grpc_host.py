@@ -1,5 +1,6 @@
 """A gRPC server with health, its services, and reflection unless unauthenticated callers reach it."""
 
+import errno
 import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -58,7 +59,7 @@ class GrpcHost:
         """Listens at an address, with or without `tls:`, and returns the address for other processes.
 
         `credentials`: instead of those of `tls`. Raises ALREADY_EXISTS when the address is taken, INVALID_ARGUMENT when
-        the address needs TLS or authenticated callers and the configuration provides neither.
+        it is none of this machine, or needs TLS or authenticated callers and the configuration provides neither.
         """
         if credentials is None and needs_tls(address):
             credentials = self._credentials(address)
@@ -69,7 +70,7 @@ class GrpcHost:
             else:
                 port = self._server.add_secure_port(bare, credentials)
         except RuntimeError as error:
-            raise WeftError(Reason.ALREADY_EXISTS, f"cannot listen on {address}: it is in use") from error
+            raise _bind_error(address) from error
         return address if bare.startswith("unix:") else f"{self._announced(address)}:{port}"
 
     def _credentials(self, address: str) -> grpc.ServerCredentials:
@@ -151,3 +152,20 @@ class GrpcHost:
 
     async def _stop_service(self, service: Service, deadline: float) -> None:
         await service.stop(max(0.0, deadline - self._clock.monotonic()))
+
+
+def _bind_error(address: str) -> WeftError:
+    """Returns why an address cannot be bound, found by a socket of its own: gRPC tells the reason to its log alone."""
+    bare = without_tls(address)
+    in_use = WeftError(Reason.ALREADY_EXISTS, f"cannot listen on {address}: it is in use")
+    if bare.startswith("unix:"):
+        return in_use
+    host, _, port = bare.rpartition(":")
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as tried:
+            tried.bind(where)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            return invalid_field("host", f"cannot listen on {address}: {error.strerror}")
+    return in_use

@@ -7,7 +7,8 @@ import pytest
 from tls_stage import say_to, serving
 
 from weft.kernel.address import needs_tls
-from weft.kernel.errors import FieldError
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
 from weft.kernel.tls import ServerTls
 from weft_app.compose.grpc_host import GrpcHost
 from weft_testing.certificates import Authority
@@ -97,3 +98,18 @@ async def test_who_listens_everywhere_is_announced_by_the_configured_name(
 async def test_this_machine_needs_no_certificate() -> None:
     async with serving(None, "127.0.0.1:0") as (address, _):
         assert await say_to(address) == b"hello"
+
+
+async def test_an_address_of_another_machine_is_not_said_to_be_in_use(mutual: ServerTls) -> None:
+    with pytest.raises(FieldError, match=r"cannot listen on 192\.0\.2\.77:0: Cannot assign requested address"):
+        GrpcHost(tls=mutual).bind("192.0.2.77:0")
+
+
+async def test_a_port_that_another_server_has_is_said_to_be_in_use() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(WeftError, match=f"cannot listen on {address}: it is in use") as refused:
+            GrpcHost().bind(address)
+    assert refused.value.reason is Reason.ALREADY_EXISTS
