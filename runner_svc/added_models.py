@@ -5,7 +5,7 @@ request.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -322,6 +322,20 @@ def remembered_models(folder: Path) -> list[added_model_pb2.AddedModel]:
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         with suppress(OSError, ParseError, UnicodeDecodeError):
             found += _parsed(path).models
+    return found
+
+
+def models_left_behind(folder: Path, runners: Collection[str]) -> Mapping[str, Sequence[str]]:
+    """Returns the names of added models by runner, of those runners whose files lie in a folder but are not `runners`.
+
+    Their runner is gone from the configuration, so that no process serves them.
+    """
+    found = dict[str, Sequence[str]]()
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        runner = path.name.removesuffix(SUFFIX)
+        with suppress(OSError, ParseError, UnicodeDecodeError):
+            if runner not in runners and (names := [each.name for each in _parsed(path).models]):
+                found[runner] = names
     return found
 
 

@@ -22,7 +22,7 @@ _INDENT = " " * 12
 
 def ready_text(host: "UpHost", home: WeftHome, access: FirstAccess) -> str:
     """Returns the addresses and commands with which a user starts."""
-    notice = f"\n  WARNING   {host.notice}\n" if host.notice else ""
+    notices = "".join(f"\n  WARNING   {notice}\n" for notice in host.notices)
     warning = (
         "\n  WARNING   plain HTTP (--insecure): everyone on the network between can read and change keys, prompts\n"
         f"{_INDENT}and answers. Leave --insecure out for HTTPS.\n"
@@ -31,7 +31,7 @@ def ready_text(host: "UpHost", home: WeftHome, access: FirstAccess) -> str:
     )
     facts = "".join(_facts(host, home, access))
     tries = "".join(_tries(host, access))
-    return f"\n  weft is up\n\n{facts}{notice}{warning}\n{tries}{STOP_LINE}\n"
+    return f"\n  weft is up\n\n{facts}{notices}{warning}\n{tries}{STOP_LINE}\n"
 
 
 def config_words(files: Sequence[Path]) -> str:

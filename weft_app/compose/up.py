@@ -193,8 +193,8 @@ class UpHost:
         """Its base URLs for other machines, the likeliest one first; empty on loopback."""
         self.authority: Authority | None = None
         """The authority of the edge's own certificate, once it is started; None: it has no such certificate."""
-        self.notice = ""
-        """A notice for operators about stored data, once started; empty: none."""
+        self.notices = list[str]()
+        """Notices for operators about stored data, once started."""
         self.grpc_address = ""
         self.grpc_port_address = ""
         """The TCP address of gRPC, once started; empty: none."""
@@ -258,6 +258,7 @@ class UpHost:
             require_startable(self._config, self._home)
             require_environments(self._runners, self._home)
             show(Stage(name="services", detail="starting registry, router and gateway"))
+            self._note_models_left_behind()
             fleet = await self._start_services()
             self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
             # Models may load for minutes, and commands ask for them meanwhile.
@@ -279,6 +280,18 @@ class UpHost:
             self._home.withdraw()
             await self.stop()
             raise
+
+    def _note_models_left_behind(self) -> None:
+        """Notes the models that were added to a runner which the configuration does not have any more."""
+        # As discovery does: most starts have added models of runners that are configured, or none.
+        from runner_svc.added_models import models_left_behind  # noqa: PLC0415
+
+        found = models_left_behind(self._home.state / "runners", {runner.name for runner in self._runners})
+        for runner, models in found.items():
+            self.notices.append(
+                f"{', '.join(models)}: added to the runner {runner}, which the configuration does not have; "
+                f"name a runner {runner} in it, or attach or load them again"
+            )
 
     async def stop(self) -> None:
         """Drains and stops everything, the HTTP edge first. Idempotent."""
@@ -345,7 +358,7 @@ class UpHost:
         self.relay = None if listeners.relay is None else listeners.relay.endpoint
         self.publishers_url = "" if listeners.publishers is None else listeners.publishers.url
         if database.notice:
-            self.notice = f"{database.notice}; {database.remedy}"
+            self.notices.append(f"{database.notice}; {database.remedy}")
         return RouterSide(
             router=router,
             engine=durable.tasks,

@@ -14,6 +14,7 @@ from runner_svc.added_models import (
     AddRequest,
     ShowPull,
     added_model,
+    models_left_behind,
     remembered_models,
 )
 from runner_svc.backend.port import Backend
@@ -115,6 +116,16 @@ async def test_an_added_model_is_served_again_after_a_restart(runner: Runner) ->
     assert set(later.host.served) == {"configured", "tiny"}
     assert later.adder.prepared == []
     assert [each.name for each in remembered_models(runner.file.parent)] == ["tiny"]
+
+
+async def test_models_of_a_runner_that_the_configuration_lost_are_found(runner: Runner) -> None:
+    await runner.add("tiny")
+    await runner.add("other", f"{SOURCE}-other")
+    folder = runner.file.parent
+    (folder / f"empty{SUFFIX}").write_text("{}")
+    (folder / f"broken{SUFFIX}").write_text("no JSON")
+    assert models_left_behind(folder, {"gpu"}) == {"local": ["tiny", "other"]}
+    assert models_left_behind(folder, {"gpu", "local"}) == {}
 
 
 async def test_the_same_source_under_the_same_name_is_added_once(runner: Runner) -> None:

@@ -16,7 +16,7 @@ def test_lost_work_is_said_on_the_terminal(notice: str, tmp_path: Path) -> None:
     home = WeftHome(tmp_path)
     source = ConfigurationSource()
     host = UpHost(source, source.of_document({}, ()), home)
-    host.notice = notice
+    host.notices = [notice] if notice else []
     shown = ready_text(host, home, FirstAccess())
     assert ("WARNING" in shown) is bool(notice)
     assert notice in shown
