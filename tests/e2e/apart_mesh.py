@@ -84,4 +84,4 @@ def running_apart(
         yield mesh
     finally:
         codes = mesh.end_all()
-    assert set(codes) == {0}
+    assert set(codes) == {0}, codes

@@ -75,7 +75,7 @@ def running_mixed(folder: Path) -> Iterator[MixedMesh]:
         yield mesh
     finally:
         codes = mesh.apart.end_all()
-    assert set(codes) <= {0}
+    assert set(codes) <= {0}, codes
 
 
 class Callers:

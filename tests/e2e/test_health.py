@@ -114,7 +114,8 @@ def unwritable(process_id: int) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder, port = tmp_path_factory.mktemp("health"), free_port()
-    runner = fake_runner("a", load_seconds=1.0) | {"http_port": port}
+    # Longer than two checks, a second apart: an engine that is back between them was never seen away.
+    runner = fake_runner("a", load_seconds=4.0) | {"http_port": port}
     config = write_config(folder, runner, health=QUICK, registry={"report_interval_seconds": 0.2})
     with running_apart(folder, config) as mesh:
         yield Watched(mesh, f"http://127.0.0.1:{port}")

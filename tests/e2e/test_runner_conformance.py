@@ -83,8 +83,8 @@ async def test_checks_can_be_chosen_and_a_runner_be_named_by_its_address(mesh: M
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("nobody",), 3, "the mesh knows no runner nobody; there is: a"),
-        (("a", "--model", "other"), 3, "the runner serves no other; there is: m-a"),
+        (("nobody",), 3, "there is no runner nobody; there is a"),
+        (("a", "--model", "other"), 3, "there is no model other; there is m-a"),
         (("a", "--only", "nonsense"), 2, "--only: must be one of: description"),
     ],
 )
