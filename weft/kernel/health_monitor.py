@@ -136,12 +136,13 @@ class HealthMonitor(HealthSource):
     async def stop(self) -> None:
         """Stop checking. Safe to call twice, or when never started."""
         task, self._task = self._task, None
+        # The loop first: a look that is cancelled under it would end it as if it had died.
+        if task is not None:
+            await stop_tasks([task])
         looks = [each.task for each in self._checked if each.task is not None]
         for look in looks:
             look.cancel()
         await asyncio.gather(*looks, return_exceptions=True)
-        if task is not None:
-            await stop_tasks([task])
 
     async def _run(self) -> None:
         while True:
@@ -183,10 +184,12 @@ class HealthMonitor(HealthSource):
         if not all(look.done() for look in looks):
             timer = asyncio.create_task(self._clock.sleep(CHECK_WAIT_SECONDS))
             everything = asyncio.ensure_future(asyncio.wait(looks))
-            await asyncio.wait({timer, everything}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (timer, everything):
-                task.cancel()
-            await asyncio.gather(timer, everything, return_exceptions=True)
+            try:
+                await asyncio.wait({timer, everything}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (timer, everything):
+                    task.cancel()
+                await asyncio.gather(timer, everything, return_exceptions=True)
 
     def _seen(self, each: _Checked, now: float) -> Observation | None:
         """Returns what the check of a component has shown; None: it goes on."""

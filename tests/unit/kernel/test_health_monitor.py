@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from typing_extensions import override
 
 from weft.kernel.health import WELL, Component, HealthCheck, HealthLimits, HealthReport, HealthState, Observation, down
@@ -159,6 +160,21 @@ async def test_a_paced_look_is_repeated_in_time_while_well_and_each_time_while_n
     switch.seen = AWAY
     assert [await look(), await look()] == [AWAY, AWAY]
     assert switch.looks == 3
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_stop_in_a_round_of_checks_is_no_death_of_the_loop(turns: int) -> None:
+    clock, switch, deaths = FakeClock(), Switch(), list[dict[str, object]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: deaths.append(context))
+    async with watching(switch, clock) as monitor:
+        advancing = asyncio.create_task(clock.advance(1.0))
+        # So many turns of the event loop after the round was due.
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await monitor.stop()
+        await advancing
+    await let_all_run()
+    assert deaths == []
 
 
 async def test_a_monitor_stops_twice_and_when_it_was_never_started() -> None:
