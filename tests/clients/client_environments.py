@@ -20,7 +20,7 @@ from weft.kernel.file_lock import lock_file
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 CACHE = ROOT / ".clients"
-INSTALL_SECONDS = 1200.0
+INSTALL_SECONDS = 600.0
 PARALLEL_INSTALLS = 2
 TOOL_PINS = FOLDER / "tools.txt"
 """uv and Node."""
@@ -29,6 +29,8 @@ BROWSER = "browser"
 PREPARE = "prepare.mjs"
 """A script that completes an environment of npm after its install."""
 _STAMP = "complete"
+_NODE_OPTIONS = ("--single-threaded",)
+"""With threads of V8, Node now and then waits for one of them for ever as it exits (nodejs/node#54918)."""
 _PASSED_ON = ("SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "PIP_CERT", "REQUESTS_CA_BUNDLE", "HTTPS_PROXY", "https_proxy")
 """How the network is reached from here; nothing else of the caller's environment takes part."""
 
@@ -105,7 +107,7 @@ class EnvironmentFactory:
         is_library = (FOLDER / client / "check.mjs").exists()
         return Environment(
             folder=folder,
-            interpreter=(str(node / "bin" / "node"),) if is_library else (sys.executable,),
+            interpreter=_node(node) if is_library else (sys.executable,),
             path=(folder / "node_modules" / ".bin", node / "bin"),
             install_seconds=seconds,
         )
@@ -125,12 +127,12 @@ class EnvironmentFactory:
     def _node_modules(self, folder: Path, pins: list[Path], node: Path) -> None:
         for pin in pins:
             shutil.copy(pin, folder)
-        npm = [str(node / "bin" / "node"), str(node / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
+        npm = [*_node(node), str(node / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
         self._run(
             [*npm, "install", "--no-save", "--no-fund", "--no-audit", "--prefix", str(folder)], node / "bin", cwd=folder
         )
         if (folder / PREPARE).exists():
-            self._run([str(node / "bin" / "node"), PREPARE], cwd=folder)
+            self._run([*_node(node), PREPARE], cwd=folder)
 
     def _installed(self, folder: Path, pins: list[Path], install: Callable[[], None]) -> float:
         """Run `install` into an empty folder unless it once ended well for the same pins; the seconds it took.
@@ -162,17 +164,25 @@ class EnvironmentFactory:
             "npm_config_update_notifier": "false",
             **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
         }
-        result = subprocess.run(
-            ["nice", *command],
-            env=environment,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=INSTALL_SECONDS,
-            check=False,
-        )
+        try:
+            result = subprocess.run(
+                ["nice", *command],
+                env=environment,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=INSTALL_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as expired:
+            printed = (expired.output or b"").decode(errors="replace")[-4000:]
+            raise InstallError(f"{' '.join(command)}\ntook over {INSTALL_SECONDS:g} s:\n{printed}") from None
         if result.returncode:
             raise InstallError(
                 f"{' '.join(command)}\nended with {result.returncode}:\n{result.stdout.decode()[-4000:]}"
             )
+
+
+def _node(home: Path) -> tuple[str, ...]:
+    return (str(home / "bin" / "node"), *_NODE_OPTIONS)

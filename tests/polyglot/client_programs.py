@@ -74,6 +74,8 @@ def _environment(scratch: Path) -> dict[str, str]:
     node = Path(found.origin).parent
     # The npm that comes with it looks for its modules in another folder than theirs.
     npm = scratch / "npm"
-    npm.write_text(f'#!/bin/sh\nexec node {shlex.quote(str(node / "lib/node_modules/npm/bin/npm-cli.js"))} "$@"\n')
+    program = shlex.quote(str(node / "lib/node_modules/npm/bin/npm-cli.js"))
+    # With threads of V8, Node now and then waits for one of them for ever as it exits (nodejs/node#54918).
+    npm.write_text(f'#!/bin/sh\nexec node --single-threaded {program} "$@"\n')
     npm.chmod(0o755)
     return {**environment, "PATH": os.pathsep.join([str(scratch), str(node / "bin"), environment["PATH"]])}
