@@ -599,8 +599,12 @@ class Declarations:
         if loaded and not force:
             raise still_loaded(Kind.MODEL, name, runner, loaded)
         await self._unloader.remove(name, requested_by)
+        await self._core.write(lambda: self._delete_remaining(name))
+
+    async def _delete_remaining(self, name: str) -> None:
+        """Delete a model that its runner has ended, unless the runner's next session went before and took it along."""
         if self._core.mesh.model(name) is not None:
-            await self._core.write(lambda: self._delete(Kind.MODEL, name, force=True))
+            await self._delete(Kind.MODEL, name, force=True)
 
     def _is_added(self, name: str) -> bool:
         """Whether a runner that is there serves a model because it was asked for it by its source."""

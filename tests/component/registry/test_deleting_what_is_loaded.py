@@ -196,6 +196,38 @@ async def test_a_forced_delete_of_an_engine_that_the_runner_did_not_start_delete
         assert mesh.registry.core.mesh.model("m1") is None
 
 
+class EndingRunner:
+    """Ends an added model as its runner does: the session without the model is being opened when the end is said."""
+
+    def __init__(self, registry: BareRegistry, without: OpenSessionRequest) -> None:
+        self._registry = registry
+        self._without = without
+        self.opening: asyncio.Task[Session] | None = None
+
+    async def unload(self, model: str, requested_by: str) -> None:
+        """Frees its memory."""
+
+    async def remove(self, model: str, requested_by: str) -> None:
+        """The write of the next session is under way when this returns."""
+        self.opening = asyncio.create_task(self._registry.roster.open_session(self._without))
+        await asyncio.sleep(0)
+
+
+async def test_an_added_model_that_its_runners_next_session_takes_along_while_it_is_deleted_is_deleted(
+    tmp_path: Path,
+) -> None:
+    added = InstanceState(model="m1", phase=InstanceState.PHASE_READY, slots_total=1, added_source="hf:acme/m1")
+    async with mesh_of(tmp_path, added, instance("m2")) as mesh:
+        without = changed(opening(instance("m2"), models=("m2",), incarnation="life-2"), session_id=mesh.session.id)
+        runner = EndingRunner(mesh.registry, without)
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await Declarations(mesh.registry.core, runner).delete(Kind.MODEL, "m1", force=True, requested_by="test")
+            assert runner.opening is not None
+            await runner.opening
+        assert mesh.registry.core.mesh.model("m1") is None
+        assert mesh.registry.core.mesh.model("m2") is not None
+
+
 async def test_a_forced_delete_passes_no_governance(tmp_path: Path) -> None:
     async with mesh_of(tmp_path, instance("m1"), gate=GovernedGate) as mesh:
         error = await mesh.refused(Kind.MODEL, "m1", force=True)
