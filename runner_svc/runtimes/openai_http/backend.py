@@ -24,11 +24,12 @@ from runner_svc.runtimes.known_metrics import METRICS, read_any_load
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile, served_operations
 from runner_svc.runtimes.openai_http.facts import read_facts
 from runner_svc.runtimes.openai_http.parameters import PARAMETERS
-from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.openai_http.settings import MAX_ATTACHED_SLOTS, OpenAiHttpModel
 from runner_svc.runtimes.runtime import ModelFault
 from runner_svc.runtimes.unmanaged_server import UnmanagedServer, read_key
 from weft.api.registry.v1 import runner_pb2
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TEXT_OPERATIONS, Operation
 from weft.wake.redaction import redacted
@@ -38,6 +39,7 @@ LOADING_PAUSE_SECONDS = 0.25
 DOCTOR_TIMEOUT_SECONDS = 3.0
 MAX_LIST_BYTES = 8 * 1024 * 1024
 _START_IT = "start the server, or correct `url`"
+log = get_logger("weft.runner")
 
 
 class _Presence(Enum):
@@ -101,7 +103,8 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
     async def _with_facts_of_server(self, facts: BackendFacts) -> BackendFacts:
         """Returns the facts with those that the server tells, and begins to sample the figures of its load.
 
-        The settings may say that weft uses less of it: the smaller number of slots holds, and a context that is set.
+        The settings may say that weft uses less of it: of two numbers of slots the smaller one holds, and a context
+        that is set.
         """
         http = self._running()
         told = await read_facts(http, self.model.server_model)
@@ -109,9 +112,22 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
         return replace(
             facts,
             context_tokens=facts.context_tokens or told.context_tokens,
-            slots=told.slots if told.slots < self.model.slots else 0,
+            slots=self._slots_of(told.slots),
             abilities=told.abilities,
         )
+
+    def _slots_of(self, told: int) -> int:
+        """Returns the slots by what the server says of its own; 0: as the settings say."""
+        if self.model.slots:
+            return told if told < self.model.slots else 0
+        if told > MAX_ATTACHED_SLOTS:
+            log.warning(
+                "server works on more requests at once than it is sent",
+                model=self.model.name,
+                server_slots=told,
+                max_slots=MAX_ATTACHED_SLOTS,
+            )
+        return min(told, MAX_ATTACHED_SLOTS)
 
     @override
     async def stop(self) -> None:

@@ -15,9 +15,14 @@ from weft.kernel.request import Skill
 
 SHOW = "/api/show"
 """Ollama's route of what is known of a model."""
+SERVER_INFO = "/server_info?config_format=json"
+"""The route of the configuration: of vLLM, only with VLLM_SERVER_DEV_MODE=1, and of SGLang."""
+OLD_SERVER_INFO = "/get_server_info"
+"""The same of older versions of SGLang."""
 FACT_SECONDS = 5.0
 """Timeout of one route."""
-MAX_CONTEXT_TOKENS = 2**31 - 1
+MAX_COUNT = 2**31 - 1
+"""Of tokens, or of requests."""
 _OLLAMA_OWNER = "library"
 """Owner of Ollama's own models in its list; those of a user have that user's name."""
 
@@ -47,6 +52,28 @@ class _Shown(msgspec.Struct):
     capabilities: list[str]
 
 
+class _Scheduler(msgspec.Struct):
+    max_num_seqs: object = None
+
+
+class _VllmConfig(msgspec.Struct):
+    scheduler_config: _Scheduler = msgspec.field(default_factory=_Scheduler)
+
+
+class _VllmInfo(msgspec.Struct):
+    vllm_config: _VllmConfig
+
+
+class _SglangState(msgspec.Struct):
+    effective_max_running_requests_per_dp: object = None
+
+
+class _SglangInfo(msgspec.Struct):
+    internal_states: list[_SglangState]
+    """One of each rank of data parallelism, or of the first one alone."""
+    dp_size: object = None
+
+
 async def read_facts(http: OpenAiHttp, name: str) -> ServerFacts:
     """Returns what the server tells about the model `name`, its own name of it. Never raises."""
     answer = await http.answer_of(MODELS, FACT_SECONDS)
@@ -60,7 +87,10 @@ async def read_facts(http: OpenAiHttp, name: str) -> ServerFacts:
             return facts
     if any(entry.owned_by == _OLLAMA_OWNER for entry in listed):
         return ServerFacts(abilities=await _shown_by_ollama(http, name))
-    return ServerFacts(context_tokens=_longest(listed, body, name))
+    # vLLM and SGLang list the context of their models, and no other server has these routes.
+    is_known = any(entry.max_model_len is not None for entry in listed)
+    slots = await _slots_by_configuration(http) if is_known else 0
+    return ServerFacts(context_tokens=_longest(listed, body, name), slots=slots)
 
 
 def _entries(body: bytes) -> list[_Listed]:
@@ -75,8 +105,33 @@ def _longest(listed: list[_Listed], body: bytes, name: str) -> int:
     if not own and len(listed) == 1 and listed_models(body).has(name):
         own = listed
     length = own[0].max_model_len if own else None
-    is_count = isinstance(length, int) and not isinstance(length, bool)
-    return length if is_count and isinstance(length, int) and 0 < length <= MAX_CONTEXT_TOKENS else 0
+    return _count(length)
+
+
+def _count(number: object) -> int:
+    """Returns a number of a server's answer; 0: it is none."""
+    is_number = isinstance(number, int) and not isinstance(number, bool)
+    return number if is_number and isinstance(number, int) and 0 < number <= MAX_COUNT else 0
+
+
+async def _slots_by_configuration(http: OpenAiHttp) -> int:
+    """Returns how many requests vLLM or SGLang works on by its configuration; 0: unknown."""
+    for route in (SERVER_INFO, OLD_SERVER_INFO):
+        answer = await http.answer_of(route, FACT_SECONDS)
+        if answer is not None and answer[0] == 200:
+            return slots_of_configuration(answer[1])
+    return 0
+
+
+def slots_of_configuration(body: bytes) -> int:
+    """Returns how many requests a server works on, by its answer to the request for its configuration; 0: unknown."""
+    with suppress(*JSON_FAULTS):
+        return _count(msgspec.json.decode(body, type=_VllmInfo).vllm_config.scheduler_config.max_num_seqs)
+    with suppress(*JSON_FAULTS):
+        info = msgspec.json.decode(body, type=_SglangInfo)
+        counts = [_count(state.effective_max_running_requests_per_dp) for state in info.internal_states]
+        return _count(sum(counts) * (_count(info.dp_size) or 1 if len(counts) == 1 else 1))
+    return 0
 
 
 async def _shown_by_ollama(http: OpenAiHttp, name: str) -> Abilities:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from runner_svc.runtimes.openai_http.parameters import PARAMETERS
-from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.openai_http.settings import ATTACHED_SLOTS, OpenAiHttpModel
 from runner_svc.runtimes.runtime import ModelFault, Runtime
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def _build(model: OpenAiHttpModel, context: "ModelContext") -> "ModelEngine":
     return ModelEngine(
         make_backend=lambda: AttachedServer(model, context),
         operations=operations,
-        slots=model.slots,
+        slots=model.slots or ATTACHED_SLOTS,
         context_tokens=model.context_tokens or 0,
         remote=bool(model.remote),
         timeouts=context.timeouts,

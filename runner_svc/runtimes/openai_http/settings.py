@@ -11,6 +11,8 @@ from weft.kernel.settings import PUBLIC, SECRET
 
 ATTACHED_SLOTS = 64
 """Requests at once of a server that does not say how many it works on: it has a queue of its own."""
+MAX_ATTACHED_SLOTS = 4096
+"""Maximum number of requests at once, also of a server that says that it works on more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +21,9 @@ class OpenAiHttpModel(UpstreamSettings, SleepingModelSettings):
 
     url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
     """Base URL of the server, such as `http://127.0.0.1:11434/v1`."""
-    slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = ATTACHED_SLOTS
-    """Requests that it is sent at once. Where the server says how many it works on, as llama.cpp's does, the smaller
-    number holds."""
+    slots: Annotated[int, Ge(0), Le(MAX_ATTACHED_SLOTS), PUBLIC] = 0
+    """Requests that it is sent at once, where the server does not say that it works on fewer. 0: as many as it says, at
+    most 4096; 64 where it does not say."""
     remote: bool | None = None
     """Whether serving it sends bytes off the premises. It must be set where the address of the server is not one of a
     network of your own."""

@@ -11,12 +11,13 @@ import pytest
 from aiohttp import web
 from kit.engine_settings import engine_settings
 from kit.fake_backend import run_fake_backend
+from structlog.testing import capture_logs
 
 from runner_svc.backend.port import BackendFacts, CallInfo
 from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.facts import abilities_of_capabilities
-from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.openai_http.settings import ATTACHED_SLOTS, MAX_ATTACHED_SLOTS, OpenAiHttpModel
 from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1.runner_pb2 import EngineLoad
 from weft.kernel.abilities import UNKNOWN, Abilities
@@ -86,6 +87,58 @@ async def test_settings_may_use_less_of_a_server_than_it_has() -> None:
         attached(fake.base_url, slots=3, context_tokens=512) as (_, facts),
     ):
         assert (facts.context_tokens, facts.slots) == (512, 0), "as configured"
+
+
+async def test_a_server_that_works_on_more_requests_than_the_default_is_sent_so_many() -> None:
+    """A llama.cpp server with 256 slots was sent 64 requests at once: the default for servers that say nothing."""
+    async with run_fake_backend("--parallel", "256") as fake, attached(fake.base_url) as (_, facts):
+        assert facts.slots == 256 > ATTACHED_SLOTS
+
+
+async def test_a_server_is_sent_no_more_than_the_ceiling_and_the_log_says_so() -> None:
+    props = {"total_slots": 10**6}
+    async with serving(v1__models=models({"id": "m"}), props=props) as (url, _):
+        with capture_logs() as lines:
+            async with attached(url, upstream_model="m") as (_, facts):
+                assert facts.slots == MAX_ATTACHED_SLOTS
+    (line,) = (line for line in lines if line["event"] == "server works on more requests at once than it is sent")
+    assert (line["server_slots"], line["max_slots"]) == (10**6, MAX_ATTACHED_SLOTS)
+
+
+@pytest.mark.parametrize(
+    ("route", "info", "slots"),
+    [
+        ("server_info", {"vllm_config": {"scheduler_config": {"max_num_seqs": 256}}}, 256),
+        ("server_info", {"vllm_config": "model='m', max_num_seqs=256"}, 0),
+        ("server_info", {"vllm_config": {"scheduler_config": {"max_num_seqs": True}}}, 0),
+        ("server_info", {"internal_states": [{"effective_max_running_requests_per_dp": 128}]}, 128),
+        (
+            "get_server_info",
+            {"dp_size": 2, "internal_states": [{"effective_max_running_requests_per_dp": 128}]},
+            256,
+        ),
+        (
+            "get_server_info",
+            {"dp_size": 2, "internal_states": [{"effective_max_running_requests_per_dp": 128}] * 2},
+            256,
+        ),
+        ("server_info", {"internal_states": [{}]}, 0),
+    ],
+)
+async def test_the_slots_of_vllm_and_sglang_are_in_their_configuration(
+    route: str, info: dict[str, Any], slots: int
+) -> None:
+    listed = models({"id": "m", "max_model_len": 4096})
+    async with (
+        serving(v1__models=listed, **{route: info}) as (url, _),
+        attached(url, upstream_model="m") as (_, facts),
+    ):
+        assert facts.slots == slots
+
+
+async def test_other_servers_are_not_asked_for_the_configuration_of_vllm() -> None:
+    async with serving(v1__models=models({"id": "m"})) as (url, routes), attached(url, upstream_model="m"):
+        assert not any("server_info" in path for path in routes.asked)
 
 
 @pytest.mark.parametrize(
