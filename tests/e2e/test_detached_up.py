@@ -1,9 +1,13 @@
 """`weft up -d`: a mesh that goes on when its command has returned, and a start that fails in front of the user."""
 
+import asyncio
+import re
+import sys
 from pathlib import Path
 
-from mesh_process import fake_runner, run_weft, write_config
+from mesh_process import START_SECONDS, WEFT, fake_runner, run_weft, user_environment, write_config
 
+from weft_app.cli.first_access import JOIN_FILE, KEY_FILE
 from weft_app.cli.options import EXIT_CONFLICT, EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
 from weft_app.compose.home import WeftHome
 
@@ -37,3 +41,37 @@ async def test_a_start_that_fails_is_shown_with_its_exit_code(tmp_path: Path) ->
     assert "runners.0.models: " in error
     assert "in the background" not in shown
     assert not WeftHome(home).is_claimed()
+
+
+async def test_the_first_key_is_shown_once_on_the_terminal_as_the_foreground_shows_it(tmp_path: Path) -> None:
+    """Only the names of files were shown: the output of the mesh is no terminal, but that of the command is one."""
+    home, config = tmp_path / "home", str(write_config(tmp_path, fake_runner("a")))
+    options = ("--config", config, "--host", "0.0.0.0", "--port", "0", "--join-port", "0")
+    code, shown = await run_on_terminal("up", "-d", *options, home=home)
+    assert code == EXIT_OK, shown
+    try:
+        said, key = re.search(r"(callers need one\. .*)\s+(weft_\S+)", shown).groups()  # type: ignore[union-attr]
+        assert said.rstrip() == "callers need one. The first, of an admin, is shown only now:"
+        assert f"export WEFT_API_KEY={key}" in shown
+        assert f"OPENAI_API_KEY={key}" in shown
+        assert re.search(r"with this line, shown only now, valid for 30 days:\s+weft runner join ", shown)
+        assert "first-" not in shown, "no file is named"
+        assert not any((home / name).exists() for name in (KEY_FILE, JOIN_FILE)), "shown only now"
+        assert key not in (home / "logs" / "up.out").read_text()
+    finally:
+        code, shown, error = await run_weft("down", home=home)
+    assert code == EXIT_OK, error
+
+
+async def run_on_terminal(*arguments: str, home: Path) -> tuple[int, str]:
+    """A `weft` command on a terminal to its end: exit code, and what the terminal showed."""
+    on_a_terminal = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", on_a_terminal, *WEFT, *arguments),
+        env={**user_environment(), "WEFT_HOME": str(home), "COLUMNS": "200", "TERM": "dumb"},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(START_SECONDS):
+        out, _ = await process.communicate()
+    return process.returncode or 0, out.decode().replace("\r\n", "\n")

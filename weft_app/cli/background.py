@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import typer
@@ -26,6 +26,8 @@ MAX_READ_BYTES = 65_536
 OUTPUT_NAME = "up.out"
 STOP_LINE = "  stop with Ctrl-C"
 """Last line that `weft up` prints of its start."""
+ShowLine = Callable[[str], str]
+"""Returns a line of the output as this terminal shows it."""
 _COLOURS = ("FORCE_COLOR", "TTY_COMPATIBLE")
 """Variables that ask for a live display, which a file has no use for."""
 
@@ -47,17 +49,17 @@ def arguments_of(context: typer.Context, *, without: frozenset[str]) -> list[str
     return given
 
 
-def up_in_background(home: WeftHome, arguments: Sequence[str]) -> None:
+def up_in_background(home: WeftHome, arguments: Sequence[str], show_line: ShowLine = str) -> None:
     """Starts `weft up` with these arguments in a session of its own, and returns when it serves.
 
-    Its output is shown until then, and kept in a file. Ends the command with the exit code of a start that failed;
-    Ctrl-C ends the start. Raises DEADLINE_EXCEEDED after START_SECONDS; the start goes on.
+    Its output is shown until then, each line by `show_line`, and kept in a file. Ends the command with the exit code of
+    a start that failed; Ctrl-C ends the start. Raises DEADLINE_EXCEEDED after START_SECONDS; the start goes on.
     """
     home.create()
     output = home.logs / OUTPUT_NAME
     process = _start(arguments, output)
     try:
-        _await_start(process, output)
+        _await_start(process, output, show_line)
     except KeyboardInterrupt:
         _end(process)
         raise
@@ -82,7 +84,7 @@ def _start(arguments: Sequence[str], output: Path) -> "subprocess.Popen[bytes]":
         )
 
 
-def _await_start(process: "subprocess.Popen[bytes]", output: Path) -> None:
+def _await_start(process: "subprocess.Popen[bytes]", output: Path, show_line: ShowLine) -> None:
     deadline = time.monotonic() + START_SECONDS
     for line in _lines(process, output, deadline):
         if line == STOP_LINE:
@@ -90,7 +92,7 @@ def _await_start(process: "subprocess.Popen[bytes]", output: Path) -> None:
         if line.startswith("weft: "):
             note(line.removeprefix("weft: "))
         else:
-            say(f"{line}\n")
+            say(f"{show_line(line)}\n")
     if process.poll() is None:
         raise WeftError(
             Reason.DEADLINE_EXCEEDED, f"the mesh still starts after {START_SECONDS:.0f} s; its output is in {output}"

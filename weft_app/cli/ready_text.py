@@ -2,11 +2,13 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft_app.cli.background import STOP_LINE
-from weft_app.cli.first_access import FirstAccess
+from weft_app.cli.first_access import JOIN_FILE, KEY_FILE, FirstAccess
 from weft_app.cli.ui import PAGE
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import CONFIG_NAME
@@ -32,6 +34,44 @@ def ready_text(host: "UpHost", home: WeftHome, access: FirstAccess) -> str:
     facts = "".join(_facts(host, home, access))
     tries = "".join(_tries(host, access))
     return f"\n  weft is up\n\n{facts}{notices}{warning}\n{tries}{STOP_LINE}\n"
+
+
+class KeptAccess:
+    """The secrets that a start in the background has kept in files, put back into its text for a terminal."""
+
+    def __init__(self, home: WeftHome, invitation_days: int) -> None:
+        """`invitation_days`: lifetime of the first invitation."""
+        self._kept = FirstAccess(
+            key_file=home.root / KEY_FILE, join_file=home.root / JOIN_FILE, join_days=invitation_days
+        )
+        self._shown: list[Path] = []
+
+    def on_terminal(self, line: str) -> str:
+        """Returns a line of the text as a start on a terminal shows it; as it is where no file can be read."""
+        kept = self._kept
+        if kept.key_file is not None and (secret := self._secret_in(line, kept.key_file)):
+            shown = replace(kept, key=secret, key_file=None)
+            line = line.replace(_joined(*_key_lines(kept)), _joined(*_key_lines(shown)))
+            line = line.replace(_key_word(kept), _key_word(shown))
+        if kept.join_file is not None and (secret := self._secret_in(line, kept.join_file)):
+            shown = replace(kept, join_command=secret, join_file=None)
+            line = line.replace(_joined(*_join_lines("", kept)), _joined(*_join_lines("", shown)))
+        return line
+
+    def remove_shown(self) -> None:
+        """Removes the files of what was shown: as on a terminal, that was the only time."""
+        for file in self._shown:
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+
+    def _secret_in(self, line: str, file: Path) -> str:
+        if str(file) not in line:
+            return ""
+        with suppress(OSError, UnicodeDecodeError):
+            secret = file.read_text().strip()
+            self._shown.append(file)
+            return secret
+        return ""
 
 
 def config_words(files: Sequence[Path]) -> str:
@@ -95,7 +135,8 @@ def _tries(host: "UpHost", access: FirstAccess) -> Iterator[str]:
     model, command = host.example_model
     trust = f" --cacert {shlex.quote(str(host.authority.file))}" if host.authority is not None else ""
     key = ' -H "Authorization: Bearer $WEFT_API_KEY"' if host.asks_for_keys else ""
-    given = f"    export WEFT_API_KEY={access.key}\n" if access.key else ""
+    word = _key_word(access)
+    given = f"    export WEFT_API_KEY={word}\n" if word else ""
     if command:
         yield f"  try it:\n\n{given}    {command} --model {model}\n\n"
     else:
@@ -108,9 +149,14 @@ def _tries(host: "UpHost", access: FirstAccess) -> Iterator[str]:
         yield f"  from another machine:\n\n{''.join(_elsewhere(host, access))}\n"
 
 
+def _key_word(access: FirstAccess) -> str:
+    """Returns the first key as a word of a shell; empty: none was made."""
+    return access.key or ("" if access.key_file is None else f"$(cat {shlex.quote(str(access.key_file))})")
+
+
 def _elsewhere(host: "UpHost", access: FirstAccess) -> Iterator[str]:
     url = host.network_urls[0]
-    key = access.key or "weft_..."
+    key = _key_word(access) or "weft_..."
     trust = ""
     if host.authority is not None:
         trust = f" --cacert {CA_NAME}"
@@ -122,4 +168,8 @@ def _elsewhere(host: "UpHost", access: FirstAccess) -> Iterator[str]:
 
 
 def _fact(name: str, *lines: str) -> str:
-    return f"  {name:<10}" + f"\n{_INDENT}".join(lines) + "\n"
+    return f"  {name:<10}{_joined(*lines)}\n"
+
+
+def _joined(*lines: str) -> str:
+    return f"\n{_INDENT}".join(lines)

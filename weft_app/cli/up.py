@@ -36,7 +36,7 @@ from weft_app.cli.network_options import (
 )
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, naming_fields, note
 from weft_app.cli.output import say
-from weft_app.cli.ready_text import ready_text
+from weft_app.cli.ready_text import KeptAccess, ready_text
 from weft_app.cli.reload import reload_lines
 from weft_app.cli.serving import run_service, serving
 from weft_app.cli.stages import StageDisplay
@@ -121,8 +121,12 @@ def up(
         folder = WeftHome(home.expanduser().absolute())
         arguments = arguments_of(context, without=frozenset({"detach", "discover"}))
         # Asked for here, where the terminal is.
-        found = _offered(load_config(config), folder, discover, no_demo=no_demo)
-        up_in_background(folder, [*arguments, "--discover", Discover.NO if found is None else Discover.YES])
+        read_here = load_config(config)
+        found = _offered(read_here, folder, discover, no_demo=no_demo)
+        kept = KeptAccess(folder, read_here.relay.first_invitation_days)
+        arguments += ["--discover", Discover.NO if found is None else Discover.YES]
+        up_in_background(folder, arguments, kept.on_terminal if sys.stdout.isatty() else str)
+        kept.remove_shown()
         return
     with serving():
         network = NetworkOptions(

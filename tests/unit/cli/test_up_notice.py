@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from weft_app.cli.first_access import FirstAccess
-from weft_app.cli.ready_text import ready_text
+from weft_app.cli.first_access import KEY_FILE, FirstAccess
+from weft_app.cli.ready_text import KeptAccess, ready_text
 from weft_app.compose.configuration import ConfigurationSource
 from weft_app.compose.home import WeftHome
 from weft_app.compose.up import UpHost
@@ -53,3 +53,17 @@ def test_what_is_to_be_tried_is_what_the_models_do(
     shown = ready_text(host, home, FirstAccess())
     assert command in shown
     assert ("reader" in shown.partition("try it:")[2]) is (len(runners) == 1)
+
+
+def test_a_line_of_the_background_is_shown_as_it_is_where_its_file_cannot_be_read(tmp_path: Path) -> None:
+    kept = KeptAccess(WeftHome(tmp_path), 30)
+    line = f"  keys      callers need one. The first, of an admin, is in {tmp_path / KEY_FILE}"
+    assert kept.on_terminal(line) == line
+    assert kept.on_terminal("  keys      callers need one: weft keys create").endswith("weft keys create")
+    (tmp_path / KEY_FILE).write_text("weft_an-older-one\n")
+    kept.on_terminal("  keys      callers need one: weft keys create")
+    kept.remove_shown()
+    assert (tmp_path / KEY_FILE).exists(), "of an earlier start, and not shown"
+    assert kept.on_terminal(line).endswith("is shown only now:\n            weft_an-older-one")
+    kept.remove_shown()
+    assert not (tmp_path / KEY_FILE).exists()
