@@ -13,6 +13,8 @@ import psutil
 import pytest
 from mesh_process import COLD_WEFT, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
+from runner_svc.added_models import SUFFIX
+
 pytestmark = pytest.mark.timeout(300)
 
 PACE = 25.0
@@ -210,6 +212,21 @@ async def test_what_is_taken_out_of_the_file_is_out_of_the_mesh_at_once(mesh: Re
     assert await mesh.names("pools") == ["steady"]
     assert await mesh.names("runners") == ["box"]
     assert await mesh.ask("visitor") == 404
+
+
+async def test_servers_that_were_attached_to_a_runner_that_the_file_lost_are_named(mesh: Reloadable) -> None:
+    """They were gone without a word; the next start alone said so."""
+    mesh.write(BOX, _runner("guest", _model("visitor")))
+    await mesh.reload()
+    (mesh.mesh.home / "state" / "runners" / f"guest{SUFFIX}").write_text('{"models": [{"name": "ollama"}]}')
+    said = (
+        "ollama: added to the runner guest, which the configuration does not have; name a runner guest in it, or "
+        "attach or load them again"
+    )
+    mesh.write(BOX)
+    assert said in (await mesh.reload("--dry-run"))["notes"]
+    assert said in (await mesh.reload())["notes"]
+    assert said not in (await mesh.reload())["notes"], "said once, by the reload that loses it"
 
 
 async def test_a_running_request_of_a_model_that_is_taken_out_is_finished(mesh: Reloadable) -> None:

@@ -25,7 +25,7 @@ from weft_app.compose.home import WeftHome
 from weft_app.compose.mesh_runners import MeshRunners
 from weft_app.compose.registry import registry_config
 from weft_app.compose.router import router_config
-from weft_app.compose.runner_processes import StartedRunners, retirement_notes
+from weft_app.compose.runner_processes import StartedRunners, left_behind_notes, retirement_notes
 from weft_app.compose.startable import expected_mesh, require_startable
 from weft_app.config.config import CONFIG_NAME
 from weft_app.config.reload_plan import ReloadPlan, plan_reload
@@ -88,6 +88,10 @@ class MeshReload:
             wanted = await asyncio.to_thread(self._source.with_values_of, read, current, plan.waiting_settings)
         await asyncio.to_thread(self._check, wanted, plan)
         response = pb.ReloadConfigurationResponse(files=map(str, read.files), changes=change_messages(plan.changes))
+        left_behind = await asyncio.to_thread(
+            left_behind_notes, self._mesh.home, {each.name for each in wanted.runners}
+        )
+        response.notes.extend(left_behind[runner] for runner in plan.stopped if runner in left_behind)
         if dry_run:
             response.notes.extend(await self._replacements(wanted, plan))
             return response

@@ -264,6 +264,18 @@ def retirement_notes(retired: Iterable[RetiredRunner], waited_for: Collection[st
     return [_note(each, [name for name in (*each.models, *each.pools) if name in waited_for]) for each in retired]
 
 
+def left_behind_notes(home: WeftHome, configured: Collection[str]) -> dict[str, str]:
+    """Returns a sentence about each runner that is not configured any more, for the models that were added to it."""
+    # Most starts have added models of runners that are configured, or none.
+    from runner_svc.added_models import models_left_behind  # noqa: PLC0415
+
+    return {
+        runner: f"{', '.join(models)}: added to the runner {runner}, which the configuration does not have; "
+        f"name a runner {runner} in it, or attach or load them again"
+        for runner, models in models_left_behind(home.state / "runners", configured).items()
+    }
+
+
 def _note(retired: RetiredRunner, waited_for: list[str]) -> str:
     if retired.later:
         return f"runner {retired.name} is not in the configuration any more: {retired.later}"

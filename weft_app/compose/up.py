@@ -76,7 +76,7 @@ from weft_app.compose.process_service import ProcessService
 from weft_app.compose.registry import registry_config
 from weft_app.compose.reload import MeshReload, ReloadedMesh
 from weft_app.compose.router import router_config
-from weft_app.compose.runner_processes import StartedRunners, retirement_notes
+from weft_app.compose.runner_processes import StartedRunners, left_behind_notes, retirement_notes
 from weft_app.compose.security import KeyCheck, channel_security, is_on_loopback, key_check, keys_required
 from weft_app.compose.startable import expected_mesh, require_startable
 from weft_app.compose.tracing import close_tracing, tracing_of
@@ -258,7 +258,7 @@ class UpHost:
             require_startable(self._config, self._home)
             require_environments(self._runners, self._home)
             show(Stage(name="services", detail="starting registry, router and gateway"))
-            self._note_models_left_behind()
+            self.notices += left_behind_notes(self._home, {runner.name for runner in self._runners}).values()
             fleet = await self._start_services()
             self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
             # Models may load for minutes, and commands ask for them meanwhile.
@@ -280,18 +280,6 @@ class UpHost:
             self._home.withdraw()
             await self.stop()
             raise
-
-    def _note_models_left_behind(self) -> None:
-        """Notes the models that were added to a runner which the configuration does not have any more."""
-        # As discovery does: most starts have added models of runners that are configured, or none.
-        from runner_svc.added_models import models_left_behind  # noqa: PLC0415
-
-        found = models_left_behind(self._home.state / "runners", {runner.name for runner in self._runners})
-        for runner, models in found.items():
-            self.notices.append(
-                f"{', '.join(models)}: added to the runner {runner}, which the configuration does not have; "
-                f"name a runner {runner} in it, or attach or load them again"
-            )
 
     async def stop(self) -> None:
         """Drains and stops everything, the HTTP edge first. Idempotent."""
