@@ -23,7 +23,14 @@ from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.log import get_logger
-from weft.kernel.model_source import ModelSource, ServerSource, asked_source, server_source, shown_source
+from weft.kernel.model_source import (
+    ModelSource,
+    ServerSource,
+    asked_source,
+    server_place,
+    server_source,
+    shown_source,
+)
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 
@@ -221,7 +228,7 @@ class AddedModels:
         wanted = server_record(server, name, options)
         turn = self._turns.setdefault(f"server {name}", asyncio.Lock())
         async with turn:
-            earlier = next((each for each in self._models.values() if each.stored_source == str(server)), None)
+            earlier = self._attached_at(server_place(server.url))
             if earlier is not None and earlier.name == name:
                 return earlier
             if name in self._models or self._host.is_served(name):
@@ -238,6 +245,11 @@ class AddedModels:
                 self._adding.discard(name)
         log.info("server attached", server=name, models=len(wanted.server.models))
         return wanted
+
+    def _attached_at(self, place: str) -> added_model_pb2.AddedModel | None:
+        """Returns the server that is attached at an address, however that is spelled; None: none is."""
+        servers = (each for each in self._models.values() if each.HasField("server"))
+        return next((each for each in servers if server_place(each.stored_source) == place), None)
 
     async def _keep_server(self, added: added_model_pb2.AddedModel) -> None:
         try:

@@ -48,11 +48,15 @@ class AttachedServers:
     async def attach(self, added: added_model_pb2.AddedModel) -> None:
         """Follows a server, and writes its models into the record.
 
-        Raises CONNECT_FAILED where it does not list models; then it is not followed.
+        Raises CONNECT_FAILED where it does not list models; then it is not followed. Raises ALREADY_EXISTS for a server
+        of the configuration, by its name or its address.
         """
         if added.name in self._followed.names:
             raise WeftError(Reason.ALREADY_EXISTS, f"the configuration has a server {added.name}; choose another name")
-        said = await self._followed.follow(self._adder.server(added))
+        server = self._adder.server(added)
+        if name := self._followed.named_at(server.place):
+            raise WeftError(Reason.ALREADY_EXISTS, f"the configuration has this server already, as {name}")
+        said = await self._followed.follow(server)
         if said.models is None:
             await self._followed.forget(added.name)
             raise WeftError(Reason.CONNECT_FAILED, f"the server is not attached: {said.why}")

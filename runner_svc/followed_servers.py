@@ -26,6 +26,8 @@ class FollowedServer:
     """A server whose list of models is followed."""
 
     name: str
+    place: str
+    """Its address in one spelling (`server_place`)."""
     list_models: Callable[[float], Awaitable[ServerList]]
     """Returns what the server lists, at most so many seconds old, within a time limit. Never raises for what the server
     does."""
@@ -62,6 +64,8 @@ class FollowedServers:
         self._host = host
         self._clock = clock
         self._lists: dict[str, FollowedList] = {}
+        self._places: dict[str, str] = {}
+        """The addresses of the servers, by name."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._said: dict[str, str] = {}
         """The last complaint about each server, which is logged once."""
@@ -71,6 +75,7 @@ class FollowedServers:
     async def follow(self, server: FollowedServer) -> ServerList:
         """Serves what a server lists now, and follows its list from then on. Returns what it said."""
         models = self._lists[server.name] = FollowedList(server=server.name, most=server.most)
+        self._places[server.name] = server.place
         models.restore(server.remembered)
         for model in server.remembered:
             await self._serve(server, models, model)
@@ -85,6 +90,10 @@ class FollowedServers:
         """The names of the servers that are followed."""
         return tuple(self._lists)
 
+    def named_at(self, place: str) -> str:
+        """Returns the name of the server that is followed at an address; empty: none is."""
+        return next((name for name, each in self._places.items() if each == place), "")
+
     def models(self, server: str) -> tuple[FollowedModel, ...]:
         """Returns the models that are served of a server; none of one that is not followed."""
         return self._lists[server].served if server in self._lists else ()
@@ -93,6 +102,7 @@ class FollowedServers:
         """Follows a server no longer; its models are served no longer once their requests have ended."""
         task, models = self._tasks.pop(server, None), self._lists.pop(server, None)
         self._said.pop(server, None)
+        self._places.pop(server, None)
         if task is not None:
             await stop_tasks([task])
         if models is not None:

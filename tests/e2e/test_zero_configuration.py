@@ -121,6 +121,8 @@ def test_a_server_is_attached_remembered_and_detached(account: Path, config: Pat
             assert "openai_http" in weft(home, "ps")
             assert "weft did not start this server" in weft(home, "logs", "box-model")
             assert "attached already" in weft(home, "attach", box.address, "--name", "twice", fails=True)
+            other_spelling = f"http://localhost:{box.address.rpartition(':')[2]}/v1/"
+            assert "attached already, as box" in weft(home, "attach", other_spelling, fails=True)
         with running_mesh(home, *start):
             becomes(lambda: "box-model" in models(home))
             assert weft(home, "chat", "box-model", "-m", "hi").strip() == TEXT

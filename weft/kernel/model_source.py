@@ -37,6 +37,7 @@ GGUF = ".gguf"
 WHEEL = ".whl"
 HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+_ANY_HOST = "0.0.0.0"  # noqa: S104 - compared with: as the address of a server it is this machine
 
 _PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._/+-]*", re.ASCII)
@@ -235,6 +236,22 @@ def server_source(text: str, field: str) -> ServerSource | None:
     if parts.query or parts.fragment or "\\" in text or " " in text:
         raise invalid_field(field, "the address of a server ends with its path, without a query and a fragment")
     return ServerSource(url=text.rstrip("/"))
+
+
+def server_place(url: str) -> str:
+    """Returns host, port and path of a server's address: the same for all spellings of one address.
+
+    All names of this machine are one host, and the path has no version of an interface. Text that is no address is
+    returned as it is.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return url
+    host = (parts.hostname or "").rstrip(".")
+    path = _SERVER_PATH.sub("", parts.path).rstrip("/")
+    return f"{'127.0.0.1' if host in (*LOOPBACK_HOSTS, _ANY_HOST) else host}:{port}{path}"
 
 
 def suggested_server_name(source: ServerSource) -> str:

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from weft.api.gateway.v1.discovery_pb2 import DiscoveredFile, DiscoveredServer, Discovery
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.model_source import server_place
 from weft.kernel.reasons import Reason
 from weft_app.compose.discovery import Discovered, discover
 from weft_app.compose.home import WeftHome
@@ -22,15 +22,14 @@ FRESH_SECONDS = 5.0
 MAX_SERVERS = 64
 MAX_LISTED_MODELS = 256
 """Models of a server's list that are returned."""
-_THIS_MACHINE = {"localhost": "127.0.0.1", "::1": "127.0.0.1", "0.0.0.0": "127.0.0.1"}  # noqa: S104 - compared with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSources:
     """What runners of this home serve."""
 
-    addresses: frozenset[str] = frozenset()
-    """Host and port of servers."""
+    places: frozenset[str] = frozenset()
+    """Addresses of servers, in one spelling (`server_place`)."""
     sources: frozenset[str] = frozenset()
     """Sources and paths of models."""
 
@@ -69,19 +68,19 @@ class DiscoveredHere:
 
 def served_sources(config: WeftConfig, added: "Collection[AddedModel]") -> ServedSources:
     """Returns what configured runners serve, and what was added to them."""
-    addresses, sources = set[str](), set[str]()
+    places, sources = set[str](), set[str]()
     for runner in config.runners or ():
         urls = [runner.url, *(getattr(model, "url", None) for model in runner.models)]
-        addresses |= {address_of(url) for url in urls if url}
+        places |= {server_place(url) for url in urls if url}
         for model in runner.models:
             found = [getattr(model, name, None) for name in ("source", "path")]
             sources |= {str(each) for each in found if each}
     for each in added:
         if each.HasField("server"):
-            addresses.add(address_of(each.source))
+            places.add(server_place(each.source))
         else:
             sources.add(each.source)
-    return ServedSources(addresses=frozenset(addresses), sources=frozenset(sources))
+    return ServedSources(places=frozenset(places), sources=frozenset(sources))
 
 
 def discovery_of(found: Discovered, served: ServedSources) -> Discovery:
@@ -95,7 +94,7 @@ def discovery_of(found: Discovered, served: ServedSources) -> Discovery:
                 source=server.url,
                 models=server.models[:MAX_LISTED_MODELS],
                 detail=server.why_empty,
-                served=address_of(server.url) in served.addresses,
+                served=server_place(server.url) in served.places,
             )
             for server in found.servers[:MAX_SERVERS]
         ],
@@ -110,14 +109,3 @@ def discovery_of(found: Discovered, served: ServedSources) -> Discovery:
         ],
         files_left_out=found.left_out,
     )
-
-
-def address_of(url: str) -> str:
-    """Returns host and port of a URL; all names of this machine are one host."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError:
-        return url
-    host = parts.hostname or ""
-    return f"{_THIS_MACHINE.get(host, host)}:{port}"

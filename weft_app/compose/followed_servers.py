@@ -18,6 +18,7 @@ from runner_svc.runtimes.table import ATTACHED_RUNTIME
 from runner_svc.settings import RunnerSettings
 from weft.api.runner.v1 import added_model_pb2
 from weft.kernel.errors import WeftError
+from weft.kernel.model_source import server_place
 from weft_app.compose.added_models import BuildModel
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
@@ -135,6 +136,7 @@ def followed_server(
 
     return FollowedServer(
         name=address.name,
+        place=server_place(address.url),
         list_models=list_models,
         serve=serve,
         most=section.max_listed_models,

@@ -16,7 +16,6 @@ from weft_app.compose.discovered_here import (
     MAX_LISTED_MODELS,
     DiscoveredHere,
     ServedSources,
-    address_of,
     discovery_of,
     served_sources,
 )
@@ -63,20 +62,6 @@ def test_what_was_added_while_the_mesh_ran_is_served() -> None:
 def test_the_list_of_a_server_is_cut() -> None:
     server = FoundServer(program="vllm", url="http://127.0.0.1:8000", models=tuple(f"m{n}" for n in range(1000)))
     assert len(discovery_of(Discovered(servers=(server,)), ServedSources()).servers[0].models) == MAX_LISTED_MODELS
-
-
-@pytest.mark.parametrize(
-    ("url", "address"),
-    [
-        ("http://localhost:11434/v1", "127.0.0.1:11434"),
-        ("http://[::1]:8000", "127.0.0.1:8000"),
-        ("https://api.example", "api.example:443"),
-        ("http://box", "box:80"),
-        ("http://box:nonsense", "http://box:nonsense"),
-    ],
-)
-def test_a_server_is_known_by_host_and_port(url: str, address: str) -> None:
-    assert address_of(url) == address
 
 
 async def test_many_pages_that_ask_cost_one_look_until_it_is_old(

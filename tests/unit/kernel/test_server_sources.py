@@ -3,7 +3,7 @@
 import pytest
 
 from weft.kernel.errors import FieldError
-from weft.kernel.model_source import server_source, suggested_server_name
+from weft.kernel.model_source import server_place, server_source, suggested_server_name
 from weft.kernel.names import is_name
 
 
@@ -50,3 +50,22 @@ def test_an_address_that_could_hold_a_credential_is_refused_without_it(text: str
     with pytest.raises(FieldError) as refused:
         server_source(text, "source")
     assert "secret" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("http://127.0.0.1:11434/", "127.0.0.1:11434"),
+        ("http://localhost:11434/v1", "127.0.0.1:11434"),
+        ("HTTP://LocalHost:11434/v1/", "127.0.0.1:11434"),
+        ("0.0.0.0:11434", "127.0.0.1:11434"),
+        ("http://[::1]:8000", "127.0.0.1:8000"),
+        ("https://api.example./v1", "api.example:443"),
+        ("http://box", "box:80"),
+        ("http://127.0.0.2:11434", "127.0.0.2:11434"),
+        ("https://api.example/openai/v1", "api.example:443/openai"),
+        ("http://box:nonsense", "http://box:nonsense"),
+    ],
+)
+def test_all_spellings_of_an_address_are_one_place(url: str, place: str) -> None:
+    assert server_place(url) == place

@@ -1,0 +1,113 @@
+"""A server is attached to a runner once, however its address is spelled."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from runner_svc.added_models import SUFFIX, AddedModels
+from runner_svc.attached_servers import AttachedServers
+from runner_svc.followed_servers import FollowedServer, FollowedServers
+from runner_svc.instance.settings import ServedModel
+from runner_svc.policy.followed_models import FollowedModel
+from runner_svc.policy.model_names import ListedModels, ServerList
+from runner_svc.policy.model_sizing import MachineMemory
+from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.model_source import server_place
+from weft.kernel.reasons import Reason
+from weft_testing.fake_clock import FakeClock
+
+
+class Host:
+    """Serves nothing: the servers here list no models."""
+
+    def is_served(self, name: str) -> bool:
+        del name
+        return False
+
+    async def machine_memory(self) -> MachineMemory:
+        raise AssertionError("nothing is sized")
+
+    async def serve(self, model: ServedModel) -> None:
+        raise AssertionError(f"{model.name} is listed nowhere")
+
+    async def remove(self, name: str) -> int:
+        raise AssertionError(f"{name} is not served")
+
+
+def followed(name: str, url: str) -> FollowedServer:
+    async def list_models(max_age_seconds: float) -> ServerList:
+        del max_age_seconds
+        return ServerList(models=ListedModels(names=()))
+
+    def serve(model: FollowedModel) -> ServedModel:
+        raise AssertionError(f"{model.name} is listed nowhere")
+
+    return FollowedServer(
+        name=name, place=server_place(url), list_models=list_models, serve=serve, most=4, interval_seconds=5.0
+    )
+
+
+class Adder:
+    """See ServerAdder."""
+
+    def server(self, added: added_model_pb2.AddedModel) -> FollowedServer:
+        return followed(added.name, added.stored_source)
+
+
+def hide(_: model_store_pb2.PullProgress) -> None:
+    """A ShowPull that shows nothing."""
+
+
+class Runner:
+    def __init__(self, file: Path) -> None:
+        self.followed = FollowedServers(Host(), FakeClock())
+        self._models = AddedModels(None, Host(), file, 4, servers=AttachedServers(Adder(), self.followed))
+
+    async def attach(self, url: str, name: str) -> str:
+        return (await self._models.add(url, name, load_pb2.LoadOptions(), hide)).name
+
+
+@pytest.fixture
+async def runner(tmp_path: Path) -> AsyncIterator[Runner]:
+    found = Runner(tmp_path / f"local{SUFFIX}")
+    yield found
+    await found.followed.stop()
+
+
+OTHER_SPELLINGS = [
+    "http://127.0.0.1:11434/",
+    "http://localhost:11434/v1",
+    "http://LOCALHOST:11434",
+    "http://[::1]:11434",
+]
+
+
+@pytest.mark.parametrize("url", OTHER_SPELLINGS)
+async def test_a_server_under_another_spelling_of_its_address_is_attached_already(runner: Runner, url: str) -> None:
+    """It was attached twice, and each of its models served twice."""
+    assert await runner.attach("http://localhost:11434", "ollama") == "ollama"
+    with pytest.raises(WeftError) as refused:
+        await runner.attach(url, "ollama-2")
+    assert refused.value.reason is Reason.ALREADY_EXISTS
+    assert refused.value.message == "the server is attached already, as ollama"
+    assert await runner.attach(url, "ollama") == "ollama", "under its name that is no error"
+    assert runner.followed.names == ("ollama",)
+
+
+@pytest.mark.parametrize("url", OTHER_SPELLINGS)
+async def test_a_server_of_the_configuration_is_not_attached_as_well(runner: Runner, url: str) -> None:
+    await runner.followed.follow(followed("box", "http://localhost:11434"))
+    with pytest.raises(WeftError) as refused:
+        await runner.attach(url, "ollama")
+    assert refused.value.message == "the configuration has this server already, as box"
+
+
+async def test_another_port_or_path_of_the_same_machine_is_another_server(runner: Runner) -> None:
+    for name, url in {
+        "a": "http://localhost:1234",
+        "b": "http://localhost:1235",
+        "c": "http://localhost:1234/x/v1",
+    }.items():
+        assert await runner.attach(url, name) == name
