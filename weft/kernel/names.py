@@ -109,10 +109,14 @@ _SEARCHED_NAMES = 10_000
 """Maximum number of names that are searched for one that contains the text: each takes 2 us."""
 _LEAST_PART_CHARS = 3
 """Length of a text from which names that contain it are close to it."""
+_LEAST_BEGINNING_CHARS = 4
+"""Length of a text from which names with a beginning like it are close to it."""
+_BEGINNING_CUTOFF = 0.81
+"""How like it a beginning must be: one letter is wrong or missing, as in "smolm" for "smollm2-135m"."""
 
 
 def closest_names(name: str, names: Iterable[str], most: int = MAX_CLOSE_NAMES) -> tuple[str, ...]:
-    """Returns names that begin with `name`, then those that contain it, then similar ones; at most `most`.
+    """Returns names that begin with `name`, those that contain it, similar ones, those that begin similarly; `most`.
 
     Upper and lower case are the same, and a prefix such as `agent/` is not compared.
     """
@@ -122,6 +126,8 @@ def closest_names(name: str, names: Iterable[str], most: int = MAX_CLOSE_NAMES) 
         by_text.setdefault(_compared(each), []).append(each)
     alike = nsmallest(_COMPARED_NAMES, by_text, key=lambda text: abs(len(text) - len(wanted)))
     found = [*_with_part(wanted, by_text), *get_close_matches(wanted, alike, n=most)]
+    if len(found) < most:
+        found += _beginning_alike(wanted, alike, most)
     return tuple(dict.fromkeys(each for text in found for each in by_text[text]))[:most]
 
 
@@ -129,6 +135,20 @@ def _with_part(wanted: str, texts: Iterable[str]) -> list[str]:
     if len(wanted) < _LEAST_PART_CHARS:
         return []
     return sorted((text for text in texts if wanted in text), key=lambda text: not text.startswith(wanted))
+
+
+def _beginning_alike(wanted: str, texts: Iterable[str], most: int) -> list[str]:
+    """Returns texts that go on after something like `wanted`: they are too long to be like it as a whole."""
+    length = len(wanted)
+    if length < _LEAST_BEGINNING_CHARS:
+        return []
+    by_beginning: dict[str, list[str]] = {}
+    for text in sorted(texts):
+        if len(text) > length:
+            for beginning in {text[:length], text[: length + 1]}:
+                by_beginning.setdefault(beginning, []).append(text)
+    close = get_close_matches(wanted, by_beginning, n=most, cutoff=_BEGINNING_CUTOFF)
+    return [text for beginning in close for text in by_beginning[beginning]]
 
 
 def _compared(name: str) -> str:

@@ -55,10 +55,22 @@ def test_a_name_without_close_ones_is_answered_with_what_lists_them(kind: str) -
         ("135m", "smollm2-135m"),
         ("writer", "agent/writer"),
         ("smollm2-135m-instruct", "smollm2-135m"),
+        ("smolm", "smollm2-135m"),
+        ("smoll", "smollm2-135m"),
+        ("mollm2", "smollm2-135m"),
+        ("qwwen", "qwen3-8b"),
     ],
 )
 def test_close_are_names_that_begin_so_contain_it_or_look_alike_whatever_their_case(typed: str, close: str) -> None:
     assert closest_names(typed, NAMES)[0] == close
+
+
+@pytest.mark.parametrize(
+    "typed", ["small", "smart", "sm", "qw", "qwn", "llama", "mistral", "qwem", "8b-chat", "gpt-oss"]
+)
+def test_a_name_that_only_has_letters_in_common_is_not_close(typed: str) -> None:
+    """A suggestion for "smolm" must not bring one for every word."""
+    assert closest_names(typed, NAMES) == ()
 
 
 @pytest.mark.parametrize(
