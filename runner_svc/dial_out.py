@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from random import Random, SystemRandom
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -40,6 +41,14 @@ MAX_MESH_CALLS = 65_536
 MAX_OWN_CALLS = 16
 MAX_TIME_DIGITS = 14
 """Digits of milliseconds since the epoch: until the year 5138."""
+_OTHER_PROTOCOLS = MappingProxyType(
+    {
+        "Failed parsing HTTP/2": "plain HTTP",
+        "WRONG_VERSION_NUMBER": "plain HTTP",
+        "missing selected ALPN": "HTTPS",
+    }
+)
+"""What speaks at an address that is no relay, by the words of gRPC about the connection."""
 # A flow-control window that gRPC widens by itself would hold megabytes for a slow reader.
 _LOCAL_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.http2.bdp_probe", 0))
 
@@ -227,7 +236,12 @@ class DialOut(Service):
                 Reason.PERMISSION_DENIED,
                 f"the certificate of {self._config.target} is not trusted; give --ca-file or --fingerprint",
             )
-        return WeftError(Reason.CONNECT_FAILED, f"{self._config.target} cannot be reached")
+        protocol = next((each for words, each in _OTHER_PROTOCOLS.items() if words in details), "")
+        return (
+            speaks_no_grpc(self._config.target, protocol)
+            if protocol
+            else WeftError(Reason.CONNECT_FAILED, f"{self._config.target} cannot be reached")
+        )
 
     async def _answer(self, call: LinkCall) -> link_pb2.CallEnd:
         if not call.start.method.startswith(CALLABLE_PREFIXES):
@@ -259,6 +273,15 @@ class DialOut(Service):
             self._opened_at = self._clock.monotonic()
         self._session_is_open = self._was_joined = True
         self._on_event(LinkEvent(state=LinkState.JOINED))
+
+
+def speaks_no_grpc(target: str, protocol: str) -> WeftError:
+    """Returns the error of an address at which something answers that is no relay, such as the mesh's HTTP port."""
+    return WeftError(
+        Reason.CONNECT_FAILED,
+        f"{target} can be reached, but speaks {protocol} and no gRPC, as the HTTP port of a mesh does; runners join at "
+        "the port of its relay (weft up --join-port), which weft up shows in its line `runners`",
+    )
 
 
 async def _accepted(call: Any) -> dict[str, str | bytes]:

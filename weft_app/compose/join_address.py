@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import grpc
 
+from runner_svc.dial_out import speaks_no_grpc
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.link.link import LINK_CHANNEL_OPTIONS
@@ -22,6 +23,8 @@ from weft_app.compose.grpc_host import is_loopback
 FETCH_SECONDS = 10.0
 MAX_URL_CHARS = 2048
 _PORTS = {"http": 80, "https": 443}
+_PLAIN_REASONS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"})
+"""Reasons of OpenSSL for an answer that is no TLS."""
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -226,6 +229,8 @@ def _peer_certificate(address: JoinAddress, context: ssl.SSLContext) -> tuple[by
             f"the certificate of {address.target} is not valid now; check this machine's clock",
         ) from error
     except ssl.SSLError as error:
+        if error.reason in _PLAIN_REASONS:
+            raise speaks_no_grpc(address.target, "plain HTTP") from error
         raise WeftError(Reason.CONNECT_FAILED, f"{address.target} does not answer with TLS") from error
     except (OSError, ValueError) as error:
         # ValueError: a host name that cannot be resolved, such as one with a label of 64 characters.
