@@ -24,6 +24,7 @@ from weft.kernel.names import require_request_id
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 from weft_app.cli import verbs
+from weft_app.cli.asked_model import create_operation
 from weft_app.cli.completion import complete_model
 from weft_app.cli.follow import Breaks
 from weft_app.cli.options import (
@@ -95,7 +96,7 @@ def carry_out(
         require_request_id(request_id, "--request-id")
     authorization = "" if token is None else read_token(token)
     with connect_operations(home=home) as operations:
-        operation = operations.create(action, request_id=request_id, authorization=authorization)
+        operation = create_operation(operations, action, request_id=request_id, authorization=authorization)
         if no_wait:
             say(f"{operation.name}\n")
             return
@@ -107,7 +108,7 @@ load = verbs.command(
     carry_out,
     """Load a model, and keep it loaded until it is unloaded. Other settings than the current ones reload it.
 
-    A source such as hf:Qwen/Qwen3-8B-GGUF:Q4_K_M is pulled, served by a runner without a line in weft.yaml, and loaded.
+    A source such as hf:Qwen/Qwen3-8B-GGUF:Q4_K_M, or a short name such as llama3.2, is pulled, served, and loaded.
 
     Example: weft load qwen --ctx 8192 --watch
     """,

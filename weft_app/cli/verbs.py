@@ -31,6 +31,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.model_source import parse_source
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
+from weft.kernel.short_names import short_source
 from weft.kernel.units import keep_alive_seconds, parse_size
 from weft.kernel.validation_words import plain_words
 from weft_app.cli.asked_model import asked_model, existing_path
@@ -45,7 +46,7 @@ LoadedArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A model or a pool; or a source such as hf:OWNER/REPO, which is pulled and served.",
+        help="A model or a pool; or a source such as hf:OWNER/REPO or a short name, which is pulled and served.",
         autocompletion=complete_model,
     ),
 ]
@@ -164,6 +165,9 @@ def load(
         if existing_path(model) is None:
             parse_source(model, "MODEL")  # unlike `weft run` it takes no bare id, which may be a mistyped name
         return load_action(name, settings, evict_model=evict, replicas=replicas, source=asked.source, runner=runner)
+    if (name or runner) and (source := short_source(model)) is not None:
+        # Only what is added has these options.
+        return load_action(name or model, settings, evict_model=evict, replicas=replicas, source=source, runner=runner)
     for option, given in (("--name", name), ("--runner", runner)):
         if given:
             raise invalid_field(option, "is for a source such as hf:OWNER/REPO")

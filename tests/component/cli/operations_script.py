@@ -45,6 +45,8 @@ class ScriptedRegistry:
     watches: list[list[Operation | Reason]] = field(default_factory=list)
     """What each watch of all operations tells after those, and the reason for which it ends."""
     refusal: WeftError | None = None
+    unknown: frozenset[str] = frozenset()
+    """The models that loads without a source do not find."""
     created: list[pb.CreateOperationRequest] = field(default_factory=list)
     cancelled: list[pb.CancelOperationRequest] = field(default_factory=list)
     audit: list[pb.AuditEntry] = field(default_factory=list)
@@ -91,6 +93,9 @@ class ScriptedOperations(operation_service_pb2_grpc.OperationServiceServicer):
         if self._script.refusal is not None:
             refusal = self._script.refusal
             refuse(context, refusal.reason, refusal.message, **refusal.metadata)
+        load = request.action.load_model
+        if load.model in self._script.unknown and not load.source:
+            refuse(context, Reason.MODEL_NOT_FOUND, f"there is no model or pool {load.model}")
         self._script.created.append(request)
         return pb.CreateOperationResponse(operation=an_operation("PENDING", request.action))
 

@@ -12,7 +12,9 @@ from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft.kernel.short_names import SHORT_NAMES
 from weft_app.cli import follow
+from weft_app.cli.options import EXIT_NOT_FOUND
 
 
 @pytest.fixture
@@ -32,6 +34,49 @@ def test_a_load_waits_for_its_end_and_says_what_came_of_it(registry: ScriptedReg
     found = registry.run("load", "qwen")
     assert (found.exit_code, found.stdout) == (0, "model/qwen loaded (in 4.2 s, holds 5 GiB)\n")
     assert found.stderr == "", "nobody watches a terminal here, and nobody asked for --watch"
+
+
+def test_a_load_takes_a_short_name_that_is_no_model_of_the_mesh(registry: ScriptedRegistry) -> None:
+    """`weft pull` and `weft run` took it, and `weft load` said that there is no such model."""
+    registry.told, registry.unknown = [loaded()], frozenset({"llama3.2:1b"})
+    done = registry.run("load", "llama3.2:1b", "--pin")
+    assert done.exit_code == 0, done.stderr
+    (load,) = (request.action.load_model for request in registry.created)
+    assert (load.model, load.source, load.options.pin) == ("llama3.2:1b", SHORT_NAMES["llama3.2:1b"], True)
+    assert f"llama3.2:1b is {SHORT_NAMES['llama3.2:1b']}" in done.stderr
+
+
+def test_a_model_of_the_mesh_is_loaded_before_a_short_name_is_looked_up(registry: ScriptedRegistry) -> None:
+    registry.told = [loaded()]
+    assert registry.run("load", "llama3.2:1b").exit_code == 0
+    (load,) = (request.action.load_model for request in registry.created)
+    assert (load.model, load.source) == ("llama3.2:1b", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "model"), [(("--runner", "box"), "llama3.2:1b"), (("--name", "tiny", "--runner", "box"), "tiny")]
+)
+def test_a_short_name_has_the_options_of_a_source(
+    registry: ScriptedRegistry, options: tuple[str, ...], model: str
+) -> None:
+    registry.told = [loaded()]
+    assert registry.run("load", "llama3.2:1b", *options).exit_code == 0
+    (load,) = (request.action.load_model for request in registry.created)
+    assert (load.model, load.source, load.runner) == (model, SHORT_NAMES["llama3.2:1b"], "box")
+
+
+def test_an_unknown_name_that_is_no_short_name_is_still_unknown(registry: ScriptedRegistry) -> None:
+    registry.unknown = frozenset({"mine"})
+    done = registry.run("load", "mine")
+    assert done.exit_code == EXIT_NOT_FOUND
+    assert "there is no model or pool mine" in done.stderr
+    assert registry.created == []
+
+
+def test_a_token_is_for_the_model_that_was_named(registry: ScriptedRegistry) -> None:
+    registry.unknown = frozenset({"llama3.2:1b"})
+    assert registry.run("load", "llama3.2:1b", "--token", "-", stdin="token").exit_code == EXIT_NOT_FOUND
+    assert registry.created == []
 
 
 def test_every_option_of_a_load_arrives(registry: ScriptedRegistry) -> None:
