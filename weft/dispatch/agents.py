@@ -22,9 +22,7 @@ from weft.kernel.principal import USE_MODELS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc_auth import caller
-from weft.kernel.unknown_names import unknown_field_target, unknown_target
-
-_FOR_TASKS = " (a task may set wait_for_model for one that will come)"
+from weft.kernel.unknown_names import FOR_TASKS, unknown_field_target, unknown_target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +229,7 @@ class KnownNames:
         if view is not self._view:
             self._view, self._names = view, known_names(view)
         if view.revision and name not in self._names:
-            raise unknown_field_target(name, usable_names(self._names, caller()), field, _FOR_TASKS)
+            raise unknown_field_target(name, usable_names(self._names, caller()), field, FOR_TASKS)
 
     def require_taken(self, name: str, payload: Payload | None, field: str) -> None:
         """Raises MODALITY_UNSUPPORTED for a payload that no model of a name takes, as far as it is known."""

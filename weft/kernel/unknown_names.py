@@ -22,6 +22,8 @@ UNKNOWN_KIND, UNKNOWN_NAME = "unknown_kind", "unknown_name"
 """Keys in an error's metadata: the kind and the name that were asked for."""
 CLOSE_NAMES, SOME_NAMES = "close_names", "some_names"
 """Keys in an error's metadata, with commas between the names: the close ones, or else the first that there are."""
+FOR_TASKS = " (a task may set wait_for_model for one that will come)"
+"""The end of the sentence for the model of a task, in the words of the APIs; commands have an option for it."""
 MAX_SOME_NAMES = 5
 """Maximum number of names that are named where none is close."""
 

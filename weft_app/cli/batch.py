@@ -19,6 +19,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_request_id, require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
+from weft.kernel.unknown_names import FOR_TASKS
 from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, OutputFormat, exit_code, note
 from weft_app.cli.output import Column, Listing, print_page, safe_text, say
 from weft_app.cli.progress import ProgressStyle, shown_progress
@@ -31,6 +32,8 @@ MAX_OUTAGE_SECONDS = 60.0
 MAX_LISTED = 1_000
 MAX_SHOWN_ERRORS = 10
 MAX_FIRST_LINE_BYTES = 16 * 1024 * 1024
+_FOR_LINES = " (--wait-for-model accepts models that will come)"
+"""`FOR_TASKS` in the words of this command."""
 _OVER = frozenset({"completed", "failed", "expired", "cancelled"})
 
 app = typer.Typer(help="Submit batches of requests, and fetch their answers.", no_args_is_help=True)
@@ -331,7 +334,7 @@ _PROGRESS = ProgressStyle(
 def _trouble(batch: Document) -> str:
     """Returns why the results of a watched batch are not written yet; empty: unknown."""
     errors = _errors_of(batch)
-    return safe_text(f" ({errors[0]['message']})") if errors and batch["status"] not in _OVER else ""
+    return safe_text(f" ({_said(errors[0])})") if errors and batch["status"] not in _OVER else ""
 
 
 def _print(batch: Document, output: NamedFormat) -> None:
@@ -343,7 +346,7 @@ def _end(batch: Document, *, watched: bool) -> None:
     errors = _errors_of(batch)
     for error in errors[:MAX_SHOWN_ERRORS]:
         where = f"line {error['line']}: " if error.get("line") else ""
-        note(safe_text(f"{where}{error['message']}"))
+        note(safe_text(f"{where}{_said(error)}"))
     if len(errors) > MAX_SHOWN_ERRORS:
         note(f"and {len(errors) - MAX_SHOWN_ERRORS} more; -o json shows them")
     if batch["status"] == "failed":
@@ -357,6 +360,11 @@ def _end(batch: Document, *, watched: bool) -> None:
 
 def _errors_of(batch: Document) -> list[Document]:
     return ((batch.get("errors") or {}).get("data")) or []
+
+
+def _said(error: Document) -> str:
+    """Returns the message of an error, with the option of this command in place of the field of the API."""
+    return str(error["message"]).replace(FOR_TASKS, _FOR_LINES)
 
 
 def _require_lasting(file: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
+from weft.kernel.unknown_names import FOR_TASKS, unknown_field_target
 from weft_app.cli import batch as batch_commands
 from weft_app.cli.main import app
 
@@ -236,6 +237,17 @@ def test_there_are_no_results_before_the_end(script: GatewayScript) -> None:
     done = script.run("results", ID)
     assert done.exit_code == 4
     assert f"weft batch get {ID} --watch" in done.stderr
+
+
+def test_the_advice_for_a_model_that_will_come_names_the_option_of_the_command(script: GatewayScript) -> None:
+    """It named wait_for_model, the field of the API, which the command does not have."""
+    said = unknown_field_target("qwn", ["qwen"], "body.model", FOR_TASKS).message
+    error = {"line": 3, "message": said, "code": "model_not_found"}
+    script.states = [document("failed", errors={"object": "list", "data": [error]})]
+    done = script.run("get", ID)
+    assert "did you mean qwen? (--wait-for-model accepts models that will come)" in done.stderr
+    assert "wait_for_model" not in done.stderr
+    assert said in script.run("get", ID, "-o", "json").stdout, "a document is as the API has it"
 
 
 def test_a_batch_without_failures_has_no_lines_of_errors(script: GatewayScript) -> None:
