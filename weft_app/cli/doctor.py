@@ -143,8 +143,13 @@ def examine(home: WeftHome, config_path: Path | None, network: NetworkOptions) -
     yield from _memory(home)
     yield _socket_path(home)
     try:
+        given = network.overrides()
+    except WeftError as error:
+        yield failed("configuration", error.message, "leave one of them out")
+        return
+    try:
         below = partial(network.with_relay, below=partial(environment_of_mesh, environment=os.environ))
-        config = load_config(config_path, network.overrides(), below)
+        config = load_config(config_path, given, below)
     except WeftError as error:
         yield failed("configuration", error.message, "correct the file")
         return

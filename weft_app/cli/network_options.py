@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from weft.kernel.address import MAX_PORT, is_loopback
+from weft.kernel.errors import invalid_field
 from weft_app.config.document import Document, given_by, value_of
 from weft_app.config.loader import COMMAND_LINE
 
@@ -97,7 +98,13 @@ class NetworkOptions:
     edge: EdgeChoice | None = None
 
     def overrides(self) -> Document:
-        """Returns the values that go before those of the files."""
+        """Returns the values that go before those of the files. Raises INVALID_ARGUMENT naming two that conflict."""
+        if self.insecure and self.tls is not None:
+            raise invalid_field(
+                "--insecure",
+                f"and --tls {self.tls} exclude each other: leave out --insecure for HTTPS with a certificate of the "
+                "mesh, or --tls for plain HTTP",
+            )
         plain = {"host": self.host, "port": self.port, "grpc_port": self.grpc_port}
         given: Document = {name: value for name, value in plain.items() if value is not None}
         gateway: Document = {}

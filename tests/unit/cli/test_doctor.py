@@ -187,6 +187,7 @@ def test_the_options_of_up_are_checked_as_up_takes_them(tmp_path: Path) -> None:
     found = {each.check: each for each in examine(WeftHome(tmp_path / "home"), None, network)}
     assert found["configuration"].verdict is Verdict.FAILED
     assert "insecure" in found["configuration"].detail
+    assert found["configuration"].remedy == "leave one of them out"
 
 
 def test_doctor_has_every_network_option_of_up() -> None:

@@ -1,0 +1,21 @@
+"""The options of `weft up` that say how the mesh is reached."""
+
+import pytest
+
+from weft.kernel.errors import FieldError
+from weft_app.cli.network_options import NetworkOptions, TlsChoice
+
+
+def test_plain_http_and_a_certificate_exclude_each_other_with_both_options_and_the_next_step_named() -> None:
+    """It was said that --insecure excludes a certificate in gateway.tls, a setting that nobody had typed."""
+    with pytest.raises(FieldError) as refused:
+        NetworkOptions(host="0.0.0.0", insecure=True, tls=TlsChoice.AUTO).overrides()
+    assert refused.value.message == (
+        "--insecure: and --tls auto exclude each other: leave out --insecure for HTTPS with a certificate of the mesh, "
+        "or --tls for plain HTTP"
+    )
+
+
+@pytest.mark.parametrize("options", [NetworkOptions(insecure=True), NetworkOptions(tls=TlsChoice.AUTO)])
+def test_either_of_them_is_taken_alone(options: NetworkOptions) -> None:
+    assert "gateway" in options.overrides()
