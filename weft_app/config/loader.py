@@ -20,6 +20,7 @@ from weft_app.config.document import Document, PathSteps, given_by, merge, read_
 from weft_app.config.inference import infer
 from weft_app.config.refusals import field_path, place, refusals
 from weft_app.config.settings_tree import is_section, plain_value, settings_of
+from weft_app.config.spellings import with_names_of_settings
 
 LOCAL_SUFFIX = ".local"
 SETTINGS_VARIABLE = "LLM_POOL_SETTINGS_PATH"
@@ -64,7 +65,7 @@ def read_files(files: Iterable[Path]) -> Document:
     """Returns what files say together, later ones over earlier ones. Raises as `read_file`."""
     merged: Document = {}
     for file in files:
-        merged = merge(merged, read_file(file))
+        merged = merge(merged, with_names_of_settings(WeftConfig, read_file(file)))
     return merged
 
 

@@ -26,7 +26,9 @@ _INTRODUCTION = f"""# Configuration
 
 `{CONFIG_NAME}` in the working directory, or the file named with `--config`. `weft.local.yaml` beside it is merged over
 it: mappings key by key, lists of named things (runners, models, agents) name by name, other lists replaced. The command
-line wins over both. A name that is not in these tables is refused, and so is one that a mapping has twice.
+line wins over both. A name that is not in these tables is refused, and so is one that a mapping has twice. Names may be
+written in lowerCamelCase as well, as [resources](resources.md) write them (`contextTokens`); they are shown in
+snake_case, which alone editors know.
 
 Two environment variables name other files: `{SETTINGS_VARIABLE}` the main one where there is no `--config`,
 `{LOCAL_SETTINGS_VARIABLE}` the one that is merged over it, in place of `weft.local.yaml`. A file that is not there is
