@@ -73,6 +73,7 @@ from gateway.watch.tasks import TasksOfTenant
 from gateway.workbench.page_files import PageFiles
 from gateway.workbench.serving import WorkbenchDeps
 from weft.dispatch.call import LayeredDispatcher, RequestDispatcher
+from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.remote_router import RequestSource, RouterSource
 from weft.durable.batches import BatchPort, FilePort
@@ -139,6 +140,8 @@ class GatewayPorts:
     """Where the spans of requests go."""
     health: HealthSource = AlwaysHealthy()  # noqa: RUF009 - it has no state
     """The health of this process."""
+    ends: EndReporter | None = None
+    """Hands over the ends of requests whose router was lost, and is counted by the gateway; None: nothing does."""
 
 
 def create_app(

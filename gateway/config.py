@@ -13,6 +13,7 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.model_source import asked_source, is_source
 from weft.kernel.names import is_name
+from weft.kernel.report_limits import ReportLimits
 from weft.kernel.settings import PUBLIC, Checked, PathText, RequestRate, Seconds
 from weft.kernel.tls import TlsFiles
 from weft.kernel.units import Rate
@@ -378,6 +379,8 @@ class GatewaySettings:
     """How long a write may wait for a slow reader before its request is cancelled."""
     router_outage_limit_seconds: Seconds = 30.0
     """How long a waiting request survives without a router."""
+    end_reports: ReportLimits = field(default_factory=ReportLimits)
+    """Reports to routers about how requests ended whose router was lost, and of those that no router answered."""
     registry_timeout_seconds: Seconds = 10.0
     """How long one call of `/api/v1` to the registry may take."""
     max_event_watches: Annotated[int, Ge(1), Le(10_000)] = 64

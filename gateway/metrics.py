@@ -3,6 +3,7 @@
 from gateway.request_facts import UNKNOWN_MODEL, RequestFacts
 from weft.api.common.v1 import usage_pb2
 from weft.dispatch.agents import TargetLabels
+from weft.dispatch.attempt_reporter import ReportFate
 from weft.dispatch.fleet import FleetView
 from weft.kernel.metrics import MetricsPage, exemplar_of
 from weft.kernel.prometheus_parts import Gauge
@@ -39,6 +40,11 @@ class GatewayMetrics:
             "Tokens by kind: prompt, cached (part of prompt), completion, reasoning (part of completion).",
             ("model", "kind"),
         )
+        self._ends = page.counter(
+            "weft_gateway_end_reports",
+            "Ends of requests that were handed to another router than the lost one, by what became of them.",
+            ("fate",),
+        )
         self._streams = Gauge("weft_gateway_active_streams", "Streams being answered.", registry=page.registry)
 
     def model_label(self, name: str, view: FleetView) -> str:
@@ -50,6 +56,10 @@ class GatewayMetrics:
         reason = _COMPLETED if facts.error is None else facts.error.reason.name.lower()
         self._requests.of(facts.model, facts.surface, str(facts.status), reason).inc()
         self._duration.of(facts.model, facts.surface).observe(seconds, exemplar_of(facts.trace))
+
+    def end_reported(self, fate: ReportFate) -> None:
+        """Count what became of the end of a request whose router was lost."""
+        self._ends.of(fate.value).inc()
 
     def refused(self, status: int) -> None:
         """Count a request refused before routing: its head was not HTTP, too large or too slow."""

@@ -15,6 +15,9 @@ from gateway.responses.running import RunningResponses
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.metrics import MetricsPage
 
+LAST_REPORTS_SECONDS = 1.0
+"""How long a gateway that stops waits, after its drain, for routers to answer the ends that it holds."""
+
 
 def build(
     config: GatewayConfig,
@@ -41,6 +44,8 @@ class GatewayService:
         clock: Clock,
     ) -> None:
         self._ports = ports
+        if ports.ends is not None:
+            ports.ends.on_fate = metrics.end_reported
         self._watches = EventWatches(config.max_event_watches)
         self._finishing = FinishingJobs(config.batches.max_finishing)
         self._running = RunningResponses(config.max_running_responses)
@@ -88,3 +93,5 @@ class GatewayService:
         self._watches.close()
         await self._server.wait_stopped()
         await self._finishing.close()
+        if self._ports.ends is not None:
+            await self._ports.ends.stop(min(grace_seconds, LAST_REPORTS_SECONDS))

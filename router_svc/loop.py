@@ -38,6 +38,7 @@ from router_svc.policy.queue.fair_share import FairShare
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.policy.work import media_unit_of
+from router_svc.request_entry import LostRequest
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.usage import UsageRecorder
 from router_svc.wake_spans import WakeSpans
@@ -459,21 +460,43 @@ class SchedulingLoop:
         """Note that a runner works no longer on a request that this router has not granted."""
         self._deliver(self._scheduler.note_gone(model, runner, incarnation, self._clock.monotonic()))
 
-    def recover(self, claims: ticket_pb2.TicketClaims, receipt: receipt_pb2.Receipt) -> None:
-        """Record and count the end of a request that an earlier process of this router had granted."""
+    def lacks_end(self, request: placement.PlacementRequest) -> bool:
+        """Whether nothing is known here of the end of a request.
+
+        Raises SERVICE_UNAVAILABLE while one of this id is under way: its dispatcher may just have left.
+        """
+        requests = self._deps.records.requests
+        known = requests.find(request.request_id, self._clock.monotonic(), request.tenant)
+        if known is not None and requests.is_under_way(known.key):
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "a request of this id is under way", retry_after_seconds=1)
+        return requests.lacks_end(request.request_id, request.tenant)
+
+    def remembers(self, request: placement.PlacementRequest) -> bool:
+        """Whether a request of this tenant and id is in memory."""
+        found = self._deps.records.requests.find(request.request_id, self._clock.monotonic(), request.tenant)
+        return found is not None
+
+    def recover(self, lost: LostRequest, receipt: receipt_pb2.Receipt) -> bool:
+        """Record and count the end of a request whose router was lost; returns False where its end is known.
+
+        Accounts of fair share and limits stay as they are: they have counted it when it was granted, or not at all.
+        """
         records, now = self._deps.records, self._clock.monotonic()
-        if not records.requests.is_lost(claims.request_id, claims.tenant):
-            return
-        before = records.requests.recover(claims, receipt, now, self._clock.utc_now())
-        tenant, target = (claims.tenant, claims.model) if before is None else (before.tenant, before.target)
-        was_counted = before is not None and before.receipt is not None
-        records.usage.note_recovered(claims.lane, tenant, target, receipt, was_counted=was_counted)
+        requests = records.requests
+        lacks_end = requests.lacks_end if lost.tenant else requests.is_lost
+        if not lacks_end(lost.request_id, lost.tenant):
+            return False
+        before = requests.recover(lost, receipt, now, self._clock.utc_now())
+        tenant, target = (lost.tenant, lost.target) if before is None else (before.tenant, before.target)
+        was_counted = before is not None and (before.receipt is not None or before.was_left)
+        records.usage.note_recovered(lost, tenant, target, receipt, self._mesh.view, was_counted=was_counted)
         log.info(
             "the end of a lost request is known",
-            request_id=claims.request_id,
+            request_id=lost.request_id,
             model=receipt.model,
             reason=Reason(receipt.reason).name.lower() if receipt.reason else None,
         )
+        return True
 
     def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, asyncio.Future[None]]:
         """Cancel the requests under way with this id; returns futures of their ends, by key.

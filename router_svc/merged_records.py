@@ -32,19 +32,21 @@ def newest_record(records: Iterable[RequestRecord]) -> RequestRecord | None:
 
 
 def _worth(record: RequestRecord) -> tuple[bool, bool, bool, int, int]:
-    return (not is_moved(record), not is_lost(record), not _has_ended(record), *_times(record))
+    return (not is_moved(record), not lacks_end(record), not _has_ended(record), *_times(record))
 
 
-def is_lost(record: RequestRecord) -> bool:
-    """Whether the router of a request ended before the request did, as far as it is recorded."""
+def lacks_end(record: RequestRecord) -> bool:
+    """Whether it is not recorded how a request ended: its router was lost, or its dispatcher left without a report."""
+    if int(record.reason) == Reason.CANCELLED.value:
+        return _has_ended(record) and not record.HasField("receipt") and not record.cancelled_by
     return int(record.reason) == Reason.ROUTER_LOST.value
 
 
 def merged_requests(lists: Iterable[Iterable[RequestRecord]], limit: int) -> Sequence[RequestRecord]:
     """Returns the first ones of several lists: unfinished ones, the oldest first, then ended ones, the last first."""
     records = [record for each in lists for record in each if not is_moved(record)]
-    known = {(record.tenant, record.request_id) for record in records if not is_lost(record)}
-    records = [each for each in records if not is_lost(each) or (each.tenant, each.request_id) not in known]
+    known = {(record.tenant, record.request_id) for record in records if not lacks_end(record)}
+    records = [each for each in records if not lacks_end(each) or (each.tenant, each.request_id) not in known]
     going_on = sorted(
         (each for each in records if not _has_ended(each)), key=lambda each: _nanoseconds(each.arrive_time)
     )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from typing_extensions import override
 
+from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.domains import DomainOwners
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import Placement, PlacementRequest, PoolQueue, RouterPort, request_moved
@@ -57,3 +58,8 @@ class OwnedPlacement(RouterPort):
     @override
     async def queues(self) -> Sequence[PoolQueue]:
         return await self._inner.queues()
+
+    @override
+    async def report_end(self, request: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
+        self._ownership.require(request)
+        return await self._inner.report_end(request, receipt)

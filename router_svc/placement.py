@@ -11,6 +11,8 @@ from typing_extensions import override
 from router_svc.call_metadata import asks_this_router
 from router_svc.loop import SchedulingLoop
 from router_svc.ownership import Ownership
+from router_svc.request_entry import LostRequest
+from router_svc.request_history import RequestHistory
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
@@ -61,6 +63,11 @@ class LocalPlacement(RouterPort):
 
     def __init__(self, loop: SchedulingLoop) -> None:
         self._loop = loop
+        self._history: RequestHistory | None = None
+
+    def look_back_in(self, history: RequestHistory) -> None:
+        """Find ends there, too, that this process does not remember."""
+        self._history = history
 
     @override
     def place(self, request: PlacementRequest) -> "LocalPlace":
@@ -69,6 +76,19 @@ class LocalPlacement(RouterPort):
     @override
     async def queues(self) -> Sequence[PoolQueue]:
         return self._loop.queues()
+
+    @override
+    async def report_end(self, request: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
+        if self._loop.lacks_end(request) and not await self._is_written(request):
+            return self._loop.recover(LostRequest.of_placement(request), receipt)
+        return False
+
+    async def _is_written(self, request: PlacementRequest) -> bool:
+        """Whether the end of a request is in the database, by this router or another one."""
+        if self._history is None or self._loop.remembers(request):
+            return False
+        found = await self._history.find(request.request_id, request.tenant)
+        return found is not None and not found.is_under_way and not found.ended.is_lost
 
 
 class LocalPlace(Placement):
@@ -119,9 +139,10 @@ class LocalPlace(Placement):
             self._loop.report_failed(self._key, attempt, reason)
 
     @override
-    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
         if self._key is not None:
             self._loop.finish(self._key, reason, receipt)
+        return True
 
     @override
     def end_at_once(self, reason: Reason, receipt: receipt_pb2.Receipt, *, content_of: int | None) -> bool:
@@ -186,6 +207,20 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
                     await stop_tasks({reading, writing}.difference(ended))
                     # Of a call whose caller has gone nothing else asks how they ended.
                     await asyncio.gather(*ended, return_exceptions=True)
+
+    @override
+    async def ReportEnd(
+        self,
+        request: pb.ReportEndRequest,
+        context: grpc.aio.ServicerContext[pb.ReportEndRequest, pb.ReportEndResponse],
+    ) -> pb.ReportEndResponse:
+        async with answering(context):
+            if not request.finished.HasField("receipt"):
+                raise invalid_field("finished.receipt", "must be set")
+            ended = _request_from_proto(request.open, carried_traceparent(context.invocation_metadata()))
+            self._ownership.require(ended)
+            return pb.ReportEndResponse(recorded=await self._placement.report_end(ended, request.finished.receipt))
+        raise AssertionError("abort has raised")
 
     @override
     async def ListQueues(

@@ -9,6 +9,7 @@ import msgspec
 from router_svc.policy.decisions import Loads, Placed, Rejects, Waits, Wakes
 from router_svc.policy.endpoints.choice import MAX_CONSIDERED, Considered
 from weft.api.router.v1 import request_pb2 as pb
+from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.placement import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -115,6 +116,59 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
     def is_lost(self) -> bool:
         """Whether its router ended before its end was recorded."""
         return self.reason is Reason.ROUTER_LOST
+
+    @property
+    def was_left(self) -> bool:
+        """Whether its dispatcher left this very process without a report, which counts as a cancellation."""
+        return self.key >= 0 and self.reason is Reason.CANCELLED and self.receipt is None and not self.cancelled_by
+
+    @property
+    def lacks_end(self) -> bool:
+        """Whether it is not known how it ended: it was lost, or its dispatcher left, or it moved to another router."""
+        return self.is_lost or self.was_left or self.reason is Reason.MOVED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostRequest:
+    """A request whose router was lost, as those know it who went on with it."""
+
+    request_id: str
+    tenant: str
+    """Empty: not known."""
+    target: str
+    """See `PlacementRequest.model`."""
+    priority: Priority
+    client_id: str = ""
+    asked_model: str = ""
+    caller: str = ""
+    age_seconds: float | None = None
+    """Time since its arrival at the mesh; None: as long as it took."""
+
+    @staticmethod
+    def of_ticket(claims: ticket_pb2.TicketClaims) -> "LostRequest":
+        """Returns what the ticket of a request that a proxy carried says of it."""
+        return LostRequest(
+            request_id=claims.request_id,
+            tenant=claims.tenant,
+            target=claims.model,
+            priority=Priority.from_wire(claims.lane.priority) or Priority.NORMAL,
+            asked_model=claims.lane.asked_model,
+            caller=claims.lane.caller,
+        )
+
+    @staticmethod
+    def of_placement(request: PlacementRequest) -> "LostRequest":
+        """Returns what the dispatcher of a request says of it."""
+        return LostRequest(
+            request_id=request.request_id,
+            tenant=request.tenant,
+            target=request.model,
+            priority=request.priority,
+            client_id=request.client_id,
+            asked_model=request.asked_model,
+            caller=request.caller,
+            age_seconds=request.age_seconds,
+        )
 
 
 def add_decisions(record: pb.RequestRecord, decisions: Sequence[tuple[float, Noted]], arrived_at: float) -> None:

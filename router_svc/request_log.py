@@ -16,16 +16,14 @@ from itertools import islice
 from typing_extensions import override
 
 from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, StopsWaking, Waits, Wakes
-from router_svc.request_entry import EndedRequest, LoadStart, Noted, RequestEntry, Retry, add_decisions
+from router_svc.request_entry import EndedRequest, LoadStart, LostRequest, Noted, RequestEntry, Retry, add_decisions
 from router_svc.request_watch import RequestWatch, WatchedLog
 from router_svc.unwritten_records import UnwrittenRecords
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
-from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.placement import PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import Priority
 
 FIRST_RECOVERED_KEY = -1_000_000_000
 """Keys of requests of an earlier run of which this one has no record; those of restored ones are above it."""
@@ -201,33 +199,41 @@ class RequestLog(WatchedLog):
         ended = self._ended.get(key)
         return ended is not None and ended.is_lost
 
+    def lacks_end(self, request_id: str, tenant: str) -> bool:
+        """Whether the end of the newest request of this id is not known here; of one under way it is to come."""
+        key = self._newest_of_tenant.get((tenant, request_id))
+        ended = None if key is None else self._ended.get(key)
+        return key is None or (ended is not None and ended.lacks_end)
+
     def recover(
-        self, claims: ticket_pb2.TicketClaims, receipt: receipt_pb2.Receipt, now: float, wall: datetime
+        self, lost: LostRequest, receipt: receipt_pb2.Receipt, now: float, wall: datetime
     ) -> EndedRequest | None:
         """Record how a lost request ended, which became known since; returns it as it was. None: nothing was.
 
-        See `is_lost`, which must be so; without a tenant in the claims there is a record of it.
+        See `is_lost` or `lacks_end`, which must be so; of one without a tenant there is a record.
         """
-        names = (claims.tenant, claims.request_id)
-        key = self._newest_of_tenant.get(names) if claims.tenant else self._newest.get(claims.request_id)
+        names = (lost.tenant, lost.request_id)
+        key = self._newest_of_tenant.get(names) if lost.tenant else self._newest.get(lost.request_id)
         before = None if key is None else self._ended.pop(key)
         took = receipt.total_time.ToNanoseconds() / 1e9
-        arrived_at = now - took if before is None else before.arrived_at
+        age = took if lost.age_seconds is None else lost.age_seconds
+        arrived_at = now - age if before is None else before.arrived_at
         ended = EndedRequest(
             key=next(self._recovered_keys) if before is None else before.key,
-            request_id=claims.request_id,
-            tenant=claims.tenant if before is None else before.tenant,
-            client_id="" if before is None else before.client_id,
-            target=claims.model if before is None else before.target,
-            priority=_priority_of(claims) if before is None else before.priority,
+            request_id=lost.request_id,
+            tenant=lost.tenant if before is None else before.tenant,
+            client_id=lost.client_id if before is None else before.client_id,
+            target=lost.target if before is None else before.target,
+            priority=lost.priority if before is None else before.priority,
             arrived_at=arrived_at,
-            arrived_wall=wall - timedelta(seconds=took) if before is None else before.arrived_wall,
+            arrived_wall=wall - timedelta(seconds=age) if before is None else before.arrived_wall,
             ended_at=min(now, arrived_at + took) if took else now,
             reason=reason_of(receipt.reason),
             message="",
             decisions=b"" if before is None else before.decisions,
             receipt=self._bounded(receipt).SerializeToString(),
-            asked_model=claims.lane.asked_model if before is None else before.asked_model,
+            cancelled_by=receipt.cancelled_by,
+            asked_model=lost.asked_model if before is None else before.asked_model,
             number=self._next_number,
             quotes_model=bool(receipt.signals or receipt.warnings),
         )
@@ -396,10 +402,6 @@ class RequestLog(WatchedLog):
         if kept.ByteSize() <= self._limits.max_receipt_bytes:
             return kept
         return receipt_pb2.Receipt(outcome=receipt.outcome, reason=receipt.reason, left_premises=receipt.left_premises)
-
-
-def _priority_of(claims: ticket_pb2.TicketClaims) -> Priority:
-    return Priority.from_wire(claims.lane.priority) or Priority.NORMAL
 
 
 def _repeats(last: object, status: Waits | Loads | Placed) -> bool:

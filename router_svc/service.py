@@ -21,6 +21,7 @@ from router_svc.ownership import OwnedPlacement, Ownership
 from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.policy.queue.fair_share import FairShare
 from router_svc.relay import Relay
+from router_svc.request_entry import LostRequest
 from router_svc.request_history import RequestHistory
 from router_svc.request_servicer import JournaledTasks, LocalRequests, RequestServicer
 from router_svc.usage import UsageRecorder
@@ -199,7 +200,7 @@ class RouterService(Service):
 
     def recover(self, claims: ticket_pb2.TicketClaims, receipt: receipt_pb2.Receipt) -> None:
         """See `weft.dispatch.lane.LostRequests.recover`."""
-        self._loop.recover(claims, receipt)
+        self._loop.recover(LostRequest.of_ticket(claims), receipt)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Use other profiles of clients and rate limits from now on; every other setting stays as it is."""
@@ -281,6 +282,7 @@ class RouterService(Service):
     def look_back_in(self, history: RequestHistory) -> None:
         """Find requests there, too, that it does not remember itself. Must be called before the start."""
         self._requests.look_back_in(history)
+        self._local.look_back_in(history)
         self._mesh_requests.look_back_in(history)
 
     @property

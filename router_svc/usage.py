@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 from router_svc.policy.usage_rows import HourRows, UsageKey
+from router_svc.request_entry import LostRequest
 from weft.api.common.v1 import receipt_pb2
-from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.accelerator_time import accelerator_time
 from weft.dispatch.agents import UNKNOWN_TARGET, TargetLabels
 from weft.dispatch.fleet import FleetView
@@ -212,23 +212,25 @@ class UsageRecorder:
 
     def note_recovered(
         self,
-        terms: ticket_pb2.LaneTerms,
+        lost: LostRequest,
         tenant: str,
         target: str,
         receipt: receipt_pb2.Receipt,
+        view: FleetView,
         *,
         was_counted: bool,
     ) -> None:
-        """Counts a request of an earlier process whose end has become known; `was_counted`: its outcome was.
+        """Counts a request whose router was lost and whose end has become known; `was_counted`: its outcome was.
 
         `target`: see `PlacementRequest.model`.
         """
         if self._max_rows is None:
             return
         hour = hour_of(self._clock.utc_now().timestamp())
-        model = receipt.model or UNKNOWN_TARGET
-        asked = "" if model == UNKNOWN_TARGET else asked_of(terms.asked_model, target, model)
-        key = UsageKey(hour, tenant, terms.caller or UNKNOWN_CALLER, model, asked)
+        # A name that the mesh does not know is a caller's text.
+        model = (receipt.model if receipt.attempts else "") or self._labels.label(target, view)
+        asked = "" if model == UNKNOWN_TARGET else asked_of(lost.asked_model, target, model)
+        key = UsageKey(hour, tenant, lost.caller or UNKNOWN_CALLER, model, asked)
         self._add(key, spent_of(receipt) if was_counted else usage_of(receipt))
 
     @property

@@ -288,7 +288,7 @@ class RequestStore(RequestHistory):
         if tenant:
             wanted = wanted.where(_T.tenant == tenant)
         rows = await self._database.rows(wanted.order_by(_T.arrived_at.desc()).limit(MAX_WITH_ONE_ID))
-        row: Any = max(rows, key=lambda row: (row.reason != Reason.ROUTER_LOST, row.arrived_at), default=None)
+        row: Any = max(rows, key=lambda row: (not _lacks_end(row), row.arrived_at), default=None)
         if row is None:
             return None
         is_own = row.incarnation == self._writer.incarnation
@@ -354,6 +354,12 @@ class RequestStore(RequestHistory):
         wanted = delete(request_records).where(tuple_(_T.incarnation, _T.key).in_(chosen))
         while await self._database.change(wanted) == ROWS_AT_ONCE:
             pass
+
+
+def _lacks_end(row: Any) -> bool:
+    """Whether a row does not say how its request ended; see `router_svc.merged_records.lacks_end`."""
+    was_left = row.reason == Reason.CANCELLED and row.receipt is None and not row.cancelled_by
+    return bool(row.reason == Reason.ROUTER_LOST or was_left)
 
 
 def insert_for(connection: AsyncConnection, table: Table) -> Any:

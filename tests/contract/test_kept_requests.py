@@ -12,7 +12,12 @@ from kept_router import ENDED, NOON, KeptRouter, a_receipt
 from kit.examples import examples, given
 from sqlalchemy import func, select
 
-from router_svc.policy.decisions import Rejects
+from router_svc.loop import LoopDeps, SchedulingLoop, TicketIssuer, WakeFinished
+from router_svc.placement import LocalPlacement
+from router_svc.policy.decisions import Rejects, Wakes
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.settings import Settings
+from router_svc.request_entry import LostRequest
 from router_svc.request_log import RequestLogLimits
 from router_svc.store.tables import request_records, router_beats
 from weft.api.common.v1 import warning_pb2
@@ -29,6 +34,16 @@ COMPLETED = request_service_pb2.REQUEST_SELECTION_COMPLETED
 RequestRecord = request_pb2.RequestRecord
 LOST = Reason.ROUTER_LOST.value
 TENANT = "ann"
+
+
+class NoWaker:
+    """No model of these tests sleeps."""
+
+    def begin(self, wakes: Wakes, finished: WakeFinished) -> None:
+        raise AssertionError(f"{wakes.model} is ready")
+
+    def give_up(self, model: str) -> None:
+        raise AssertionError(f"{model} waits for no memory")
 
 
 async def refused(router: KeptRouter, request_id: str, tenant: str = "") -> Reason:
@@ -155,8 +170,8 @@ async def test_a_lost_request_whose_end_becomes_known_is_one_record_with_its_rec
     again = await router.restarted(after=3.0)
     log = again.records.requests
     assert log.is_lost("r-1", TENANT)
-    claims = ticket_pb2.TicketClaims(request_id="r-1", tenant=TENANT, model="demo")
-    before = log.recover(claims, a_receipt("r-1"), again.clock.monotonic(), again.clock.utc_now())
+    lost = LostRequest.of_ticket(ticket_pb2.TicketClaims(request_id="r-1", tenant=TENANT, model="demo"))
+    before = log.recover(lost, a_receipt("r-1"), again.clock.monotonic(), again.clock.utc_now())
     assert (before is not None) == was_written
     assert not log.is_lost("r-1", TENANT)
     found = await again.requests.request("r-1")
@@ -169,6 +184,64 @@ async def test_a_lost_request_whose_end_becomes_known_is_one_record_with_its_rec
     assert await third.ended_ids() == ["r-1"]
     assert not third.records.requests.is_lost("r-1", TENANT)
     await third.kill()
+
+
+def placement_of(router: KeptRouter) -> LocalPlacement:
+    """The placement of a router, which takes ends of requests whose router was lost."""
+    tickets = TicketIssuer(router.clock, lifetime_seconds=30.0)
+    parts = LoopDeps(waker=NoWaker(), tickets=tickets, records=router.records)
+    made = LocalPlacement(SchedulingLoop(SchedulerLimits(), Settings(), router.clock, parts))
+    made.look_back_in(router.service.store)
+    return made
+
+
+@pytest.mark.parametrize("was_written", [True, False])
+async def test_the_end_that_a_gateway_reports_after_a_kill_is_the_one_record_and_a_later_one_changes_nothing(
+    database_url: str, *, was_written: bool
+) -> None:
+    router = await KeptRouter(database_url).start()
+    router.arrive("r-1", client_id="laptop")
+    if was_written:
+        await router.flush()
+    again = await router.restarted(after=5.0)
+    request = again.asked("r-1", TENANT, client_id="laptop", age_seconds=5.0)
+    assert await placement_of(again).report_end(request, a_receipt("r-1"))
+    found = await again.requests.request("r-1")
+    assert (found.reason, found.client_id, found.receipt.usage.completion_tokens) == (0, "laptop", 5)
+    assert found.arrive_time.ToDatetime() == NOON.replace(tzinfo=None)
+    assert found.end_time.ToDatetime() - found.arrive_time.ToDatetime() == timedelta(seconds=1)
+    await again.flush()
+    third = await again.restarted(after=5.0)
+    assert (await stored(third), await third.ended_ids()) == (1, ["r-1"])
+    # It is not lost a second time, and an end that was delivered before is known.
+    lost = a_receipt("r-1", reason=Reason.WORKER_LOST)
+    assert not await placement_of(third).report_end(request, lost)
+    assert await third.requests.request("r-1") == found
+    await third.kill()
+
+
+async def test_an_end_that_memory_has_no_more_is_found_in_the_database_and_not_written_again(
+    database_url: str,
+) -> None:
+    router = await KeptRouter(database_url, log=RequestLogLimits(max_ended=1)).start()
+    request = router.asked("r-1", TENANT)
+    assert await placement_of(router).report_end(request, a_receipt("r-1"))
+    router.chat("r-2")
+    await router.flush()
+    assert not await placement_of(router).report_end(request, a_receipt("r-1", reason=Reason.WORKER_LOST))
+    await router.flush()
+    assert await stored(router) == 2
+    assert (await router.requests.request("r-1")).reason == 0
+    await router.kill()
+
+
+async def test_an_end_is_not_taken_while_the_database_cannot_say_whether_it_is_known(database_url: str) -> None:
+    router = await KeptRouter(database_url).start()
+    await router.database.close()
+    with pytest.raises(WeftError) as refused:
+        await placement_of(router).report_end(router.asked("r-1", TENANT), a_receipt("r-1"))
+    assert refused.value.reason is Reason.SERVICE_UNAVAILABLE
+    await router.kill()
 
 
 async def test_a_receipt_to_which_a_second_witness_has_added_is_there_after_a_kill(database_url: str) -> None:
@@ -406,6 +479,45 @@ class TestSharedDatabase:
         assert (await beta.requests.request("r-1")).reason == 0
         await alpha.kill()
         await beta.kill()
+
+    @pytest.mark.parametrize("was_marked", [True, False])
+    async def test_the_end_of_a_lost_request_that_another_router_takes_stays_when_the_lost_one_comes_back(
+        self, postgres_url: str, *, was_marked: bool
+    ) -> None:
+        alpha = await KeptRouter(postgres_url, "alpha").start()
+        beta = await KeptRouter(postgres_url, "beta").start()
+        alpha.arrive("r-1")
+        await alpha.flush()
+        if was_marked:
+            await be_silent(beta, "alpha")
+            await beta.flush()
+            assert (await beta.requests.request("r-1")).reason == LOST
+        await alpha.kill()
+        assert await placement_of(beta).report_end(beta.asked("r-1", TENANT, age_seconds=2.0), a_receipt("r-1"))
+        await beta.flush()
+        again = await KeptRouter(postgres_url, "alpha", clock=alpha.clock).start()
+        assert (await again.requests.request("r-1")).receipt.usage.completion_tokens == 5
+        assert (await stored(again), await again.ended_ids(), await beta.ended_ids()) == (1, [], ["r-1"])
+        # Its gateway may not have heard that it was recorded.
+        assert not await placement_of(again).report_end(again.asked("r-1", TENANT), a_receipt("r-1"))
+        await again.kill()
+        await beta.kill()
+
+    async def test_a_router_that_was_frozen_and_saw_nothing_of_the_end_does_not_hide_it(
+        self, postgres_url: str
+    ) -> None:
+        alpha = await KeptRouter(postgres_url, "alpha").start()
+        beta = await KeptRouter(postgres_url, "beta").start()
+        key = alpha.arrive("r-1")
+        await alpha.flush()
+        assert await placement_of(beta).report_end(beta.asked("r-1", TENANT, age_seconds=2.0), a_receipt("r-1"))
+        await beta.flush()
+        alpha.records.requests.note_end(key, alpha.clock.monotonic(), Reason.CANCELLED)
+        await alpha.flush()
+        third = await KeptRouter(postgres_url, "gamma", clock=alpha.clock).start()
+        assert (await third.requests.request("r-1")).reason == 0
+        for router in (alpha, beta, third):
+            await router.kill()
 
     async def test_a_router_that_stops_leaves_what_runs_as_lost_at_once(self, postgres_url: str) -> None:
         alpha = await KeptRouter(postgres_url, "alpha").start()

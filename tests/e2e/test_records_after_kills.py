@@ -46,6 +46,19 @@ async def stream(http: aiohttp.ClientSession, request_id: str, began: asyncio.Ev
             began.set()
 
 
+async def completed_stream(http: aiohttp.ClientSession, request_id: str, began: asyncio.Event) -> int:
+    """The tokens of a stream that goes on while its router dies, and completes."""
+    asked = CHAT | {"max_tokens": 600, "stream": True, "stream_options": {"include_usage": True}}
+    tokens = 0
+    async with http.post("/v1/chat/completions", json=asked, headers={"X-Request-Id": request_id}) as response:
+        async for line in response.content:
+            began.set()
+            data = line.removeprefix(b"data: ").strip()
+            if data.startswith(b"{"):
+                tokens = (json.loads(data).get("usage") or {}).get("completion_tokens", tokens)
+    return tokens
+
+
 async def request(http: aiohttp.ClientSession, request_id: str) -> Mapping[str, Any]:
     async with http.get(f"/v1/requests/{request_id}") as response:
         found: Mapping[str, Any] = await response.json()
@@ -94,6 +107,14 @@ async def until_written(home: Path, *, ended: int, under_way: int) -> None:
     await eventually(is_written, WAIT_SECONDS, "the records are not written")
 
 
+async def until_rows(home: Path, condition: str, count: int) -> None:
+    await eventually(
+        lambda: rows(home, f"SELECT count(*) FROM request_records WHERE {condition}") == [(count,)],
+        WAIT_SECONDS,
+        f"there are never {count} records with {condition}",
+    )
+
+
 async def test_records_figures_clients_and_accounts_are_there_after_a_router_was_killed(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a", tokens_per_second=200.0, answer_tokens=0), router=QUICK)
     with running_apart(tmp_path, config) as mesh:
@@ -138,6 +159,86 @@ async def test_records_figures_clients_and_accounts_are_there_after_a_router_was
             assert b"secret word" not in content
             assert b"r-long" in content
             await asyncio.gather(cut_off, return_exceptions=True)
+
+
+async def until_completed(http: aiohttp.ClientSession, request_id: str) -> Mapping[str, Any]:
+    async def is_completed() -> Mapping[str, Any] | None:
+        found = await request(http, request_id)
+        return found if found.get("receipt", {}).get("outcome") == "completed" else None
+
+    found: Mapping[str, Any] = await eventually(is_completed, WAIT_SECONDS, f"the end of {request_id} is never known")
+    return found
+
+
+async def test_a_stream_that_completes_after_its_router_was_killed_is_recorded_as_completed_with_its_tokens(
+    tmp_path: Path,
+) -> None:
+    config = write_config(tmp_path, fake_runner("a", tokens_per_second=200.0, answer_tokens=0), router=QUICK)
+    with running_apart(tmp_path, config) as mesh:
+        async with aiohttp.ClientSession(mesh.url) as http:
+            await eventually(lambda: has_router(http), WAIT_SECONDS, "there is no router")
+            began = asyncio.Event()
+            answer = asyncio.create_task(completed_stream(http, "r-long", began))
+            await began.wait()
+            await until_rows(mesh.home, "ended_at IS NULL", 1)
+            mesh.end("router", signal.SIGKILL)
+            tokens = await answer
+            assert tokens == 600, "the stream did not complete without its router"
+            mesh.start("router")
+            found = await until_completed(http, "r-long")
+            assert "reason" not in found
+            assert found["receipt"]["completionTokens"] == tokens
+            assert [attempt["runner"] for attempt in found["receipt"]["attempts"]] == ["a"]
+            assert await listed(http, "completed") == {"r-long"}
+            assert await listed(http, "failed") == set()
+            code, out, error = await run_weft("explain", "r-long", home=mesh.home)
+            assert code == 0, error
+            assert "completed" in out
+            assert "lost" not in out
+            async with http.get("/metrics") as response:
+                assert 'weft_gateway_end_reports_total{fate="accepted"} 1.0' in await response.text()
+            async with http.get("/v1/usage") as response:
+                total = (await response.json())["total"]
+            assert (total["completed"], total["completionTokens"]) == (1, tokens)
+            # One more kill: what was written stays.
+            await until_rows(mesh.home, "ended_at IS NOT NULL AND reason = 0", 1)
+            mesh.end("router", signal.SIGKILL)
+            mesh.start("router")
+            await eventually(lambda: has_router(http), WAIT_SECONDS, "there is no router")
+            assert await request(http, "r-long") == found
+
+
+async def test_ends_beyond_the_bound_of_a_gateway_are_counted_and_said_and_their_records_stay_lost(
+    tmp_path: Path,
+) -> None:
+    """The negative control of the test above."""
+    config = write_config(
+        tmp_path,
+        fake_runner("a", tokens_per_second=200.0, answer_tokens=0),
+        router=QUICK,
+        gateway={"end_reports": {"max_held": 1}},
+    )
+    with running_apart(tmp_path, config) as mesh:
+        async with aiohttp.ClientSession(mesh.url) as http:
+            await eventually(lambda: has_router(http), WAIT_SECONDS, "there is no router")
+            answers = []
+            for name in ("r-1", "r-2"):
+                began = asyncio.Event()
+                answers.append(asyncio.create_task(completed_stream(http, name, began)))
+                await began.wait()
+            await until_rows(mesh.home, "ended_at IS NULL", 2)
+            mesh.end("router", signal.SIGKILL)
+            assert await asyncio.gather(*answers) == [600, 600]
+            mesh.start("router")
+            await until_completed(http, "r-1")
+            assert (await request(http, "r-2"))["reason"] == "router_lost"
+            async with http.get("/metrics") as response:
+                page = await response.text()
+            assert 'weft_gateway_end_reports_total{fate="overflow"} 1.0' in page
+            assert 'weft_gateway_end_reports_total{fate="accepted"} 1.0' in page
+    lines = [json.loads(line) for line in (mesh.home / "logs" / "gateway.log").read_text().splitlines()]
+    dropped = [(line["why"], line["count"]) for line in lines if line["event"] == "ends of requests dropped"]
+    assert dropped == [("overflow", 1)]
 
 
 async def test_a_router_whose_database_is_in_memory_has_forgotten_everything(tmp_path: Path) -> None:
@@ -199,17 +300,18 @@ def two_routers(folder: Path, url: str) -> Iterator[tuple[Apart, dict[str, Apart
                 each.end_all()
 
 
+async def owner_of_pool(mesh: Apart) -> str | None:
+    """The router that owns the pool; None: not both routers are there."""
+    code, out, _ = await run_weft("get", "routers", "-o", "json", home=mesh.home)
+    items = [] if code else json.loads(out)["items"]
+    owners = [each["name"] for each in items if POOL in each["domains"]]
+    return owners[0] if owners and len(items) == 2 else None
+
+
 async def test_another_router_on_the_database_finds_what_a_killed_one_knew(tmp_path: Path, postgres_url: str) -> None:
     with two_routers(tmp_path, postgres_url) as (mesh, homes):
         async with aiohttp.ClientSession(mesh.url) as http:
-
-            async def owner() -> str | None:
-                code, out, _ = await run_weft("get", "routers", "-o", "json", home=mesh.home)
-                items = [] if code else json.loads(out)["items"]
-                owners = [each["name"] for each in items if POOL in each["domains"]]
-                return owners[0] if owners and len(items) == 2 else None
-
-            owned_by = await eventually(owner, WAIT_SECONDS, "no router owns the pool")
+            owned_by = await eventually(lambda: owner_of_pool(mesh), WAIT_SECONDS, "no router owns the pool")
             await eventually(lambda: has_router(http), WAIT_SECONDS, "there is no router")
             await chat(http, "r-0")
             began = asyncio.Event()
@@ -228,11 +330,31 @@ async def test_another_router_on_the_database_finds_what_a_killed_one_knew(tmp_p
             homes[owned_by].start("router")
 
             async def is_back() -> bool:
-                return await listed(http, "ended") == {"r-0", "r-long"} and await owner() is not None
+                return await listed(http, "ended") == {"r-0", "r-long"} and await owner_of_pool(mesh) is not None
 
             await eventually(is_back, WAIT_SECONDS, "the records are not those of before")
             cut_off.cancel()
             await asyncio.gather(cut_off, return_exceptions=True)
+
+
+async def test_the_end_of_a_stream_whose_router_was_killed_is_recorded_by_the_next_owner_of_its_domain(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    with two_routers(tmp_path, postgres_url) as (mesh, homes):
+        async with aiohttp.ClientSession(mesh.url) as http:
+            owned_by = await eventually(lambda: owner_of_pool(mesh), WAIT_SECONDS, "no router owns the pool")
+            await eventually(lambda: has_router(http), WAIT_SECONDS, "there is no router")
+            began = asyncio.Event()
+            answer = asyncio.create_task(completed_stream(http, "r-long", began))
+            await began.wait()
+            homes[owned_by].end("router", signal.SIGKILL)
+            assert await answer == 600
+            found = await until_completed(http, "r-long")
+            assert found["receipt"]["completionTokens"] == 600
+            homes[owned_by].start("router")
+            await eventually(lambda: owner_of_pool(mesh), WAIT_SECONDS, "the router does not come back")
+            assert await listed(http, "ended") == {"r-long"}
+            assert (await request(http, "r-long"))["receipt"] == found["receipt"]
 
 
 async def test_a_request_that_no_router_answers_says_so_in_its_error_and_in_the_gateways_log(tmp_path: Path) -> None:
@@ -254,6 +376,16 @@ async def test_a_request_that_no_router_answers_says_so_in_its_error_and_in_the_
             await eventually(lambda: has_router(http), WAIT_SECONDS, "there is no router")
             async with http.post("/v1/chat/completions", json=CHAT | {"model": "nothing"}) as response:
                 assert "lacked_router" not in (await response.json())["error"]
+            for name, (_, _, code) in cases.items():
+
+                async def is_recorded(name: str = name, code: str = code) -> bool:
+                    found = await request(http, name)
+                    return found.get("reason") == code and found["receipt"]["lackedRouter"] is True
+
+                await eventually(is_recorded, WAIT_SECONDS, f"there is no record of {name}")
+            exit_code, out, error = await run_weft("explain", "r-outage", home=mesh.home)
+            assert exit_code == 0, error
+            assert "none answered when it ended" in out
     lines = [json.loads(line) for line in (mesh.home / "logs" / "gateway.log").read_text().splitlines()]
     ends = {
         line["request_id"]: (line["reason"], line.get("lacked_router")) for line in lines if line["event"] == "request"

@@ -1,7 +1,8 @@
 """Usage of live requests beside their receipts, while the router is killed again and again.
 
 What was written before a kill is there after it, nothing counts twice, and a request counts whole or not at all: the
-tokens are those of the receipts of as many requests.
+tokens are those of the receipts of as many requests. A stream whose router dies completes, and counts when its gateway
+hands its end over.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ BESIDE = 6
 TOKENS = 7
 WAIT_SECONDS = 30.0
 CHAT: dict[str, Any] = {"model": POOL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": TOKENS}
-LONG = CHAT | {"max_tokens": 400, "stream": True}
+LONG = CHAT | {"max_tokens": 400, "stream": True, "stream_options": {"include_usage": True}}
 
 
 async def answered(http: aiohttp.ClientSession) -> dict[str, int]:
@@ -58,16 +59,32 @@ async def has_router(http: aiohttp.ClientSession) -> bool:
         return response.status == 200
 
 
-async def cut_off(http: aiohttp.ClientSession, began: asyncio.Event) -> None:
-    """A stream that is going on while the router dies; it is read to its end, whatever that is."""
+async def streamed(http: aiohttp.ClientSession, began: asyncio.Event) -> dict[str, int]:
+    """A stream that goes on while the router dies, and completes; the tokens that its answer has in its usage."""
+    usage: dict[str, int] = {}
     async with http.post("/v1/chat/completions", json=LONG) as response:
-        async for _ in response.content:
+        async for line in response.content:
             began.set()
+            data = line.removeprefix(b"data: ").strip()
+            if data.startswith(b"{"):
+                usage = json.loads(data).get("usage") or usage
+    return {"in": usage["prompt_tokens"], "out": usage["completion_tokens"]}
+
+
+async def until_handed_over(http: aiohttp.ClientSession, count: int) -> None:
+    """Until the gateway has handed over the ends of so many streams whose router died."""
+
+    async def has_handed_over() -> bool:
+        async with http.get("/metrics") as response:
+            return f'weft_gateway_end_reports_total{{fate="accepted"}} {count}.0' in await response.text()
+
+    await eventually(has_handed_over, WAIT_SECONDS, f"there are never {count} ends handed over")
 
 
 async def test_usage_has_every_written_receipt_once_after_the_router_was_killed(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a", slots=BESIDE + 1, tokens_per_second=200.0))
     receipts: list[dict[str, int]] = []
+    long: list[dict[str, int]] = []
     written = 0
     with running_apart(tmp_path, config) as mesh:
         async with aiohttp.ClientSession(mesh.url) as http:
@@ -78,11 +95,12 @@ async def test_usage_has_every_written_receipt_once_after_the_router_was_killed(
                 if is_read:
                     written = (await counted_at_least(http, written + BESIDE))["completed"]
                 began = asyncio.Event()
-                stream = asyncio.create_task(cut_off(http, began))
+                stream = asyncio.create_task(streamed(http, began))
                 await began.wait()
                 mesh.end("router", signal.SIGKILL)
                 mesh.start("router")
-                await stream
+                long.append(await stream)
+                await until_handed_over(http, number + 1)
                 found = await counted_at_least(http, written)
                 written = found["completed"]
                 assert written <= len(receipts) + number + 1, "a request is counted twice"
@@ -90,7 +108,8 @@ async def test_usage_has_every_written_receipt_once_after_the_router_was_killed(
             receipts += await asyncio.gather(*(answered(http) for _ in range(BESIDE)))
             found = await counted_at_least(http, written + BESIDE)
     assert {json.dumps(receipt) for receipt in receipts} == {json.dumps(receipts[0])}
-    # The long streams, whose tokens differ, are those that the router lost when it died: not one is counted.
+    # The long streams, whose tokens differ, are those whose router died: their gateway hands each over, once.
     for name in ("in", "out"):
-        assert found[name] == found["completed"] * receipts[0][name]
-    assert found["completed"] >= (ROUNDS // 2 + 1) * BESIDE
+        of_long = sum(usage[name] for usage in long)
+        assert found[name] == (found["completed"] - ROUNDS) * receipts[0][name] + of_long
+    assert found["completed"] >= (ROUNDS // 2 + 1) * BESIDE + ROUNDS

@@ -16,6 +16,7 @@ from weft.api.common.v1 import agent_behaviour_pb2, receipt_pb2, usage_pb2, work
 from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
 from weft.dispatch.agents import agent_name_of, known_names, require_chat, resolve, usable_names
 from weft.dispatch.call import Call, RequestDispatcher
+from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.frames import Frame
 from weft.dispatch.operations import CHAT, ChunkT, OperationSpec, PayloadT, ended_early
@@ -67,6 +68,8 @@ class CallDeps:
     fleet: FleetSource | None
     tracing: Tracing
     service: ServiceName
+    ends: EndReporter | None = None
+    """Hands over the ends of requests whose router was lost; None: they are lost with it."""
 
     def view(self) -> FleetView:
         """Returns the current view of the mesh; empty without a fleet."""
@@ -149,9 +152,14 @@ class Dispatcher(_Calls):
         """Make calls to the runner of this process, at its address, without a connection."""
         self._deps.carriers.add_own(address, calls)
 
+    def report_ends_to(self, ends: EndReporter) -> None:
+        """Have it hand over the ends of requests whose router was lost; its owner stops it."""
+        self._deps = replace(self._deps, ends=ends)
+        self._run = partial(_chunks, self._deps)
+
     def over(self, placement: PlacementPort) -> RequestDispatcher:
         """Returns a dispatcher over another placement, with the connections of this one. It may be for one request."""
-        return _Calls(replace(self._deps, placement=placement))
+        return _Calls(replace(self._deps, placement=placement, ends=None))
 
 
 def placement_request(
@@ -217,6 +225,7 @@ class _RequestRun(Generic[T]):
         self.cancelled: WeftError | None = None
         """The error of its cancellation; None: it was not cancelled while it ran."""
         self._last_error: WeftError | None = None
+        self._placing: ReconnectingPlacement | None = None
 
     async def chunks(self) -> AsyncGenerator[T]:
         """See `Call.chunks`. Leaving the iterator (aclose, cancel) cancels the runner's work."""
@@ -256,7 +265,7 @@ class _RequestRun(Generic[T]):
         except Exception as error:
             self._name_close_ones(error)
             name_alias(error, self.context)
-            self._close_failed(error)
+            self._hand_over(self._close_failed(error))
             raise
         finally:
             self._close_left()
@@ -308,13 +317,20 @@ class _RequestRun(Generic[T]):
 
     def _place(self) -> ReconnectingPlacement:
         seconds_left = self._seconds_to_deadline()
-        return ReconnectingPlacement(
+        self._placing = ReconnectingPlacement(
             self.deps.placement,
             placement_request(self.context, self.payload, seconds_left=seconds_left, behaviour=self.behaviour),
             self.deps.clock,
             self.deps.steady,
             knows=lambda name: name in known_names(self.deps.view()),
+            ends=self.deps.ends,
         )
+        return self._placing
+
+    def _hand_over(self, receipt: receipt_pb2.Receipt) -> None:
+        """Hands over the end of a request that was to be placed, and that no router has heard of."""
+        if self._placing is not None:
+            self._placing.hand_over(receipt)
 
     async def _next_decision(self, placement: ReconnectingPlacement) -> Decision:
         try:

@@ -177,6 +177,8 @@ def request_cancelled(cancelled_by: str) -> WeftError:
     )
 
 
+PLACED_AGAIN = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.NO_ROUTER_AVAILABLE, Reason.MOVED})
+"""Reasons of a router after which a request is placed again: none of them is its end."""
 MAX_UNREACHABLE_ROUTERS = 16
 MAX_ONLY_RUNNERS = 1_024
 
@@ -228,10 +230,11 @@ class Placement(Protocol):
         """The attempt failed before any content; the next decision grants another runner or raises. Never raises."""
         ...
 
-    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
         """Reports the end of the request, with UNSPECIFIED when it completed. Never raises.
 
-        `receipt` is only read; None: unknown.
+        `receipt` is only read; None: unknown. Returns whether the scheduler has the end; False: it may not, as it was
+        lost.
         """
         ...
 
@@ -280,5 +283,17 @@ class QueueSource(Protocol):
         ...
 
 
-class RouterPort(PlacementPort, QueueSource, Protocol):
+class EndPort(Protocol):
+    """Records how requests ended whose scheduler was lost."""
+
+    async def report_end(self, request: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
+        """Hands over the end of a request whose placement did not hear of it.
+
+        Returns whether it is recorded; False: its end is known already. Raises SERVICE_UNAVAILABLE,
+        NO_ROUTER_AVAILABLE or MOVED where it is to be tried again.
+        """
+        ...
+
+
+class RouterPort(PlacementPort, QueueSource, EndPort, Protocol):
     """The router for dispatchers."""

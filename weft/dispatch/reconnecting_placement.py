@@ -7,23 +7,32 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from typing_extensions import override
 
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.placement import Decision, Grant, OnCancelled, Placement, PlacementPort, PlacementRequest
+from weft.dispatch.end_reporter import EndReporter
+from weft.dispatch.placement import (
+    PLACED_AGAIN,
+    Decision,
+    Grant,
+    OnCancelled,
+    Placement,
+    PlacementPort,
+    PlacementRequest,
+)
 from weft.kernel.clock import Clock
 from weft.kernel.errors import LACKED_ROUTER, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.time_limit import within
 
+T = TypeVar("T")
+
 REPORT_SECONDS = 1.0
 """Time limit of a report: a frozen router must not delay a complete answer."""
 LATE_REPORT_SECONDS = 0.1
 """Time limit of a report after the request's deadline."""
-
-_PLACED_AGAIN = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.NO_ROUTER_AVAILABLE, Reason.MOVED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +61,14 @@ class ReconnectingPlacement(Placement):
         clock: Clock,
         config: ReconnectConfig,
         knows: Callable[[str], bool] = _knows_nothing,
+        ends: EndReporter | None = None,
     ) -> None:
-        """`knows`: whether the mesh has a name, as this process sees it now."""
+        """`knows`: whether the mesh has a name, as this process sees it now.
+
+        `ends` gets the end of the request where its router did not hear of it; None: it is lost with that router.
+        """
         self._knows = knows
+        self._ends = ends
         self._port = port
         self._request = request
         self._clock = clock
@@ -66,6 +80,8 @@ class ReconnectingPlacement(Placement):
         """Whether a router has counted it by the limits: one that decided something has, unless it moved since."""
         self._is_lost = False
         """Whether no router has answered since the last one was lost."""
+        self._is_reported = False
+        """Whether a router has its end, or is to get it later."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -111,7 +127,7 @@ class ReconnectingPlacement(Placement):
                 decision = await self._place.next_decision()
             except WeftError as error:
                 is_behind = error.reason is Reason.MODEL_NOT_FOUND and self._knows(self._request.model)
-                if error.reason not in _PLACED_AGAIN and not is_behind:
+                if error.reason not in PLACED_AGAIN and not is_behind:
                     raise
                 now, has_moved = self._clock.monotonic(), error.reason is Reason.MOVED
                 self._is_counted = self._is_counted and not has_moved
@@ -174,13 +190,32 @@ class ReconnectingPlacement(Placement):
         return self._report(self._place.report_attempt_failed(attempt, reason))
 
     @override
-    def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> Coroutine[Any, Any, None]:
-        return self._report(self._place.report_finished(reason, receipt))
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
+        is_heard = False
+        try:
+            is_heard = bool(await self._report(self._place.report_finished(reason, receipt)))
+        finally:
+            if is_heard or receipt is None:
+                self._is_reported = True
+            else:
+                self.hand_over(receipt)
+        return is_heard
+
+    def hand_over(self, receipt: receipt_pb2.Receipt) -> None:
+        """Has the end of the request recorded by the router that owns its domain then, unless it is reported.
+
+        For a request that ends before it is placed anywhere; `report_finished` calls it for a router that was lost.
+        """
+        if not self._is_reported and self._ends is not None:
+            self._ends.send(self._request, receipt, self._opened_at - self._request.age_seconds)
+        self._is_reported = True
 
     @override
     def end_at_once(self, reason: Reason, receipt: receipt_pb2.Receipt, *, content_of: int | None) -> bool:
         return self._place.end_at_once(reason, receipt, content_of=content_of)
 
-    async def _report(self, report: Coroutine[Any, Any, None]) -> None:
+    async def _report(self, report: Coroutine[Any, Any, T]) -> T | None:
+        """Returns what a report returns; None: it took too long."""
         with suppress(TimeoutError):
-            await within(LATE_REPORT_SECONDS if self._seconds_left() == 0 else REPORT_SECONDS, report)
+            return await within(LATE_REPORT_SECONDS if self._seconds_left() == 0 else REPORT_SECONDS, report)
+        return None

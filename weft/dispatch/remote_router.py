@@ -25,6 +25,7 @@ from weft.api.router.v1 import (
 )
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.dispatch.placement import (
+    PLACED_AGAIN,
     Decision,
     Grant,
     LoadingModel,
@@ -77,6 +78,13 @@ class RemotePlacement(RouterPort):
         return RemotePlace(self._stub, request)
 
     @override
+    async def report_end(self, request: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
+        finished = pb.PlaceFinished(reason=receipt.reason, receipt=receipt)
+        report = pb.ReportEndRequest(open=_open_to_proto(request), finished=finished)
+        with calling(Reason.SERVICE_UNAVAILABLE):
+            return (await self._stub.ReportEnd(report)).recorded
+
+    @override
     async def queues(self) -> Sequence[PoolQueue]:
         with calling(Reason.SERVICE_UNAVAILABLE):
             response = await self._stub.ListQueues(
@@ -106,6 +114,8 @@ class RemotePlace(Placement):
         self._on_cancelled: OnCancelled | None = None
         self.is_disconnected = False
         """Whether the call ended without a word of the router."""
+        self._is_refused = False
+        """Whether the router has ended the request itself, and so knows how."""
 
     async def __aenter__(self) -> Self:
         request = self._request
@@ -138,6 +148,7 @@ class RemotePlace(Placement):
             found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
             # A router that stops is one that is lost: the request is placed again.
             is_stopping = found.reason is Reason.SHUTTING_DOWN
+            self._is_refused = not (is_bare or is_stopping or found.reason in PLACED_AGAIN)
             raise (WeftError(Reason.SERVICE_UNAVAILABLE, found.message) if is_stopping else found) from error
         except asyncio.CancelledError:
             # The placement was abandoned, or the channel closed under it: a request is cancelled in other ways.
@@ -181,13 +192,12 @@ class RemotePlace(Placement):
         await self._write(pb.PlaceRequest(attempt_failed=failed))
 
     @override
-    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
         finished = pb.PlaceFinished(reason=reason.value, receipt=receipt)  # type: ignore[arg-type]  # same numbers
         await self._write(pb.PlaceRequest(finished=finished))
         assert self._call is not None, "a report before the placement was entered"
-        if not self._call.done():
-            # The router ends the stream when it has counted the end; leaving earlier would cancel the report.
-            await self._call.code()
+        # The router ends the stream when it has counted the end; leaving earlier would cancel the report.
+        return await self._call.code() is grpc.StatusCode.OK or self._is_refused
 
     async def _write(self, request: pb.PlaceRequest) -> None:
         """Sends a message to the router. A lost router is noticed by the next read, not here."""

@@ -59,6 +59,23 @@ class RoutersPlacement(RouterPort):
     async def queues(self) -> Sequence[PoolQueue]:
         return await self._default.queues()
 
+    @override
+    async def report_end(self, request: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
+        """As EndPort.report_end. A router that does not answer remains the owner until its session has ended.
+
+        So one that was only frozen records what it knows, and no other one counts the same request.
+        """
+        view = self._fleet.view
+        owner = self._owners.owner(view, request.model)
+        if not view.routers or (owner is not None and owner.name == self._own):
+            return await self._default.report_end(request, receipt)
+        link = None if owner is None else self._links.get(owner.name)
+        if link is None:
+            raise WeftError(Reason.NO_ROUTER_AVAILABLE, NO_ROUTER)
+        if link.is_lost:
+            raise _lost(link)
+        return await link.placement.report_end(request, receipt)
+
 
 class LinkedPlace(Placement):
     """A Placement over one link, which does not wait for a router that is lost."""
@@ -126,9 +143,13 @@ class LinkedPlace(Placement):
             await self._place.report_attempt_failed(attempt, reason)
 
     @override
-    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
-        if not self._link.is_lost:
-            await self._place.report_finished(reason, receipt)
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
+        if self._link.is_lost or not self._is_opened:
+            return False
+        return await self._place.report_finished(reason, receipt)
+
+
+NO_ROUTER = "no router of the mesh answers"
 
 
 class _NoRouter(Placement):
@@ -144,7 +165,7 @@ class _NoRouter(Placement):
 
     @override
     async def next_decision(self) -> Decision:
-        raise WeftError(Reason.NO_ROUTER_AVAILABLE, "no router of the mesh answers")
+        raise WeftError(Reason.NO_ROUTER_AVAILABLE, NO_ROUTER)
 
     @override
     def watch_cancellation(self, on_cancelled: OnCancelled) -> None:
@@ -159,8 +180,8 @@ class _NoRouter(Placement):
         pass
 
     @override
-    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
-        pass
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
+        return False
 
 
 def _lost(link: RouterLink) -> WeftError:

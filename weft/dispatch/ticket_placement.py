@@ -158,8 +158,9 @@ class TicketPlace(Placement):
         self._failed = reason
 
     @override
-    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
         if receipt is not None:
             self._attempt.end(receipt)
         else:
             self._attempt.end_refused(reason)
+        return True

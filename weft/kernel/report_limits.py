@@ -1,4 +1,7 @@
-"""Bounds of what a runner reports to routers, which `weft.dispatch.attempt_reporter` keeps."""
+"""Bounds of what runners and gateways report to routers until it is answered.
+
+`weft.dispatch.attempt_reporter` and `weft.dispatch.end_reporter` keep them.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,7 +13,7 @@ from weft.kernel.settings import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportLimits:
-    """Bounds of the reports about requests that a proxy carried to this runner."""
+    """Bounds of reports that are repeated until a router has answered them."""
 
     max_held: Annotated[int, Ge(1), Le(1_000_000)] = 4_096
     """Reports that wait for routers; one more is dropped."""

@@ -133,7 +133,8 @@ def explain(
     """Explain the scheduling of a request: what it waited for, which runners could serve it, which one did.
 
     Routers keep requests for a week after they end (router.records), also over restarts. A router that is killed loses
-    those of its last seconds; one that was under way then is shown as router_lost.
+    those of its last seconds; one that was under way then is shown as router_lost, until its gateway has reported how
+    it ended.
 
     Example: weft explain req-5f0c1a
     """

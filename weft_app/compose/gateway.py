@@ -37,6 +37,7 @@ from gateway.watch.requests import FiguresOfMesh, RequestsOfTenant
 from gateway.watch.resources import resource_sources
 from registry_svc.store.owner_file import read_owner_file, write_owner_file
 from weft.dispatch.dispatcher import Dispatcher
+from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetWatcher
 from weft.dispatch.fleet_health import fleet_check, router_check
 from weft.dispatch.placement import QueueSource
@@ -149,6 +150,8 @@ class MeshClients:
     """The page of this process; None: one of its own."""
     discovery: DiscoverySource = look_nowhere
     """Looks for engines and model files on the mesh's machine."""
+    ends: EndReporter | None = None
+    """Hands over the ends of requests whose router was lost; that of `dispatcher`."""
 
 
 def build_gateway(
@@ -200,6 +203,7 @@ def build_gateway(
         journal=JournalPolicy(mesh.names or mesh.fleet, journal_rules(config.router)),
         tracing=mesh.tracing,
         health=mesh.health,
+        ends=mesh.ends,
     )
     return gateway.service.build(edge, ports, metrics=mesh.metrics)
 
@@ -217,6 +221,7 @@ class _RemoteMesh:
         self.channels = ChannelPool(security=self.security)
         self.fleet = FleetWatcher(self.registry, self.clock, service="gateway")
         self.routers = GatewayRouters(self.router, self.fleet, self.clock, self.security)
+        self.ends = EndReporter(self.routers.placement, self.clock, config.gateway.end_reports)
         self.tracing = tracing_of(os.environ)
 
     def clients(self, health: HealthSource, page: MetricsPage) -> MeshClients:
@@ -247,10 +252,11 @@ class _RemoteMesh:
             tracing=self.tracing,
             health=health,
             metrics=page,
+            ends=self.ends,
         )
 
     def _dispatcher(self) -> Dispatcher:
-        return Dispatcher(
+        dispatcher = Dispatcher(
             self.routers.placement,
             self.channels,
             clock=self.clock,
@@ -259,6 +265,8 @@ class _RemoteMesh:
             tracing=self.tracing,
             service=ServiceName.GATEWAY,
         )
+        dispatcher.report_ends_to(self.ends)
+        return dispatcher
 
     async def start(self) -> None:
         """Begin to follow routers, the fleet and keys."""

@@ -14,7 +14,7 @@ from weft.kernel.picked_channel import PickedChannel
 from weft.kernel.tls_channel import ChannelSecurity
 
 if TYPE_CHECKING:
-    from weft.dispatch.placement import PlacementPort
+    from weft.dispatch.placement import RouterPort
 
 
 class GatewayRouters(RouterSource):
@@ -38,7 +38,7 @@ class GatewayRouters(RouterSource):
         """The channel to any router that answers."""
         self.queues = RemotePlacement(self.channel)
         self.requests = RemoteRequests(self.channel)
-        self.placement: PlacementPort = RoutersPlacement(fleet, self._links, RemotePlacement(configured))
+        self.placement: RouterPort = RoutersPlacement(fleet, self._links, RemotePlacement(configured))
 
     @property
     @override

@@ -25,6 +25,7 @@ from weft import __version__
 from weft.api.operations.v1 import configuration_service_pb2 as pb
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.dispatcher import Dispatcher
+from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import (
     ExpectingFleet,
     FleetView,
@@ -390,6 +391,7 @@ class UpHost:
         expected = expected_mesh(self._runners)
         self._on_ready.append(expected.clear)
         expecting = ExpectingFleet(fleet, expected)
+        ends = EndReporter(router.placement, self._clock, self._config.gateway.end_reports)
         dispatcher = Dispatcher(
             router.placement,
             channels,
@@ -398,6 +400,7 @@ class UpHost:
             tracing=self._tracing,
             service=ServiceName.GATEWAY,
         )
+        dispatcher.report_ends_to(ends)
         mesh = MeshClients(
             dispatcher=dispatcher,
             fleet=fleet,
@@ -418,6 +421,7 @@ class UpHost:
             health=self._monitor,
             metrics=self._page,
             discovery=DiscoveredHere(lambda: self._config, self._home, self._clock),
+            ends=ends,
         )
         config = with_edge_certificate(self._config, self._home)
         edge = build_gateway(config, self._home, mesh, gateway_config_behind_edge(config))

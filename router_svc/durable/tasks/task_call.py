@@ -113,8 +113,8 @@ class GatedPlace(Placement):
         await self._place.report_attempt_failed(attempt, reason)
 
     @override
-    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
-        await self._place.report_finished(reason, receipt)
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
+        return await self._place.report_finished(reason, receipt)
 
 
 class TaskCall(Protocol):

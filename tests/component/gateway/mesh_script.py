@@ -55,7 +55,8 @@ class GrantingScheduler(Placement):
 
     async def report_attempt_failed(self, attempt: int, reason: Reason) -> None: ...
 
-    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None: ...
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
+        return True
 
 
 class AnsweringRunner(generation_service_pb2_grpc.GenerationServiceServicer):

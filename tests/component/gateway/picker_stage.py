@@ -117,9 +117,10 @@ class ScriptedScheduler:
     async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
         self.failed.append((attempt, reason))
 
-    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
         assert receipt is not None
         self.finished.put_nowait((reason, receipt))
+        return True
 
     def end_at_once(self, reason: Reason, receipt: receipt_pb2.Receipt, *, content_of: int | None) -> bool:
         """It is a scheduler of another process."""

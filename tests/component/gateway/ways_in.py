@@ -207,8 +207,9 @@ class GrantedPlace(Placement):
 
     async def report_attempt_failed(self, attempt: int, reason: Reason) -> None: ...
 
-    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
         self._scheduler.ended.append(reason)
+        return True
 
 
 class Runner:

@@ -33,6 +33,9 @@ class NobodyIsPlaced:
     async def queues(self) -> list[PoolQueue]:
         return []
 
+    async def report_end(self, request: PlacementRequest, receipt: Any) -> bool:
+        raise AssertionError(f"{request.request_id} has not ended: {receipt}")
+
 
 async def _placed(folder: Any, **fields: Any) -> tuple[WeftError, list[PlacementRequest]]:
     router, server = NobodyIsPlaced(), new_server()

@@ -178,8 +178,9 @@ class _RefusingPlace(Placement):
     async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
         del attempt, reason
 
-    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
         del reason, receipt
+        return True
 
 
 class _RefusingRouter:
@@ -195,6 +196,9 @@ class _RefusingRouter:
 
     async def queues(self) -> list[Any]:
         return []
+
+    async def report_end(self, request: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
+        raise AssertionError(f"{request.request_id} has not ended: {receipt}")
 
 
 REFUSALS = [

@@ -69,8 +69,9 @@ class Scheduler(Placement):
     async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
         self.told.append(("failed", reason))
 
-    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
         self.told.append(("finished", reason))
+        return True
 
 
 class Claims:

@@ -106,9 +106,10 @@ class ScriptedScheduler(Placement):
     async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
         self.failed.append((attempt, reason))
 
-    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
         self.finished.append(reason)
         self.receipts.append(receipt)
+        return True
 
 
 class ScriptedRunner(generation_service_pb2_grpc.GenerationServiceServicer):

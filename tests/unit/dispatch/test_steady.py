@@ -8,6 +8,7 @@ from typing import Self
 import pytest
 
 from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.placement import (
     Decision,
     Grant,
@@ -39,6 +40,8 @@ class ScriptedPort(Placement):
         self._script = list(script)
         self.placed: list[PlacementRequest] = []
         self.left = 0
+        self.hears = True
+        """Whether it has the ends that are reported."""
 
     def place(self, request: PlacementRequest) -> "ScriptedPort":
         self.placed.append(request)
@@ -64,7 +67,8 @@ class ScriptedPort(Placement):
 
     async def report_attempt_failed(self, attempt: int, reason: Reason) -> None: ...
 
-    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None: ...
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
+        return self.hears
 
 
 async def _decide(placement: ReconnectingPlacement, clock: FakeClock, seconds: float) -> Decision:
@@ -158,8 +162,9 @@ class FrozenPort(ScriptedPort):
         await asyncio.Event().wait()
         raise AssertionError("nothing sets it")
 
-    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
         await asyncio.Event().wait()
+        raise AssertionError("nothing sets it")
 
 
 class UnreachablePort(FrozenPort):
@@ -269,3 +274,53 @@ async def test_a_router_that_stays_behind_is_believed_after_the_limit() -> None:
     assert raised.value.reason is Reason.MODEL_NOT_FOUND
     # Pauses of 0.1, 0.2, 0.4, 0.8 and then of a second.
     assert len(port.placed) in range(8, 11)
+
+
+class Ends(EndReporter):
+    """Collects the ends that are handed over."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, int, float]] = []
+
+    def send(self, request: PlacementRequest, receipt: receipt_pb2.Receipt, arrived_at: float) -> None:
+        self.sent.append((request.request_id, receipt.reason, arrived_at))
+
+
+DONE = receipt_pb2.Receipt(request_id="r", outcome=receipt_pb2.OUTCOME_COMPLETED)
+
+
+@pytest.mark.parametrize("hears", [True, False])
+async def test_an_end_that_its_router_does_not_hear_is_handed_over_once_with_the_arrival_of_the_request(
+    *, hears: bool
+) -> None:
+    clock, ends, port = FakeClock(), Ends(), ScriptedPort(GRANT)
+    port.hears = hears
+    arrived = clock.monotonic() - REQUEST.age_seconds
+    async with ReconnectingPlacement(port, REQUEST, clock, ReconnectConfig(), ends=ends) as placement:
+        await placement.next_decision()
+        await clock.advance(3.0)
+        assert await placement.report_finished(Reason.UNSPECIFIED, DONE) is hears
+    placement.hand_over(DONE)
+    assert ends.sent == ([] if hears else [("r", 0, arrived)])
+
+
+async def test_an_end_whose_report_takes_too_long_or_is_cut_short_is_handed_over() -> None:
+    ends = Ends()
+    async with ReconnectingPlacement(FrozenPort(), SHORT, SystemClock(), ReconnectConfig(), ends=ends) as placement:
+        assert not await placement.report_finished(Reason.UNSPECIFIED, DONE)
+    assert len(ends.sent) == 1
+    async with ReconnectingPlacement(FrozenPort(), REQUEST, SystemClock(), ReconnectConfig(), ends=ends) as placement:
+        reporting = asyncio.create_task(placement.report_finished(Reason.UNSPECIFIED, DONE))
+        await asyncio.sleep(0)
+        reporting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reporting
+    assert len(ends.sent) == 2
+
+
+async def test_an_end_of_which_nothing_is_known_is_not_handed_over() -> None:
+    ends, port = Ends(), ScriptedPort(GRANT)
+    port.hears = False
+    async with ReconnectingPlacement(port, REQUEST, FakeClock(), ReconnectConfig(), ends=ends) as placement:
+        assert not await placement.report_finished(Reason.CANCELLED)
+    assert ends.sent == []

@@ -74,6 +74,16 @@ def test_a_request_that_another_router_goes_on_with_is_not_lost() -> None:
     assert merged_requests([[lost], [foreign]], 10) == [foreign, lost]
 
 
+def test_a_record_of_how_a_request_ended_hides_that_its_dispatcher_left_a_router_that_was_frozen() -> None:
+    left, done = record("r", arrived=0.1, ended=9, reason=Reason.CANCELLED), record("r", arrived=0, ended=5)
+    assert newest_record([left, done]) is done
+    assert merged_requests([[left], [done]], 10) == [done]
+    # Negative control: who cancelled it is known.
+    left.cancelled_by = "key:k"
+    assert newest_record([left, done]) is left
+    assert merged_requests([[left], [done]], 10) == [left, done]
+
+
 def test_of_two_ended_requests_with_one_id_the_later_one_is_known() -> None:
     first, second = record("a", arrived=0, ended=5), record("a", arrived=6, ended=7)
     assert newest_record([second, first]) is second

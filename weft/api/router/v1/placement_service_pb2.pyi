@@ -335,6 +335,51 @@ class PlaceFinished(google.protobuf.message.Message):
 global___PlaceFinished = PlaceFinished
 
 @typing.final
+class ReportEndRequest(google.protobuf.message.Message):
+    """ReportEndRequest is a request that has ended, and how."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: builtins.int
+    FINISHED_FIELD_NUMBER: builtins.int
+    @property
+    def open(self) -> global___PlaceOpen:
+        """The request: its names, its caller, and how long ago it arrived. What only a scheduler needs may be left out."""
+
+    @property
+    def finished(self) -> global___PlaceFinished:
+        """Its end; `receipt` must be set."""
+
+    def __init__(
+        self,
+        *,
+        open: global___PlaceOpen | None = ...,
+        finished: global___PlaceFinished | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["finished", b"finished", "open", b"open"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["finished", b"finished", "open", b"open"]) -> None: ...
+
+global___ReportEndRequest = ReportEndRequest
+
+@typing.final
+class ReportEndResponse(google.protobuf.message.Message):
+    """ReportEndResponse says what became of the report."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RECORDED_FIELD_NUMBER: builtins.int
+    recorded: builtins.bool
+    """Whether it was recorded. False: the end of the request is known already, and nothing has changed."""
+    def __init__(
+        self,
+        *,
+        recorded: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["recorded", b"recorded"]) -> None: ...
+
+global___ReportEndResponse = ReportEndResponse
+
+@typing.final
 class PlaceResponse(google.protobuf.message.Message):
     """PlaceResponse is a message of the scheduler."""
 

@@ -40,6 +40,11 @@ class PlacementServiceStub(object):
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.PlaceRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.PlaceResponse.FromString,
                 _registered_method=True)
+        self.ReportEnd = channel.unary_unary(
+                '/weft.api.router.v1.PlacementService/ReportEnd',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ReportEndRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ReportEndResponse.FromString,
+                _registered_method=True)
         self.ListQueues = channel.unary_unary(
                 '/weft.api.router.v1.PlacementService/ListQueues',
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ListQueuesRequest.SerializeToString,
@@ -65,6 +70,15 @@ class PlacementServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportEnd(self, request, context):
+        """ReportEnd says how a request ended whose router was lost while it ran, or that no router could be reached for. The router
+        that owns its scheduling domain now records and counts it, once. MOVED / FAILED_PRECONDITION names another owner;
+        SERVICE_UNAVAILABLE is worth another attempt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListQueues(self, request, context):
         """ListQueues returns how many requests wait and run, by pool and by route; pools without a member are left out.
         """
@@ -79,6 +93,11 @@ def add_PlacementServiceServicer_to_server(servicer, server):
                     servicer.Place,
                     request_deserializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.PlaceRequest.FromString,
                     response_serializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.PlaceResponse.SerializeToString,
+            ),
+            'ReportEnd': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportEnd,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ReportEndRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ReportEndResponse.SerializeToString,
             ),
             'ListQueues': grpc.unary_unary_rpc_method_handler(
                     servicer.ListQueues,
@@ -114,6 +133,33 @@ class PlacementService(object):
             '/weft.api.router.v1.PlacementService/Place',
             weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.PlaceRequest.SerializeToString,
             weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.PlaceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportEnd(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.router.v1.PlacementService/ReportEnd',
+            weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ReportEndRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ReportEndResponse.FromString,
             options,
             channel_credentials,
             insecure,

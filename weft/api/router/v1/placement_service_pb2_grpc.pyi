@@ -35,6 +35,15 @@ class PlacementServiceStub:
     `finished`. Closing the stream releases whatever it held.
     """
 
+    ReportEnd: grpc.UnaryUnaryMultiCallable[
+        weft.api.router.v1.placement_service_pb2.ReportEndRequest,
+        weft.api.router.v1.placement_service_pb2.ReportEndResponse,
+    ]
+    """ReportEnd says how a request ended whose router was lost while it ran, or that no router could be reached for. The router
+    that owns its scheduling domain now records and counts it, once. MOVED / FAILED_PRECONDITION names another owner;
+    SERVICE_UNAVAILABLE is worth another attempt.
+    """
+
     ListQueues: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.placement_service_pb2.ListQueuesRequest,
         weft.api.router.v1.placement_service_pb2.ListQueuesResponse,
@@ -56,6 +65,15 @@ class PlacementServiceAsyncStub:
     non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). One that somebody cancels
     (RequestService.CancelRequest), waiting or running, hears `cancelled` once: the dispatcher ends it and reports
     `finished`. Closing the stream releases whatever it held.
+    """
+
+    ReportEnd: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.router.v1.placement_service_pb2.ReportEndRequest,
+        weft.api.router.v1.placement_service_pb2.ReportEndResponse,
+    ]
+    """ReportEnd says how a request ended whose router was lost while it ran, or that no router could be reached for. The router
+    that owns its scheduling domain now records and counts it, once. MOVED / FAILED_PRECONDITION names another owner;
+    SERVICE_UNAVAILABLE is worth another attempt.
     """
 
     ListQueues: grpc.aio.UnaryUnaryMultiCallable[
@@ -81,6 +99,17 @@ class PlacementServiceServicer(metaclass=abc.ABCMeta):
         non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). One that somebody cancels
         (RequestService.CancelRequest), waiting or running, hears `cancelled` once: the dispatcher ends it and reports
         `finished`. Closing the stream releases whatever it held.
+        """
+
+    @abc.abstractmethod
+    def ReportEnd(
+        self,
+        request: weft.api.router.v1.placement_service_pb2.ReportEndRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.router.v1.placement_service_pb2.ReportEndResponse, collections.abc.Awaitable[weft.api.router.v1.placement_service_pb2.ReportEndResponse]]:
+        """ReportEnd says how a request ended whose router was lost while it ran, or that no router could be reached for. The router
+        that owns its scheduling domain now records and counts it, once. MOVED / FAILED_PRECONDITION names another owner;
+        SERVICE_UNAVAILABLE is worth another attempt.
         """
 
     @abc.abstractmethod

@@ -105,7 +105,7 @@ class RequestRecord(google.protobuf.message.Message):
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it ended. Not set: not yet. Of one that was lost with its router (ROUTER_LOST): when that router was last known to be
-        there.
+        there, until its gateway or its runner has reported how it ended.
         """
 
     @property

@@ -1,0 +1,207 @@
+"""The end of a request whose router was lost is recorded by the router that owns its domain next, once."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from test_several_routers import CLOCK, NAMES, Mesh, Router, a_request, granted, running, until
+
+from router_svc.request_entry import EndedRequest
+from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import placement_service_pb2 as pb
+from weft.api.router.v1 import placement_service_pb2_grpc
+from weft.dispatch.end_reporter import EndReporter
+from weft.dispatch.placement import PlacementRequest
+from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
+from weft.dispatch.remote_router import RemotePlacement
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.report_limits import ReportLimits
+from weft.kernel.rpc import open_channel
+
+TOKENS = 7
+
+
+def a_receipt(request: PlacementRequest, *, reason: Reason = Reason.UNSPECIFIED) -> receipt_pb2.Receipt:
+    outcome = receipt_pb2.OUTCOME_FAILED if reason else receipt_pb2.OUTCOME_COMPLETED
+    receipt = receipt_pb2.Receipt(request_id=request.request_id, outcome=outcome, model="m")
+    receipt.reason = reason.value  # type: ignore[assignment]  # same numbers
+    receipt.attempts.add(runner="a", model="m")
+    receipt.usage.prompt_tokens, receipt.usage.completion_tokens = 3, TOKENS
+    receipt.total_time.FromMilliseconds(2)
+    return receipt
+
+
+@asynccontextmanager
+async def reporting(there: Mesh) -> AsyncGenerator[EndReporter]:
+    reporter = EndReporter(there.placement, CLOCK, ReportLimits(retry_seconds=0.02))
+    try:
+        yield reporter
+    finally:
+        await reporter.stop(0.0)
+
+
+def place(there: Mesh, request: PlacementRequest, ends: EndReporter) -> ReconnectingPlacement:
+    config = ReconnectConfig(router_outage_limit_seconds=0.0)
+    return ReconnectingPlacement(there.placement, request, CLOCK, config, ends=ends)
+
+
+def known(router: Router, request: PlacementRequest) -> EndedRequest | None:
+    """The record of a request that has ended."""
+    found = router.records.requests.find(request.request_id, CLOCK.monotonic(), request.tenant)
+    return found if isinstance(found, EndedRequest) else None
+
+
+def counted(router: Router) -> tuple[int, int]:
+    """What its usage has counted: completed requests and their tokens."""
+    sums = list(router.records.usage.take().values())
+    return sum(each.completed_count for each in sums), sum(each.completion_tokens for each in sums)
+
+
+async def test_the_end_of_a_stream_whose_router_died_is_recorded_by_the_next_owner_of_its_domain(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as there, reporting(there) as ends:
+        dead, request = there.owner(), replace(a_request(), client_id="laptop", caller="key:k")
+        heir = there.owner(frozenset({dead.name}))
+        heir.records.usage.keep(100)
+        async with place(there, request, ends) as placed:
+            await granted(placed)
+            await dead.kill()
+            assert not await placed.report_finished(Reason.UNSPECIFIED, a_receipt(request))
+        await until(lambda: there.links.unreachable == {dead.name})
+        assert known(heir, request) is None, "the one that was lost may come back, until its session has ended"
+        there.show(*(name for name in NAMES if name != dead.name))
+        await until(lambda: ends.held == 0)
+        found = known(heir, request)
+        assert found is not None
+        assert (found.reason, found.client_id, found.target) == (Reason.UNSPECIFIED, "laptop", "m")
+        assert receipt_pb2.Receipt.FromString(found.receipt or b"").usage.completion_tokens == TOKENS
+        assert found.ended_at - found.arrived_at == pytest.approx(0.002)
+        assert counted(heir) == (1, TOKENS)
+        assert heir.loop.running == heir.loop.waiting == 0
+
+
+async def test_an_end_that_is_delivered_twice_changes_nothing_and_touches_no_account_of_fair_share(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as there:
+        owner, request = there.owner(), replace(a_request(), age_seconds=9.0)
+        owner.records.usage.keep(100)
+        async with open_channel(owner.address) as channel:
+            port = RemotePlacement(channel)
+            before = owner.loop.fair_share("t")
+            assert await port.report_end(request, a_receipt(request))
+            first = known(owner, request)
+            assert counted(owner) == (1, TOKENS)
+            assert not await port.report_end(request, a_receipt(request, reason=Reason.WORKER_LOST))
+            assert known(owner, request) is first
+            assert counted(owner) == (0, 0)
+            assert owner.loop.fair_share("t") == before
+            assert owner.records.clients.records() == []
+
+
+async def test_the_end_of_a_request_that_no_router_answered_is_recorded_with_its_reason(tmp_path: Path) -> None:
+    async with running(tmp_path) as there, reporting(there) as ends:
+        request = a_request()
+        for link in there.links.live():
+            link.note_lost()
+        async with place(there, request, ends) as placed:
+            with pytest.raises(WeftError) as refused:
+                await placed.next_decision()
+            assert refused.value.reason is Reason.NO_ROUTER_AVAILABLE
+            receipt = receipt_pb2.Receipt(
+                request_id=request.request_id, outcome=receipt_pb2.OUTCOME_FAILED, model="m", lacked_router=True
+            )
+            receipt.reason = Reason.NO_ROUTER_AVAILABLE.value  # type: ignore[assignment]  # same numbers
+            await placed.report_finished(Reason.NO_ROUTER_AVAILABLE, receipt)
+        await until(lambda: ends.held == 0)
+        found = known(there.owner(), request)
+        assert found is not None
+        assert found.reason is Reason.NO_ROUTER_AVAILABLE
+        assert receipt_pb2.Receipt.FromString(found.receipt or b"").lacked_router
+
+
+async def test_a_request_whose_end_its_router_has_heard_or_has_decided_itself_is_not_reported_again(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as there, reporting(there) as ends:
+        async with place(there, a_request(1), ends) as placed:
+            await granted(placed)
+            assert await placed.report_finished(Reason.UNSPECIFIED, a_receipt(a_request(1)))
+        unknown = replace(a_request(2), model="nothing")
+        async with place(there, unknown, ends) as placed:
+            with pytest.raises(WeftError, match="nothing"):
+                await placed.next_decision()
+            assert await placed.report_finished(Reason.MODEL_NOT_FOUND, a_receipt(unknown))
+        assert ends.held == 0
+
+
+async def test_a_request_that_was_taken_for_cancelled_gets_the_end_that_its_dispatcher_could_not_report(
+    tmp_path: Path,
+) -> None:
+    """As one whose report took too long: the router saw the stream close, and nothing else."""
+    async with running(tmp_path) as there:
+        owner, request = there.owner(), a_request()
+        owner.records.usage.keep(100)
+        async with there.place(request) as placed:
+            await granted(placed)
+            with pytest.raises(WeftError, match="under way"):
+                await there.placement.report_end(request, a_receipt(request))
+        await until(lambda: known(owner, request) is not None)
+        left = known(owner, request)
+        assert left is not None
+        assert left.reason is Reason.CANCELLED
+        counted(owner)
+        assert await there.placement.report_end(request, a_receipt(request))
+        found = known(owner, request)
+        assert found is not None
+        assert found.reason is Reason.UNSPECIFIED
+        assert counted(owner) == (0, TOKENS), "the request was counted when its stream closed"
+        assert not await there.placement.report_end(request, a_receipt(request))
+
+
+async def test_a_cancellation_with_a_receipt_stays_as_it_is(tmp_path: Path) -> None:
+    async with running(tmp_path) as there:
+        owner, request = there.owner(), a_request()
+        async with there.place(request) as placed:
+            await granted(placed)
+            await placed.report_finished(Reason.CANCELLED, a_receipt(request, reason=Reason.CANCELLED))
+        assert not await there.placement.report_end(request, a_receipt(request))
+        found = known(owner, request)
+        assert found is not None
+        assert found.reason is Reason.CANCELLED
+
+
+async def test_a_router_that_does_not_own_the_domain_answers_moved_and_records_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as there:
+        owner, request = there.owner(), a_request()
+        other = next(router for router in there.routers.values() if router is not owner)
+        async with open_channel(other.address) as channel:
+            with pytest.raises(WeftError) as refused:
+                await RemotePlacement(channel).report_end(request, a_receipt(request))
+        assert refused.value.reason is Reason.MOVED
+        assert known(other, request) is None
+
+
+async def test_an_end_without_a_receipt_is_refused_by_the_name_of_the_field(tmp_path: Path) -> None:
+    async with running(tmp_path) as there, open_channel(there.owner().address) as channel:
+        stub: Any = placement_service_pb2_grpc.PlacementServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError, match=r"finished\.receipt"):
+            await stub.ReportEnd(pb.ReportEndRequest(finished=pb.PlaceFinished()))
+
+
+async def test_two_ends_of_one_request_at_once_are_recorded_as_one(tmp_path: Path) -> None:
+    async with running(tmp_path) as there:
+        owner, request = there.owner(), a_request()
+        owner.records.usage.keep(100)
+        both = await asyncio.gather(
+            *(there.placement.report_end(request, a_receipt(request)) for _ in range(2)),
+        )
+        assert sorted(both) == [False, True]
+        assert counted(owner) == (1, TOKENS)

@@ -1,0 +1,186 @@
+"""Ends of requests whose router was lost are held for the next one, within bounds."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.attempt_reporter import MAX_RETRY_SECONDS, ReportFate
+from weft.dispatch.end_reporter import EndReporter
+from weft.dispatch.placement import EndPort, PlacementRequest, request_moved
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.report_limits import ReportLimits
+from weft.kernel.request import Operation
+from weft_testing.fake_clock import FakeClock, let_all_run
+
+AWAY = WeftError(Reason.NO_ROUTER_AVAILABLE, "the router is gone")
+LIMITS = ReportLimits(max_held=3, give_up_seconds=60.0, retry_seconds=1.0)
+
+
+def a_request(request_id: str, model: str = "m") -> PlacementRequest:
+    return PlacementRequest(
+        request_id=request_id,
+        tenant="t",
+        model=model,
+        operation=Operation.CHAT,
+        client_id="laptop",
+        caller="key:k",
+        asked_model="alias",
+        prefix_digests=(1, 2, 3),
+    )
+
+
+class ScriptedRouters(EndPort):
+    """Answers for each request what is scripted for its id, else that its end is recorded."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, bool | WeftError] = {}
+        self.tried: list[PlacementRequest] = []
+
+    async def report_end(self, request: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
+        assert receipt.request_id == request.request_id
+        self.tried.append(request)
+        answer = self.answers.get(request.request_id, True)
+        if isinstance(answer, WeftError):
+            raise answer
+        return answer
+
+
+class Stage:
+    """An EndReporter on a stepped clock, and what became of its ends."""
+
+    def __init__(self, limits: ReportLimits = LIMITS) -> None:
+        self.clock = FakeClock()
+        self.routers = ScriptedRouters()
+        self.fates: Counter[str] = Counter()
+        self.reporter = EndReporter(self.routers, self.clock, limits)
+        self.reporter.on_fate = lambda fate: self.fates.update([fate.value])
+
+    def send(self, request: PlacementRequest) -> None:
+        receipt = receipt_pb2.Receipt(request_id=request.request_id, outcome=receipt_pb2.OUTCOME_COMPLETED)
+        self.reporter.send(request, receipt, arrived_at=self.clock.monotonic() - 5.0)
+
+
+@asynccontextmanager
+async def stage(limits: ReportLimits = LIMITS) -> AsyncGenerator[Stage]:
+    made = Stage(limits)
+    try:
+        yield made
+    finally:
+        await made.reporter.stop(0.0)
+
+
+async def test_an_end_is_handed_over_with_the_names_and_the_age_of_its_request_and_without_its_prompt() -> None:
+    async with stage() as there:
+        there.send(a_request("r"))
+        await let_all_run()
+        assert there.routers.tried == [replace(a_request("r"), prefix_digests=(), age_seconds=5.0)]
+        assert (there.reporter.held, there.fates) == (0, {"accepted": 1})
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        AWAY,
+        WeftError(Reason.SERVICE_UNAVAILABLE, "the database is away"),
+        WeftError(Reason.DEADLINE_EXCEEDED, "Deadline Exceeded"),
+        request_moved("m", "other", "unix:/other"),
+    ],
+)
+async def test_an_end_is_sent_again_until_a_router_answers_with_pauses_that_double_to_a_bound(
+    failure: WeftError,
+) -> None:
+    async with stage() as there:
+        there.routers.answers["r"] = failure
+        there.send(a_request("r"))
+        for pause in (1.0, 2.0, 4.0, MAX_RETRY_SECONDS, MAX_RETRY_SECONDS):
+            await there.clock.wait_for_sleepers(1)
+            tried = len(there.routers.tried)
+            await there.clock.advance(pause - 0.1)
+            assert len(there.routers.tried) == tried
+            await there.clock.advance(0.1)
+            assert len(there.routers.tried) == tried + 1
+        del there.routers.answers["r"]
+        await there.clock.advance(MAX_RETRY_SECONDS)
+        assert there.routers.tried[-1].age_seconds == 5.0 + 1.0 + 2.0 + 4.0 + 3 * MAX_RETRY_SECONDS
+        assert (there.reporter.held, there.fates) == (0, {"accepted": 1})
+
+
+async def test_an_end_that_the_router_knows_and_one_that_it_refuses_are_counted_as_such_and_not_sent_again() -> None:
+    async with stage() as there:
+        there.routers.answers["known"] = False
+        there.routers.answers["refused"] = WeftError(Reason.UNSUPPORTED_OPERATION, "an earlier release")
+        there.send(a_request("known"))
+        there.send(a_request("refused"))
+        await let_all_run()
+        assert (there.reporter.held, there.fates) == (0, {"unknown": 1, "refused": 1})
+
+
+async def test_an_end_beyond_the_bound_is_dropped_and_counted_and_the_log_says_so() -> None:
+    with capture_logs() as lines:
+        async with stage() as there:
+            for number in range(5):
+                there.routers.answers[f"r{number}"] = AWAY
+                there.send(a_request(f"r{number}"))
+            await let_all_run()
+            assert (there.reporter.held, there.fates) == (3, {"overflow": 2})
+            there.routers.answers.clear()
+            await there.clock.advance(1.0)
+            assert (there.reporter.held, there.fates) == (0, {"overflow": 2, "accepted": 3})
+    dropped = [(line["why"], line["count"]) for line in lines if line["event"] == "ends of requests dropped"]
+    assert dropped == [("overflow", 2)]
+
+
+async def test_an_end_is_given_up_after_its_time_and_the_log_says_so() -> None:
+    with capture_logs() as lines:
+        async with stage() as there:
+            there.routers.answers["r"] = AWAY
+            there.send(a_request("r"))
+            await there.clock.advance(LIMITS.give_up_seconds - 1.0)
+            assert there.reporter.held == 1
+            await there.clock.advance(MAX_RETRY_SECONDS)
+            assert (there.reporter.held, there.fates) == (0, {"gave_up": 1})
+    assert [line["why"] for line in lines if line["event"] == "ends of requests dropped"] == ["gave_up"]
+
+
+async def test_an_end_that_has_to_wait_delays_no_end_of_another_model_nor_of_its_own_for_long() -> None:
+    async with stage() as there:
+        there.routers.answers["r1"] = WeftError(Reason.SERVICE_UNAVAILABLE, "a request of this id is under way")
+        for request in (a_request("r1"), a_request("r2"), a_request("r3", model="other")):
+            there.send(request)
+        await let_all_run()
+        assert there.fates == {"accepted": 1}, "of the other model"
+        await there.clock.advance(1.0)
+        assert (there.reporter.held, there.fates) == (1, {"accepted": 2})
+
+
+async def test_what_is_held_when_a_gateway_stops_is_dropped_and_counted() -> None:
+    async with stage() as there:
+        there.routers.answers["r"] = AWAY
+        there.send(a_request("r"))
+        await let_all_run()
+        await there.reporter.stop(0.0)
+        assert (there.reporter.held, there.fates) == (0, {ReportFate.GAVE_UP.value: 1})
+
+
+class FrozenRouter(EndPort):
+    """Answers nothing."""
+
+    async def report_end(self, request: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
+        await asyncio.Event().wait()
+        raise AssertionError("nothing sets it")
+
+
+async def test_a_router_that_answers_nothing_costs_no_more_than_the_time_of_one_call() -> None:
+    clock, limits = FakeClock(), replace(LIMITS, call_timeout_seconds=0.01)
+    reporter = EndReporter(FrozenRouter(), clock, limits)
+    reporter.send(a_request("r"), receipt_pb2.Receipt(request_id="r"), clock.monotonic())
+    await clock.wait_for_sleepers(1)
+    assert reporter.held == 1
+    await reporter.stop(0.0)

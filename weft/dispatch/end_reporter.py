@@ -1,0 +1,164 @@
+"""Reports of ends to the routers that own them now: of requests whose router was lost, or that reached none.
+
+A bounded buffer, repeated until a router has answered. It is in memory: a process that is killed loses it.
+"""
+
+import asyncio
+import itertools
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.attempt_reporter import MAX_RETRY_SECONDS, OnFate, ReportFate
+from weft.dispatch.placement import EndPort, PlacementRequest
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
+from weft.kernel.report_limits import ReportLimits
+from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.time_limit import within
+
+log = get_logger("weft.ends")
+
+_REPEATED = frozenset(
+    {
+        Reason.SERVICE_UNAVAILABLE,
+        Reason.SHUTTING_DOWN,
+        Reason.NO_ROUTER_AVAILABLE,
+        Reason.MOVED,
+        Reason.DEADLINE_EXCEEDED,
+    }
+)
+"""Failures of a report after which it is sent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldEnd:
+    """The end of a request that no router has recorded yet. Times are monotonic."""
+
+    request: PlacementRequest
+    receipt: receipt_pb2.Receipt
+    arrived_at: float
+    """When the request arrived at the mesh."""
+    held_at: float
+
+
+class EndReporter:
+    """Hands the ends of requests to the owners of their scheduling domains. Called from the event loop alone."""
+
+    def __init__(self, port: EndPort, clock: Clock, limits: ReportLimits | None = None) -> None:
+        self.on_fate: OnFate = lambda _fate: None
+        """Called with what becomes of each end."""
+        self._port = port
+        self._clock = clock
+        self._limits = limits or ReportLimits()
+        self._keys = itertools.count()
+        self._held: dict[int, _HeldEnd] = {}
+        """In the order in which they are tried next."""
+        self._dropped: Counter[ReportFate] = Counter()
+        """Ends that were dropped since the last log line about it."""
+        self._sender: asyncio.Task[None] | None = None
+
+    @property
+    def held(self) -> int:
+        """Number of ends that no router has answered yet."""
+        return len(self._held)
+
+    def send(self, request: PlacementRequest, receipt: receipt_pb2.Receipt, arrived_at: float) -> None:
+        """Report how a request ended that arrived at a monotonic time; returns at once.
+
+        One end too many is dropped, counted and logged.
+        """
+        if len(self._held) >= self._limits.max_held:
+            self._drop(ReportFate.OVERFLOW)
+            return
+        now = self._clock.monotonic()
+        self._held[next(self._keys)] = _HeldEnd(_names_of(request), receipt, arrived_at, now)
+        if self._sender is None or self._sender.done():
+            self._sender = start_task(self._send_all(), name="end-reports")
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Give the ends this long to be answered, then drop the rest. Safe to call twice."""
+        if self._sender is not None:
+            await asyncio.wait([self._sender], timeout=grace_seconds)
+            await stop_tasks([self._sender])
+            self._sender = None
+        for _ in range(len(self._held)):
+            self._drop(ReportFate.GAVE_UP)
+        self._held.clear()
+        self._log_dropped()
+
+    async def _send_all(self) -> None:
+        pause = self._limits.retry_seconds
+        while self._held:
+            if await self._send_each():
+                pause = self._limits.retry_seconds
+            self._give_up()
+            self._log_dropped()
+            if self._held:
+                await self._clock.sleep(pause)
+                pause = min(pause * 2, MAX_RETRY_SECONDS)
+
+    async def _send_each(self) -> bool:
+        """Tries each end once, of one target until the first that has to wait; returns whether one was answered."""
+        waiting: set[str] = set()
+        was_answered = False
+        for key, end in list(self._held.items()):
+            if end.request.model in waiting:
+                continue
+            fate = await self._fate_of(end)
+            del self._held[key]
+            if fate is None:
+                waiting.add(end.request.model)
+                # The others of its target are tried before it: it may be the only one that has to wait.
+                self._held[key] = end
+            else:
+                was_answered = True
+                self.on_fate(fate)
+        return was_answered
+
+    async def _fate_of(self, end: _HeldEnd) -> ReportFate | None:
+        """Returns what became of an end; None: it is to be sent again."""
+        request = replace(end.request, age_seconds=self._clock.monotonic() - end.arrived_at)
+        try:
+            is_recorded = await within(self._limits.call_timeout_seconds, self._port.report_end(request, end.receipt))
+        except TimeoutError:
+            return None
+        except WeftError as error:
+            if error.reason in _REPEATED:
+                return None
+            log.warning("the end of a request was refused", request_id=request.request_id, why=error.message)
+            return ReportFate.REFUSED
+        return ReportFate.ACCEPTED if is_recorded else ReportFate.UNKNOWN
+
+    def _give_up(self) -> None:
+        oldest = self._clock.monotonic() - self._limits.give_up_seconds
+        for key in [key for key, end in self._held.items() if end.held_at <= oldest]:
+            del self._held[key]
+            self._drop(ReportFate.GAVE_UP)
+
+    def _drop(self, fate: ReportFate) -> None:
+        self.on_fate(fate)
+        self._dropped[fate] += 1
+
+    def _log_dropped(self) -> None:
+        # One line for many: an outage under load drops more than a log is worth.
+        for fate, count in sorted(self._dropped.items()):
+            log.warning("ends of requests dropped", why=fate.value, count=count, held=len(self._held))
+        self._dropped.clear()
+
+
+def _names_of(request: PlacementRequest) -> PlacementRequest:
+    """Returns what a record says of a request; what only a scheduler needs is not kept."""
+    return PlacementRequest(
+        request_id=request.request_id,
+        tenant=request.tenant,
+        model=request.model,
+        operation=request.operation,
+        priority=request.priority,
+        names_priority=request.names_priority,
+        client_id=request.client_id,
+        asked_model=request.asked_model,
+        caller=request.caller,
+    )
