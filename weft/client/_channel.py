@@ -3,19 +3,21 @@
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NoReturn, Self
 
 import grpc
 
-from weft.client._home import DEFAULT_HOME, HOME_VARIABLE
+from weft.client._home import FoundHome, home_folder
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CONNECTION_LOST, error_from_call, open_blocking_channel
 from weft.kernel.tls import TlsFiles
 from weft.kernel.tls_channel import ChannelSecurity
 
+Service = Literal["router", "registry"]
 MAX_ADDRESS_CHARS = 2048
 URL_VARIABLE = "WEFT_URL"
 """Environment variable with the base URL of the HTTP API of a remote mesh."""
@@ -24,21 +26,13 @@ ADDRESS_VARIABLES = {"router": "WEFT_ROUTER", "registry": "WEFT_REGISTRY"}
 
 
 def mesh_url(home: Path | str | None = None) -> str:
-    """Returns the base URL of the HTTP API of the mesh that runs on a home; see `mesh_address`.
+    """Returns the base URL of the HTTP API of a mesh, in the order of `mesh_address`, with WEFT_URL.
 
-    Without a chosen home, WEFT_URL comes first. Raises SERVICE_UNAVAILABLE when there is none.
+    On a home it is from the file of `weft up`, or that of a `weft serve gateway`.
     """
-    folder = _folder(home)
-    elsewhere = os.environ.get(URL_VARIABLE)
-    if elsewhere and folder == DEFAULT_HOME.expanduser().absolute():
-        return elsewhere.rstrip("/")
-    try:
-        return str(json.loads((folder / "run" / "up.json").read_text("utf-8"))["url"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise WeftError(
-            Reason.SERVICE_UNAVAILABLE,
-            f"weft is not running (home {folder}); start it with `weft up --home {folder}`, or set {URL_VARIABLE}",
-        ) from None
+    folder = home_folder(home)
+    elsewhere = _variable(URL_VARIABLE, folder)
+    return elsewhere or _fact(folder, "url") or _served(folder, "gateway") or _missing(folder, URL_VARIABLE)
 
 
 def mesh_ca_file(url: str, home: Path | str | None = None) -> Path | None:
@@ -48,38 +42,49 @@ def mesh_ca_file(url: str, home: Path | str | None = None) -> Path | None:
     """
     if named := os.environ.get(_VARIABLES["ca_file"]):
         return Path(named).expanduser()
-    try:
-        facts = json.loads((_folder(home) / "run" / "up.json").read_text("utf-8"))
-        return Path(facts["caFile"]) if facts["url"] == url and facts["caFile"] else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    folder = home_folder(home)
+    file = _fact(folder, "caFile")
+    return Path(file) if file and _fact(folder, "url") == url else None
 
 
-def mesh_address(home: Path | str | None = None, service: Literal["router", "registry"] = "router") -> str:
-    """Returns the gRPC target of a service of the mesh that runs on a home (default: WEFT_HOME, then ~/.weft).
+def mesh_address(home: Path | str | None = None, service: Service = "router") -> str:
+    """Returns the gRPC target of a service of a mesh: the first that there is, in this order.
 
-    It is from the file of `weft up`, or that or the socket of a `weft serve` on the same home. Without a chosen home,
-    WEFT_ROUTER or WEFT_REGISTRY comes first. Raises SERVICE_UNAVAILABLE when there is none of these.
+    1. a named home: what runs on it, as in 3 and 4;
+    2. WEFT_ROUTER or WEFT_REGISTRY;
+    3. what runs on the home of WEFT_HOME, or else on ~/.weft: from the file of `weft up`, or the file or the socket
+       of a `weft serve` of this service;
+    4. the address that is configured (`addresses` of weft.yaml, or an option) for another `weft serve` on that home.
+
+    A `FoundHome` is not named. Raises SERVICE_UNAVAILABLE, naming what was tried, when there is none of these.
     """
-    folder = _folder(home)
-    elsewhere = os.environ.get(ADDRESS_VARIABLES[service])
-    if elsewhere and folder == DEFAULT_HOME.expanduser().absolute():
-        return elsewhere
+    folder = home_folder(home)
+    variable = ADDRESS_VARIABLES[service]
+    return (
+        _variable(variable, folder)
+        or _fact(folder, "grpc")
+        or _served(folder, service)
+        or _socket(folder, service)
+        or _configured(folder, service)
+        or _missing(folder, variable)
+    )
+
+
+def _variable(variable: str, folder: Path) -> str:
+    """Returns the address in an environment variable; empty for a named home, which goes before it."""
+    return os.environ.get(variable, "").strip().rstrip("/") if isinstance(folder, FoundHome) else ""
+
+
+def _fact(folder: Path, name: str) -> str:
+    """Returns a fact that the `weft up` of a home has written; empty: none."""
     try:
-        return str(json.loads((folder / "run" / "up.json").read_text("utf-8"))["grpc"])
+        return str(json.loads((folder / "run" / "up.json").read_text("utf-8"))[name] or "")
     except (OSError, ValueError, KeyError, TypeError):
-        socket = folder / "run" / f"{service}.sock"
-        if served := _served_address(folder, service):
-            return served
-    if not socket.exists():
-        raise WeftError(
-            Reason.SERVICE_UNAVAILABLE, f"weft is not running (home {folder}); start it with `weft up --home {folder}`"
-        )
-    return f"unix:{socket}"
+        return ""
 
 
-def _served_address(folder: Path, service: str) -> str:
-    """Returns the address that a `weft serve` on this home has written; empty: none."""
+def _served(folder: Path, service: str) -> str:
+    """Returns the address that a `weft serve` of a service on a home has written; empty: none."""
     try:
         with (folder / "run" / f"{service}.address").open(encoding="utf-8") as file:
             return file.read(MAX_ADDRESS_CHARS).strip()
@@ -87,8 +92,31 @@ def _served_address(folder: Path, service: str) -> str:
         return ""
 
 
-def _folder(home: Path | str | None) -> Path:
-    return Path(home or os.environ.get(HOME_VARIABLE) or DEFAULT_HOME).expanduser().absolute()
+def _socket(folder: Path, service: str) -> str:
+    socket = folder / "run" / f"{service}.sock"
+    return f"unix:{socket}" if socket.exists() else ""
+
+
+def _configured(folder: Path, service: Service) -> str:
+    """Returns the address of a service that is configured for a `weft serve` of another one on a home; empty: none."""
+    for file in sorted((folder / "run").glob(f"*.{service}-target")):
+        with suppress(OSError, ValueError), file.open(encoding="utf-8") as opened:
+            if found := opened.read(MAX_ADDRESS_CHARS).strip():
+                return found
+    return ""
+
+
+def _missing(folder: Path, variable: str) -> NoReturn:
+    """Raises SERVICE_UNAVAILABLE naming what was tried: the variable, and the files of the home."""
+    if isinstance(folder, FoundHome):
+        tried = f"{variable} is not set, and no"
+    else:
+        tried = f"{variable} does not count where a home is named, and no" if os.environ.get(variable) else "no"
+    raise WeftError(
+        Reason.SERVICE_UNAVAILABLE,
+        f"weft is not running (home {folder}): {tried} `weft up` or `weft serve` of this home names an address; "
+        f"start it with `weft up --home {folder}`, or name the mesh in {variable}",
+    )
 
 
 _VARIABLES = {
@@ -185,7 +213,7 @@ class ServiceClient:
 class MeshServiceClient(ServiceClient):
     """Base of the clients of one service of a mesh, which are found by its home."""
 
-    service: ClassVar[Literal["router", "registry"]] = "router"
+    service: ClassVar[Service] = "router"
     """The service that is called."""
     call_timeout_seconds: ClassVar[float] = 10.0
     """Timeout of a call."""

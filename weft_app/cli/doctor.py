@@ -117,7 +117,8 @@ def doctor(
 
     Example: weft doctor -o json
     """
-    folder = WeftHome(home.expanduser().absolute())
+    # A plain path: what runs on this home is checked, wherever variables say that a mesh is.
+    folder = WeftHome(Path(home.expanduser().absolute()))
     network = NetworkOptions(
         host=host,
         port=port,

@@ -56,7 +56,8 @@ def examine_mesh(home: Path) -> Iterator[Finding]:
 def _registries(home: Path) -> dict[str, str]:
     """Returns the addresses of the registry, and of its standby where one is named."""
     addresses = addresses_of(mesh_address(home, "registry"))
-    if WeftHome(home.expanduser().absolute()).running() is not None:
+    running = WeftHome(home.expanduser().absolute()).running()
+    if running is not None and addresses == (running.get("grpc"),):
         return {MESH: addresses[0]}
     return {"registry" if len(addresses) == 1 else f"registry {address}": address for address in addresses}
 

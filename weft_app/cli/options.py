@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from weft.client._home import DEFAULT_HOME, HOME_VARIABLE
+from weft.client._home import DEFAULT_HOME, HOME_VARIABLE, FoundHome
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
@@ -73,10 +73,20 @@ class ResourceFormat(StrEnum):
     NAME = "name"
 
 
+def _home(context: typer.Context, home: Path) -> Path:
+    """Returns a home, as a `FoundHome` where it is not from the option."""
+    source = context.get_parameter_source("home")
+    return home if source is not None and source.name == "COMMANDLINE" else FoundHome(home)
+
+
 HomeOption = Annotated[
     Path,
     typer.Option(
-        "--home", envvar=HOME_VARIABLE, help="Folder of the mesh: state, sockets and logs.", show_default=True
+        "--home",
+        envvar=HOME_VARIABLE,
+        callback=_home,
+        help="Folder of the mesh: state, sockets and logs.",
+        show_default=True,
     ),
 ]
 ConfigOption = Annotated[

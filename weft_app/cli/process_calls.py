@@ -47,7 +47,8 @@ def address_of(name: str, home: Path) -> str:
         return mesh_address(home, "router")
     if name == "gateway":
         folder = WeftHome(home.expanduser().absolute())
-        return mesh_address(home, "registry") if folder.running() is not None else folder.address("gateway")
+        running = folder.running()
+        return folder.address("gateway") if running is None else str(running["grpc"])
     runner = require_name(name.removeprefix(RUNNER_PREFIX), "NAME")
     with connect_registry(home=home) as registry:
         document = registry.document(ResourceKind.RUNNER, runner)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -69,7 +70,7 @@ def serve_registry(
         with large_imports():
             from weft_app.compose.registry import serve_registry as run  # noqa: PLC0415 - see the module docstring
 
-        with _known(folder, "registry") as announce:
+        with _known(loaded, folder, "registry") as announce:
             run_service(run(loaded, folder, listen, announce))
 
 
@@ -92,7 +93,7 @@ def serve_router(
         with large_imports():
             from weft_app.compose.router import serve_router as run  # noqa: PLC0415 - see the module docstring
 
-        with _known(folder, "router") as announce:
+        with _known(loaded, folder, "router") as announce:
             run_service(run(loaded, folder, listen, announce))
 
 
@@ -160,7 +161,7 @@ def serve_picker(
             log.info("endpoint picker of a pool", pool=f"{pool_namespace}/{pool_name}")
         if conformance_hooks:
             log.warning("callers can choose their endpoint: the hooks of conformance tests are on")
-        with _known(folder, "router") as announce:
+        with _known(loaded, folder, "router") as announce:
             run_service(run(loaded, folder, router_listen, announce, with_picker=how))
 
 
@@ -190,7 +191,7 @@ def serve_gateway(
         with large_imports():
             from weft_app.compose.gateway import serve_gateway as run  # noqa: PLC0415 - see the module docstring
 
-        with _known(folder, "gateway") as announce:
+        with _known(loaded, folder, "gateway") as announce:
             run_service(run(loaded, folder, announce))
 
 
@@ -233,7 +234,7 @@ def serve_runner(
         http_api = _http_api(loaded, folder, environment, runner, http_port)
         addresses = {} if registry is None else {"registry": registry}
         reread = partial(load, config, {"addresses": addresses}, below)
-        with _known(folder, name, "runner") as announce:
+        with _known(loaded, folder, name, "runner") as announce:
             run_service(run(loaded, folder, listen, announce, name=runner, make_http_api=http_api, reread=reread))
 
 
@@ -256,7 +257,7 @@ def serve_central(
         with large_imports():
             from weft_app.compose.central import serve_central as run  # noqa: PLC0415 - see the module docstring
 
-        with _known(folder, "runner-central-models", "central") as announce:
+        with _known(loaded, folder, "runner-central-models", "central") as announce:
             run_service(run(loaded, folder, listen, announce))
 
 
@@ -317,24 +318,40 @@ def _prepare(
 
 
 @contextmanager
-def _known(home: WeftHome, file_name: str, service: str | None = None) -> Iterator[Announce]:
-    """Yields what announces the addresses of a service; the first is in a file of the home until the block ends."""
+def _known(config: WeftConfig, home: WeftHome, file_name: str, service: str | None = None) -> Iterator[Announce]:
+    """Yields what announces the addresses of a service; the first is in a file of the home until the block ends.
+
+    So are the configured addresses of registry and router.
+    """
     file = home.address_file(file_name)
+    configured = {"registry": config.addresses.registry, "router": config.addresses.router}
+    targets = {home.target_file(file_name, name): address for name, address in configured.items()}
     announced: list[str] = []
 
     def announce(address: str) -> None:
-        # A folder that takes no file any more must not end a service: commands then need its address.
         if not announced:
-            with suppress(OSError):
-                replace_file(file, address.encode())
+            _keep(file, address)
         announced.append(address)
         _announce(service or file_name)(address)
 
     try:
+        # Before the service begins: it may wait for its database, and commands must find the registry meanwhile.
+        for target, address in targets.items():
+            _keep(target, address)
         yield announce
     finally:
-        with suppress(OSError):
+        for each in (file, *targets):
+            _keep(each, None)
+
+
+def _keep(file: Path, address: str | None) -> None:
+    """Writes an address to a file of the home; None: removes the file."""
+    # A folder that takes no file any more must not end a service: commands then need its address.
+    with suppress(OSError):
+        if address is None:
             file.unlink(missing_ok=True)
+        else:
+            replace_file(file, address.encode())
 
 
 def _announce(service: str) -> Announce:

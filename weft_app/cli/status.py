@@ -76,7 +76,7 @@ def _facts(home: WeftHome) -> dict[str, Any]:
     facts["state"] = state_of(running)
     facts["health"] = [_health(name, address) for name, address in local_processes(home)]
     facts.update((name, running[name]) for name in ("startTime", "url", "grpc", "config") if name in running)
-    return facts | _models(home)
+    return facts | _models(running["grpc"])
 
 
 def _of_services(home: WeftHome) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _of_services(home: WeftHome) -> dict[str, Any]:
         facts["url"] = served["gateway"]
     if "registry" not in served:
         return facts | {"problem": "the registry does not run on this home: the models are shown on its own"}
-    return facts | _models(home)
+    return facts | _models(served["registry"])
 
 
 def is_reachable(address: str) -> bool:
@@ -115,9 +115,9 @@ def _service_words(services: dict[str, str]) -> str:
     return ", ".join(f"{name} at {address}" for name, address in services.items()) + " (weft serve)"
 
 
-def _models(home: WeftHome) -> dict[str, Any]:
+def _models(registry_target: str) -> dict[str, Any]:
     try:
-        with connect_registry(home=home.root) as registry:
+        with connect_registry(registry_target) as registry:
             documents = registry.documents(ResourceKind.MODEL)
     except WeftError as error:
         return {"problem": error.message}

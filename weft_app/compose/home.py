@@ -78,6 +78,13 @@ class WeftHome:
         """File with the address of a service that `weft serve` runs: gRPC, of a gateway HTTP; absent when none runs."""
         return self.run / f"{service}.address"
 
+    def target_file(self, process: str, service: str) -> Path:
+        """File with the address at which the configuration of a process of `weft serve` has a service of the mesh.
+
+        Absent when the process does not run, or finds that service on this home.
+        """
+        return self.run / f"{process}.{service}-target"
+
     def metrics_socket(self, runner: str) -> Path:
         """Unix socket on which a runner process of `weft up` serves its metrics."""
         return self.run / f"{runner}.metrics"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.client._home import DEFAULT_HOME
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.session_mesh import is_mesh_running, session_mesh
@@ -60,7 +61,8 @@ def test_one_that_ends_before_it_is_up_is_none(home: WeftHome) -> None:
 def test_a_mesh_elsewhere_that_the_environment_names_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WEFT_REGISTRY", "127.0.0.1:9")
-    assert is_mesh_running(WeftHome(tmp_path / ".weft"))
+    assert is_mesh_running(WeftHome(DEFAULT_HOME.expanduser().absolute()))
+    assert not is_mesh_running(WeftHome(tmp_path / ".weft"))
 
 
 def test_a_configuration_that_is_refused_is_said_with_its_place(home: WeftHome, tmp_path: Path) -> None:

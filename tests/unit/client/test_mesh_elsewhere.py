@@ -1,13 +1,19 @@
 """How programs find a mesh on other machines, and what they show there."""
 
 import asyncio
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from weft.client import AsyncMesh, connect
-from weft.client._channel import mesh_address, open_mesh_channel, security_from
+from weft.client._channel import mesh_address, mesh_url, open_mesh_channel, security_from
+from weft.client._home import DEFAULT_HOME
 from weft.kernel.errors import FieldError, WeftError
+from weft_app.cli.options import HomeOption
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +24,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "WEFT_HOME",
         "WEFT_ROUTER",
         "WEFT_REGISTRY",
+        "WEFT_URL",
         "WEFT_CA_FILE",
         "WEFT_CERTIFICATE_FILE",
         "WEFT_KEY_FILE",
@@ -30,20 +37,70 @@ def test_variables_say_where_the_services_are(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("WEFT_ROUTER", "mesh.example:7071")
     monkeypatch.setenv("WEFT_REGISTRY", "mesh.example:7070")
     assert mesh_address() == "mesh.example:7071"
-    assert mesh_address("~/.weft", "registry") == "mesh.example:7070"
+    assert mesh_address(DEFAULT_HOME, "registry") == "mesh.example:7070"
 
 
-def test_a_home_that_somebody_has_chosen_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_home_comes_before_variables_also_where_it_is_the_usual_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WEFT_ROUTER", "mesh.example:7071")
-    with pytest.raises(WeftError, match="weft is not running"):
-        mesh_address(tmp_path / "other")
     monkeypatch.setenv("WEFT_HOME", str(tmp_path / "other"))
-    with pytest.raises(WeftError, match="weft is not running"):
-        mesh_address()
+    for named in (tmp_path / "other", "~/.weft"):
+        with pytest.raises(WeftError, match="WEFT_ROUTER does not count where a home is named"):
+            mesh_address(named)
+
+
+def test_the_home_variable_does_not_hide_an_address_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_HOME", str(_home_with(tmp_path / "home", {"up.json": '{"grpc": "127.0.0.1:1"}'})))
+    assert mesh_address() == "127.0.0.1:1"
+    monkeypatch.setenv("WEFT_ROUTER", "mesh.example:7071")
+    assert mesh_address() == "mesh.example:7071"
+    assert mesh_address(tmp_path / "home") == "127.0.0.1:1"
+
+
+def test_the_address_in_the_configuration_of_a_service_counts_after_what_runs_on_the_home(tmp_path: Path) -> None:
+    home = _home_with(tmp_path / "home", {"router.registry-target": "mesh.example:7070\n"})
+    assert mesh_address(home, "registry") == "mesh.example:7070"
+    with pytest.raises(WeftError, match=r"no `weft up` or `weft serve` of this home names an address"):
+        mesh_address(home, "router")
+    _home_with(home, {"registry.address": "127.0.0.1:2"})
+    assert mesh_address(home, "registry") == "127.0.0.1:2"
+
+
+def test_the_gateway_of_a_home_is_where_its_http_api_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = _home_with(tmp_path / "home", {"gateway.address": "http://127.0.0.1:8080"})
+    assert mesh_url(home) == "http://127.0.0.1:8080"
+    monkeypatch.setenv("WEFT_HOME", str(home))
+    monkeypatch.setenv("WEFT_URL", "https://mesh.example/")
+    assert mesh_url() == "https://mesh.example"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"), [([], "mesh.example:7070"), (["--home", "HOME"], "127.0.0.1:1")], ids=["variable", "option"]
+)
+def test_the_option_of_a_home_is_told_from_its_variable(tmp_path: Path, arguments: list[str], found: str) -> None:
+    home = str(_home_with(tmp_path / "home", {"up.json": '{"grpc": "127.0.0.1:1"}'}))
+    app = typer.Typer()
+
+    @app.command()
+    def find(home: HomeOption = DEFAULT_HOME) -> None:
+        sys.stdout.write(mesh_address(home.expanduser().absolute(), "registry"))
+
+    words = [home if each == "HOME" else each for each in arguments]
+    result = CliRunner().invoke(app, words, env={"WEFT_HOME": home, "WEFT_REGISTRY": "mesh.example:7070"})
+    assert result.stdout == found
+
+
+def _home_with(home: Path, files: Mapping[str, str]) -> Path:
+    """A home whose services have written these files."""
+    (home / "run").mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (home / "run" / name).write_text(text)
+    return home
 
 
 def test_without_variables_nobody_is_anywhere() -> None:
-    with pytest.raises(WeftError, match="weft is not running"):
+    with pytest.raises(WeftError, match=r"weft is not running \(home .*\.weft\): WEFT_ROUTER is not set, and no "):
         connect()
     assert security_from({}).files.paths == ()
 
