@@ -21,7 +21,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.columns import MIXED, NOTHING, RESOURCES, labelled_listing
 from weft_app.cli.completion import complete_shown, complete_with_tasks
-from weft_app.cli.limit_uses import limit_uses, with_uses
+from weft_app.cli.limit_uses import limit_uses, show_known_uses, with_uses
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_OK,
@@ -53,7 +53,8 @@ from weft_app.cli.targets import (
 from weft_app.cli.tasks import is_about_tasks, show_tasks
 
 MAX_SHOWN = 1_000
-
+_AWAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.DEADLINE_EXCEEDED, Reason.REGISTRY_STANDBY, Reason.SHUTTING_DOWN})
+"""Why a call fails where no registry can serve now: an owner with a standby answers nothing without its database."""
 
 _REQUEST = (
     Column("REQUEST", "{request_id}"),
@@ -321,7 +322,13 @@ def _show_resources(words: list[str], selector: str, output: ResourceFormat, hom
         scope = labelled(scope_of(registry, words), selector)
         wanted = parse_selector(selector, "--selector")
         if not watch:
-            found = {kind: selected(_documents(registry, scope, kind), wanted) for kind in scope.kinds}
+            try:
+                found = {kind: selected(_documents(registry, scope, kind), wanted) for kind in scope.kinds}
+            except WeftError as error:
+                if error.reason not in _AWAY or scope.kinds != (ResourceKind.TENANT,) or output not in TEXTS:
+                    raise
+                show_known_uses(home, {target.name for target in scope.targets}, output, error)
+                return
     if not watch and found.get(ResourceKind.TENANT):
         found[ResourceKind.TENANT] = with_uses(found[ResourceKind.TENANT], limit_uses(home))
     if watch:

@@ -1,6 +1,6 @@
 """What is used of the limits of tenants, as a router counts it, for tables and pages."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,19 +9,38 @@ from weft.client.requests import connect_requests
 from weft.documents.resources import AnyDocument, TenantDocument
 from weft.kernel.errors import WeftError
 from weft.kernel.units import Rate, RateUnit, wait_words
-from weft_app.cli.output import Column
+from weft_app.cli.options import ResourceFormat, note
+from weft_app.cli.output import Column, Listing
 
 MAX_SHOWN_USES = 3
 """Windows of one tenant in a table; `weft describe` has all of them."""
 
 
 def limit_uses(home: Path, tenant: str = "") -> Sequence[LimitUse]:
-    """Returns what is used of the limits of a tenant (empty: of all); nothing where no router answers."""
+    """Returns what is used of the limits of a tenant (empty: of all); nothing, and a note, where no router answers."""
     try:
         with connect_requests(home=home) as requests:
             return requests.limit_uses(tenant).uses
-    except WeftError:
+    except WeftError as error:
+        note(f"no router answers: what is used of limits is not known ({error.message})")
         return ()
+
+
+def show_known_uses(home: Path, names: Collection[str], output: ResourceFormat, error: WeftError) -> None:
+    """Prints the windows of limits of tenants (of these, or all), which a router knows while no registry answers.
+
+    `error`: of the registry; it is raised where no router answers either.
+    """
+    try:
+        with connect_requests(home=home) as requests:
+            uses = requests.limit_uses().uses
+    except WeftError:
+        raise error from None
+    _WINDOWS.print([use for use in uses if not names or use.tenant in names], output)
+    note(
+        f"no registry answers: declarations of tenants (weight, source, tenants without a limit) are not known, these "
+        f"are the limits that a router counts ({error.message})"
+    )
 
 
 def with_uses(documents: Iterable[AnyDocument], uses: Sequence[LimitUse]) -> list[AnyDocument]:
@@ -76,3 +95,8 @@ USES = (
     Column("EMPTY IN", lambda use: f"{wait_words(use.reset.ToNanoseconds() / 1e9)} s" if use.used else "-"),
 )
 """The columns of windows on a page."""
+_WINDOWS = Listing(
+    columns=(Column("TENANT", "{tenant}"), *USES),
+    wide=(Column("TENANT", "{tenant}"), *USES, Column("HELD", lambda use: ", ".join(map(_slice_text, use.slices)))),
+    empty="the router counts no limit of such a tenant",
+)

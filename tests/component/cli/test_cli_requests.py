@@ -30,11 +30,13 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 from weft.kernel.rpc import new_server
+from weft.kernel.units import Rate, RateUnit
 from weft_app.cli.get import _ENDED, _REQUESTS, _has_outcome
 from weft_app.cli.main import app
 from weft_app.cli.options import ResourceFormat
 from weft_app.cli.request_watch import follow_requests, watch_ended, watch_named, watch_under_way
 from weft_testing.fake_clock import FakeClock
+from weft_testing.free_port import free_port
 
 PROFILES = {"batch": ClientProfile(priority=Priority.LOW, route="drafts")}
 BUSY = Considered(model="qwen-1", runner="atlas", score=0.25, gate="all 4 slots are busy")
@@ -51,7 +53,8 @@ class Mesh:
         self.figures_clock = FakeClock()
         self.figures = FiguresRecorder(self.figures_clock)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.clients = ClientRegistry(ClientsConfig(profiles=PROFILES), RateLimitConfig(), self.clock)
+        limits = RateLimitConfig(default=(Rate(50, 60, RateUnit.REQUESTS),))
+        self.clients = ClientRegistry(ClientsConfig(profiles=PROFILES), limits, self.clock)
 
     def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, asyncio.Future[None]]:
         """Ends the requests under way with this id; see RequestCanceller."""
@@ -70,9 +73,10 @@ class Mesh:
     def finish(self, key: int, reason: Reason) -> None:
         raise AssertionError(key, reason)
 
-    def run(self, *arguments: str) -> Result:
+    def run(self, *arguments: str, **environment: str) -> Result:
         """A `weft` command to its end."""
-        return CliRunner().invoke(app, arguments, env={"WEFT_HOME": str(self.home), "COLUMNS": "200"})
+        given = {"WEFT_HOME": str(self.home), "COLUMNS": "200", **environment}
+        return CliRunner().invoke(app, arguments, env=given)
 
     def arrive(self, key: int, request_id: str, ago_seconds: float = 5.0, **fields: str) -> float:
         """A request that came a while ago; returns when, on the monotonic clock."""
@@ -325,6 +329,31 @@ def test_get_clients_shows_how_they_ask(mesh: Mesh) -> None:
 @pytest.mark.parametrize("arguments", [("requests", "-o", "yaml"), ("clients", "-o", "yaml")])
 def test_what_requests_and_clients_cannot_do_is_refused(mesh: Mesh, arguments: tuple[str, ...]) -> None:
     assert mesh.run("get", *arguments).exit_code == 2
+
+
+def test_tenants_are_listed_as_a_router_knows_them_while_no_registry_answers(mesh: Mesh) -> None:
+    mesh.arrive(1, "req-1", tenant="acme")
+    mesh.arrive(2, "req-2", tenant="other")
+    away = {"WEFT_REGISTRY": f"127.0.0.1:{free_port()}"}
+    found = mesh.run("get", "tenants", "-o", "wide", **away)
+    assert found.exit_code == 0
+    header, *rows = found.stdout.splitlines()
+    assert header.split() == ["TENANT", "LIMIT", "OF", "USED", "LEFT", "EMPTY", "IN", "HELD"]
+    assert [row.split()[0] for row in rows] == ["acme", "other"]
+    assert found.stderr.startswith("weft: no registry answers: declarations of tenants (weight, ")
+    one = mesh.run("get", "tenants", "acme", **away)
+    assert [row.split()[0] for row in one.stdout.splitlines()[1:]] == ["acme"]
+    # What is no table is read by programs, which must not take a part for the whole.
+    assert mesh.run("get", "tenants", "-o", "json", **away).exit_code == 1
+    assert mesh.run("get", "models", **away).exit_code == 1
+
+
+def test_without_a_registry_and_a_router_the_failure_of_the_registry_is_shown(mesh: Mesh) -> None:
+    registry, router = free_port(), free_port()
+    away = {"WEFT_REGISTRY": f"127.0.0.1:{registry}", "WEFT_ROUTER": f"127.0.0.1:{router}"}
+    found = mesh.run("get", "tenants", **away)
+    assert found.exit_code == 1
+    assert (str(registry) in found.stderr, str(router) in found.stderr) == (True, False)
 
 
 def test_without_a_mesh_the_command_says_so(tmp_path: Path) -> None:
