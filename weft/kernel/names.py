@@ -34,7 +34,10 @@ CENTRAL_RUNNER = "central-models"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 # Ids and tenants travel as gRPC metadata and HTTP headers: printable ASCII without spaces and separators.
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=-]*")
-_ID_DIGITS = 24
+_RANDOM_BYTES = 12
+_ID_DIGITS = 2 * _RANDOM_BYTES
+_NAME_END = "/"
+"""What is between the name of a process and the rest of its id; no name has it."""
 _RESOURCE_ID = re.compile(rf"(?:model|agent|route)-[0-9a-f]{{{_ID_DIGITS}}}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -94,7 +97,21 @@ def require_no_id(text: str, field: str) -> None:
 
 def new_id(prefix: str) -> str:
     """A fresh id such as `req-9f2c...`: the prefix says what it names, 96 random bits make it unique."""
-    return f"{prefix}-{os.urandom(12).hex()}"
+    return f"{prefix}-{os.urandom(_RANDOM_BYTES).hex()}"
+
+
+def new_process_id(name: str) -> str:
+    """Returns a fresh id of one start of a named process, such as `router-box-5f1c02/9f2c...`; see `process_name`.
+
+    A name that is too long for it is cut.
+    """
+    start = f"{_NAME_END}{os.urandom(_RANDOM_BYTES).hex()}"
+    return f"{name[: MAX_NAME_CHARS - len(start)]}{start}"
+
+
+def process_name(process_id: str) -> str:
+    """Returns the name of the process in an id of one of its starts; any other id as it is."""
+    return process_id.partition(_NAME_END)[0]
 
 
 def new_key() -> bytes:

@@ -15,7 +15,7 @@ from weft.api.router.v1.task_service_pb2 import GetTaskResponse, ListTasksRespon
 from weft.client.tasks import Tasks, connect_tasks, has_ended, text_of
 from weft.documents.codec import document_of, word_of
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, process_name, require_token
 from weft.kernel.reasons import Reason
 from weft_app.cli.chat import shown
 from weft_app.cli.options import (
@@ -66,7 +66,7 @@ _COLUMNS = (
     Column("MODEL", "{model}"),
     Column("ATTEMPT", "{attempt}/{max_attempts}"),
     Column("AGE", "[{create_time:age}]", ticks=True),
-    Column("WORKER", "{owner}"),
+    Column("WORKER", lambda task: process_name(task.owner)),
     Column("WHY", lambda task: shortened(_why(task))),
 )
 _WIDE = (
@@ -190,7 +190,8 @@ def _lines(found: GetTaskResponse) -> Iterator[str]:
 
 def _attempt_words(attempt: TaskAttempt) -> str:
     runners = ", ".join(filled("{runner}[ ({reason})]", each) for each in attempt.receipt.attempts)
-    claimed = filled("claimed {claim_time:local} by {owner}", attempt) + (f", on {runners}" if runners else "")
+    claimed = f"{filled('claimed {claim_time:local}', attempt)} by {process_name(attempt.owner)}"
+    claimed += f", on {runners}" if runners else ""
     if attempt.reason:
         return claimed + filled(", {reason}: {message}", attempt)
     if not attempt.HasField("end_time"):

@@ -129,6 +129,7 @@ def durable_services(config: WeftConfig, database: RouterDatabase, router: Route
         fleet=router,
         channels=router.channels,
         subscribe=router.subscribe,
+        router_name=router.name,
         tracing=router.tracing,
         files=files,
     )

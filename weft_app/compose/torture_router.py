@@ -134,6 +134,7 @@ def broken_tasks(
         fleet=router,
         channels=router.channels,
         subscribe=router.subscribe,
+        router_name=router.name,
     )
     failpoints: Failpoints = NoFailpoints() if breakage.kill_at is None else DeadlyFailpoint(*breakage.kill_at)
     kind = SleepyTaskStore if breakage.is_fenced else UnfencedTaskStore

@@ -33,7 +33,7 @@ from weft.dispatch.placement import PlacementPort
 from weft.durable.tasks import TaskPort, state_name
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, new_id, require_token
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, new_process_id, require_token
 from weft.kernel.principal import MAY_LEAVE, USE_MODELS
 from weft.kernel.rpc import ChannelPool, answering, answers
 from weft.kernel.rpc_auth import caller
@@ -126,7 +126,8 @@ def _id(text: str) -> str:
     return require_token(text, "id", MAX_REQUEST_ID_CHARS)
 
 
-OWNER_PREFIX = "router"
+UNNAMED_ROUTER = "router"
+"""What claims of a router say that has no name among others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +144,8 @@ class TaskServiceDeps:
     """Where the spans of tasks go."""
     files: MediaFiles | None = None
     """Keeps the images and recordings of tasks; None: tasks with such are refused."""
+    router_name: str = ""
+    """The name of the router, for the owner of claims; empty: it has none."""
 
 
 def build(
@@ -175,6 +178,7 @@ def build(
         names=KnownNames(deps.fleet),
         spans=TaskSpans(kept, deps.tracing),
         media=media,
+        router_name=deps.router_name,
     )
     deps.subscribe(service.engine.mesh_changed)
     return service
@@ -194,6 +198,7 @@ class TaskService(Service):
         names: KnownNames | None = None,
         spans: TaskSpans | None = None,
         media: TaskMedia | None = None,
+        router_name: str = "",
     ) -> None:
         """`names`: models, routes and agents that tasks may name; None: any name is accepted."""
         self._store = store
@@ -203,7 +208,8 @@ class TaskService(Service):
         self._limits = limits
         self._events = TaskEventBus()
         deps = TaskDeps(
-            owner=new_id(OWNER_PREFIX),
+            # Of this start: claims of an earlier one are not this one's to renew.
+            owner=new_process_id(router_name or UNNAMED_ROUTER),
             store=store,
             events=self._events,
             database_clock=database_clock,

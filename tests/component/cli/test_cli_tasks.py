@@ -190,7 +190,7 @@ def test_a_state_goes_with_tasks_alone(script: TaskScript) -> None:
 def test_a_description_has_every_attempt_with_its_reason(script: TaskScript) -> None:
     script.tasks = [failed()]
     for number in (1, 2):
-        lost = task_pb2.TaskAttempt(attempt=number, owner="router-a", message="the runner went away")
+        lost = task_pb2.TaskAttempt(attempt=number, owner="router-a/01", message="the runner went away")
         lost.reason = Reason.WORKER_LOST.value  # type: ignore[assignment]  # a number of the enum
         lost.claim_time.FromDatetime(datetime.now(UTC) - AGE)
         lost.end_time.FromDatetime(datetime.now(UTC) - AGE)
@@ -237,6 +237,13 @@ def test_a_wait_that_takes_too_long_is_exit_code_5(script: TaskScript) -> None:
 @pytest.mark.parametrize("expected", ["condition=Ready", "status=asleep", "exists"])
 def test_what_no_task_can_be_is_refused(script: TaskScript, expected: str) -> None:
     assert script.run("wait", "task", ID, "--for", expected).exit_code == 2
+
+
+def test_the_worker_of_a_task_is_the_router_by_the_name_that_get_routers_has(script: TaskScript) -> None:
+    owners = ("router-box-5f1c02/8c6d2f0e9a7b4c1d5e3f2a10", "router-of-an-older-release")
+    script.tasks = [task(RUNNING, attempt=1, owner=owner) for owner in owners]
+    workers = [line.split()[5] for line in script.run("get", "tasks").stdout.splitlines()[1:]]
+    assert workers == ["router-box-5f1c02", "router-of-an-older-release"]
 
 
 def test_the_answer_is_printed_as_far_as_it_is_kept(script: TaskScript) -> None:

@@ -33,6 +33,7 @@ from weft.dispatch.placement import Grant, PlacementRequest
 from weft.durable.tasks import TaskPort, is_terminal
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
+from weft.kernel.names import process_name
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, answering, new_server
@@ -159,7 +160,11 @@ async def mesh_of(tmp_path: Path, limits: TaskLimits = FAST) -> AsyncIterator[tu
     await server.start()
     mesh = Mesh(runner)
     parts = TaskServiceDeps(
-        placement=LocalPlacement(mesh.loop), fleet=mesh, channels=mesh.channels, subscribe=mesh.tell.append
+        placement=LocalPlacement(mesh.loop),
+        fleet=mesh,
+        channels=mesh.channels,
+        subscribe=mesh.tell.append,
+        router_name="router-box-5f1c02",
     )
     database = RouterDatabase(f"sqlite+aiosqlite:///{tmp_path / 'router.db'}")
     service = router_svc.durable.tasks.service.build(database, limits, parts)
@@ -215,6 +220,19 @@ async def test_a_task_is_an_ordinary_request_of_the_lowest_class_with_its_own_id
         claims = ticket_pb2.TicketClaims.FromString(request.ticket.claims)
         assert (claims.request_id, claims.tenant) == (task_id, TENANT)
         assert mesh.runner.metadata[0]["traceparent"] == spec.traceparent
+
+
+async def test_the_owner_of_a_task_has_the_name_of_its_router_and_is_of_one_start(tmp_path: Path) -> None:
+    owners = []
+    for _ in range(2):
+        async with mesh_of(tmp_path) as (mesh, tasks):
+            mesh.show()
+            task_id = await submit(tasks)
+            mesh.runner.say(FINISHED)
+            await end_of(tasks, task_id)
+            owners.append((await tasks.details(TENANT, task_id)).attempts[0].owner)
+    assert {process_name(owner) for owner in owners} == {"router-box-5f1c02"}
+    assert len(set(owners)) == 2
 
 
 async def test_a_task_with_a_priority_of_its_own_waits_in_that_class_and_is_streamed(tmp_path: Path) -> None:

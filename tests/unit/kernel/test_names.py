@@ -3,7 +3,7 @@
 import pytest
 
 from weft.kernel.errors import FieldError
-from weft.kernel.names import MAX_NAME_CHARS, is_token, require_name
+from weft.kernel.names import MAX_NAME_CHARS, is_token, new_process_id, process_name, require_name
 
 
 @pytest.mark.parametrize("name", ["qwen3", "Qwen2.5-7B", "smollm2-135m:q4_1", "a", "a" * MAX_NAME_CHARS])
@@ -37,3 +37,11 @@ def test_hostile_names_are_refused_naming_the_field(name: str) -> None:
 @pytest.mark.parametrize("text", ["a\r\nX-Evil: 1", "é", " ", "", "a" * 65, "tab\t"])
 def test_identifiers_that_could_break_a_header_are_refused(text: str) -> None:
     assert not is_token(text, 64)
+
+
+@pytest.mark.parametrize("name", ["router-box-5f1c02", "r:1", "a" * MAX_NAME_CHARS])
+def test_an_id_of_a_start_has_the_name_of_its_process_as_far_as_there_is_room(name: str) -> None:
+    first, second = new_process_id(name), new_process_id(name)
+    assert first != second
+    assert len(first) <= MAX_NAME_CHARS
+    assert process_name(first) == process_name(second) == name[: MAX_NAME_CHARS - 25]

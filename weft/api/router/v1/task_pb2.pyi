@@ -234,7 +234,7 @@ class TaskAttempt(google.protobuf.message.Message):
     attempt: builtins.int
     """Counted from 1."""
     owner: builtins.str
-    """The router that claimed it."""
+    """The start of a router that claimed it, as "<name of the router>/<random digits>"."""
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
     """Why it failed; unspecified while it runs, and for the one that completed."""
     message: builtins.str
@@ -334,7 +334,7 @@ class Task(google.protobuf.message.Message):
     origin_kind: builtins.str
     """What `TaskSpec.origin_kind` says."""
     owner: builtins.str
-    """The router that has claimed it; empty unless it runs."""
+    """The start of a router that has claimed it, as "<name of the router>/<random digits>"; empty unless it runs."""
     caller: builtins.str
     """Who submitted it: "key:<id>", "service:<name>" or "local"."""
     user: builtins.str
