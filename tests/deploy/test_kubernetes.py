@@ -23,7 +23,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 CHECK = ROOT / ".venv-deploy" / "bin" / "kubernetes-validate"
-OVERLAYS = pytest.mark.parametrize("overlay", ["single", "ha", "gpu-nvidia"])
+OVERLAYS = pytest.mark.parametrize("overlay", ["single", "ha", "gpu-nvidia", "laptops"])
 SERVICE_MONITOR = {
     "type": "object",
     "required": ["apiVersion", "kind", "metadata", "spec"],
@@ -138,6 +138,21 @@ def test_ha_has_two_of_each_service_and_knows_both_registries() -> None:
     assert counts == {"weft-registry": 2, "weft-router": 2, "weft-gateway": 2, "weft-runner": 1}
     addresses = yaml.safe_load((FOLDER / "overlays" / "ha" / "weft.yaml").read_text())["addresses"]
     assert [re.match(r"weft-registry-(\d)\.", address)[1] for address in addresses["registry"]] == ["0", "1"]  # type: ignore[index]
+
+
+def test_laptops_and_publishers_reach_the_ports_at_which_routers_listen_and_only_in_their_overlay() -> None:
+    loaded = load_config(FOLDER / "overlays" / "ha" / "weft.yaml")
+    listens = {"relay": loaded.relay.listen, "publishers": loaded.publishers.listen}
+    found = {(each["kind"], each["metadata"]["name"]): each for each in _documents("laptops")}
+    router = found["StatefulSet", "weft-router"]["spec"]["template"]["spec"]["containers"][0]
+    ports = {port["name"]: f"0.0.0.0:{port['containerPort']}" for port in router["ports"]}
+    service, policy = found["Service", "weft-relay"]["spec"], found["NetworkPolicy", "weft-relay"]["spec"]
+    assert {each["targetPort"]: ports[each["targetPort"]] for each in service["ports"]} == listens
+    assert {each["port"] for rule in policy["ingress"] for each in rule["ports"]} == set(listens)
+    for overlay in ("single", "ha", "gpu-nvidia"):
+        policies = [each["spec"] for each in _documents(overlay) if each["kind"] == "NetworkPolicy"]
+        opened = {each["port"] for spec in policies for rule in spec.get("ingress", []) for each in rule["ports"]}
+        assert not opened & set(listens), overlay
 
 
 @pytest.mark.parametrize("folder", ["base", "overlays/ha"])

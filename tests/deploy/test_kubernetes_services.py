@@ -51,6 +51,19 @@ tls=$FOLDER/weft-tls-registry
 export WEFT_CA_FILE=$tls/ca.crt WEFT_CERTIFICATE_FILE=$tls/tls.crt WEFT_KEY_FILE=$tls/tls.key
 "$WEFT" wait model/smollm2-135m --for ready --timeout 100s --home "$FOLDER/home-registry" >&2
 key=$("$WEFT" keys create -o name --home "$FOLDER/home-registry")
+export CA=$FOLDER/weft-tls-router/ca.crt ROUTER=weft-router-0.weft-router.$DOMAIN
+"$WEFT" runner token create -o json --home "$FOLDER/home-registry" --address "$ROUTER:7443" > "$FOLDER/token.json"
+"$PYTHON" -c '
+import json, os, socket, ssl, sys, urllib.request
+context, place = ssl.create_default_context(cafile=os.environ["CA"]), os.environ["ROUTER"]
+with socket.create_connection((place, 7443), 10) as plain, context.wrap_socket(plain, server_hostname=place):
+    pass
+token = json.load(open(os.environ["FOLDER"] + "/token.json"))["token"]
+body = {"name": "ann-laptop", "models": [{"name": "ann-model"}]}
+request = urllib.request.Request(f"https://{place}:7480/publisher/v1/register", json.dumps(body).encode())
+request.add_header("authorization", "Bearer " + token)
+print(urllib.request.urlopen(request, timeout=60, context=context).read().decode(), file=sys.stderr)
+'
 "$WEFT" health --home "$FOLDER/home-registry" >&2
 "$PYTHON" -c '
 import json, sys, time, urllib.error, urllib.request
