@@ -6,6 +6,7 @@ compared. A request whose end neither reports ends after a limit, with the reaso
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -98,8 +99,9 @@ class LaneRequests(AttemptReports):
         self._reach = EngineReach(ports.host, self._addresses)
         self._slots = EngineSlots(ports.channels)
         self._open: dict[str, LaneRequest] = {}
-        self._ended: dict[str, LaneRequest] = {}
-        """Those that have ended, for as long as the second witness is waited for; the oldest first."""
+        self._ended: OrderedDict[str, LaneRequest] = OrderedDict()
+        """Those that have ended, for as long as the second witness is waited for; the oldest first. A plain dict goes
+        over all that it has forgotten to find its oldest one."""
         self._lost = None if ports.lost is None else LostRequestBook(ports.lost, limits.report_wait_seconds)
         self._has_signs_of_life = False
         self._sweeping: asyncio.Task[None] | None = None
