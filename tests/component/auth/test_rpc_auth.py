@@ -238,7 +238,7 @@ def test_every_rpc_of_the_contract_has_a_rule_of_its_own_and_a_new_one_is_for_se
         "ModelCallService/Rerank", "ModelCallService/Speak", "ModelCallService/StreamImages",
         "ModelCallService/StreamTranscription", "ModelCallService/Tokenize",
         "OperationService/RecordCancellation", "OperationService/RecordLogLevel",
-        "PlacementService/Place", "RelayService/Attach",
+        "PlacementService/Place", "PlacementService/ReportEnd", "RelayService/Attach",
         "RouterSessionService/BeatRouter", "RouterSessionService/RegisterRouter",
         "RouterSessionService/UnregisterRouter",
         "RunnerService/AddModel", "RunnerService/FlushCache", "RunnerService/Load", "RunnerService/PullModel",
