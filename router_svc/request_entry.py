@@ -113,6 +113,11 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
     """Whether the receipt has what a model may have written: signals and warnings. That is not kept over a restart."""
 
     @property
+    def ended_wall(self) -> datetime:
+        """When it ended by the clock of its arrival, in whole microseconds: a database keeps no finer times."""
+        return self.arrived_wall + timedelta(seconds=self.ended_at - self.arrived_at)
+
+    @property
     def is_lost(self) -> bool:
         """Whether its router ended before its end was recorded."""
         return self.reason is Reason.ROUTER_LOST

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from datetime import timedelta
 from typing import Any, Protocol
 
 import grpc
@@ -70,7 +69,7 @@ def _fill_end(record: request_pb2.RequestRecord, ended: EndedRequest, *, with_de
     record.reason = ended.reason.value  # type: ignore[assignment]  # same numbers
     record.message = ended.message
     record.cancelled_by = ended.cancelled_by
-    record.end_time.FromDatetime(ended.arrived_wall + timedelta(seconds=ended.ended_at - ended.arrived_at))
+    record.end_time.FromDatetime(ended.ended_wall)
     if ended.receipt is not None:
         record.receipt.ParseFromString(ended.receipt)
     if with_decisions:

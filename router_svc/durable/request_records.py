@@ -176,11 +176,10 @@ class RequestStore(RequestHistory):
         }
 
     def _ended(self, ended: EndedRequest) -> dict[str, object]:
-        arrived_at = ended.arrived_wall.timestamp()
         return {
-            **self._common(ended, arrived_at),
+            **self._common(ended, ended.arrived_wall.timestamp()),
             "number": ended.number,
-            "ended_at": arrived_at + ended.ended_at - ended.arrived_at,
+            "ended_at": ended.ended_wall.timestamp(),
             "reason": ended.reason.value,
             "message": ended.message,
             "cancelled_by": ended.cancelled_by,

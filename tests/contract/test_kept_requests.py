@@ -74,6 +74,21 @@ async def test_a_request_that_ended_before_a_kill_is_explained_as_before(databas
     await again.kill()
 
 
+async def test_times_are_after_a_kill_what_they_were_to_the_microsecond(database_url: str) -> None:
+    router = await KeptRouter(database_url).start()
+    names = [f"r-{number}" for number in range(40)]
+    for number, name in enumerate(names):
+        key = router.arrive(name)
+        # Between two microseconds: seconds since 1970 as a float are a quarter of one apart.
+        await router.clock.advance(0.123456 + number * 1.3e-7)
+        router.end(key, name)
+    before = [await router.requests.request(name) for name in names]
+    await router.flush()
+    again = await router.restarted(after=7.0)
+    assert [await again.requests.request(name) for name in names] == before
+    await again.kill()
+
+
 @pytest.mark.parametrize("is_written_first", [True, False])
 async def test_what_a_second_witness_adds_to_a_receipt_is_kept_also_where_the_record_was_written_before(
     database_url: str, *, is_written_first: bool

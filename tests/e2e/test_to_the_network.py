@@ -195,7 +195,7 @@ async def test_a_batch_goes_to_the_own_certificate_and_a_foreign_host_name_is_re
         (("--grpc-port", "99999"), "--grpc-port"),
         (("--join-port", "-1"), "--join-port"),
         (("--host", "nowhere.invalid"), "--host: 'nowhere.invalid' is not an address of this machine"),
-        (("--insecure", "--tls", "auto"), "--insecure: excludes a certificate"),
+        (("--insecure", "--tls", "auto"), "--insecure: and --tls auto exclude each other"),
     ],
 )
 async def test_an_option_that_is_refused_is_named_as_it_was_typed(
@@ -223,7 +223,7 @@ async def test_a_join_that_meets_no_tls_shows_no_line_of_grpc(tmp_path: Path) ->
         home, publish = tmp_path / "laptop" / "home", ("--publish", "m-laptop", "--config", str(config))
         with running_join(home, url, "wjt_abcdefghijkl_0", *publish, weft=COLD_WEFT) as laptop:
             await laptop.until("no link")
-            assert "cannot be reached" in laptop.output
+            assert "speaks plain HTTP and no gRPC" in laptop.output
             assert ".cc:" not in laptop.output
             await laptop.stop()
 
