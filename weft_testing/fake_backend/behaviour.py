@@ -55,7 +55,8 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     never_healthy: bool = False
     """/health and everything else stay 503."""
     exit_at_start: Annotated[int, msgspec.Meta(ge=0, le=255)] | None = None
-    """Exit with this code: before listening, or, when `load_seconds` is set, that long after the start."""
+    """Exit with this code: before listening, or, when `load_seconds` is set, that long after the start and never
+    healthy before."""
     out_of_memory_at_start: bool = False
     """Print llama.cpp's messages for a model that does not fit, and exit with code 1 before listening."""
     crash_at_start: bool = False

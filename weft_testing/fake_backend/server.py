@@ -105,7 +105,8 @@ class FakeServer:
 
     def _is_loaded(self) -> bool:
         behaviour = self._control.behaviour
-        return not behaviour.never_healthy and time.monotonic() - self._started >= behaviour.load_seconds
+        never = behaviour.never_healthy or behaviour.exit_at_start is not None
+        return not never and time.monotonic() - self._started >= behaviour.load_seconds
 
     def _check_access(self, http: web.Request) -> None:
         """Refuses a wrong key, and every request while the model loads."""

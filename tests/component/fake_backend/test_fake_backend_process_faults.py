@@ -1,11 +1,13 @@
 """Misbehaviour of the process as a whole."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 from pathlib import Path
 
+import aiohttp
 import psutil
 import pytest
 from fake_backend_client import fake, until
@@ -62,6 +64,17 @@ async def test_the_process_may_die_while_it_loads() -> None:
     async with fake(exit_at_start=7, load_seconds=1.5) as client:  # long enough to be asked on a busy machine
         assert (await client.get("/health")).status == 503
         assert await client.backend.wait_exit() == 7
+
+
+async def test_a_process_that_dies_while_it_loads_is_at_no_time_healthy() -> None:
+    """Between the end of its load and its exit it was, for a moment: a mesh on a busy machine came up with it."""
+    async with fake(exit_at_start=7, load_seconds=0.1) as client:
+        statuses = set[int]()
+        with contextlib.suppress(aiohttp.ClientError):
+            while True:
+                statuses.add((await client.get("/health")).status)
+        assert await client.backend.wait_exit() == 7
+    assert statuses <= {503}
 
 
 async def test_a_grandchild_holds_the_pipes_and_outlives_the_process() -> None:
