@@ -68,7 +68,7 @@ class RequestTable:
         self._loads = loads
         self._estimator = estimator
         self._notifier = notifier
-        self.admission = Admission(limits)
+        self.admission = Admission(limits, estimator.slot_wait)
         self._requests: dict[int, LiveRequest] = {}
         self._joined: set[str] = set()
         self._schedule = StatusSchedule(limits.tell_interval_seconds, self._waiting)

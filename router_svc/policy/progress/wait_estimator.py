@@ -186,8 +186,12 @@ class WaitEstimator:
         return seen
 
     def slot_wait(self, queue: Queue, capacity: Capacity, position: int, now: float) -> float | None:
-        """Return the expected wait for a slot at this position in seconds; None: unknown."""
-        rate = queue.grant_rate.grants_per_second(now)
+        """Return the expected wait for a slot at this position in seconds; None: unknown.
+
+        It is based on the grant rate of the queue only when that is steady: after some seconds in which nobody could
+        be served, such as while a runner or a router was away, the few grants since do not predict the next ones.
+        """
+        rate = queue.grant_rate.grants_per_second(now) if queue.grant_rate.is_steady(now) else None
         if rate is not None:
             return position / rate
         if capacity.ready is None:
@@ -201,7 +205,7 @@ class WaitEstimator:
 
         An answer that grows token by token takes as long as its requested length at the measured speed, and an image or
         a recording as long as its work. The grant rate of the queue reflects earlier requests and would promise too
-        much if these were shorter; it is used where no speed was measured, and only when it is steady.
+        much if these were shorter; it is used where no speed was measured.
         """
         unit = unit_of(request.kind.needs.operation)
         if request.kind.durable or unit is None:

@@ -1,5 +1,7 @@
 """Admission: whether one more request may wait in a queue, and which waiting request is evicted for it."""
 
+from collections.abc import Callable
+
 from router_svc.policy import refusals
 from router_svc.policy.decisions import Rejects
 from router_svc.policy.endpoints.capacity import Capacity
@@ -22,11 +24,16 @@ class Admitted:
 _A_PLACE = Admitted()
 
 
+SlotWait = Callable[[Queue, Capacity, int, float], float | None]
+"""Returns the expected wait for a slot at a position of a queue, in seconds; None: unknown."""
+
+
 class Admission:
     """Decides on admission; it changes nothing."""
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(self, limits: SchedulerLimits, slot_wait: SlotWait) -> None:
         self._limits = limits
+        self._slot_wait = slot_wait
 
     def in_overload(
         self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float
@@ -86,29 +93,29 @@ class Admission:
         """In overload, refuse a request at once whose expected wait exceeds its part of the queue timeout."""
         if queue.grant_rate.backlogged_seconds(now) < self._limits.overload_after_seconds:
             return None
-        expected = max(self._behind_all(request, queue, now), self._behind_own(request, queue, now))
+        expected = max(self._behind_all(request, queue, capacity, now), self._behind_own(request, queue, now))
         if expected <= self._limits.overload_fill * self._limits.queue_timeout_seconds:
             return None
         return refusals.too_slow(request.arrival, expected, self._figures(request, queue, capacity, now))
 
-    def _behind_all(self, request: LiveRequest, queue: Queue, now: float) -> float:
-        """Return the expected wait behind all requests that go first, in seconds; 0: no overload, or unknown.
+    def _behind_all(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> float:
+        """Return the expected wait behind all requests that go first, in seconds; 0: unknown.
 
         Of higher priority classes, no more count than go first before this class has its guaranteed grant.
         """
-        if queue.grant_rate.backlogged_seconds(now) < self._limits.overload_after_seconds:
-            return 0.0
-        rate = queue.grant_rate.grants_per_second(now)
-        if rate is None:
-            return 0.0
         in_class = self._limits.lower_band_every * (queue.waiting_in(request.arrival.priority) + 1)
-        return min(queue.position_of(request), in_class) / rate
+        return self._slot_wait(queue, capacity, min(queue.position_of(request), in_class), now) or 0.0
 
     def _behind_own(self, request: LiveRequest, queue: Queue, now: float) -> float:
-        """Return the expected wait behind its tenant's requests of its class at their own grant rate, in seconds."""
+        """Return the expected wait behind its tenant's requests of its class at their own grant rate, in seconds.
+
+        0: unknown, as their rate is not steady.
+        """
         tenant, priority = request.arrival.tenant, request.arrival.priority
         grant_rate = queue.grant_rate_of(tenant, priority)
-        if grant_rate is None or grant_rate.backlogged_seconds(now) < self._limits.overload_after_seconds:
+        if grant_rate is None or not grant_rate.is_steady(now):
+            return 0.0
+        if grant_rate.backlogged_seconds(now) < self._limits.overload_after_seconds:
             return 0.0
         rate = grant_rate.grants_per_second(now)
         return 0.0 if rate is None else (queue.waiting_of(tenant, priority) + 1) / rate

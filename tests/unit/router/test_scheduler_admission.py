@@ -208,13 +208,46 @@ def test_in_overload_a_tenant_that_was_served_less_is_taken_in_however_slow_its_
     mesh.submit(arrival(1, tenant="loud"), 0.0)
     for key in range(2, 30):
         mesh.submit(arrival(key, tenant="loud"), 0.0)
-    mesh.submit(arrival(50, tenant="quiet", arrived_at=0.5), 0.5)
-    mesh.submit(arrival(51, tenant="quiet", arrived_at=0.5), 0.5)
+    for key in range(50, 56):
+        mesh.submit(arrival(key, tenant="quiet", arrived_at=0.5), 0.5)
     mesh.finish(1, 6.0, TOOK)
     assert placed(mesh.finish(2, 12.0, TOOK)) == {50: "a"}
-    asked = mesh.submit(arrival(52, tenant="quiet", arrived_at=13.0), 13.0)
+    asked = mesh.submit(arrival(58, tenant="quiet", arrived_at=13.0), 13.0)
     assert rejected(asked) == {29: Reason.QUEUE_FULL}, "the last one of the tenant that has more"
     assert rejected(mesh.submit(arrival(60, tenant="loud", arrived_at=13.0), 13.0)) == {60: Reason.QUEUE_FULL}
+
+
+def after_an_outage(mesh: Mesh) -> None:
+    """The only slot of a pool of quick answers was held for twenty seconds by one whose gateway was killed."""
+    measured(mesh, seconds=0.5)
+    for key in range(1, 8):
+        mesh.submit(arrival(key, arrived_at=60.0), 60.0)
+    assert placed(mesh.finish(1, 80.0)) == {2: "a"}
+    assert mesh.waiting == 5
+
+
+def test_the_few_grants_since_an_outage_do_not_predict_that_the_queue_is_too_long() -> None:
+    """One grant in twenty seconds for five that wait: its turn "would come in about 41 s", where it came in three."""
+    mesh = scheduler(candidate(), queue_timeout_seconds=30.0)
+    after_an_outage(mesh)
+    assert rejected(mesh.submit(arrival(10, arrived_at=80.5), 80.5)) == {}
+
+
+def test_the_few_grants_since_an_outage_do_not_predict_that_a_deadline_is_missed() -> None:
+    mesh = scheduler(candidate(), queue_timeout_seconds=30.0)
+    after_an_outage(mesh)
+    assert rejected(mesh.submit(arrival(10, arrived_at=80.5, deadline_at=90.0), 80.5)) == {}
+    assert rejected(mesh.submit(arrival(11, arrived_at=80.5, deadline_at=81.0), 80.5)) == {
+        11: Reason.DEADLINE_UNREACHABLE
+    }
+
+
+def test_a_queue_of_slow_answers_is_too_long_before_eight_of_them_were_seen() -> None:
+    mesh = scheduler(candidate(), queue_timeout_seconds=30.0)
+    measured(mesh, seconds=15.0)
+    for key in range(1, 4):
+        mesh.submit(arrival(key, arrived_at=60.0), 60.0)
+    assert rejected(mesh.submit(arrival(10, arrived_at=71.0), 71.0)) == {10: Reason.QUEUE_FULL}
 
 
 def test_a_flood_of_a_higher_class_does_not_keep_a_lower_one_out_of_its_part_of_the_queue() -> None:
