@@ -5,7 +5,7 @@ request.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -337,18 +337,30 @@ def remembered_models(folder: Path) -> list[added_model_pb2.AddedModel]:
     return found
 
 
-def models_left_behind(folder: Path, runners: Collection[str]) -> Mapping[str, Sequence[str]]:
-    """Returns the names of added models by runner, of those runners whose files lie in a folder but are not `runners`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftBehind:
+    """Added models of a runner that is gone from the configuration, so that no process serves them."""
 
-    Their runner is gone from the configuration, so that no process serves them.
-    """
-    found = dict[str, Sequence[str]]()
+    runner: str
+    models: Sequence[str]
+    """Their names, without those that were added to another runner since."""
+    file: Path
+    """What keeps them: without it, they are forgotten."""
+
+
+def models_left_behind(folder: Path, runners: Collection[str]) -> list[LeftBehind]:
+    """Returns the added models of those runners whose files lie in a folder but are not `runners`."""
+    added = dict[Path, list[str]]()
     for path in sorted(folder.glob(f"*{SUFFIX}")):
-        runner = path.name.removesuffix(SUFFIX)
         with suppress(OSError, ParseError, UnicodeDecodeError):
-            if runner not in runners and (names := [each.name for each in _parsed(path).models]):
-                found[runner] = names
-    return found
+            added[path] = [each.name for each in _parsed(path).models]
+    configured = {path for path in added if path.name.removesuffix(SUFFIX) in runners}
+    served = {name for path in configured for name in added[path]}
+    return [
+        LeftBehind(runner=path.name.removesuffix(SUFFIX), models=names, file=path)
+        for path in added
+        if path not in configured and (names := [name for name in added[path] if name not in served])
+    ]
 
 
 def _parsed(path: Path) -> added_model_pb2.AddedModels:

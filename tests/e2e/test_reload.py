@@ -218,10 +218,11 @@ async def test_servers_that_were_attached_to_a_runner_that_the_file_lost_are_nam
     """They were gone without a word; the next start alone said so."""
     mesh.write(BOX, _runner("guest", _model("visitor")))
     await mesh.reload()
-    (mesh.mesh.home / "state" / "runners" / f"guest{SUFFIX}").write_text('{"models": [{"name": "ollama"}]}')
+    file = mesh.mesh.home / "state" / "runners" / f"guest{SUFFIX}"
+    file.write_text('{"models": [{"name": "ollama"}]}')
     said = (
-        "ollama: added to the runner guest, which the configuration does not have; name a runner guest in it, or "
-        "attach or load them again"
+        "ollama: added to the runner guest, which the configuration does not have; name a runner guest in it, "
+        f"attach or load them again, or delete {file} to forget them"
     )
     mesh.write(BOX)
     assert said in (await mesh.reload("--dry-run"))["notes"]

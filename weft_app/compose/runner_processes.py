@@ -270,9 +270,9 @@ def left_behind_notes(home: WeftHome, configured: Collection[str]) -> dict[str, 
     from runner_svc.added_models import models_left_behind  # noqa: PLC0415
 
     return {
-        runner: f"{', '.join(models)}: added to the runner {runner}, which the configuration does not have; "
-        f"name a runner {runner} in it, or attach or load them again"
-        for runner, models in models_left_behind(home.state / "runners", configured).items()
+        left.runner: f"{', '.join(left.models)}: added to the runner {left.runner}, which the configuration does not "
+        f"have; name a runner {left.runner} in it, attach or load them again, or delete {left.file} to forget them"
+        for left in models_left_behind(home.state / "runners", configured)
     }
 
 

@@ -12,6 +12,7 @@ from runner_svc.added_models import (
     SUFFIX,
     AddedModels,
     AddRequest,
+    LeftBehind,
     ShowPull,
     added_model,
     models_left_behind,
@@ -124,8 +125,23 @@ async def test_models_of_a_runner_that_the_configuration_lost_are_found(runner: 
     folder = runner.file.parent
     (folder / f"empty{SUFFIX}").write_text("{}")
     (folder / f"broken{SUFFIX}").write_text("no JSON")
-    assert models_left_behind(folder, {"gpu"}) == {"local": ["tiny", "other"]}
-    assert models_left_behind(folder, {"gpu", "local"}) == {}
+    assert models_left_behind(folder, {"gpu"}) == [
+        LeftBehind(runner="local", models=["tiny", "other"], file=runner.file)
+    ]
+    assert models_left_behind(folder, {"gpu", "local"}) == []
+
+
+async def test_models_of_a_lost_runner_that_were_added_to_another_one_since_are_not_left_behind(
+    runner: Runner, tmp_path: Path
+) -> None:
+    """Each start warned of them for ever, whatever its reader did."""
+    await runner.add("tiny")
+    await runner.add("other", f"{SOURCE}-other")
+    gpu = Runner(tmp_path / f"gpu{SUFFIX}")
+    await gpu.add("tiny")
+    assert [left.models for left in models_left_behind(tmp_path, {"gpu"})] == [["other"]]
+    await gpu.add("other", f"{SOURCE}-other")
+    assert models_left_behind(tmp_path, {"gpu"}) == []
 
 
 async def test_the_same_source_under_the_same_name_is_added_once(runner: Runner) -> None:
