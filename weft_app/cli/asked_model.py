@@ -1,5 +1,6 @@
 """The model that a command is asked for: a name of the mesh, a source, or a path, which may lack its `./`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +46,22 @@ def asked_model(text: str) -> AskedModel:
         # A runner has a working folder of its own, and may be on another machine.
         return AskedModel(source=str(Path(source.path).expanduser().absolute()))
     return AskedModel(source=str(source))
+
+
+def asked_to_serve(text: str, options: Mapping[str, str]) -> AskedModel:
+    """Returns what a text names, beside `options` that only a model has which is added by its source.
+
+    With one of them, a short name names its source, whether or not the mesh serves a model of that name. Raises
+    INVALID_ARGUMENT naming MODEL or the option.
+    """
+    given = [option for option, value in options.items() if value and require_name(value, option)]
+    asked = asked_model(text)
+    if asked.source or not given:
+        return asked
+    if (source := short_source(asked.name)) is None:
+        raise invalid_field(given[0], "is for a source such as hf:OWNER/REPO, or a short name such as llama3.2")
+    note(f"{asked.name} is {source}")
+    return AskedModel(name=asked.name, source=source)
 
 
 def existing_path(text: str) -> Path | None:

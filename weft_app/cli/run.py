@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +19,9 @@ from weft.client.operations import Operations, connect_operations, has_ended
 from weft.documents.codec import document_of
 from weft.documents.operation_actions import LoadSettings, load_options
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.short_names import short_names_hint, short_source
-from weft_app.cli.asked_model import MODEL, AskedModel, asked_model
+from weft_app.cli.asked_model import MODEL, asked_to_serve
 from weft_app.cli.chat import (
     MAX_TIMEOUT_SECONDS,
     Conversation,
@@ -102,10 +101,10 @@ def run(
 
     Example: weft run hf:Qwen/Qwen3-0.6B-GGUF "Why is the sky blue?"
     """
-    asked, text = asked_model(model), only_message(prompt, "PROMPT")
+    asked = asked_to_serve(model, {"--name": name, "--runner": runner})
+    text = only_message(prompt, "PROMPT")
     if output is not OutputFormat.TABLE and text is None:
         raise invalid_field("--output", "is for one answer; give a PROMPT, or pipe it in")
-    _require_source_for(asked, {"--name": name, "--runner": runner})
     wanted = LoadSettings(context_tokens=context, parameters={} if slots is None else {SLOTS: slots})
     media = read_media(image, audio)
     history: list[Message] = [{"role": "system", "content": system}] if system else []
@@ -116,7 +115,7 @@ def run(
         if not is_mesh_running(folder):
             _start_session(stack, folder, config)
         load = operation_pb2.LoadModel(
-            model=asked.name or name, source=asked.source, runner=runner, options=load_options(wanted)
+            model=name or asked.name, source=asked.source, runner=runner, options=load_options(wanted)
         )
         running = _running(load, authorization, home)
         mesh = stack.enter_context(connect(home=home))
@@ -134,14 +133,6 @@ def run(
             return
         with prompt_history(home):
             converse(conversation)
-
-
-def _require_source_for(asked: AskedModel, options: Mapping[str, str]) -> None:
-    for option, given in options.items():
-        if given:
-            require_name(given, option)
-            if not asked.source:
-                raise invalid_field(option, "is for a source such as hf:OWNER/REPO")
 
 
 def _chat_options(max_tokens: int | None, temperature: float | None, thinking: bool | None) -> ChatOptions:

@@ -31,10 +31,9 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.model_source import parse_source
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
-from weft.kernel.short_names import short_source
 from weft.kernel.units import keep_alive_seconds, parse_size
 from weft.kernel.validation_words import plain_words
-from weft_app.cli.asked_model import asked_model, existing_path
+from weft_app.cli.asked_model import asked_to_serve, existing_path
 from weft_app.cli.completion import complete_model
 from weft_app.cli.options import naming_fields, reporting
 
@@ -157,21 +156,15 @@ def load(
         found = error.errors(include_url=False, include_input=False, include_context=False)[0]
         field = ".".join(str(step) for step in found["loc"] if step != _KEY)
         raise invalid_field(option_of(field), plain_words(found["msg"])) from None
-    for option, given in (("--evict", evict), ("--name", name), ("--runner", runner)):
-        if given:
-            require_name(given, option)
-    asked = asked_model(model)
-    if asked.source:
-        if existing_path(model) is None:
-            parse_source(model, "MODEL")  # unlike `weft run` it takes no bare id, which may be a mistyped name
-        return load_action(name, settings, evict_model=evict, replicas=replicas, source=asked.source, runner=runner)
-    if (name or runner) and (source := short_source(model)) is not None:
-        # Only what is added has these options.
-        return load_action(name or model, settings, evict_model=evict, replicas=replicas, source=source, runner=runner)
-    for option, given in (("--name", name), ("--runner", runner)):
-        if given:
-            raise invalid_field(option, "is for a source such as hf:OWNER/REPO")
-    return load_action(require_name(model, "MODEL"), settings, evict_model=evict, replicas=replicas)
+    if evict:
+        require_name(evict, "--evict")
+    asked = asked_to_serve(model, {"--name": name, "--runner": runner})
+    if asked.source and not asked.name and existing_path(model) is None:
+        parse_source(model, "MODEL")  # unlike `weft run` it takes no bare id, which may be a mistyped name
+    served = name or asked.name
+    if not asked.source:
+        require_name(served, "MODEL")
+    return load_action(served, settings, evict_model=evict, replicas=replicas, source=asked.source, runner=runner)
 
 
 def pull(

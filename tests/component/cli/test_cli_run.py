@@ -15,7 +15,7 @@ from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.runner.v1 import added_model_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.short_names import SHORT_NAMES
+from weft.kernel.short_names import SHORT_NAMES, short_source
 from weft_app.cli.options import EXIT_NOT_FOUND, EXIT_USAGE
 
 SOURCE = "hf:acme/tiny-GGUF:Q4_K_M"
@@ -148,6 +148,14 @@ def test_an_answer_is_a_document_with_what_was_chosen_and_the_receipt(stage: Sta
     assert (document["kind"], document["model"], document["text"]) == ("RunAnswer", "tiny", "I am tiny")
     assert document["added"]["reasons"] == ["context 2048 of 8192: memory", "1 slot: memory"]
     assert document["receipt"]["host"] == "box"
+
+
+def test_a_short_name_takes_the_options_of_a_source(stage: Stage) -> None:
+    """They were refused as not for a name, though its source was pulled and served."""
+    done = stage.run("run", "llama3.2", "hi", "--runner", "box", "--name", "mine")
+    assert done.exit_code == 0, done.stderr
+    assert (stage.load.model, stage.load.source, stage.load.runner) == ("mine", short_source("llama3.2"), "box")
+    assert f"llama3.2 is {short_source('llama3.2')}" in done.stderr
 
 
 @pytest.mark.parametrize(
