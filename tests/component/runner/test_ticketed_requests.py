@@ -51,6 +51,7 @@ async def test_a_stream_is_the_gateways_and_is_reported_once(tmp_path: Path) -> 
         async with stage.post(stage.ticket(), body=body) as response:
             text = await response.text()
         await stage.router.until(1)
+        await until(lambda: stage.reporter.held == 0)
         assert (len(stage.router.ends), stage.router.calls) == (1, 1)
         assert stage.fates() == {"accepted": 1.0}
         assert stage.served() == 1.0
@@ -270,8 +271,8 @@ async def test_reports_without_a_router_are_bounded_and_each_that_is_dropped_is_
         for _ in range(4):
             async with stage.post(stage.ticket()) as response:
                 await response.read()
+        await until(lambda: stage.fates() == {"overflow": 2.0})
         assert stage.reporter.held == 2
-        assert stage.fates() == {"overflow": 2.0}
         await stage.reporter.stop(grace_seconds=0.0)
         assert stage.fates() == {"overflow": 2.0, "gave_up": 2.0}
 
