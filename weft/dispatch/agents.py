@@ -223,12 +223,16 @@ class KnownNames:
         """The mesh as it is now."""
         return self._fleet.view
 
-    def require(self, name: str, field: str) -> None:
-        """Raises MODEL_NOT_FOUND for an unknown name. Before the first snapshot every name passes."""
+    def has(self, name: str) -> bool:
+        """Whether a name is one of the mesh; before the first snapshot every name is."""
         view = self._fleet.view
         if view is not self._view:
             self._view, self._names = view, known_names(view)
-        if view.revision and name not in self._names:
+        return not view.revision or name in self._names
+
+    def require(self, name: str, field: str) -> None:
+        """Raises MODEL_NOT_FOUND for an unknown name. Before the first snapshot every name passes."""
+        if not self.has(name):
             raise unknown_field_target(name, usable_names(self._names, caller()), field, FOR_TASKS)
 
     def require_taken(self, name: str, payload: Payload | None, field: str) -> None:

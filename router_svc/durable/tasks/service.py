@@ -159,12 +159,13 @@ def build(
 ) -> "TaskService":
     """Returns a task service on a database, not started. `store` replaces the SQL store."""
     clock = clock or SystemClock()
-    media = TaskMedia(deps.files)
+    media, names = TaskMedia(deps.files), KnownNames(deps.fleet)
     calls = DispatchedCalls(
         placement=deps.placement,
         channels=deps.channels,
         fleet=deps.fleet,
         clock=clock,
+        names=names,
         tracing=deps.tracing,
         media=media,
     )
@@ -175,7 +176,7 @@ def build(
         calls,
         clock,
         failpoints or NoFailpoints(),
-        names=KnownNames(deps.fleet),
+        names=names,
         spans=TaskSpans(kept, deps.tracing),
         media=media,
         router_name=deps.router_name,

@@ -18,6 +18,7 @@ from router_svc.durable.tasks.task_media import TaskMedia
 from router_svc.durable.tasks.task_spans import traceparent_of_task
 from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
+from weft.dispatch.agents import KnownNames
 from weft.dispatch.call import Call
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource
@@ -33,6 +34,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool
 from weft.kernel.tracing import NO_TRACING, Tracing
+from weft.kernel.unknown_names import unknown_target
 
 _WHOLE = frozenset({Operation.IMAGE, Operation.TRANSCRIPTION})
 """Streamed operations whose tasks' attempts are read when they are complete."""
@@ -138,7 +140,10 @@ class CallMaker(Protocol):
     """Creates the calls of tasks."""
 
     def make(self, task: PendingTask, gate: Gate) -> TaskCall:
-        """Returns the call of a task, whose first grant must pass the gate. Raises if the stored spec is unusable."""
+        """Returns the call of a task, whose first grant must pass the gate.
+
+        Raises if the stored spec is unusable, and MODEL_NOT_FOUND for a target that the mesh does not have now.
+        """
         ...
 
 
@@ -150,12 +155,17 @@ class DispatchedCalls(CallMaker):
     channels: ChannelPool
     fleet: FleetSource
     clock: Clock
+    names: KnownNames | None = None
+    """The names of the mesh; None: every name is placed."""
     tracing: Tracing = NO_TRACING
     media: TaskMedia = field(default_factory=lambda: TaskMedia(None))
     """Reads the images and recordings that tasks are given."""
 
     @override
     def make(self, task: PendingTask, gate: Gate) -> TaskCall:
+        if self.names is not None and not self.names.has(task.lane.model):
+            # As the scheduler would refuse it, but a task that waits for a model is no request that has failed.
+            raise unknown_target(task.lane.model)
         try:
             spec = task_pb2.TaskSpec.FromString(task.spec)
         except DecodeError as error:

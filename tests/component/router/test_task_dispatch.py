@@ -106,6 +106,7 @@ class Mesh:
         clock = SystemClock()
         tickets = TicketIssuer(clock, lifetime_seconds=30.0)
         parts = LoopDeps(waker=NoWaker(), tickets=tickets, records=RouterRecords.empty(clock))
+        self.requests = parts.records.requests
         self.loop = SchedulingLoop(SchedulerLimits(), Settings(), clock, parts)
         self.view = FleetView()
         self.channels = ChannelPool()
@@ -274,6 +275,24 @@ async def test_a_task_waits_for_its_pool_and_starts_with_the_first_runner(shown:
         mesh.show()
         task, _ = await end_of(tasks, task_id)
         assert (task.state, task.attempt) == (task_pb2.TASK_STATE_COMPLETED, 1)
+
+
+async def test_a_task_that_waits_for_its_model_is_no_request_that_has_failed(tmp_path: Path) -> None:
+    """Each look for the model was a request of the task's id that had ended with model_not_found."""
+    async with mesh_of(tmp_path) as (mesh, tasks):
+        mesh.show(model=False)
+        spec = chat_spec()
+        spec.wait_for_model = True
+        task_id = await submit(tasks, spec)
+        async with asyncio.timeout(NOTICE_SECONDS):
+            while not (waiting := (await tasks.get(TENANT, task_id)).waiting_for):
+                await let_all_run()
+        assert "qwen" in waiting
+        assert mesh.requests.find(task_id, 0.0, TENANT) is None
+        mesh.runner.say(FINISHED)
+        mesh.show()
+        await end_of(tasks, task_id)
+        assert mesh.requests.find(task_id, 0.0, TENANT) is not None
 
 
 async def test_a_cancel_reaches_the_runner(tmp_path: Path) -> None:
