@@ -205,7 +205,7 @@ class PairedRegistry(Service):
 
     def health_checks(self, limits: HealthLimits) -> Sequence[HealthCheck]:
         """Returns the check of its ownership, and those of an owner, which a standby has no part in."""
-        owner = HealthCheck(name="owner", look=self._look, services=tuple(self.service_names))
+        owner = HealthCheck(name="owner", look=self._look, services=tuple(self.service_names), bar=self._lapse)
         return (owner, *(replace(each, look=self._owners(each.look)) for each in self._registry.health_checks(limits)))
 
     def _owners(self, look: Callable[[], Awaitable[Observation]]) -> Callable[[], Awaitable[Observation]]:
@@ -220,9 +220,13 @@ class PairedRegistry(Service):
         if not self._is_owner:
             where = f" at {self._owner_address}" if self._owner_address else ""
             return down("standby", f"the registry{where} owns the database; this one waits for its end")
-        if not self._registry.beats.is_current:
-            return down("not_owner", "its heartbeat is not written, so another registry may own the database")
-        return WELL
+        return self._lapse() or WELL
+
+    def _lapse(self) -> Observation | None:
+        """Returns what an owner is that may have been replaced; None: it has not been."""
+        if not self._is_owner or self._registry.beats.is_current:
+            return None
+        return down("not_owner", "its heartbeat is not written, so another registry may own the database")
 
     @property
     def _owner_address(self) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from typing_extensions import override
@@ -62,6 +62,13 @@ class _Checked:
     task: asyncio.Task[Observation] | None = None
     began: float = 0.0
 
+    def barred_at(self, now: float) -> Component:
+        """Returns the component as it is at this moment; what is down anyway keeps its reason."""
+        barred = None if self.check.bar is None else self.check.bar()
+        if barred is None or self.component.state in (HealthState.DOWN, HealthState.STARTING):
+            return self.component
+        return replace(self.component, state=barred.state, reason=barred.reason, message=barred.message, since=now)
+
 
 class HealthMonitor(HealthSource):
     """Runs health checks from `start` to `stop`, and tells listeners of each change.
@@ -99,14 +106,15 @@ class HealthMonitor(HealthSource):
     @property
     @override
     def report(self) -> HealthReport:
+        components = self._components()
         stopped = [
             service
-            for each in self._checked
-            if each.component.state in (HealthState.DOWN, HealthState.STARTING)
+            for each, component in zip(self._checked, components, strict=True)
+            if component.state in (HealthState.DOWN, HealthState.STARTING)
             for service in each.check.services
         ]
         return HealthReport(
-            components=tuple(each.component for each in self._checked),
+            components=components,
             essential=frozenset(each.check.name for each in self._checked if each.check.is_essential),
             stopped_services=frozenset(stopped),
             is_stopping=self._is_stopping,
@@ -115,7 +123,11 @@ class HealthMonitor(HealthSource):
     @override
     def component_documents(self) -> list[dict[str, Any]]:
         now, utc_now = self._clock.monotonic(), self._clock.utc_now()
-        return [component_document(each.component, now, utc_now) for each in self._checked]
+        return [component_document(each, now, utc_now) for each in self._components()]
+
+    def _components(self) -> tuple[Component, ...]:
+        now = self._clock.monotonic()
+        return tuple(each.barred_at(now) for each in self._checked)
 
     async def start(self) -> None:
         """Check every component once, then in an interval. Does nothing when it runs."""

@@ -1,17 +1,17 @@
 """The life cycle every service has, and the health it reports."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from weft.kernel.clock import Clock
-from weft.kernel.health import HealthReport
+from weft.kernel.health import HealthSource
 from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
 
@@ -46,19 +46,23 @@ class Service(Protocol):
         ...
 
 
-class Health:
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the package has no types
     """grpc.health.v1 for one server: the empty name is live, a service's name is whether it can do its work.
 
-    `liveness` and `readiness` repeat those two for callers of the endpoint-picker protocol.
+    `liveness` and `readiness` repeat those two for callers of the endpoint-picker protocol. Each message says what
+    holds when it is sent, not what held at the last change.
     """
 
     def __init__(self) -> None:
-        self._servicer = health_aio.HealthServicer()
+        self._answers: dict[str, Callable[[], bool]] = {"": _yes}
+        """Whether it serves, by name."""
+        self._changed = asyncio.Event()
+        """Set with the next change, and then replaced."""
 
     def register_check(self, server: grpc.aio.Server) -> None:
         """Adds only the Check rpc: for servers that unauthenticated callers reach."""
         check = grpc.unary_unary_rpc_method_handler(
-            self._servicer.Check,
+            self.Check,
             request_deserializer=health_pb2.HealthCheckRequest.FromString,
             response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
         )
@@ -67,32 +71,81 @@ class Health:
 
     def register(self, server: grpc.aio.Server, service_names: Iterable[str]) -> None:
         """Add health and reflection for `service_names` to the server."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self, server)
         reflection.enable_server_reflection(
             (*service_names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME),
             server,
         )
 
-    async def set_serving(self, service_names: Iterable[str], *, serving: bool) -> None:
+    def set_serving(self, service_names: Iterable[str], *, serving: bool) -> None:
         """Report the named services, and the readiness of all, as so; liveness stays as it is."""
-        for name in (*service_names, "readiness"):
-            await self._servicer.set(name, _status_of(serving))
+        self._answers.update(dict.fromkeys((*service_names, "readiness"), _yes if serving else _no))
+        self.tell()
 
-    async def set_report(self, service_names: Iterable[str], report: HealthReport) -> None:
-        """Report the named services, readiness and liveness as the health of this process has them."""
-        for name in service_names:
-            await self._servicer.set(name, _status_of(report.serves(name)))
-        await self._servicer.set("readiness", _status_of(report.is_ready))
-        await self.set_live(live=report.is_live)
+    def set_live(self) -> None:
+        """Report the process as alive."""
+        self._answers.update(dict.fromkeys(_LIVENESS, _yes))
+        self.tell()
 
-    async def set_live(self, *, live: bool = True) -> None:
-        """Report the process as alive, or as stuck."""
-        for name in ("", "liveness"):
-            await self._servicer.set(name, _status_of(live))
+    def follow(self, service_names: Iterable[str], source: HealthSource) -> None:
+        """Report the named services, readiness and liveness as the health of this process has them from now on.
+
+        `tell` has to be called when it changes.
+        """
+        self._answers.update({name: partial(_serves, source, name) for name in service_names})
+        self._answers["readiness"] = lambda: source.report.is_ready
+        self._answers.update(dict.fromkeys(_LIVENESS, lambda: source.report.is_live))
+        self.tell()
+
+    def tell(self) -> None:
+        """Have watchers told of what has changed."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def Check(  # noqa: N802 - the name of the rpc
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> health_pb2.HealthCheckResponse:
+        """See grpc.health.v1."""
+        status = self._status(request.service)
+        if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND)
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def Watch(  # noqa: N802 - the name of the rpc
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: Any,  # noqa: ARG002
+    ) -> AsyncGenerator[health_pb2.HealthCheckResponse]:
+        """See grpc.health.v1."""
+        last = None
+        while True:
+            changed, status = self._changed, self._status(request.service)
+            if status != last:
+                last = status
+                yield health_pb2.HealthCheckResponse(status=status)
+            else:
+                await changed.wait()
+
+    def _status(self, service: str) -> health_pb2.HealthCheckResponse.ServingStatus:
+        answer = self._answers.get(service)
+        if answer is None:
+            return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        return health_pb2.HealthCheckResponse.SERVING if answer() else health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def _status_of(serving: bool) -> health_pb2.HealthCheckResponse.ServingStatus:
-    return health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+_LIVENESS = ("", "liveness")
+
+
+def _yes() -> bool:
+    return True
+
+
+def _no() -> bool:
+    return False
+
+
+def _serves(source: HealthSource, service: str) -> bool:
+    return source.report.serves(service)
 
 
 def start_task(work: Coroutine[None, None, None], *, name: str) -> asyncio.Task[None]:

@@ -108,24 +108,22 @@ class GrpcHost:
             self._health.register_check(self._server)
         else:
             self._health.register(self._server, names)
-        await self._health.set_live()
-        await self._health.set_serving(names, serving=False)
+        self._health.set_live()
+        self._health.set_serving(names, serving=False)
         # A service that depends on another one reaches it: connections are retried until the server admits calls.
         for service in services:
             await service.start()
         await self._server.start()
         self._serving = True
         if monitor is None:
-            await self._health.set_serving(names, serving=True)
+            self._health.set_serving(names, serving=True)
         else:
-            monitor.subscribe(self._report_health)
+            monitor.subscribe(self._tell_watchers)
             await monitor.start()
-            # Another server may have begun to check, and the first report may have come before this one listened.
-            await self._report_health(monitor.report)
+            self._health.follow(names, monitor)
 
-    async def _report_health(self, report: HealthReport) -> None:
-        if self._serving:
-            await self._health.set_report(self._names(), report)
+    async def _tell_watchers(self, _: HealthReport) -> None:
+        self._health.tell()
 
     def _names(self) -> list[str]:
         return [name for service in self._services for name in service.service_names]
@@ -140,7 +138,7 @@ class GrpcHost:
             if self._monitor is not None:
                 await self._monitor.note_stopping()
             self._serving = False
-            await self._health.set_serving(self._names(), serving=False)
+            self._health.set_serving(self._names(), serving=False)
         services, self._services = self._services, ()
         # A service that fails to stop, such as one whose background task died, must not keep the others from stopping.
         async with AsyncExitStack() as ends:

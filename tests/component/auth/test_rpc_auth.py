@@ -106,7 +106,7 @@ async def serving(keys: KeyRing, address: str = "127.0.0.1:0") -> AsyncIterator[
     )
     health = Health()
     health.register(server, [])
-    await health.set_live()
+    health.set_live()
     port = server.add_insecure_port(address)
     await server.start()
     try:

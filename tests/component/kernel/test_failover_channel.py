@@ -40,12 +40,12 @@ class Named:
             self.health.register(server, ())
         else:
             self.health.register_check(server)
-        await self.set(serving=serving)
+        self.set(serving=serving)
         server.add_insecure_port(self.address)
         await server.start()
 
-    async def set(self, *, serving: bool) -> None:
-        await self.health.set_serving((), serving=serving)
+    def set(self, *, serving: bool) -> None:
+        self.health.set_serving((), serving=serving)
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -116,7 +116,7 @@ async def test_calls_follow_the_role_and_listeners_hear_of_it(pair: tuple[Named,
         channel.on_move(lambda: moves.append(channel.address))
         assert await name_at(channel) == "a"
         # As a frozen owner, `a` does not say that it serves no more.
-        await b.set(serving=True)
+        b.set(serving=True)
         await until_name(channel, "b")
         assert moves == [b.address]
 
@@ -150,7 +150,7 @@ async def test_a_watch_that_its_connection_cancels_begins_again(pair: tuple[Name
         assert await name_at(channel) == "a"
         connections.append(open_channel(b.address))
         await connections[0].close(None)
-        await b.set(serving=True)
+        b.set(serving=True)
         await until_name(channel, "b")
         await connections[1].close(None)
 
@@ -166,14 +166,14 @@ async def test_after_a_death_calls_and_watches_go_to_the_other_one_and_back(pair
         await a.stop()
         with pytest.raises(grpc.aio.AioRpcError):
             await stream.read()
-        await b.set(serving=True)
+        b.set(serving=True)
         await until_name(channel, "b")
         stream = channel.unary_stream("/test.Named/Names")(b"")
         assert bytes(await stream.read()) == b"b"
         stream.cancel()
         await a.start(serving=False)
         await b.stop()
-        await a.set(serving=True)
+        a.set(serving=True)
         await until_name(channel, "a")
 
 
@@ -216,6 +216,6 @@ async def test_a_blocking_channel_asks_who_serves_before_the_first_call_and_afte
     with channel:
         assert await asyncio.to_thread(name) == "b"
         await b.stop()
-        await a.set(serving=True)
+        a.set(serving=True)
         assert await asyncio.to_thread(name) == "UNAVAILABLE"
         assert await asyncio.to_thread(name) == "a"

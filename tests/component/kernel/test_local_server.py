@@ -82,7 +82,7 @@ async def serving(kind: str) -> AsyncIterator[tuple[grpc.aio.Server, Handlers, A
     server, handlers, health = SERVERS[kind](), Handlers(), Health()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.B", handlers.all()),))
     health.register(server, ["a.B"])
-    await health.set_live()
+    health.set_live()
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -5,21 +5,31 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from typing_extensions import override
 
 from registry_svc.ownership import FILES_CHECK_SECONDS, LEASE_SHARE, OwnerBeats, PairedRegistry
 from registry_svc.store.postgres import TakenOverError
 from weft.kernel.errors import WeftError
 from weft.kernel.health import HealthLimits, HealthState
+from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc import open_channel
 from weft.kernel.service import CRITICAL_TASK
+from weft_app.compose.grpc_host import GrpcHost
 from weft_testing.fake_clock import FakeClock, let_all_run
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from registry_svc.store.standby import OwnerWatch
 
 SILENCE = 10.0
 LEASE = LEASE_SHARE * SILENCE
+WAIT_SECONDS = 20.0
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class BeatenDatabase:
@@ -59,6 +69,9 @@ class BareRegistry:
         if self.unfit is not None:
             raise self.unfit
 
+    def register(self, server: object) -> None:
+        """Adds nothing: its health is asked for alone."""
+
     async def start(self) -> None:
         if self.owned_elsewhere:
             raise WeftError(Reason.ALREADY_EXISTS, "another registry runs on this database")
@@ -84,11 +97,23 @@ class Turn:
         self.free.clear()
 
 
+class ThawingClock(FakeClock):
+    """A clock on which a process may have been frozen: time has passed, and no timer has fired yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen_seconds = 0.0
+
+    @override
+    def monotonic(self) -> float:
+        return super().monotonic() + self.frozen_seconds
+
+
 class Stage:
     """Heartbeats on a fake clock."""
 
     def __init__(self) -> None:
-        self.clock = FakeClock()
+        self.clock = ThawingClock()
         self.database = BeatenDatabase()
         self.returns = 0
         self.beats = OwnerBeats(cast("Any", self.database), self.clock, SILENCE, self._note_return)
@@ -269,3 +294,75 @@ async def test_an_owner_knows_whether_a_standby_waits_now(*, waits: bool) -> Non
         stage.database.has_standby = waits
         await stage.pass_seconds(2.0)
         assert stage.beats.sees_standby is waits
+
+
+class ServedOwner:
+    """An owner on a server, whose health is asked for and watched as clients do."""
+
+    def __init__(self, stage: Stage, channel: grpc.aio.Channel) -> None:
+        self.stage = stage
+        self._health: Any = health_pb2_grpc.HealthStub(channel)
+
+    async def checked(self) -> list[int]:
+        """What it answers for its readiness and for a service."""
+        asked = [health_pb2.HealthCheckRequest(service=name) for name in ("readiness", *BareRegistry.service_names)]
+        return [(await self._health.Check(each, timeout=WAIT_SECONDS)).status for each in asked]
+
+    def watch(self) -> Any:
+        """A watch of its readiness, as the channel of a client over both registries begins it."""
+        return self._health.Watch(health_pb2.HealthCheckRequest(service="readiness"), timeout=WAIT_SECONDS)
+
+
+@pytest.fixture
+async def served(tmp_path: "Path") -> AsyncIterator[ServedOwner]:
+    stage = Stage()
+    stage.database.has_standby = True
+    paired = PairedRegistry(cast("Any", BareRegistry(stage.beats)), cast("OwnerWatch", Turn()), stage.clock)
+    host, monitor = GrpcHost(clock=stage.clock), HealthMonitor(paired.health_checks(HealthLimits()), stage.clock)
+    address = host.bind(f"unix:{tmp_path}/registry.sock")
+    await host.start([paired], monitor)
+    await stage.pass_seconds(2)
+    try:
+        async with open_channel(address) as channel:
+            yield ServedOwner(stage, channel)
+    finally:
+        await host.stop(0.0)
+
+
+async def test_an_owner_that_thaws_serves_for_nobody_before_its_next_round_of_checks(served: ServedOwner) -> None:
+    """A client that connects in that moment would leave the new owner for it."""
+    before = served.watch()
+    assert (await before.read()).status == SERVING
+    rounds = served.stage.database.beats
+    served.stage.clock.frozen_seconds = LEASE
+    after = served.watch()
+    assert (await after.read()).status == NOT_SERVING
+    assert await served.checked() == [NOT_SERVING, NOT_SERVING]
+    assert served.stage.database.beats == rounds
+    # Those who watched are told with the next round, and all of them once a heartbeat is written again.
+    served.stage.database.error = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
+    await served.stage.pass_seconds(1)
+    assert (await before.read()).status == NOT_SERVING
+    served.stage.database.error = None
+    await served.stage.pass_seconds(2)
+    assert [(await each.read()).status for each in (before, after)] == [SERVING, SERVING]
+
+
+async def test_an_owner_that_was_frozen_for_less_than_its_lease_goes_on_serving(served: ServedOwner) -> None:
+    served.stage.clock.frozen_seconds = LEASE - 2.0
+    assert (await served.watch().read()).status == SERVING
+    assert await served.checked() == [SERVING, SERVING]
+
+
+async def test_an_owner_without_a_standby_serves_after_any_freeze(served: ServedOwner) -> None:
+    alone = Stage()
+    paired = PairedRegistry(cast("Any", BareRegistry(alone.beats)), None, alone.clock)
+    monitor = HealthMonitor(paired.health_checks(HealthLimits()), alone.clock)
+    await paired.start()
+    await monitor.start()
+    alone.clock.frozen_seconds = 100 * LEASE
+    assert monitor.report.is_ready
+    served.stage.clock.frozen_seconds = 100 * LEASE
+    assert await served.checked() == [NOT_SERVING, NOT_SERVING]
+    await monitor.stop()
+    await paired.stop(0.0)

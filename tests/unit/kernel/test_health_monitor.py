@@ -110,6 +110,35 @@ async def test_a_check_that_hangs_is_a_fault_and_is_not_run_twice_at_a_time() ->
         assert router(monitor).state is HealthState.OK
 
 
+async def test_what_bars_a_component_counts_at_once_and_listeners_hear_of_it_with_the_next_round() -> None:
+    clock, barred, told = FakeClock(), list[Observation](), list[str]()
+
+    async def listen(report: HealthReport) -> None:
+        told.append(report.status)
+
+    async def look() -> Observation:
+        return WELL
+
+    check = HealthCheck(name="router", look=look, services=("s",), bar=lambda: barred[0] if barred else None)
+    monitor = HealthMonitor([check], clock)
+    monitor.subscribe(listen)
+    await monitor.start()
+    await let_all_run()
+    try:
+        barred.append(AWAY)
+        assert not monitor.report.is_ready
+        assert not monitor.report.serves("s")
+        assert [each["reason"] for each in monitor.component_documents()] == ["", "no_router"]
+        assert told == ["ok"]
+        await seconds_pass(clock, 1)
+        barred.clear()
+        assert monitor.report.is_ready
+        await seconds_pass(clock, 1)
+    finally:
+        await monitor.stop()
+    assert told == ["ok", "not_ready", "ok"]
+
+
 async def test_a_check_that_fails_is_a_fault_whose_error_is_not_shown() -> None:
     clock, switch = FakeClock(), Switch()
     async with watching(switch, clock) as monitor:
