@@ -63,6 +63,20 @@ class OwnerBeats:
         return not self._has_standby or self._clock.monotonic() - self._beaten_at < self._lease_seconds
 
     @property
+    def lapse(self) -> Observation | None:
+        """What an owner is that another registry may have replaced; None: none can own the database by now."""
+        if self.is_current:
+            return None
+        if self._is_lost:
+            return down("not_owner", "another registry has taken over its database, and it ends")
+        silent = self._clock.monotonic() - self._beaten_at
+        return down(
+            "not_owner",
+            f"its database has taken no heartbeat for {silent:.0f} s, so that a standby may own it by now; it answers "
+            "again once its database does",
+        )
+
+    @property
     def sees_standby(self) -> bool:
         """Whether a standby waited when the last heartbeat was written."""
         return self._sees_standby
@@ -192,8 +206,12 @@ class PairedRegistry(Service):
         await self._registry.stop(grace_seconds)
 
     def require_owner(self) -> None:
-        """Raises REGISTRY_STANDBY, which names the owner as far as it is known, where another registry may own it."""
-        if self._is_owner and self._registry.beats.is_current:
+        """Raises REGISTRY_STANDBY where another registry may own the database.
+
+        That of a standby names the owner as far as it is known; that of an owner says why it does not answer.
+        """
+        if self._is_owner:
+            self._require_lease()
             return
         address = self._owner_address if self._names_owner else ""
         raise WeftError(
@@ -202,6 +220,16 @@ class PairedRegistry(Service):
             metadata={"address": address} if address else {},
             retry_after_seconds=RETRY_AFTER_SECONDS,
         )
+
+    def _require_lease(self) -> None:
+        lapse = self._registry.beats.lapse
+        if lapse is not None:
+            raise WeftError(
+                Reason.REGISTRY_STANDBY,
+                f"this registry answers no calls: {lapse.message}; call the other registry, as clients "
+                "with both addresses do",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
 
     def health_checks(self, limits: HealthLimits) -> Sequence[HealthCheck]:
         """Returns the check of its ownership, and those of an owner, which a standby has no part in."""
@@ -223,10 +251,7 @@ class PairedRegistry(Service):
         return self._lapse() or WELL
 
     def _lapse(self) -> Observation | None:
-        """Returns what an owner is that may have been replaced; None: it has not been."""
-        if not self._is_owner or self._registry.beats.is_current:
-            return None
-        return down("not_owner", "its heartbeat is not written, so another registry may own the database")
+        return self._registry.beats.lapse if self._is_owner else None
 
     @property
     def _owner_address(self) -> str:

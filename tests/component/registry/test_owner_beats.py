@@ -348,6 +348,29 @@ async def test_an_owner_that_thaws_serves_for_nobody_before_its_next_round_of_ch
     assert [(await each.read()).status for each in (before, after)] == [SERVING, SERVING]
 
 
+async def test_an_owner_whose_database_is_away_does_not_call_itself_a_standby() -> None:
+    stage = Stage()
+    stage.database.has_standby = True
+    paired = PairedRegistry(cast("Any", BareRegistry(stage.beats)), cast("OwnerWatch", Turn()), stage.clock)
+    await paired.start()
+    await stage.pass_seconds(2)
+    stage.database.error = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
+    await stage.pass_seconds(LEASE + 1)
+    with pytest.raises(WeftError) as refused:
+        paired.require_owner()
+    assert (refused.value.reason, refused.value.metadata) == (Reason.REGISTRY_STANDBY, {})
+    assert refused.value.message == (
+        "this registry answers no calls: its database has taken no heartbeat for 9 s, so that a standby may own it by "
+        "now; it answers again once its database does; call the other registry, as clients with both addresses do"
+    )
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    stage.database.error = TakenOverError()
+    await stage.pass_seconds(1)
+    with pytest.raises(WeftError, match="another registry has taken over its database, and it ends; call the other"):
+        paired.require_owner()
+    await paired.stop(0.0)
+
+
 async def test_an_owner_that_was_frozen_for_less_than_its_lease_goes_on_serving(served: ServedOwner) -> None:
     served.stage.clock.frozen_seconds = LEASE - 2.0
     assert (await served.watch().read()).status == SERVING

@@ -144,7 +144,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """
     ERROR_REASON_REGISTRY_STANDBY: _ErrorReason.ValueType  # 93
     """This registry waits for the end of the one that owns the database; the metadata has the owner's address (`address`)
-    where it is known. Services that have the addresses of both use the owner's.
+    where it is known. Services that have the addresses of both use the owner's. An owner answers so, too, whose database
+    has taken no heartbeat for so long that a standby may own it by now; its message says that.
     """
     ERROR_REASON_NO_ROUTER_AVAILABLE: _ErrorReason.ValueType  # 94
     """No router of the mesh answered while the request waited for one: nothing was decided about it, and no runner worked on it."""
@@ -284,7 +285,8 @@ ERROR_REASON_MOVED: ErrorReason.ValueType  # 92
 """
 ERROR_REASON_REGISTRY_STANDBY: ErrorReason.ValueType  # 93
 """This registry waits for the end of the one that owns the database; the metadata has the owner's address (`address`)
-where it is known. Services that have the addresses of both use the owner's.
+where it is known. Services that have the addresses of both use the owner's. An owner answers so, too, whose database
+has taken no heartbeat for so long that a standby may own it by now; its message says that.
 """
 ERROR_REASON_NO_ROUTER_AVAILABLE: ErrorReason.ValueType  # 94
 """No router of the mesh answered while the request waited for one: nothing was decided about it, and no runner worked on it."""
