@@ -184,6 +184,11 @@ class PairedRegistry(Service):
         """Have `notice` called when this standby has become the owner."""
         self._on_change = notice
 
+    def on_owner(self, notice: Callable[[str], None]) -> None:
+        """Have `notice` called with the address of the owner that this standby waits for, when it is another one."""
+        if self._watch is not None:
+            self._watch.on_owner = notice
+
     @override
     async def start(self) -> None:
         """Starts as the owner, or begins to wait; raises ALREADY_EXISTS where waiting is not possible."""
@@ -214,9 +219,11 @@ class PairedRegistry(Service):
             self._require_lease()
             return
         address = self._owner_address if self._names_owner else ""
+        where = f" and serves at {address}" if address else ""
         raise WeftError(
             Reason.REGISTRY_STANDBY,
-            f"this registry is a standby; the owner of the database serves{f' at {address}' if address else ''}",
+            f"this registry is a standby: another one owns the database{where}; "
+            "name both in WEFT_REGISTRY (commands), or in addresses.registry of weft.yaml, to call the one that serves",
             metadata={"address": address} if address else {},
             retry_after_seconds=RETRY_AFTER_SECONDS,
         )

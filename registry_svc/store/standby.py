@@ -1,6 +1,6 @@
 """The wait of a standby for its turn: until the lock is free, or the silent owner's connection was ended."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -87,6 +87,8 @@ class OwnerWatch:
         self._is_away = False
         self.owner_address = ""
         """Where the owner serves, as far as it is known."""
+        self.on_owner: Callable[[str], None] | None = None
+        """Called with `owner_address` when it has changed."""
 
     async def until_free(self) -> None:
         """Returns once the lock was free; by then a third registry may have taken it.
@@ -122,7 +124,7 @@ class OwnerWatch:
             if row is None:
                 self._seen = None
                 continue
-            self.owner_address = row.address or ""
+            self._note_owner(row.address or "")
             now = self._clock.monotonic()
             self._seen = after_reading(self._seen, _signs_of(row), now)
             if is_frozen(self._seen, now, self._silence_seconds):
@@ -133,6 +135,12 @@ class OwnerWatch:
                 )
                 self._seen = None
                 await connection.execute(_END, {"pid": row.pid, "backend_start": row.backend_start})
+
+    def _note_owner(self, address: str) -> None:
+        if address != self.owner_address:
+            self.owner_address = address
+            if self.on_owner is not None:
+                self.on_owner(address)
 
     async def _was_free(self, connection: AsyncConnection) -> bool:
         """Tries the lock, and gives it back: it is of use on the connection that writes alone."""

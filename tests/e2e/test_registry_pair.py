@@ -135,6 +135,23 @@ async def test_status_and_doctor_say_who_owns_the_database_and_who_waits(pair: P
     assert f"{first.address} owns the database; {second.address} is its standby" in shown
 
 
+async def test_commands_on_the_host_of_a_standby_go_on_to_the_owner(pair: Pair) -> None:
+    first, second = pair.members
+    known = second.home / "run" / "registry.owner"
+    until(lambda: known.exists() and known.read_text() == first.address)
+    assert (await run_weft("get", "tenants", home=second.home))[0] == 0
+    _, shown, _ = await run_weft("status", home=second.home)
+    assert "Problem" not in shown
+    # One that has taken over answers for itself.
+    first.send(signal.SIGKILL)
+    first.wait()
+    until(lambda: second.serves)
+    assert (await run_weft("get", "tenants", home=second.home))[0] == 0
+    second.send(signal.SIGTERM)
+    assert second.wait() == 0
+    assert not known.exists()
+
+
 def test_an_owner_that_is_stopped_in_order_hands_over(pair: Pair) -> None:
     first, second = pair.members
     first.send(signal.SIGTERM)

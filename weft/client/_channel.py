@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Literal, NoReturn, Self
@@ -11,6 +10,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Self
 import grpc
 
 from weft.client._home import FoundHome, home_folder
+from weft.kernel.address import addresses_of
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CONNECTION_LOST, error_from_call, open_blocking_channel
@@ -53,7 +53,8 @@ def mesh_address(home: Path | str | None = None, service: Service = "router") ->
     1. a named home: what runs on it, as in 3 and 4;
     2. WEFT_ROUTER or WEFT_REGISTRY;
     3. what runs on the home of WEFT_HOME, or else on ~/.weft: from the file of `weft up`, or the file or the socket
-       of a `weft serve` of this service;
+       of a `weft serve` of this service. A registry may be a standby: the other addresses of its configuration, and
+       the owner's that it knows, come after its own, and calls go to the one that serves;
     4. the address that is configured (`addresses` of weft.yaml, or an option) for another `weft serve` on that home.
 
     A `FoundHome` is not named. Raises SERVICE_UNAVAILABLE, naming what was tried, when there is none of these.
@@ -63,8 +64,7 @@ def mesh_address(home: Path | str | None = None, service: Service = "router") ->
     return (
         _variable(variable, folder)
         or _fact(folder, "grpc")
-        or _served(folder, service)
-        or _socket(folder, service)
+        or _serving(folder, service)
         or _configured(folder, service)
         or _missing(folder, variable)
     )
@@ -85,9 +85,23 @@ def _fact(folder: Path, name: str) -> str:
 
 def _served(folder: Path, service: str) -> str:
     """Returns the address that a `weft serve` of a service on a home has written; empty: none."""
+    return _written(folder / "run" / f"{service}.address")
+
+
+def _serving(folder: Path, service: Service) -> str:
+    """Returns where a `weft serve` of a service on a home serves, and of a registry those beside it; empty: none."""
+    found = _served(folder, service) or _socket(folder, service)
+    if not found or service != "registry":
+        return found
+    others = (_written(folder / "run" / name) for name in ("registry.registry-target", "registry.owner"))
+    return ",".join(dict.fromkeys(each for text in (found, *others) if text for each in addresses_of(text)))
+
+
+def _written(file: Path) -> str:
+    """Returns the address in a file of a home; empty: none."""
     try:
-        with (folder / "run" / f"{service}.address").open(encoding="utf-8") as file:
-            return file.read(MAX_ADDRESS_CHARS).strip()
+        with file.open(encoding="utf-8") as opened:
+            return opened.read(MAX_ADDRESS_CHARS).strip()
     except (OSError, ValueError):
         return ""
 
@@ -100,9 +114,8 @@ def _socket(folder: Path, service: str) -> str:
 def _configured(folder: Path, service: Service) -> str:
     """Returns the address of a service that is configured for a `weft serve` of another one on a home; empty: none."""
     for file in sorted((folder / "run").glob(f"*.{service}-target")):
-        with suppress(OSError, ValueError), file.open(encoding="utf-8") as opened:
-            if found := opened.read(MAX_ADDRESS_CHARS).strip():
-                return found
+        if found := _written(file):
+            return found
     return ""
 
 

@@ -13,7 +13,7 @@ from weft.client._channel import mesh_address, open_mesh_channel
 from weft.client.resources import connect_registry
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import RunnerDocument
-from weft.kernel.address import metadata_of
+from weft.kernel.address import addresses_of, metadata_of
 from weft.kernel.errors import WeftError
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
@@ -42,7 +42,10 @@ def address_of(name: str, home: Path) -> str:
     A service of `weft up` is the process of the mesh. Raises NOT_FOUND, NO_RUNNER_AVAILABLE and SERVICE_UNAVAILABLE.
     """
     if name in (MESH, "registry"):
-        return mesh_address(home, "registry")
+        found = mesh_address(home, "registry")
+        own = WeftHome(home.expanduser().absolute()).served().get("registry", "")
+        # That of this home is meant, also where it is a standby.
+        return own if own in addresses_of(found) else found
     if name == "router":
         return mesh_address(home, "router")
     if name == "gateway":

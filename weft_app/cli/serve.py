@@ -6,15 +6,13 @@ Each command imports its own service when it runs: a runner host has neither the
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.kernel.errors import invalid_field
-from weft.kernel.file_replacement import replace_file
 from weft.kernel.gc_tuning import large_imports
 from weft.kernel.log import get_logger
 from weft.kernel.telemetry import configure_logging
@@ -24,7 +22,7 @@ from weft_app.cli.serving import run_service, serving
 from weft_app.compose.demo import load_without_demo
 from weft_app.compose.discovery import loads_discovered
 from weft_app.compose.environment import LogFormat, RunnerEnvironment, read_environment, with_rates
-from weft_app.compose.home import RUNNER_FILE, WeftHome
+from weft_app.compose.home import RUNNER_FILE, WeftHome, keep_address
 from weft_app.compose.serving import Announce
 from weft_app.config.config import WeftConfig
 from weft_app.config.document import Document
@@ -330,28 +328,18 @@ def _known(config: WeftConfig, home: WeftHome, file_name: str, service: str | No
 
     def announce(address: str) -> None:
         if not announced:
-            _keep(file, address)
+            keep_address(file, address)
         announced.append(address)
         _announce(service or file_name)(address)
 
     try:
         # Before the service begins: it may wait for its database, and commands must find the registry meanwhile.
         for target, address in targets.items():
-            _keep(target, address)
+            keep_address(target, address)
         yield announce
     finally:
         for each in (file, *targets):
-            _keep(each, None)
-
-
-def _keep(file: Path, address: str | None) -> None:
-    """Writes an address to a file of the home; None: removes the file."""
-    # A folder that takes no file any more must not end a service: commands then need its address.
-    with suppress(OSError):
-        if address is None:
-            file.unlink(missing_ok=True)
-        else:
-            replace_file(file, address.encode())
+            keep_address(each, None)
 
 
 def _announce(service: str) -> Announce:

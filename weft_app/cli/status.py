@@ -3,11 +3,13 @@
 import socket
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import typer
 
+from weft.client._channel import mesh_address
 from weft.client.resources import connect_registry
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ModelDocument
@@ -93,7 +95,7 @@ def _of_services(home: WeftHome) -> dict[str, Any]:
         facts["url"] = served["gateway"]
     if "registry" not in served:
         return facts | {"problem": "the registry does not run on this home: the models are shown on its own"}
-    return facts | _models(served["registry"])
+    return facts | _models(mesh_address(Path(home.root), "registry"))
 
 
 def is_reachable(address: str) -> bool:

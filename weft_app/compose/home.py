@@ -85,6 +85,11 @@ class WeftHome:
         """
         return self.run / f"{process}.{service}-target"
 
+    @property
+    def owner_file(self) -> Path:
+        """File with the address of the registry that owns the database, as a standby of this home knows it."""
+        return self.run / "registry.owner"
+
     def metrics_socket(self, runner: str) -> Path:
         """Unix socket on which a runner process of `weft up` serves its metrics."""
         return self.run / f"{runner}.metrics"
@@ -230,6 +235,16 @@ class WeftHome:
             f"another weft (pid {pid if pid.isdecimal() else 'unknown'}) runs on {self.root}{where}; "
             "stop it, or start a second mesh with --home DIR --port N"
         )
+
+
+def keep_address(file: Path, address: str | None) -> None:
+    """Writes an address to a file of a home; None: removes the file."""
+    # A folder that takes no file any more must not end a service: commands then need its address.
+    with suppress(OSError):
+        if address is None:
+            file.unlink(missing_ok=True)
+        else:
+            replace_file(file, address.encode())
 
 
 def state_of(running: Mapping[str, Any]) -> str:

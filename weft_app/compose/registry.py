@@ -23,7 +23,7 @@ from weft.kernel.rpc import open_channel
 from weft.kernel.settings import values_of
 from weft.signing.tokens import read_shared_key
 from weft_app.compose.environment import KEY_PATH_VARIABLE, allow_cloud_fallback
-from weft_app.compose.home import WeftHome
+from weft_app.compose.home import WeftHome, keep_address
 from weft_app.compose.metrics import add_span_counts, metrics_services, page_if_served
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.security import channel_security, key_check, new_host
@@ -64,6 +64,8 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
         keys.use(lambda: service.key_ring)
     monitor = HealthMonitor(paired.health_checks(config.health), SystemClock(), config.health)
     paired.on_takeover(monitor.check)
+    # A standby answers no call: commands of this home go on to the owner.
+    paired.on_owner(lambda owner: keep_address(home.owner_file, owner or None))
     page = page_if_served(config)
     if page is not None:
         from registry_svc.metrics import RegistryMetrics  # noqa: PLC0415 - only where there is a page
@@ -85,6 +87,7 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
             host, paired, config, lambda: announce(address), companions=companions, monitor=monitor
         )
     finally:
+        keep_address(home.owner_file, None)
         await close_tracing(tracing)
 
 

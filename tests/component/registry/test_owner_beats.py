@@ -244,6 +244,7 @@ async def test_a_standby_whose_callers_are_not_known_names_no_address() -> None:
         paired.require_owner()
     assert refused.value.metadata == {}
     assert "7070" not in refused.value.message
+    assert "name both in WEFT_REGISTRY" in refused.value.message
     await paired.stop(0.0)
 
 

@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from weft.client import AsyncMesh, connect
 from weft.client._channel import mesh_address, mesh_url, open_mesh_channel, security_from
-from weft.client._home import DEFAULT_HOME
+from weft.client._home import DEFAULT_HOME, home_folder
 from weft.kernel.errors import FieldError, WeftError
 from weft_app.cli.options import HomeOption
+from weft_app.cli.process_calls import address_of
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +66,28 @@ def test_the_address_in_the_configuration_of_a_service_counts_after_what_runs_on
         mesh_address(home, "router")
     _home_with(home, {"registry.address": "127.0.0.1:2"})
     assert mesh_address(home, "registry") == "127.0.0.1:2"
+
+
+def test_beside_the_registry_of_a_home_are_those_that_it_may_be_a_standby_of(tmp_path: Path) -> None:
+    """Commands on the host of a standby called it alone, and failed with REGISTRY_STANDBY."""
+    own = {"registry.address": "10.0.0.2:7070", "router.address": "10.0.0.2:7071"}
+    home = _home_with(tmp_path / "home", own)
+    assert mesh_address(home, "registry") == "10.0.0.2:7070"
+    _home_with(home, {"registry.owner": "10.0.0.3:7070"})
+    assert mesh_address(home, "registry") == "10.0.0.2:7070,10.0.0.3:7070"
+    _home_with(home, {"registry.registry-target": "10.0.0.1:7070, 10.0.0.2:7070"})
+    assert mesh_address(home, "registry") == "10.0.0.2:7070,10.0.0.1:7070,10.0.0.3:7070"
+    assert mesh_address(home, "router") == "10.0.0.2:7071"
+
+
+def test_what_is_said_of_the_registry_of_a_home_is_said_of_that_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = _home_with(tmp_path / "home", {"registry.address": "10.0.0.2:7070", "registry.owner": "10.0.0.3:7070"})
+    assert address_of("registry", home) == "10.0.0.2:7070"
+    monkeypatch.setenv("WEFT_HOME", str(home))
+    monkeypatch.setenv("WEFT_REGISTRY", "mesh.example:7070,mesh-2.example:7070")
+    assert address_of("registry", home_folder(None)) == "mesh.example:7070,mesh-2.example:7070"
 
 
 def test_the_gateway_of_a_home_is_where_its_http_api_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,13 +126,12 @@ async def test_what_bars_a_component_counts_at_once_and_listeners_hear_of_it_wit
     await let_all_run()
     try:
         barred.append(AWAY)
-        assert not monitor.report.is_ready
-        assert not monitor.report.serves("s")
+        assert (monitor.report.is_ready, monitor.report.serves("s")) == (False, False)
         assert [each["reason"] for each in monitor.component_documents()] == ["", "no_router"]
         assert told == ["ok"]
         await seconds_pass(clock, 1)
         barred.clear()
-        assert monitor.report.is_ready
+        assert (monitor.report.is_ready, monitor.report.serves("s")) == (True, True)
         await seconds_pass(clock, 1)
     finally:
         await monitor.stop()
