@@ -22,10 +22,10 @@ from weft.kernel.errors import WeftError
 from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
 from weft_app.cli.completion import complete_described
 from weft_app.cli.description import Facts, Rung, description, facts_document
-from weft_app.cli.limit_uses import limit_uses
+from weft_app.cli.limit_uses import NO_REGISTRY, KnownUses, limit_uses
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
-from weft_app.cli.output import print_page
-from weft_app.cli.targets import Target, find, one_named
+from weft_app.cli.output import print_page, say
+from weft_app.cli.targets import Target, find, one_named, tenants_named
 from weft_app.cli.tasks import describe_task, is_about_tasks
 
 T = TypeVar("T")
@@ -57,8 +57,15 @@ def describe(
     if is_about_tasks(resources):
         describe_task(resources, output, home)
         return
-    with connect_registry(home=home) as registry:
-        facts = gather(registry, one_named(registry, resources))
+    try:
+        with connect_registry(home=home) as registry:
+            facts = gather(registry, one_named(registry, resources))
+    except WeftError as error:
+        tenants = tenants_named(resources)
+        if error.reason not in NO_REGISTRY or output is not OutputFormat.TABLE or tenants is None or len(tenants) != 1:
+            raise
+        say(KnownUses(home, error, tenants).page())
+        return
     if facts.document.kind is ResourceKind.TENANT:
         facts = replace(facts, uses=limit_uses(home, facts.document.name))
     print_page(output, lambda: description(facts), lambda: facts_document(facts))

@@ -1,7 +1,7 @@
 """`weft get`: tables and documents of resources, requests, clients and tasks."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,12 +16,12 @@ from weft.client.resources import Registry, connect_registry
 from weft.documents.codec import document_of, word_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, plain
-from weft.documents.selectors import parse_selector
+from weft.documents.selectors import Selector, parse_selector
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.columns import MIXED, NOTHING, RESOURCES, labelled_listing
 from weft_app.cli.completion import complete_shown, complete_with_tasks
-from weft_app.cli.limit_uses import limit_uses, show_known_uses, with_uses
+from weft_app.cli.limit_uses import NO_REGISTRY, KnownUses, limit_uses, with_uses
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_OK,
@@ -29,6 +29,7 @@ from weft_app.cli.options import (
     ResourceFormat,
     ResourceOutputOption,
     WatchOption,
+    exit_code,
     naming_fields,
     note,
     reporting,
@@ -49,13 +50,12 @@ from weft_app.cli.targets import (
     labelled,
     scope_of,
     selected,
+    tenants_named,
+    whole_kinds,
 )
 from weft_app.cli.tasks import is_about_tasks, show_tasks
 
 MAX_SHOWN = 1_000
-_AWAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.DEADLINE_EXCEEDED, Reason.REGISTRY_STANDBY, Reason.SHUTTING_DOWN})
-"""Why a call fails where no registry can serve now: an owner with a standby answers nothing without its database."""
-
 _REQUEST = (
     Column("REQUEST", "{request_id}"),
     Column("TARGET", "{target}"),
@@ -318,31 +318,94 @@ def get(
 
 def _show_resources(words: list[str], selector: str, output: ResourceFormat, home: Path, *, watch: bool) -> None:
     """Prints the resources that `words` name, or those of their kinds that the selector selects."""
-    with connect_registry(home=home) as registry:
-        scope = labelled(scope_of(registry, words), selector)
-        wanted = parse_selector(selector, "--selector")
-        if not watch:
-            try:
-                found = {kind: selected(_documents(registry, scope, kind), wanted) for kind in scope.kinds}
-            except WeftError as error:
-                if error.reason not in _AWAY or scope.kinds != (ResourceKind.TENANT,) or output not in TEXTS:
-                    raise
-                show_known_uses(home, {target.name for target in scope.targets}, output, error)
-                return
-    if not watch and found.get(ResourceKind.TENANT):
-        found[ResourceKind.TENANT] = with_uses(found[ResourceKind.TENANT], limit_uses(home))
-    if watch:
-        ResourceWatch(scope, output, wanted).run(home)
+    wanted = parse_selector(selector, "--selector")
+    try:
+        if watch:
+            with connect_registry(home=home) as registry:
+                scope = labelled(scope_of(registry, words), selector)
+            ResourceWatch(scope, output, wanted).run(home)
+            return
+        with connect_registry(home=home) as registry:
+            scope = labelled(scope_of(registry, words), selector)
+            found = _found(registry, scope, wanted, output)
+    except WeftError as error:
+        if error.reason not in NO_REGISTRY or output not in TEXTS or selector:
+            raise
+        _show_what_a_router_knows(words, output, home, error, watch=watch)
         return
-    if len(found) > 1:
-        _print_kinds(found, output, is_selected=bool(wanted))
+    if tenants := found.documents.get(ResourceKind.TENANT):
+        found.documents[ResourceKind.TENANT] = with_uses(tenants, limit_uses(home))
+    if len(scope.kinds) > 1:
+        if any(found.documents.values()) or not found.failures:
+            _print_kinds(found.documents, output, is_selected=bool(wanted))
+        _end_with(found.failures)
         return
-    ((kind, documents),) = found.items()
+    ((kind, documents),) = found.documents.items()
     listing = (
         replace(RESOURCES[kind], empty=f"no {kind.plural} have the labels {selector}") if wanted else RESOURCES[kind]
     )
     # One that was named is printed without a list around it.
     listing.print(documents, output, (lambda: plain(documents[0])) if len(scope.targets) == 1 else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The resources of several kinds, as far as the registry answers."""
+
+    documents: dict[ResourceKind, list[AnyDocument]]
+    failures: dict[ResourceKind, WeftError]
+    """Why there is nothing of a kind."""
+
+
+def _found(registry: Registry, scope: Scope, wanted: Selector, output: ResourceFormat) -> _Found:
+    """Returns the resources of a scope; of several whole kinds those that can be had, where people read them.
+
+    Raises the first error where nothing can be had.
+    """
+    found = _Found({}, {})
+    is_partial = len(scope.kinds) > 1 and not scope.targets and output in TEXTS
+    for place, kind in enumerate(scope.kinds):
+        try:
+            found.documents[kind] = selected(_documents(registry, scope, kind), wanted)
+        except WeftError as error:
+            if not is_partial:
+                raise
+            if error.reason in NO_REGISTRY:
+                # It would not answer for the others either.
+                found.failures.update(dict.fromkeys(scope.kinds[place:], error))
+                break
+            found.failures[kind] = error
+    if not found.documents:
+        raise next(iter(found.failures.values()))
+    return found
+
+
+def _show_what_a_router_knows(
+    words: list[str], output: ResourceFormat, home: Path, error: WeftError, *, watch: bool
+) -> None:
+    """Prints what there is of `words` where no registry answers: limits of tenants. Raises `error` for all else."""
+    kinds, tenants = whole_kinds(words), tenants_named(words)
+    if tenants is None and (watch or ResourceKind.TENANT not in kinds):
+        raise error
+    known = KnownUses(home, error, tenants or ())
+    if watch:
+        known.follow(output)
+        return
+    known.show(output)
+    if others := [kind.plural for kind in kinds if kind is not ResourceKind.TENANT]:
+        note(f"not shown: {', '.join(others)}")
+        raise typer.Exit(exit_code(error)) from None
+
+
+def _end_with(failures: Mapping[ResourceKind, WeftError]) -> None:
+    """Says which kinds are not shown, and ends the command as failed where there are any."""
+    kinds = dict[str, list[str]]()
+    for kind, error in failures.items():
+        kinds.setdefault(error.message, []).append(kind.plural)
+    for message, names in kinds.items():
+        note(f"not shown: {', '.join(names)} ({message})")
+    if failures:
+        raise typer.Exit(exit_code(next(iter(failures.values()))))
 
 
 def _documents(registry: Registry, scope: Scope, kind: ResourceKind) -> list[AnyDocument]:

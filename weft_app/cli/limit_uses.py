@@ -8,9 +8,12 @@ from weft.api.router.v1.request_service_pb2 import LimitSlice, LimitUse
 from weft.client.requests import connect_requests
 from weft.documents.resources import AnyDocument, TenantDocument
 from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 from weft.kernel.units import Rate, RateUnit, wait_words
+from weft_app.cli.follow import AWAY
 from weft_app.cli.options import ResourceFormat, note
-from weft_app.cli.output import Column, Listing
+from weft_app.cli.output import Column, Listing, page, table_block
+from weft_app.cli.record_watch import RecordWatch
 
 MAX_SHOWN_USES = 3
 """Windows of one tenant in a table; `weft describe` has all of them."""
@@ -26,21 +29,50 @@ def limit_uses(home: Path, tenant: str = "") -> Sequence[LimitUse]:
         return ()
 
 
-def show_known_uses(home: Path, names: Collection[str], output: ResourceFormat, error: WeftError) -> None:
-    """Prints the windows of limits of tenants (of these, or all), which a router knows while no registry answers.
+NO_REGISTRY = AWAY | {Reason.DEADLINE_EXCEEDED}
+"""Why a call fails where no registry can serve now: an owner with a standby answers nothing without its database."""
 
-    `error`: of the registry; it is raised where no router answers either.
-    """
-    try:
-        with connect_requests(home=home) as requests:
+
+class KnownUses:
+    """The windows of limits of tenants that a router knows while no registry answers, for tables and pages."""
+
+    def __init__(self, home: Path, error: WeftError, tenants: Collection[str] = ()) -> None:
+        """`tenants`: without any, all of them. Raises `error`, the registry's, where no router answers either."""
+        self._home = home
+        self._error = error
+        self._tenants = tenants
+        try:
+            self._first = self._read()
+        except WeftError:
+            raise error from None
+
+    def show(self, output: ResourceFormat) -> None:
+        """Prints them as a table."""
+        _WINDOWS.print(self._first, output)
+        self._note("")
+
+    def follow(self, output: ResourceFormat) -> None:
+        """Prints them as a table, then each one that changes, until Ctrl-C."""
+        self._note("; the registry is not waited for")
+        RecordWatch(_WINDOWS, output, self._read).run()
+
+    def page(self) -> str:
+        """Returns those of one tenant as a page. Raises the registry's error where there are none."""
+        if not self._first:
+            raise self._error
+        self._note("")
+        return "\n".join((*page(_NAME, self._first[0]), *table_block("Used", USES, self._first), ""))
+
+    def _read(self) -> list[LimitUse]:
+        with connect_requests(home=self._home) as requests:
             uses = requests.limit_uses().uses
-    except WeftError:
-        raise error from None
-    _WINDOWS.print([use for use in uses if not names or use.tenant in names], output)
-    note(
-        f"no registry answers: declarations of tenants (weight, source, tenants without a limit) are not known, these "
-        f"are the limits that a router counts ({error.message})"
-    )
+        return [use for use in uses if not self._tenants or use.tenant in self._tenants]
+
+    def _note(self, more: str) -> None:
+        note(
+            "no registry answers: declarations of tenants (weight, source, tenants without a limit) are not known, "
+            f"these are the limits that a router counts{more} ({self._error.message})"
+        )
 
 
 def with_uses(documents: Iterable[AnyDocument], uses: Sequence[LimitUse]) -> list[AnyDocument]:
@@ -92,11 +124,13 @@ USES = (
     Column("OF", lambda use: _subject(use).strip() or "the tenant"),
     Column("USED", lambda use: str(use.used)),
     Column("LEFT", lambda use: str(max(0, use.limit - use.used))),
-    Column("EMPTY IN", lambda use: f"{wait_words(use.reset.ToNanoseconds() / 1e9)} s" if use.used else "-"),
+    Column("EMPTY IN", lambda use: f"{wait_words(use.reset.ToNanoseconds() / 1e9)} s" if use.used else "-", ticks=True),
 )
 """The columns of windows on a page."""
+_NAME = (Column("Name", "{tenant}"),)
 _WINDOWS = Listing(
     columns=(Column("TENANT", "{tenant}"), *USES),
     wide=(Column("TENANT", "{tenant}"), *USES, Column("HELD", lambda use: ", ".join(map(_slice_text, use.slices)))),
+    name=lambda use: f"{use.tenant} {rate_of(use)}{_subject(use)}",
     empty="the router counts no limit of such a tenant",
 )

@@ -31,6 +31,7 @@ LEASE_WORDS = frozenset({"lease", "leases"})
 """Names of the leases of accelerator memory."""
 ROUTER_WORDS = frozenset({"router", "routers"})
 """Names of the routers, which register themselves."""
+TENANTS = (ResourceKind.TENANT,)
 LABELLED = frozenset({ResourceKind.MODEL, ResourceKind.AGENT})
 """Kinds of resources that have labels."""
 SelectorOption = Annotated[
@@ -70,16 +71,33 @@ def scope_of(registry: "Registry", words: list[str]) -> Scope:
 
     Raises INVALID_ARGUMENT for a name that several kinds have, and NOT_FOUND for one that none has.
     """
-    if words == [ALL]:
-        return Scope(tuple(ResourceKind))
-    kinds = words[0].lower().split(",")
-    if len(words) == 1 and all(kind in kind_words() for kind in kinds):
-        return Scope(_each_once(kind_words()[kind] for kind in kinds))
+    if kinds := whole_kinds(words):
+        return Scope(kinds)
     if "/" in words[0] or words[0].lower() in kind_words():
         _, targets = parse_targets(words)
     else:
         targets = tuple(named(registry, word) for word in words)
     return Scope(_each_once(target.kind for target in targets), targets)
+
+
+def whole_kinds(words: list[str]) -> tuple[ResourceKind, ...]:
+    """Returns the kinds of which `words` mean all resources; none: they name resources."""
+    if words == [ALL]:
+        return tuple(ResourceKind)
+    kinds = words[0].lower().split(",")
+    if len(words) > 1 or not all(kind in kind_words() for kind in kinds):
+        return ()
+    return _each_once(kind_words()[kind] for kind in kinds)
+
+
+def tenants_named(words: list[str]) -> frozenset[str] | None:
+    """Returns the tenants that `words` name (none: all of them); None where they are about others, too."""
+    if kinds := whole_kinds(words):
+        return frozenset() if kinds == TENANTS else None
+    if kind_words().get(words[0].partition("/")[0].lower()) is not ResourceKind.TENANT:
+        return None
+    _, targets = parse_targets(words)
+    return frozenset(each.name for each in targets) if _each_once(each.kind for each in targets) == TENANTS else None
 
 
 def one_named(registry: "Registry", words: list[str]) -> Target:

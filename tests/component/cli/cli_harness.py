@@ -78,6 +78,7 @@ class ScriptedMesh:
     state: MeshState = field(default_factory=MeshState)
     events: list[registry_event_pb2.Event] = field(default_factory=list)
     changes: "queue.Queue[Any]" = field(default_factory=queue.Queue)
+    denies_routes: bool = False
     """What a watch tells after its snapshot: changes, or an error that ends it."""
     new_events: "queue.Queue[Any]" = field(default_factory=queue.Queue)
     applied: list[declaration_service_pb2.ApplyRequest] = field(default_factory=list)
@@ -151,6 +152,8 @@ class _Registry(registry_service_pb2_grpc.RegistryServiceServicer):
         return pb.ListAgentsResponse(agents=self._mesh.state.agents.values())
 
     def ListRoutes(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if self._mesh.denies_routes:
+            refuse(context, Reason.PERMISSION_DENIED, "the key may not see routes")
         return pb.ListRoutesResponse(routes=self._mesh.state.routes.values())
 
     def GetRoute(self, request: Any, context: Any) -> Any:  # noqa: N802

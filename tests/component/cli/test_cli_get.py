@@ -73,6 +73,17 @@ def test_json_holds_to_the_published_schemas(mesh: ScriptedMesh, kind: str) -> N
     Draft202012Validator(schemas()[f"{singular}.json"]).validate(one)
 
 
+def test_of_several_kinds_those_that_can_be_had_are_shown_and_the_others_are_named(mesh: ScriptedMesh) -> None:
+    mesh.denies_routes = True
+    found = mesh.run("get", "models,routes,agents")
+    assert found.exit_code == 1
+    assert ("model/qwen" in found.stdout, "agent/coder" in found.stdout) == (True, True)
+    assert found.stderr == "weft: not shown: routes (the key may not see routes)\n"
+    # Documents are whole.
+    assert mesh.run("get", "models,routes", "-o", "json").stdout == ""
+    assert mesh.run("get", "routes").stderr == "weft: the key may not see routes\n"
+
+
 @pytest.mark.parametrize(
     ("words", "labels"),
     [

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -348,12 +349,67 @@ def test_tenants_are_listed_as_a_router_knows_them_while_no_registry_answers(mes
     assert mesh.run("get", "models", **away).exit_code == 1
 
 
+def test_get_all_shows_the_limits_of_tenants_and_says_what_is_missing_while_no_registry_answers(mesh: Mesh) -> None:
+    mesh.arrive(1, "req-1", tenant="acme")
+    away = {"WEFT_REGISTRY": f"127.0.0.1:{free_port()}"}
+    for words in (("all",), ("models,tenants",)):
+        found = mesh.run("get", *words, **away)
+        assert found.exit_code == 1
+        assert [row.split()[0] for row in found.stdout.splitlines()] == ["TENANT", "acme"]
+        known, missing = found.stderr.splitlines()
+        assert known.startswith("weft: no registry answers: declarations of tenants ")
+        assert missing.startswith("weft: not shown: models")
+        assert ("runners" in missing) == (words == ("all",))
+        assert "tenants" not in missing
+    # No part is taken for the whole by programs, and labels are not known to a router.
+    assert mesh.run("get", "all", "-o", "json", **away).stdout == ""
+    assert mesh.run("get", "all", "-l", "tier=fast", **away).stdout == ""
+
+
+def test_a_tenant_is_described_by_its_limits_while_no_registry_answers(mesh: Mesh) -> None:
+    mesh.arrive(1, "req-1", tenant="acme")
+    mesh.arrive(2, "req-2", tenant="other")
+    away = {"WEFT_REGISTRY": f"127.0.0.1:{free_port()}"}
+    for words in (("tenant", "acme"), ("tenant/acme",)):
+        found = mesh.run("describe", *words, **away)
+        assert found.exit_code == 0
+        name, title, header, row = found.stdout.splitlines()
+        assert (name.split(), title) == (["Name:", "acme"], "Used:")
+        assert (header.split()[0], row.split()[0]) == ("LIMIT", "50")
+        assert found.stderr.startswith("weft: no registry answers: ")
+    for unknown in (("tenant", "nobody"), ("model", "acme"), ("acme",), ("tenant", "acme", "-o", "json")):
+        missing = mesh.run("describe", *unknown, **away)
+        assert (missing.exit_code, missing.stdout) == (1, "")
+
+
+def test_tenants_are_watched_as_a_router_counts_them_while_no_registry_answers(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh.arrive(1, "req-1", tenant="acme")
+    readings = iter((lambda: mesh.arrive(2, "req-2", tenant="acme"), lambda: None))
+
+    def wait(_: float) -> None:
+        following = next(readings, None)
+        if following is None:
+            raise KeyboardInterrupt
+        following()
+
+    monkeypatch.setattr("weft_app.cli.record_watch.time", SimpleNamespace(sleep=wait))
+    found = mesh.run("get", "tenants", "-w", WEFT_REGISTRY=f"127.0.0.1:{free_port()}")
+    assert found.exit_code == 0
+    header, *rows = found.stdout.splitlines()
+    assert header.split() == ["TENANT", "LIMIT", "OF", "USED", "LEFT", "EMPTY", "IN"]
+    assert [row.split()[0] for row in rows] == ["acme", "acme"]
+    assert "the registry is not waited for" in found.stderr
+
+
 def test_without_a_registry_and_a_router_the_failure_of_the_registry_is_shown(mesh: Mesh) -> None:
     registry, router = free_port(), free_port()
     away = {"WEFT_REGISTRY": f"127.0.0.1:{registry}", "WEFT_ROUTER": f"127.0.0.1:{router}"}
-    found = mesh.run("get", "tenants", **away)
-    assert found.exit_code == 1
-    assert (str(registry) in found.stderr, str(router) in found.stderr) == (True, False)
+    for words in (("get", "tenants"), ("get", "all"), ("describe", "tenant", "acme"), ("get", "tenants", "-w")):
+        found = mesh.run(*words, **away)
+        assert found.exit_code == 1
+        assert (str(registry) in found.stderr, str(router) in found.stderr) == (True, False)
 
 
 def test_without_a_mesh_the_command_says_so(tmp_path: Path) -> None:
