@@ -2,9 +2,10 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar, Literal, NoReturn, Self
 
 import grpc
@@ -21,18 +22,40 @@ Service = Literal["router", "registry"]
 MAX_ADDRESS_CHARS = 2048
 URL_VARIABLE = "WEFT_URL"
 """Environment variable with the base URL of the HTTP API of a remote mesh."""
-ADDRESS_VARIABLES = {"router": "WEFT_ROUTER", "registry": "WEFT_REGISTRY"}
+_BASE = re.compile(r"https?://[^/?#\s]+/?")
+ADDRESS_VARIABLES: Mapping[Service, str] = MappingProxyType({"router": "WEFT_ROUTER", "registry": "WEFT_REGISTRY"})
 """Environment variables with the gRPC address of a service of a remote mesh; several with commas between them."""
 
 
 def mesh_url(home: Path | str | None = None) -> str:
     """Returns the base URL of the HTTP API of a mesh, in the order of `mesh_address`, with WEFT_URL.
 
-    On a home it is from the file of `weft up`, or that of a `weft serve gateway`.
+    On a home it is from the file of `weft up`, or that of a `weft serve gateway`. Raises SERVICE_UNAVAILABLE where
+    there is none, INVALID_ARGUMENT for a variable that is no such URL.
     """
     folder = home_folder(home)
-    elsewhere = _variable(URL_VARIABLE, folder)
-    return elsewhere or _fact(folder, "url") or _served(folder, "gateway") or _missing(folder, URL_VARIABLE)
+    if elsewhere := _variable(URL_VARIABLE, folder):
+        return require_url(elsewhere)
+    return _fact(folder, "url") or _served(folder, "gateway") or _no_gateway(folder)
+
+
+def require_url(url: str) -> str:
+    """Returns the base URL of an HTTP API. Raises INVALID_ARGUMENT where it is none."""
+    if _BASE.fullmatch(url) is None:
+        raise invalid_field(URL_VARIABLE, f"must be http:// or https:// with a host, and no path: {url[:200]!r}")
+    return url
+
+
+def _no_gateway(folder: Path) -> NoReturn:
+    """Raises SERVICE_UNAVAILABLE for a home without a gateway, on which other services of the mesh may run."""
+    others = (_serving(folder, service) or _configured(folder, service) for service in ADDRESS_VARIABLES)
+    if not any(others):
+        _missing(folder, URL_VARIABLE)
+    raise WeftError(
+        Reason.SERVICE_UNAVAILABLE,
+        f"the HTTP address of the mesh is not known: no gateway runs on the home {folder}, where other services of it "
+        f"do; name the address in {URL_VARIABLE}",
+    )
 
 
 def mesh_ca_file(url: str, home: Path | str | None = None) -> Path | None:

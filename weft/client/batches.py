@@ -8,7 +8,6 @@ async with connect_batches() as batches:
 
 import json
 import os
-import re
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -17,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from weft.client._channel import KEY_VARIABLE, URL_VARIABLE, mesh_ca_file, mesh_url
+from weft.client._channel import KEY_VARIABLE, mesh_ca_file, mesh_url, require_url
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -28,7 +27,6 @@ UPLOAD_TIMEOUT_SECONDS = 3600.0
 """Timeout of an upload; as `gateway.batches.upload_timeout_seconds`."""
 MAX_ERROR_BYTES = 64 * 1024
 _CHUNK_BYTES = 256 * 1024
-_BASE = re.compile(r"https?://[^/?#\s]+/?")
 _REASONS = {
     400: Reason.INVALID_ARGUMENT,
     401: Reason.UNAUTHENTICATED,
@@ -54,9 +52,7 @@ async def connect_batches(url: str | None = None, *, home: Path | str | None = N
     headers = {"authorization": f"Bearer {key}"} if key else {}
     # No total timeout: results may be long, and take long.
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_SECONDS, sock_read=SILENCE_SECONDS)
-    base = url or mesh_url(home)
-    if _BASE.fullmatch(base) is None:
-        raise invalid_field(URL_VARIABLE, f"must be http:// or https:// with a host, and no path: {base[:200]!r}")
+    base = require_url(url or mesh_url(home))
     connector = aiohttp.TCPConnector(ssl=_trust(mesh_ca_file(base, home)))
     async with aiohttp.ClientSession(base, headers=headers, timeout=timeout, connector=connector) as session:
         yield Batches(session)

@@ -20,6 +20,7 @@ from weft.kernel.file_replacement import replace_file
 from weft.kernel.principal import KEY_PREFIX
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_chat_target
+from weft_app.cli.http_mesh import HttpMesh, http_mesh
 from weft_app.cli.keys import KeyRole, scopes_of
 from weft_app.cli.launch_tools import TOOLS, Access, Tool
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, note
@@ -84,7 +85,9 @@ def launch(
     ] = NamedFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Start a program such as Claude Code with the environment that leads it to this mesh; no file is changed.
+    """Start a program such as Claude Code with the environment that leads it to the mesh; no file is changed.
+
+    The mesh is that of --home, of WEFT_URL, or of what runs on the home.
 
     Where callers need keys and none is given, a key of the role user is made, which expires after 30 days. Later
     launches of the same tool use it too, until a day before it expires or until it is revoked.
@@ -100,9 +103,10 @@ def launch(
     program = shutil.which(chosen.program)
     if program is None and not only_print:
         raise WeftError(Reason.NOT_FOUND, f"{chosen.title} is not installed; install it: {chosen.install}")
-    running = _running(home)
-    access = Access(url=running["url"], key=key or _key(home, running, tool), model=model or _only_model(home))
-    environment = {**chosen.environment(access), **_trust(running)}
+    mesh = http_mesh(home)
+    key = key or _key(home, mesh, tool)
+    access = Access(url=mesh.url, key=key, model=model or _only_model(home, mesh, key))
+    environment = {**chosen.environment(access), **_trust(mesh)}
     command = [chosen.program, *chosen.arguments(access), *(arguments or ())]
     if only_print:
         say(_export_lines(environment, command))
@@ -120,19 +124,21 @@ def _row(name: str, tool: Tool) -> dict[str, Any]:
     }
 
 
-def _running(home: Path) -> Mapping[str, Any]:
-    root = WeftHome(home.expanduser().absolute())
-    running = root.running()
-    if running is None or "url" not in running:
-        raise WeftError(Reason.SERVICE_UNAVAILABLE, f"no mesh runs on {root.root}; start one with `weft up`")
-    return running
-
-
-def _key(home: Path, running: Mapping[str, Any], tool: str) -> str:
+def _key(home: Path, mesh: HttpMesh, tool: str) -> str:
     """Returns the key of the last launch of a tool while it is valid, else a new one, where callers need one."""
-    if not running.get("asksForKeys"):
+    root = WeftHome(home.expanduser().absolute())
+    running = root.running() or {}
+    # The `weft up` of the home has written it down; any other mesh is asked.
+    asks = running.get("asksForKeys") if running.get("url") == mesh.url else mesh.asks_for_keys()
+    if not asks:
         return ANY_KEY
-    file = WeftHome(home.expanduser().absolute()).root / KEY_FOLDER / tool
+    if not mesh.has_registry:
+        raise invalid_field(
+            "--key",
+            f"is needed: callers of {mesh.url} have keys, and WEFT_REGISTRY, which makes one, is not set; give a key "
+            f"here or in {KEY_VARIABLE}",
+        )
+    file = root.root / KEY_FOLDER / tool
     if kept := _kept_key(home, file):
         return kept
     request = key_service_pb2.CreateKeyRequest(description=f"weft launch {tool}", scopes=scopes_of(KeyRole.USER))
@@ -160,20 +166,24 @@ def _kept_key(home: Path, file: Path) -> str:
     return text if any(text.startswith(f"{KEY_PREFIX}_{key_id}_") for key_id in valid) else ""
 
 
-def _only_model(home: Path) -> str:
+def _only_model(home: Path, mesh: HttpMesh, key: str) -> str:
     """Returns the model that can only be meant. Raises INVALID_ARGUMENT naming those that there are."""
-    with connect_registry(home=home) as registry:
-        names = list(registry.names(ResourceKind.POOL))
+    if mesh.has_registry:
+        with connect_registry(home=home) as registry:
+            names = list(registry.names(ResourceKind.POOL))
+    else:
+        names = mesh.models("" if key == ANY_KEY else key)
     if len(names) == 1:
         return names[0]
     there = f"there are {', '.join(names[:MAX_NAMES])}" if names else "the mesh has none yet"
     raise invalid_field("--model", f"say which model is meant; {there}")
 
 
-def _trust(running: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what has a program trust the certificate that the mesh made for itself."""
-    file = running.get("caFile")
-    return {"NODE_EXTRA_CA_CERTS": file, "SSL_CERT_FILE": file} if file else {}
+def _trust(mesh: HttpMesh) -> dict[str, str]:
+    """Returns what has a program trust the certificate that the mesh made for itself, or that of WEFT_CA_FILE."""
+    if mesh.ca_file is None or not mesh.url.startswith("https:"):
+        return {}
+    return {name: str(mesh.ca_file) for name in ("NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE")}
 
 
 def _export_lines(environment: Mapping[str, str], command: list[str]) -> str:

@@ -90,7 +90,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "launch": CommandPlace(
         "weft_app.cli.launch:launch",
-        "Start a program such as Claude Code with the environment that leads it to this mesh; no file is changed.",
+        "Start a program such as Claude Code with the environment that leads it to the mesh; no file is changed.",
     ),
     "get": CommandPlace(
         "weft_app.cli.get:get",

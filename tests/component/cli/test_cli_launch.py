@@ -3,14 +3,20 @@
 import ast
 import json
 import shlex
+import socket
 import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_harness import scripted_mesh
 from typer.testing import CliRunner, Result
+from typing_extensions import override
 
 from weft.api.registry.v1.model_pb2 import Model, ModelManifest
 from weft_app.cli import launch_tools
@@ -29,12 +35,39 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text('#!/bin/sh\necho "$OPENAI_API_BASE $OPENAI_API_KEY $*"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.delenv("WEFT_API_KEY", raising=False)
+    for name in ("WEFT_API_KEY", "WEFT_URL", "WEFT_REGISTRY", "WEFT_ROUTER", "WEFT_CA_FILE"):
+        monkeypatch.delenv(name, raising=False)
     return folder
 
 
-def launch(*arguments: str, home: Path | None = None) -> Result:
-    return CliRunner().invoke(app, ("launch", *arguments), env={"WEFT_HOME": str(home)} if home else {})
+def launch(*arguments: str, home: Path | None = None, **environment: str) -> Result:
+    given = {"WEFT_HOME": str(home), **environment} if home else environment
+    return CliRunner().invoke(app, ("launch", *arguments), env=given)
+
+
+@contextmanager
+def gateway(*, asks_for_keys: bool, models: Sequence[str] = ()) -> Iterator[str]:
+    """Yields the base URL of an HTTP API elsewhere, which takes the key weft_k where it asks for one."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_refused = asks_for_keys and self.headers["authorization"] != "Bearer weft_k"
+            self.send_response(401 if is_refused else 200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"data": [{"id": name} for name in models]}).encode())
+
+        @override
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.fixture
@@ -42,7 +75,7 @@ def home(tmp_path: Path) -> Path:
     """The home of a mesh that runs."""
     run = tmp_path / "home" / "run"
     run.mkdir(parents=True)
-    (run / "up.json").write_text(json.dumps({"url": "http://127.0.0.1:7", "caFile": "/ca.pem", "asksForKeys": False}))
+    (run / "up.json").write_text(json.dumps({"url": "https://127.0.0.1:7", "caFile": "/ca.pem", "asksForKeys": False}))
     return tmp_path / "home"
 
 
@@ -92,7 +125,7 @@ def test_without_a_mesh_nothing_is_started(tools: Path, tmp_path: Path) -> None:
 def test_print_shows_lines_for_a_shell_and_starts_nothing(tools: Path, home: Path) -> None:
     del tools
     said = launch("claude", "--print", "--model", "m x", "--key", "k'", "--", "--continue", home=home).stdout
-    assert "export ANTHROPIC_BASE_URL=http://127.0.0.1:7\n" in said
+    assert "export ANTHROPIC_BASE_URL=https://127.0.0.1:7\n" in said
     assert "export NODE_EXTRA_CA_CERTS=/ca.pem\n" in said
     assert shlex.split("export ANTHROPIC_AUTH_TOKEN='k'\"'\"''") == shlex.split(
         next(line for line in said.splitlines() if "AUTH_TOKEN" in line)
@@ -127,6 +160,75 @@ def test_a_launch_uses_the_key_of_the_one_before_until_it_is_revoked_or_about_to
         mesh.keys[1].revoke_time.GetCurrentTime()
         third = _printed_key(mesh.home)
     assert len({first, second, third}) == 3
+
+
+def test_a_mesh_elsewhere_is_found_by_its_variable_and_asked_whether_it_needs_keys(
+    tools: Path, tmp_path: Path, home: Path
+) -> None:
+    del tools
+    words = ("aider", "--print", "--model", "m")
+    for where in (tmp_path / "none", home):
+        with gateway(asks_for_keys=False) as url:
+            said = launch(*words, home=where, WEFT_URL=f"{url}/").stdout
+            assert f"export OPENAI_API_BASE={url}/v1\n" in said
+            assert "export OPENAI_API_KEY=local\n" in said
+            assert "CA" not in said
+        with gateway(asks_for_keys=True) as url:
+            assert (
+                "export OPENAI_API_KEY=weft_k\n" in launch(*words, "--key", "weft_k", home=where, WEFT_URL=url).stdout
+            )
+            # The registry of the home makes no key for another mesh.
+            refused = launch(*words, home=where, WEFT_URL=url)
+            assert refused.exit_code == 2
+            assert "WEFT_API_KEY" in refused.stderr
+        away = launch(*words, home=where, WEFT_URL=url)
+        assert away.exit_code == 1
+        assert f"the mesh at {url} does not answer" in away.stderr
+
+
+def test_what_is_no_gateway_is_named(tools: Path, home: Path) -> None:
+    del tools
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1024)
+                connection.sendall(b"SSH-2.0\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        said = launch("aider", "--print", "--model", "m", home=home, WEFT_URL=url)
+        thread.join()
+    assert (said.exit_code, said.stderr.startswith(f"weft: the mesh at {url} does not answer: SSH-2.0")) == (1, True)
+
+
+def test_the_only_model_of_a_mesh_elsewhere_is_meant(tools: Path, home: Path) -> None:
+    del tools
+    words = ("aider", "--print", "--key", "weft_k")
+    with gateway(asks_for_keys=True, models=["qwen", "agent/reviewer", "route/coding"]) as url:
+        assert "# aider --model openai/qwen\n" in launch(*words, home=home, WEFT_URL=url).stdout
+        assert "takes no such key" in launch("aider", "--print", "--key", "weft_other", home=home, WEFT_URL=url).stderr
+    with gateway(asks_for_keys=False, models=["qwen", "gemma"]) as url:
+        assert "there are qwen, gemma" in launch(*words, home=home, WEFT_URL=url).stderr
+
+
+def test_a_key_for_a_mesh_elsewhere_is_made_by_the_registry_that_is_named_with_it(tools: Path, tmp_path: Path) -> None:
+    del tools
+    with scripted_mesh(tmp_path / "scripted") as mesh, gateway(asks_for_keys=True) as url:
+        registry = json.loads((mesh.home / "run" / "up.json").read_text())["grpc"]
+        said = launch("aider", "--print", "--model", "m", home=tmp_path / "x", WEFT_URL=url, WEFT_REGISTRY=registry)
+        assert said.exit_code == 0, said.stderr
+        assert len(mesh.keys) == 1
+
+
+def test_a_gateway_that_is_served_apart_is_found_by_its_home(tools: Path, tmp_path: Path) -> None:
+    del tools
+    (tmp_path / "run").mkdir()
+    with gateway(asks_for_keys=False) as url:
+        (tmp_path / "run" / "gateway.address").write_text(url)
+        assert f"export OPENAI_API_BASE={url}/v1\n" in launch("aider", "--print", "--model", "m", home=tmp_path).stdout
 
 
 def test_without_a_model_the_only_one_is_meant_and_of_several_one_must_be_said(tools: Path, tmp_path: Path) -> None:
