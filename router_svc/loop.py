@@ -409,6 +409,10 @@ class SchedulingLoop:
         """See Placement.report_first_content."""
         self._scheduler.report_first_content(key, self._clock.monotonic())
 
+    def free_slot(self, key: int) -> None:
+        """See Placement.free_slot_at_once."""
+        self._deliver(self._scheduler.free_slot(key, self._clock.monotonic()))
+
     def report_failed(self, key: int, attempt: int, reason: Reason) -> None:
         """See Placement.report_attempt_failed. A cancelled request is not placed again: its dispatcher ends it."""
         mailbox = self._mailboxes.get(key)

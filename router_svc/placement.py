@@ -145,6 +145,11 @@ class LocalPlace(Placement):
         return True
 
     @override
+    def free_slot_at_once(self) -> None:
+        if self._key is not None:
+            self._loop.free_slot(self._key)
+
+    @override
     def end_at_once(self, reason: Reason, receipt: receipt_pb2.Receipt, *, content_of: int | None) -> bool:
         if self._key is not None:
             if content_of is not None:

@@ -181,6 +181,11 @@ def has_begun(sight: ProxySight) -> bool:
     return bool(sight.answer_bytes) and 0 < sight.status < _FAILED_STATUS
 
 
+def is_whole(sight: ProxySight) -> bool:
+    """Whether the answer has ended and the proxy saw nothing wrong with it."""
+    return sight.is_complete is not False and _fault_in(sight) is None
+
+
 def was_never_reached(sight: ProxySight) -> bool:
     """Whether no endpoint took the request, so that no runner reports its end."""
     return bool(frozenset(sight.flags) & _UNREACHED) and not has_begun(sight)

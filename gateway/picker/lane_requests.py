@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from gateway.picker.endpoint_addresses import EndpointAddresses
-from gateway.picker.ends import ProxySight, has_begun, was_never_reached
+from gateway.picker.ends import ProxySight, has_begun, is_whole, was_never_reached
 from gateway.picker.engine_body import engine_body
 from gateway.picker.engine_reach import EngineReach
 from gateway.picker.engine_slot import EngineSlots
@@ -194,6 +194,9 @@ class LaneRequests(AttemptReports):
                 self._end(lane, Reason.WORKER_LOST, "proxy")
             else:
                 lane.due_at = self._ports.clock.monotonic() + self._limits.report_wait_seconds
+                if is_whole(sight):
+                    # Under load the report comes after further requests of the same callers.
+                    lane.placement.free_slot_at_once()
 
     def note_proxy_gone(self, connection: str) -> None:
         """Note the end of a proxy's connection: what it has not sent on by then has reached no runner.

@@ -210,6 +210,14 @@ class Scheduler:
         self._index.note_gone((model, runner, incarnation))
         return self._go_on((), now)
 
+    def free_slot(self, key: int, now: float) -> list[Decision]:
+        """Give the slot of a request back whose answer has ended, and whose end is reported later."""
+        request = self._requests.get(key)
+        if request is None or request.placed_on is None or not request.holds_slot or request.has_freed_slot:
+            return []
+        is_relieved = self._placements.free_slot(request, request.placed_on, now)
+        return self._go_on(self._queues.reactivate(request.arrival.tenant) if is_relieved else (), now)
+
     def finish(
         self, key: int, now: float, served: Served | None = None, failure: Reason | None = None
     ) -> list[Decision]:
@@ -502,6 +510,11 @@ class Placements:
             deadline_at=request.deadline_at,
         )
 
+    def free_slot(self, request: LiveRequest, candidate: Candidate, now: float) -> bool:
+        """Give a slot back before the end of its request. Returns whether its tenant was at its cap."""
+        request.has_freed_slot = True
+        return self._give_back(request, candidate, now)
+
     def note_content(self, request: LiveRequest, now: float) -> None:
         """Record that the answer has begun."""
         if request.placed_on is not None and request.content_at is None:
@@ -586,11 +599,18 @@ class Placements:
         if not request.holds_slot:
             return candidate, False
         self._queues.shares.correct(tenant, request.charged, tokens)
-        is_relieved = self._queues.caps.release(tenant)
+        if request.has_freed_slot:
+            request.has_freed_slot = False
+            return candidate, False
+        return candidate, self._give_back(request, candidate, now)
+
+    def _give_back(self, request: LiveRequest, candidate: Candidate, now: float) -> bool:
+        """Give a slot back. Returns whether its tenant was at its cap."""
+        is_relieved = self._queues.caps.release(request.arrival.tenant)
         self._index.release(candidate)
         self._running.remove(request, candidate)
         self._loads.note_release(candidate, now, durable=request.kind.durable)
-        return candidate, is_relieved
+        return is_relieved
 
 
 def _tokens_of(request: LiveRequest, served: Served | None) -> float:

@@ -238,6 +238,13 @@ class Placement(Protocol):
         """
         ...
 
+    def free_slot_at_once(self) -> None:
+        """Gives the slot back of an answer that has ended, where the scheduler is in this process.
+
+        The request goes on until its end is reported, which charges it.
+        """
+        return
+
     def end_at_once(
         self,
         reason: Reason,  # noqa: ARG002 - a scheduler of another process does nothing at once

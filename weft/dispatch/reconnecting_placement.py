@@ -211,6 +211,10 @@ class ReconnectingPlacement(Placement):
         self._is_reported = True
 
     @override
+    def free_slot_at_once(self) -> None:
+        self._place.free_slot_at_once()
+
+    @override
     def end_at_once(self, reason: Reason, receipt: receipt_pb2.Receipt, *, content_of: int | None) -> bool:
         return self._place.end_at_once(reason, receipt, content_of=content_of)
 

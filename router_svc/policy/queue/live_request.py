@@ -85,6 +85,8 @@ class LiveRequest:
     """While it is placed: where a proxy may take it by itself, in order."""
     holds_slot: bool = True
     """While it is placed: whether it occupies a slot. False: it runs beside the slots."""
+    has_freed_slot: bool = False
+    """While it is placed: whether it has given that slot back already, as its answer has ended."""
     placed_at: float = 0.0
     content_at: float | None = None
     waits_in: "RequestClass | None" = None

@@ -83,6 +83,8 @@ class ScriptedScheduler:
         self.placed: list[PlacementRequest] = []
         self.failed: list[tuple[int, Reason]] = []
         self.begun: list[int] = []
+        self.freed = 0
+        """Slots that were given back before the end."""
         self.waited_for = asyncio.Event()
         """Set once a request has heard all of the script and waits for more."""
         self.finished: asyncio.Queue[tuple[Reason, receipt_pb2.Receipt]] = asyncio.Queue()
@@ -121,6 +123,9 @@ class ScriptedScheduler:
         assert receipt is not None
         self.finished.put_nowait((reason, receipt))
         return True
+
+    def free_slot_at_once(self) -> None:
+        self.freed += 1
 
     def end_at_once(self, reason: Reason, receipt: receipt_pb2.Receipt, *, content_of: int | None) -> bool:
         """It is a scheduler of another process."""

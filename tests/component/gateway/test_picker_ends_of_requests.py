@@ -71,6 +71,24 @@ async def test_after_the_log_the_runners_report_is_waited_for_a_moment(tmp_path:
         assert (receipt.proxy.status, receipt.model_digest) == (200, "sha256:1")
 
 
+async def test_an_answer_that_the_log_saw_end_well_holds_its_slot_no_longer(tmp_path: Path) -> None:
+    """Reports came so late under load that 32 callers of 64 slots were refused with queue_full."""
+    async with routed(tmp_path) as stage:
+        await stage.log(log_entry(usage=(11, 6)))
+        assert stage.scheduler.freed == 1
+        assert stage.scheduler.finished.empty()
+
+
+@pytest.mark.parametrize("flag", ["downstream_connection_termination", "upstream_remote_reset"])
+async def test_an_answer_that_broke_off_holds_its_slot_until_its_runner_has_reported(tmp_path: Path, flag: str) -> None:
+    async with routed(tmp_path) as stage:
+        await stage.log(log_entry(flag, usage=(11, 6)))
+        assert stage.report(grant(), told())
+        _, receipt = await stage.end()
+        assert list(receipt.proxy.flags) == [flag]
+        assert stage.scheduler.freed == 0
+
+
 async def test_without_the_runners_report_the_log_is_the_only_witness(tmp_path: Path) -> None:
     async with routed(tmp_path) as stage:
         await stage.log(log_entry(usage=(11, 6)))
