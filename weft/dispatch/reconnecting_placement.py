@@ -33,6 +33,9 @@ REPORT_SECONDS = 1.0
 """Time limit of a report: a frozen router must not delay a complete answer."""
 LATE_REPORT_SECONDS = 0.1
 """Time limit of a report after the request's deadline."""
+EARLY_DEADLINE_SECONDS = 0.05
+"""How much earlier than the request's the deadline of a call to a router may end: its clock counts in milliseconds, on
+another thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +115,8 @@ class ReconnectingPlacement(Placement):
         except TimeoutError:
             raise self._deadline_passed() from None
         except WeftError as error:
-            # A call may end with its own deadline before the request's.
-            if error.reason is Reason.DEADLINE_EXCEEDED and self._seconds_left() == 0:
+            left = self._seconds_left()
+            if error.reason is Reason.DEADLINE_EXCEEDED and left is not None and left <= EARLY_DEADLINE_SECONDS:
                 raise self._deadline_passed() from error
             raise
         self._is_lost = False
