@@ -1,9 +1,9 @@
 """Reads a request's body within its limits."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -20,6 +20,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.time_limit import within
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+PartT = TypeVar("PartT")
 
 _YAML_TYPES = frozenset({b"application/yaml", b"application/x-yaml"})
 _JSON_TYPE = b"application/json"
@@ -130,10 +131,34 @@ async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, *, ma
     return b"".join(chunks)
 
 
+class BodyPace:
+    """How long the next part of a body may take: the more of it has come, the longer, up to its limit in all."""
+
+    __slots__ = ("_config", "_timeout_seconds", "_waited")
+
+    def __init__(self, config: GatewayConfig, timeout_seconds: float) -> None:
+        self._config = config
+        self._timeout_seconds = timeout_seconds
+        self._waited = 0.0
+        """Seconds that were spent on waiting for the caller."""
+
+    async def next(self, part: Coroutine[Any, Any, PartT], size: int) -> PartT:
+        """Returns the next part; `size`: bytes that have come. Raises an EdgeError 408 where it takes too long."""
+        pace, loop = self._config.connections, asyncio.get_running_loop()
+        allowed = min(self._timeout_seconds, pace.body_grace_seconds + size / pace.min_body_bytes_per_second)
+        began = loop.time()
+        try:
+            found = await within(allowed - self._waited, part)
+        except TimeoutError:
+            raise _too_slow(self._config, self._waited + loop.time() - began, self._timeout_seconds) from None
+        self._waited += loop.time() - began
+        return found
+
+
 class _ArrivingBody:
     """A body that arrives within a size, a time and a pace."""
 
-    __slots__ = ("_config", "_max_bytes", "_receive", "_scope", "_size", "_timeout_seconds", "_waited", "is_complete")
+    __slots__ = ("_max_bytes", "_pace", "_receive", "_scope", "_size", "is_complete")
 
     def __init__(
         self, scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int, timeout_seconds: float
@@ -142,24 +167,14 @@ class _ArrivingBody:
         _require_plain_and_small(scope, max_bytes)
         self._scope = scope
         self._receive = receive
-        self._config = config
         self._max_bytes = max_bytes
-        self._timeout_seconds = timeout_seconds
+        self._pace = BodyPace(config, timeout_seconds)
         self._size = 0
-        self._waited = 0.0
-        """Seconds that were spent on waiting for the caller."""
         self.is_complete = False
 
     async def next(self) -> bytes:
         """Returns the next chunk, until it is complete. Raises as `body_chunks`."""
-        pace, loop = self._config.connections, asyncio.get_running_loop()
-        allowed = min(self._timeout_seconds, pace.body_grace_seconds + self._size / pace.min_body_bytes_per_second)
-        began = loop.time()
-        try:
-            message = await within(allowed - self._waited, _next(self._receive))
-        except TimeoutError:
-            raise _too_slow(self._config, self._waited + loop.time() - began, self._timeout_seconds) from None
-        self._waited += loop.time() - began
+        message = await self._pace.next(_next(self._receive), self._size)
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         chunk: bytes = message.get("body", b"")

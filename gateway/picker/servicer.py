@@ -11,13 +11,14 @@ from starlette.types import Scope
 from gateway.deps import InferenceDeps
 from gateway.errors import envelope, error_headers, http_status, internal_error
 from gateway.http.server_span import ServerSpans
+from gateway.intake.body import BodyPace
 from gateway.picker.ends import sight_of, sight_of_stream
 from gateway.picker.engine_reach import proxy_of
 from gateway.picker.intake import LaneIntake, scope_of
 from gateway.picker.lane_request import GatewayTerms
 from gateway.picker.lane_requests import LaneRequests
 from gateway.picker.metrics import PickerMetrics
-from gateway.picker.session import DirectAnswer, Headers, HttpRequest, PickerSession, Route
+from gateway.picker.session import DirectAnswer, Headers, HttpRequest, PickerSession, Route, State
 from gateway.picker.subset import allowed_in
 from gateway.request_facts import ROUTE_KEY, facts_of
 from gateway.visible_names import with_visible_names
@@ -88,19 +89,35 @@ class ExternalProcessor:
         """Serves one stream: one request of the proxy."""
         stream = _Stream(context, PickerSession(self._deps.config.max_body_bytes))
         stream.session.tells_served = self._hooks.for_conformance
+        pace = BodyPace(self._deps.config, self._deps.config.body_timeout_seconds)
         try:
-            while (message := await stream.read()) is not None:
+            while (message := await self._next(stream, pace)) is not None:
                 try:
                     request = await stream.take(message)
                 except WeftError as error:
-                    scope = scope_of(stream.session.headers, self._deps.clock.monotonic())
-                    await stream.answer(_as_told(stream, error, self._refusal(scope, error)))
+                    await self._refuse(stream, error)
                     continue
                 if request is not None and not await self._pick(stream, request):
                     return
         finally:
             self._note_end(stream)
             await stream.close()
+
+    async def _next(self, stream: "_Stream", pace: BodyPace) -> Any:
+        """Returns the next message; None: none follows, or too little of the body has come and it is refused."""
+        if stream.session.state is not State.BODY:
+            return await stream.read()
+        try:
+            # The proxy passes a body on as it comes, and waits for the rest of it for ever.
+            return await pace.next(stream.read(), stream.session.body_bytes)
+        except WeftError as error:
+            await self._refuse(stream, error)
+            return None
+
+    async def _refuse(self, stream: "_Stream", error: WeftError) -> None:
+        """Answers a request that has not come whole."""
+        scope = scope_of(stream.session.headers, self._deps.clock.monotonic())
+        await stream.answer(_as_told(stream, error, self._refusal(scope, error)))
 
     def _note_end(self, stream: "_Stream") -> None:
         """The end of a stream is the end of its request, where the response came by."""

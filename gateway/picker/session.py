@@ -132,7 +132,8 @@ class PickerSession:
         self._headers: Headers = ()
         self._metadata = base_pb2.Metadata()
         self._chunks: list[bytes] = []
-        self._size = 0
+        self.body_bytes = 0
+        """Size of the body, as far as it has come."""
         self._has_body = False
         self._has_trailers = False
         self.passed = PassedResponse()
@@ -245,8 +246,8 @@ class PickerSession:
         if self.state is not State.BODY:
             # Proxies have sent a body's end twice.
             return None
-        self._size += len(chunk.body)
-        if self._size > self._max_body_bytes:
+        self.body_bytes += len(chunk.body)
+        if self.body_bytes > self._max_body_bytes:
             raise WeftError(Reason.REQUEST_TOO_LARGE, f"the body is larger than {self._max_body_bytes} bytes")
         if chunk.body:
             self._chunks.append(chunk.body)

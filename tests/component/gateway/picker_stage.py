@@ -148,16 +148,16 @@ class PickerStage:
 
     @asynccontextmanager
     async def asking(
-        self, body: bytes = BODY, path: str = "/v1/chat/completions", **headers: str
+        self, body: bytes = BODY, path: str = "/v1/chat/completions", *, is_whole: bool = True, **headers: str
     ) -> AsyncIterator[Any]:
-        """A stream of a request that was sent whole; reads are left to the test."""
+        """A stream of a request that was sent, whole or but the end of its body; reads are left to the test."""
         call = self.channel.stream_stream(
             PROCESS_METHOD,
             request_serializer=pb.ProcessingRequest.SerializeToString,
             response_deserializer=pb.ProcessingResponse.FromString,
         )()
         await call.write(request_head(path, **headers))
-        await call.write(pb.ProcessingRequest(request_body=pb.HttpBody(body=body, end_of_stream=True)))
+        await call.write(pb.ProcessingRequest(request_body=pb.HttpBody(body=body, end_of_stream=is_whole)))
         try:
             yield call
         finally:

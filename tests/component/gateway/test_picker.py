@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from picker_stage import BODY, LIMITED_HEADERS, PickerStage, fleet_view, grant, limited, log_entry, picker_stage
 
-from gateway.config import GatewayConfig
+from gateway.config import ConnectionLimits, GatewayConfig
 from gateway.picker.limits import PickerLimits
 from gateway.picker.servicer import _Stream
 from gateway.picker.session import Route, metadata_text
@@ -95,6 +96,23 @@ async def test_a_request_waits_without_an_answer_until_there_is_a_slot(tmp_path:
         assert not answer.done()
         stage.scheduler.script.put_nowait(grant())
         assert headers_set(await asyncio.wait_for(answer, 5.0))[DESTINATION] == "10.0.0.1:8081"
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+async def test_a_body_that_never_ends_is_refused_whichever_server_reads_it(tmp_path: Path, *, is_local: bool) -> None:
+    """The picker kept what had come of such a body for as long as its caller kept the connection."""
+    config = GatewayConfig(connections=ConnectionLimits(body_grace_seconds=0.02))
+    async with picker_stage(tmp_path, config=config, is_local=is_local) as stage:
+        async with stage.asking(BODY[:-1], is_whole=False) as call:
+            status, error, headers = refusal([await call.read()])
+            assert await call.read() is grpc.aio.EOF
+        assert (status, error["error"]["code"], headers["x-weft-reason"]) == (
+            408,
+            "deadline_exceeded",
+            "DEADLINE_EXCEEDED",
+        )
+        assert await stage.figure('weft_picker_requests_total{result="deadline_exceeded"') == 1
+        assert stage.scheduler.placed == []
 
 
 @pytest.mark.parametrize("way", ["reset", "half closed"])
