@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 from task_script import ScriptedTasks
+from ways_in import both_ways, by_both_ways, serving
 
 from gateway.app import GatewayPorts, create_app
 from gateway.config import GatewayConfig
@@ -25,7 +26,9 @@ from gateway.routing import EndpointApp
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KeyRing
 from weft.kernel.reasons import Reason
+from weft_app.edge.lane import LANE_PATHS
 
+way = both_ways(of_all=False)
 VERSION = (b"anthropic-version", b"2023-06-01")
 OPENAI_TYPES = {
     400: "invalid_request_error",
@@ -217,6 +220,27 @@ async def test_whatever_a_route_raises_is_answered_in_the_words_of_its_clients(
     with capture_logs():
         for method, path in asked:
             require_contract(await ask(app, method, path, *headers), path, headers, status, code)
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/embeddings": {"input": "hi"},
+}
+
+
+@by_both_ways
+@pytest.mark.parametrize("path", LANE_PATHS)
+@pytest.mark.parametrize(("failure", "status", "code"), FAILURES, ids=[code for _, _, code in FAILURES])
+async def test_whatever_a_model_call_raises_is_answered_in_the_words_of_its_clients(
+    path: str, failure: Exception, status: int, code: str
+) -> None:
+    script = ScriptedDispatcher([failure], vectors=failure)
+    async with serving(script, fleet=FixedFleet.of(model("tiny"))) as mesh:
+        for more in ({}, {"stream": True}) if path != "/v1/embeddings" else ({},):
+            body = json.dumps({"model": "tiny", **CALLS[path], **more}).encode()
+            answer = await mesh.request("POST", path, body)
+            require_contract(Answer(answer.status, answer.headers, answer.body), path, (), status, code)
 
 
 @pytest.mark.parametrize("headers", [(), (VERSION,)], ids=["plain", "with anthropic-version"])

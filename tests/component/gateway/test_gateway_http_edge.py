@@ -3,10 +3,12 @@ import contextlib
 import json
 
 import pytest
-from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, head, serving
+from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, head
+from ways_in import both_ways, by_both_ways, serving
 
 from gateway.config import ConnectionLimits, GatewayConfig
 
+way = both_ways(of_all=False)
 CHAT = "/v1/chat/completions"
 GOOD = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'
 
@@ -27,6 +29,7 @@ async def require_still_serving(gateway: RunningGateway) -> None:
     assert (await gateway.request("POST", CHAT, GOOD)).status == 200
 
 
+@by_both_ways
 @pytest.mark.parametrize(
     ("body", "code", "part"),
     [
@@ -55,6 +58,7 @@ async def test_a_bad_body_is_400_in_the_envelope_and_harms_nothing(body: bytes, 
     assert part in require_envelope(response, 400, code)
 
 
+@by_both_ways
 async def test_a_wrong_field_is_the_param_of_the_error() -> None:
     async with serving() as gateway:
         body = b'{"model":"tiny","messages":[{"role":"user","content":"a"},{"role":"robot"}]}'
@@ -63,6 +67,7 @@ async def test_a_wrong_field_is_the_param_of_the_error() -> None:
     assert json.loads(response.body)["error"]["param"] == "messages[1].role"
 
 
+@by_both_ways
 async def test_what_only_looks_dangerous_inside_a_string_is_fine() -> None:
     content = 'NaN Infinity \\" \\\\' + "[{" * 500
     body = b'{"model":"tiny","messages":[{"role":"user","content":"' + content.encode() + b'"}]}'
@@ -76,6 +81,7 @@ async def test_an_unknown_route_is_404_in_the_envelope() -> None:
             require_envelope(await gateway.request("GET", path), 404, "not_found")
 
 
+@by_both_ways
 async def test_a_wrong_method_is_405_and_says_which_is_right() -> None:
     async with serving() as gateway:
         response = await gateway.request("DELETE", CHAT)
@@ -84,6 +90,7 @@ async def test_a_wrong_method_is_405_and_says_which_is_right() -> None:
     assert response.headers["allow"] == "POST"
 
 
+@by_both_ways
 @pytest.mark.parametrize(
     "headers",
     [
@@ -98,6 +105,7 @@ async def test_a_body_that_is_not_declared_as_plain_json_is_refused(headers: dic
         require_envelope(await gateway.request("POST", CHAT, GOOD, headers), 400, "malformed_request")
 
 
+@by_both_ways
 async def test_json_with_a_charset_or_a_suffix_is_json() -> None:
     async with serving() as gateway:
         for media_type in ("application/json; charset=utf-8", "Application/JSON", "application/vnd.x+json"):
@@ -115,6 +123,7 @@ async def test_a_declared_body_above_the_limit_is_413_before_it_is_sent() -> Non
         await require_still_serving(gateway)
 
 
+@by_both_ways
 async def test_a_chunked_body_is_counted_while_it_arrives() -> None:
     async with serving(config=GatewayConfig(port=0, max_body_bytes=1000)) as gateway:
         request = head(
@@ -169,6 +178,7 @@ async def test_an_upgrade_is_answered_and_puts_no_advice_on_the_terminal(caplog:
     assert [record.message for record in caplog.records if record.name.startswith("uvicorn")] == []
 
 
+@by_both_ways
 async def test_a_body_that_stops_arriving_is_408() -> None:
     async with serving(config=GatewayConfig(port=0, body_timeout_seconds=0.05)) as gateway:
         request = head(
@@ -301,6 +311,7 @@ async def test_one_connection_too_many_is_503_and_room_is_made_again() -> None:
         await require_still_serving(gateway)
 
 
+@by_both_ways
 @pytest.mark.parametrize(
     ("header", "value", "param"),
     [
@@ -321,6 +332,7 @@ async def test_a_wrong_header_is_400_and_named(header: str, value: str, param: s
     assert json.loads(response.body)["error"]["param"] == param
 
 
+@by_both_ways
 @pytest.mark.parametrize("given", ["a b", "\xff", "x" * 200, "", "-rf"])
 async def test_an_unsafe_request_id_is_replaced(given: str) -> None:
     async with serving() as gateway:
@@ -328,6 +340,7 @@ async def test_an_unsafe_request_id_is_replaced(given: str) -> None:
     assert response.headers["x-request-id"].startswith("req-")
 
 
+@by_both_ways
 async def test_a_broken_traceparent_is_not_passed_on() -> None:
     async with serving() as gateway:
         await gateway.request("POST", CHAT, GOOD, {"traceparent": "00-zz-zz-01"})
@@ -335,6 +348,7 @@ async def test_a_broken_traceparent_is_not_passed_on() -> None:
         assert "zz" not in gateway.dispatcher.contexts[0].traceparent
 
 
+@by_both_ways
 async def test_a_crash_is_500_in_the_envelope_without_its_words() -> None:
     async with serving(ScriptedDispatcher([RuntimeError("secret /etc/path")])) as gateway:
         response = await gateway.request("POST", CHAT, GOOD)

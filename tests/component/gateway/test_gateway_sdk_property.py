@@ -6,17 +6,19 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from gateway_script import Frame, RunningGateway, ScriptedDispatcher, delta, finished, serving, started, usage
+from gateway_script import Frame, RunningGateway, ScriptedDispatcher, delta, finished, started, usage
 from hypothesis import HealthCheck, settings
 from kit.examples import examples, given
 from openai import APIError
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 from sdk_cases import Case, cases
+from ways_in import both_ways, serving
 
 from weft.api.common.v1 import event_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
+way = both_ways()
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 Check = Callable[[RunningGateway, Case, dict[str, Any]], Coroutine[Any, Any, None]]
 OPTIONS: list[dict[str, Any]] = [
@@ -159,19 +161,19 @@ def long_answer() -> list[Frame]:
     return [[event] for event in events]
 
 
-@pytest.mark.parametrize("path", ["chat", "text"])
+@pytest.mark.parametrize("surface", ["chat", "text"])
 @pytest.mark.parametrize("failure", [None, WeftError(Reason.WORKER_LOST, "gone"), RuntimeError("a fault")], ids=repr)
 async def test_a_failure_at_any_boundary_of_chunks_is_an_error_and_no_tidy_end(
-    path: str, failure: Exception | None
+    surface: str, failure: Exception | None
 ) -> None:
     frames = long_answer()
     async with serving(ScriptedDispatcher()) as gateway:
         for place in range(len(frames)):
             case = Case(2, frames, failure, place, failure is None, {})
             gateway.dispatcher.steps = case.steps
-            check = the_bare_stream_ends_honestly if path == "chat" else the_text_stream_ends_honestly
+            check = the_bare_stream_ends_honestly if surface == "chat" else the_text_stream_ends_honestly
             await check(gateway, case, {"stream_options": {"include_usage": True}})
-            if path == "chat":
+            if surface == "chat":
                 await the_helper_reads_it(gateway, case, {})
 
 

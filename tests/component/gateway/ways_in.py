@@ -17,7 +17,7 @@ from typing import Any, Self, cast
 
 import aiohttp
 import pytest
-from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, Step, model
+from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, model
 from gateway_script import serving as serving_gateway
 from multidict import CIMultiDict
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
@@ -29,6 +29,7 @@ from gateway.app import gate_of
 from gateway.auth.authentication import KeyRingSource
 from gateway.config import GatewayConfig
 from gateway.deps import InferenceDeps
+from gateway.errors import ClientGoneError
 from gateway.http.disconnect import WhileConnected
 from gateway.http.server import AppServer
 from gateway.metrics import GatewayMetrics
@@ -38,7 +39,7 @@ from gateway.runner_api.ports import LanePorts, RunnerApiPorts, RunnerFacts, Run
 from gateway.runner_api.state import RunnerApiConfig
 from gateway.runner_service import RunnerApiService
 from runner_svc.servicers.request_admission import RequestAdmission, RunnerIdentity
-from weft.api.common.v1 import receipt_pb2
+from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.envoy.v1 import external_processor_pb2 as pb
 from weft.api.router.v1 import lane_service_pb2
@@ -61,6 +62,7 @@ from weft.kernel.lane_names import (
     TRY_NEXT_HEADER,
 )
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.rpc_server.server import LocalServer
 from weft_app.edge.lane import LANE_PATHS, OWN_HEADERS
@@ -94,10 +96,13 @@ class _Current:
     way = "gateway"
 
 
-def both_ways() -> Any:
-    """A fixture `way`: each test of its module runs by each way, but for cases of paths that go to the gateway."""
+def both_ways(*, of_all: bool = True) -> Any:
+    """A fixture `way`: each test of its module runs by each way, but for cases of paths that go to the gateway.
 
-    @pytest.fixture(params=WAYS, autouse=True)
+    Not `of_all`: only those tests that use the fixture.
+    """
+
+    @pytest.fixture(params=WAYS, autouse=of_all)
     def way(request: pytest.FixtureRequest) -> Iterator[str]:
         if request.param == "lane":
             given = getattr(request.node, "callspec", None)
@@ -109,6 +114,15 @@ def both_ways() -> Any:
         _Current.way = "gateway"
 
     return way
+
+
+by_both_ways = pytest.mark.usefixtures("way")
+"""Marks a test that runs by each way, in a module whose other tests do not."""
+
+
+def ways_of(cases: Iterable[tuple[str, Any]]) -> list[tuple[str, Any, str]]:
+    """Cases, each with its path first, by each way that leads there: values of the fixture `way`, to be given to it."""
+    return [(path, given, way) for path, given in cases for way in (WAYS if path in LANE_PATHS else WAYS[:1])]
 
 
 def serving(
@@ -146,8 +160,9 @@ class GrantingScheduler(PlacementPort):
         self.placed.append(request)
         return GrantedPlace(self, request)
 
-    def refusal(self) -> WeftError | None:
-        decisive = next((step for step in self._script.steps if not _only_waits(step)), None)
+    def refusal(self, operation: Operation) -> WeftError | None:
+        steps = [self._script.vectors] if operation is Operation.EMBEDDING else self._script.steps
+        decisive = next((step for step in steps if not _only_waits(step)), None)
         return decisive if isinstance(decisive, WeftError) and decisive.reason in OF_THE_SCHEDULER else None
 
     def grant(self, request: PlacementRequest) -> Grant:
@@ -177,8 +192,11 @@ class GrantingScheduler(PlacementPort):
         )
 
 
-def _only_waits(step: Step) -> bool:
-    return isinstance(step, list) and all(event.WhichOneof("event") in ("queued", "loading") for event in step)
+def _only_waits(step: Any) -> bool:
+    return isinstance(step, list) and all(
+        isinstance(event, event_pb2.InferenceEvent) and event.WhichOneof("event") in ("queued", "loading")
+        for event in step
+    )
 
 
 class GrantedPlace(Placement):
@@ -196,7 +214,7 @@ class GrantedPlace(Placement):
     ) -> None: ...
 
     async def next_decision(self) -> Grant:
-        refusal = self._scheduler.refusal()
+        refusal = self._scheduler.refusal(self._request.operation)
         if refusal is not None:
             raise refusal
         return self._scheduler.grant(self._request)
@@ -274,7 +292,6 @@ class Proxy:
         """Requests that went to a runner."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await _whole_body(receive)
         headers = [
             (name.decode("latin-1").lower(), value.decode("latin-1"))
             for name, value in scope["headers"]
@@ -285,12 +302,11 @@ class Proxy:
             target += f"?{scope['query_string'].decode('latin-1')}"
         is_lane = scope["method"] == "POST" and scope["path"] in LANE_PATHS and "origin" not in dict(headers)
         if not is_lane:
+            body = b"".join([chunk async for chunk, _ in _body_of(receive)])
             await self._carry(Carried(self._gateway, target, headers, body, {}), scope, receive, send)
             return
         self.asked += 1
-        # The caller's end of the connection ends the question, as Envoy resets the stream.
-        with WhileConnected(scope, receive):
-            answers = await self._ask(scope["method"], target, headers, body)
+        answers = await self._ask(target, headers, scope, receive)
         first = answers[0]
         if first.WhichOneof("response") == "immediate_response":
             await _send_direct(send, first.immediate_response)
@@ -311,7 +327,7 @@ class Proxy:
         await self._carry(carried, scope, receive, send)
 
     async def _ask(
-        self, method: str, target: str, headers: Iterable[tuple[str, str]], body: bytes
+        self, target: str, headers: Iterable[tuple[str, str]], scope: Scope, receive: Receive
     ) -> list[pb.ProcessingResponse]:
         call = self._channel.stream_stream(
             PROCESS_METHOD,
@@ -321,19 +337,23 @@ class Proxy:
         head = pb.ProcessingRequest()
         head.protocol_config.request_body_mode = pb.BODY_SEND_MODE_FULL_DUPLEX_STREAMED
         authority = dict(headers).get("host", "")
-        pseudo = ((":method", method), (":path", target), (":authority", authority), (":scheme", "http"))
+        pseudo = ((":method", scope["method"]), (":path", target), (":authority", authority), (":scheme", "http"))
         for name, value in (*pseudo, *((name, value) for name, value in headers if name != "host")):
             head.request_headers.headers.headers.add(key=name, raw_value=value.encode("latin-1"))
-        head.request_headers.end_of_stream = not body
-        try:
+        async with AsyncExitStack() as stack:
+            stack.callback(call.cancel)
+            named = dict(headers)
+            has_body = "transfer-encoding" in named or named.get("content-length", "0") != "0"
+            head.request_headers.end_of_stream = not has_body
             await call.write(head)
-            for start in range(0, len(body), _CHUNK_BYTES):
-                chunk = body[start : start + _CHUNK_BYTES]
-                is_end = start + _CHUNK_BYTES >= len(body)
-                await call.write(pb.ProcessingRequest(request_body=pb.HttpBody(body=chunk, end_of_stream=is_end)))
-            return await _answers(call, has_body=bool(body))
-        finally:
-            call.cancel()
+            # The picker may answer before all of the body has come.
+            answering = asyncio.create_task(_answers(call, has_body=has_body))
+            stack.callback(answering.cancel)
+            if has_body:
+                await _pass_on(call, _body_of(receive), answering)
+            # The caller's end of the connection ends the question, as Envoy resets the stream.
+            with WhileConnected(scope, receive):
+                return await answering
 
     async def _carry(self, carried: "Carried", scope: Scope, receive: Receive, send: Send) -> None:
         headers = CIMultiDict((name, value) for name, value in carried.headers if name not in _HOP_BY_HOP)
@@ -371,13 +391,31 @@ class Carried:
     """Headers of the answer that the proxy writes."""
 
 
-async def _whole_body(receive: Receive) -> bytes:
-    body = b""
-    while (message := await receive())["type"] == "http.request":
-        body += message.get("body", b"")
-        if not message.get("more_body"):
-            break
-    return body
+async def _body_of(receive: Receive) -> AsyncIterator[tuple[bytes, bool]]:
+    """Yields the body as it comes, each piece with whether it is the last one."""
+    is_end = False
+    while not is_end:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        is_end = not message.get("more_body")
+        yield message.get("body", b""), is_end
+
+
+async def _pass_on(call: Any, body: AsyncIterator[tuple[bytes, bool]], answering: asyncio.Task[Any]) -> None:
+    """Sends a body to the picker as it comes, until it answers."""
+    is_end = False
+    while not is_end:
+        following = asyncio.ensure_future(anext(body))
+        await asyncio.wait({following, answering}, return_when=asyncio.FIRST_COMPLETED)
+        if not following.done():
+            following.cancel()
+            return
+        piece, is_end = following.result()
+        chunks = [piece[start : start + _CHUNK_BYTES] for start in range(0, len(piece), _CHUNK_BYTES)] or [b""]
+        for number, chunk in enumerate(chunks, 1):
+            message = pb.HttpBody(body=chunk, end_of_stream=is_end and number == len(chunks))
+            await call.write(pb.ProcessingRequest(request_body=message))
 
 
 async def _answers(call: Any, *, has_body: bool) -> list[pb.ProcessingResponse]:
@@ -474,7 +512,7 @@ async def serving_lane(
             channels=channels,
             clock=clock,
             report_to="router-1",
-            steady=ReconnectConfig(),
+            steady=ReconnectConfig(view_lag_limit_seconds=0.0),
         )
         picker = gateway.picker.service.build(
             PickerLimits(),
