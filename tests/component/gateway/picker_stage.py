@@ -167,7 +167,7 @@ class PickerStage:
         self, body: bytes = BODY, path: str = "/v1/chat/completions", **headers: str
     ) -> list[pb.ProcessingResponse]:
         """All answers to a request."""
-        async with self.asking(body, path, **headers) as call:
+        async with self.asking(body, path, is_whole=True, **headers) as call:
             await call.done_writing()
             return [answer async for answer in call]
 
