@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from lane_mesh import SECONDS, lane_runner, running_lane
 from mesh_process import own_descendants
 
@@ -30,7 +31,8 @@ async def test_a_unary_answer_and_a_stream_have_a_receipt_of_both_witnesses(tmp_
 
 
 async def test_no_stream_loses_its_first_token(tmp_path: Path) -> None:
-    async with running_lane(tmp_path, lane_runner("a", slots=8, answer_tokens=40)) as lane:
+    # With the queue's 16 places one more than streams: the request that tried the lane may still hold its slot.
+    async with running_lane(tmp_path, lane_runner("a", slots=9, answer_tokens=40)) as lane:
         bodies = [lane.stream_text(lane.body(), lane.new_id()) for _ in range(24)]
         answers = await asyncio.gather(*bodies)
         expected = answers[0][0]
@@ -38,15 +40,22 @@ async def test_no_stream_loses_its_first_token(tmp_path: Path) -> None:
         assert answers == [(expected, True)] * 24
 
 
-async def test_a_dead_first_endpoint_is_an_attempt_and_the_second_one_answers(tmp_path: Path) -> None:
-    async with running_lane(tmp_path, lane_runner("a"), lane_runner("b")) as lane:
+@pytest.mark.parametrize("kind", ["sidecar", "engine"])
+async def test_a_dead_first_runner_is_an_attempt_and_the_second_one_answers(tmp_path: Path, kind: str) -> None:
+    """The next of Envoy's list; or, as the slot of an engine is taken at its runner, the scheduler's next choice."""
+    runners = [lane_runner(name) for name in "ab"]
+    for each in runners:
+        each["models"][0]["lane"] = kind
+    async with running_lane(tmp_path, *runners) as lane:
         (dead,) = [each for each in own_descendants(lane.mesh.family()[0]) if _is_runner(each, "a")]
         dead.kill()
         # As many as the other runner has slots: none is kept for fallbacks.
         ids = [lane.new_id() for _ in range(4)]
         answers = await asyncio.gather(*(lane.ask(lane.body(), each) for each in ids))
         assert [status for status, _, _ in answers] == [200] * 4
-        tried = [(await lane.record(each))["receipt"]["attempts"] for each in ids]
+        receipts = [(await lane.record(each))["receipt"] for each in ids]
+        assert {each["outcome"] for each in receipts} == {"completed"}
+        tried = [each["attempts"] for each in receipts]
         assert any([each["runner"] for each in attempts] == ["a", "b"] for attempts in tried), tried
 
 
@@ -195,6 +204,31 @@ async def test_an_engine_that_the_proxy_calls_itself_and_that_dies_is_a_failed_r
         assert receipt["outcome"] == "failed", receipt
         assert receipt["proxy"]["flags"]
         await backend.close()
+
+
+async def test_an_engine_that_is_dead_when_the_proxy_calls_it_is_an_honest_503_or_another_one_answers(
+    tmp_path: Path,
+) -> None:
+    """Which of both, depends on whether its runner has noticed. It was said that the mesh cannot be reached."""
+    runners = [lane_runner(name) for name in "ab"]
+    for each in runners:
+        each["models"][0]["lane"] = "engine"
+    async with running_lane(tmp_path, *runners) as lane:
+        (runner,) = [each for each in own_descendants(lane.mesh.family()[0]) if _is_runner(each, "a")]
+        (engine,) = [each for each in runner.children(recursive=True) if "weft_testing.fake_backend" in each.cmdline()]
+        engine.kill()
+        ids = [lane.new_id() for _ in range(4)]
+        answers = await asyncio.gather(*(lane.ask(lane.body(), each) for each in ids))
+        for request_id, (status, body, headers) in zip(ids, answers, strict=True):
+            record = await lane.record(request_id)
+            attempt = record["receipt"]["attempts"][-1]
+            if status == 200:
+                assert (record["receipt"]["outcome"], attempt["runner"]) == ("completed", "b"), record
+                continue
+            assert (status, headers["retry-after"], headers["x-request-id"]) == (503, "1", request_id)
+            assert body["error"]["message"].startswith("the runner or engine"), body
+            assert (record["receipt"]["outcome"], attempt["runner"]) == ("failed", "a"), record
+            assert attempt["reason"] == record["reason"] in ("connect_failed", "worker_lost"), record
 
 
 async def test_an_engine_that_the_proxy_calls_itself_and_that_dies_before_its_first_byte_is_a_503(

@@ -19,9 +19,13 @@ LONG = 1_000
 """Tokens of a stream that lasts until its engine hurries."""
 DRAIN_SECONDS = 4.0
 STREAMS = 1_000
+IDLE_PER_SECOND, IDLE_TOKENS = 0.5, 60
+"""A stream of two minutes, unless its engine hurries."""
 MANY, CROWD = "many", "crowd"
 DIRECT, DIRECT_POOL = "direct", "engines"
 """The runner of an engine that the proxy calls itself, and its pool."""
+IDLE, IDLE_POOL = "idle", "waiters"
+"""The runner of such an engine that has room for all of `STREAMS`, and its pool."""
 KINDS = ("slow", DIRECT)
 """A runner of each kind of endpoint; the first one's pool is the default of the lane."""
 
@@ -34,8 +38,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaneApart]:
     direct = lane_runner(DIRECT, pool=DIRECT_POOL, slots=SLOTS, answer_tokens=0, tokens_per_second=PER_SECOND)
     direct["models"][0] |= {"lane": "engine", "context_tokens": 1_000_000}
     slow["models"][0] |= {"context_tokens": 1_000_000}
+    idle = lane_runner(IDLE, pool=IDLE_POOL, slots=STREAMS, answer_tokens=0)
+    idle["models"][0] |= {"lane": "engine"}
     folder = tmp_path_factory.mktemp("faults")
-    with lane_apart(folder, slow, direct, one, many, drain_seconds=DRAIN_SECONDS) as world:
+    with lane_apart(folder, slow, direct, one, many, idle, drain_seconds=DRAIN_SECONDS) as world:
         yield world
 
 
@@ -50,10 +56,12 @@ def counted(tokens: int) -> tuple[str, bool]:
     return " ".join(f"tok{number}" for number in range(tokens)), True
 
 
-async def running(lane: Lane, *tokens: int) -> tuple[list[str], "list[asyncio.Task[tuple[str, bool]]]"]:
+async def running(lane: Lane, *tokens: int, **fields: Any) -> tuple[list[str], "list[asyncio.Task[tuple[str, bool]]]"]:
     """Streams of so many tokens that have begun: their ids, and what becomes of them."""
     ids = [lane.new_id() for _ in tokens]
-    return ids, [await lane.begun(lane.body(max_tokens=each), name) for name, each in zip(ids, tokens, strict=True)]
+    return ids, [
+        await lane.begun(lane.body(max_tokens=each, **fields), name) for name, each in zip(ids, tokens, strict=True)
+    ]
 
 
 async def queued(lane: Lane, **fields: Any) -> tuple[str, "asyncio.Task[tuple[int, Any, Any]]"]:
@@ -82,12 +90,12 @@ async def hurried(world: LaneApart, runner: str = "slow") -> AsyncIterator[None]
         await engine.set_behaviour(hurries=False)
 
 
-def require_whole(records: Sequence[dict[str, Any]], *tokens: int) -> None:
+def require_whole(records: Sequence[dict[str, Any]], *tokens: int, runner: str = "slow") -> None:
     """Each record is that of a complete answer of so many tokens, and no witness contradicts another."""
     for record, expected in zip(records, tokens, strict=True):
         receipt = record["receipt"]
         assert (receipt["outcome"], receipt["completionTokens"]) == ("completed", expected), record
-        assert [each["runner"] for each in receipt["attempts"]] == ["slow"]
+        assert [each["runner"] for each in receipt["attempts"]] == [runner]
         assert (receipt["proxy"]["status"], receipt["proxy"]["disagreements"]) == (200, [])
         assert record["tenant"] == "default"
 
@@ -133,30 +141,32 @@ async def test_a_request_whose_runner_is_killed_while_its_picker_is_away_has_the
     await world.until_placed(lane)
 
 
-async def test_a_frozen_picker_stops_no_stream_and_loses_no_request(world: LaneApart, lane: Lane) -> None:
-    ids, streams = await running(lane, LONG, LONG)
-    waits, waiting = await queued(lane)
+@pytest.mark.parametrize("runner", KINDS)
+async def test_a_frozen_picker_stops_no_stream_and_loses_no_request(world: LaneApart, lane: Lane, runner: str) -> None:
+    ids, streams = await running(lane, LONG, LONG, **to(runner))
+    waits, waiting = await queued(lane, **to(runner))
     with world.frozen_picker():
-        async with hurried(world):
+        async with hurried(world, runner):
             assert [await each for each in streams] == [counted(LONG)] * 2
         during = lane.new_id()
-        asked = asyncio.create_task(lane.ask(lane.body(max_tokens=1), during))
+        asked = asyncio.create_task(lane.ask(lane.body(max_tokens=1, **to(runner)), during))
         await asyncio.sleep(0.3)
         assert not waiting.done()
         assert not asked.done()
     assert [(await each)[0] for each in (waiting, asked)] == [200, 200]
-    require_whole([await lane.record(each) for each in (*ids, waits, during)], LONG, LONG, 1, 1)
+    require_whole([await lane.record(each) for each in (*ids, waits, during)], LONG, LONG, 1, 1, runner=runner)
 
 
+@pytest.mark.parametrize("runner", KINDS)
 async def test_a_picker_that_is_stopped_lets_requests_end_and_its_successor_hears_of_the_longer_ones(
-    world: LaneApart, lane: Lane
+    world: LaneApart, lane: Lane, runner: str
 ) -> None:
-    ids, streams = await running(lane, 100, LONG)
-    waits, waiting = await queued(lane)
+    ids, streams = await running(lane, 100, LONG, **to(runner))
+    waits, waiting = await queued(lane, **to(runner))
     await world.end("picker", signal.SIGTERM)
     assert not streams[1].done(), "it is longer than the picker waits"
     await world.start("picker")
-    async with hurried(world):
+    async with hurried(world, runner):
         assert [await each for each in streams] == [counted(100), counted(LONG)]
     assert (await waiting)[0] == 200
     # Ended by the old picker: its last lines of the proxy's log may come after it has stopped.
@@ -167,7 +177,7 @@ async def test_a_picker_that_is_stopped_lets_requests_end_and_its_successor_hear
         record = await lane.record(ids[1])
         return record if record["receipt"]["outcome"] == "completed" else None
 
-    require_whole([await eventually(known, SECONDS, "the successor does not hear of it")], LONG)
+    require_whole([await eventually(known, SECONDS, "the successor does not hear of it")], LONG, runner=runner)
 
 
 async def test_a_caller_that_leaves_the_queue_has_cancelled_and_is_placed_no_more(world: LaneApart, lane: Lane) -> None:
@@ -272,6 +282,49 @@ async def test_an_engine_that_is_killed_before_its_first_token_is_an_attempt_and
 
     # The report of the runner that failed may come after that of the one that answered.
     await eventually(has_its_report, SECONDS, "the receipt does not say that the engine died")
+
+
+async def test_a_stream_of_an_engine_itself_that_ends_after_the_restart_of_its_picker_has_its_receipt(
+    world: LaneApart, lane: Lane
+) -> None:
+    """The proxy's log, which alone tells of it, reaches the next picker; its permit was lost with the old one."""
+    ids, streams = await running(lane, LONG, LONG, **to(DIRECT))
+    waits, waiting = await queued(lane, **to(DIRECT))
+    await asyncio.sleep(0.5)  # until the database knows of all three
+    await world.end("picker", signal.SIGKILL)
+    assert (await waiting)[0] == 503
+    await world.start("picker")
+
+    async def is_lost() -> bool:
+        found = [await lane.shown(each) for each in (*ids, waits)]
+        return [each.get("reason") for each in found] == ["router_lost"] * 3
+
+    await eventually(is_lost, SECONDS, "the records of a killed picker do not say so")
+    for each in ids:
+        assert "receipt" not in await lane.shown(each), "nothing is claimed of what goes on"
+    assert not any(each.done() for each in streams), "both run on over the restart"
+    async with hurried(world, DIRECT):
+        assert [await each for each in streams] == [counted(LONG)] * 2
+    require_whole([await lane.record(each) for each in ids], LONG, LONG, runner=DIRECT)
+    lost = await lane.shown(waits)
+    assert (lost["reason"], "receipt" in lost) == ("router_lost", False)
+
+
+@pytest.mark.heavy
+async def test_a_thousand_idle_streams_of_an_engine_itself_lose_no_token_and_each_has_a_receipt(
+    world: LaneApart, lane: Lane
+) -> None:
+    ids, body = [lane.new_id() for _ in range(STREAMS)], lane.body(max_tokens=IDLE_TOKENS) | {"model": IDLE_POOL}
+    async with await world.engine(IDLE) as engine:
+        await engine.set_behaviour(tokens_per_second=IDLE_PER_SECOND)
+        streams = await asyncio.gather(*(lane.begun(body, each) for each in ids))
+        await engine.set_behaviour(tokens_per_second=0.0)
+    assert not any(each.done() for each in streams), "all of them are there at once"
+    assert (await lane.ask(lane.body(max_tokens=1, **to(DIRECT)), lane.new_id()))[0] == 200
+    async with hurried(world, IDLE):
+        answers = await asyncio.gather(*streams)
+    assert [answer for answer in answers if answer != counted(IDLE_TOKENS)] == []
+    require_whole([await lane.record(each) for each in ids], *[IDLE_TOKENS] * STREAMS, runner=IDLE)
 
 
 @pytest.mark.heavy

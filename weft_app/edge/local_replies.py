@@ -1,9 +1,11 @@
 """What Envoy answers by itself, as the errors of the gateway: the same envelope, code and headers for each client."""
 
+from collections.abc import Sequence
 from types import MappingProxyType
 
 from gateway.errors import OLLAMA_JSON, Dialect, envelope, http_status, retry_after_seconds
 from weft.kernel.errors import WeftError
+from weft.kernel.lane_names import DESTINATION_NAMESPACE, PLACED
 from weft.kernel.reasons import Reason
 from weft_app.edge.fragments import Document
 
@@ -56,6 +58,7 @@ def local_replies(*, has_picker: bool) -> Document:
     errors = [
         (late, _by_flags(LATE), "false"),
         (limited, _by_flags(RATE_LIMITED), "true"),
+        *(_of_runners() if has_picker else ()),
         (unreachable, _by_flags(UNREACHABLE), "true"),
         (cut, _by_flags(CUT), ""),
     ]
@@ -68,8 +71,29 @@ def local_replies(*, has_picker: bool) -> Document:
     }
 
 
+def _of_runners() -> Sequence[tuple[WeftError, Document, str]]:
+    """Returns the errors of requests that the picker has sent to a runner or an engine: the mesh itself is there."""
+    unreachable = WeftError(
+        Reason.SERVICE_UNAVAILABLE,
+        "the runner or engine that was to answer cannot be reached; the request was not carried out",
+        retry_after_seconds=BUSY_SECONDS,
+    )
+    cut = WeftError(
+        Reason.SERVICE_UNAVAILABLE,
+        "the runner or engine ended the connection before it answered; it may have carried the request out",
+        retry_after_seconds=BUSY_SECONDS,
+    )
+    return ((unreachable, _if_placed(UNREACHABLE), "true"), (cut, _if_placed(CUT), ""))
+
+
 def _by_flags(flags: tuple[str, ...]) -> Document:
     return {"response_flag_filter": {"flags": list(flags)}}
+
+
+def _if_placed(flags: tuple[str, ...]) -> Document:
+    named = {"filter": DESTINATION_NAMESPACE, "path": [{"key": PLACED}], "value": {"present_match": True}}
+    is_placed = {"metadata_filter": {"matcher": named, "match_if_key_not_found": False}}
+    return {"and_filter": {"filters": [_by_flags(flags), is_placed]}}
 
 
 def _by_status(status: int) -> Document:

@@ -25,6 +25,7 @@ from weft.kernel.lane_names import (
     DESTINATION_NAMESPACE,
     EXTERNAL_PROCESSOR,
     GATEWAYS,
+    PLACED,
     REASON_HEADER,
     TICKET_HEADER,
     TRY_NEXT_HEADER,
@@ -43,6 +44,8 @@ class Picker:
     """Answers what it is told to, and notes what it is asked."""
 
     destinations: str = ""
+    placed: str = ""
+    """Model and runner of its requests; empty: it sends them to a gateway."""
     headers: dict[str, str] = field(default_factory=dict)
     answer_headers: dict[str, str] = field(default_factory=dict)
     refusal: pb.ImmediateResponse | None = None
@@ -72,6 +75,8 @@ class Picker:
             option.header.key, option.header.raw_value = name, value.encode()
         named = routed.dynamic_metadata.fields[DESTINATION_NAMESPACE].struct_value
         named.fields[DESTINATION].string_value = self.destinations
+        if self.placed:
+            named.fields[PLACED].string_value = self.placed
         for name, value in self.answer_headers.items():
             routed.dynamic_metadata.fields[ANSWER_NAMESPACE].struct_value.fields[name].string_value = value
         again = [routed]
@@ -307,6 +312,32 @@ async def test_an_endpoint_that_cannot_be_reached_is_answered_in_the_envelope_of
     lane.picker.destinations = f"127.0.0.1:{free_port()}"
     status, body, headers = await lane.ask()
     assert (status, body["error"]["code"], headers["retry-after"]) == (503, "service_unavailable", "1")
+
+
+async def test_a_runner_that_cannot_be_reached_is_not_said_to_be_a_mesh_that_is_gone(lane: Lane) -> None:
+    lane.picker.destinations = f"127.0.0.1:{free_port()}"
+    for placed, words in (
+        ("tiny on r1", "the runner or engine that was to answer cannot be reached"),
+        ("", "the mesh"),
+    ):
+        lane.picker.placed = placed
+        status, body, headers = await lane.ask()
+        assert (status, body["error"]["code"]) == (503, "service_unavailable")
+        assert (headers["retry-after"], headers["x-should-retry"]) == ("1", "true")
+        assert body["error"]["message"].startswith(words)
+
+
+async def test_a_runner_that_ends_its_connection_before_it_answers_is_named_as_what_ended(lane: Lane) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async with server:
+        lane.picker.destinations, lane.picker.placed = f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "tiny on r1"
+        status, body, headers = await lane.ask()
+    assert (status, body["error"]["code"], headers["retry-after"]) == (503, "service_unavailable", "1")
+    assert body["error"]["message"].startswith("the runner or engine ended the connection before it answered")
 
 
 async def test_the_picker_gets_the_log_of_what_it_placed_and_of_nothing_else(lane: Lane) -> None:
