@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 
 from gateway.picker.ends import ProxySight, disagreements, proxy_record, seen_end
 from gateway.picker.engine_slot import EngineSlot
-from gateway.picker.intake import LaneWork
 from gateway.picker.subset import ANYWHERE, Allowed
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import lane_service_pb2
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.lane import EndpointKind
 from weft.dispatch.placement import Grant, Placement
-from weft.dispatch.request_trace import RequestTrace
+from weft.dispatch.request_trace import RequestContext, RequestTrace
 from weft.kernel.errors import WeftError
 from weft.kernel.failures import may_succeed_elsewhere
 from weft.kernel.reasons import Reason, reason_of
@@ -37,13 +36,15 @@ OWN_PROXY = GatewayTerms()
 
 @dataclass(slots=True, eq=False)
 class LaneRequest:
-    """The state of one request. Times are seconds on the picker's monotonic clock."""
+    """The state of one request, without its body. Times are seconds on the picker's monotonic clock."""
 
-    work: LaneWork
+    context: RequestContext
     placement: Placement
     trace: RequestTrace
     terms: GatewayTerms
     """What its proxy can do, and what it allows."""
+    states_usage: bool
+    """See `LaneWork.shows_usage`."""
     kind: EndpointKind = EndpointKind.SIDECAR
     grants: tuple[Grant, ...] = ()
     """Those of the endpoints that the proxy may try, in order; empty: it waits."""
@@ -78,7 +79,7 @@ class LaneRequest:
     @property
     def request_id(self) -> str:
         """Its id, unique among the requests under way."""
-        return self.work.context.request_id
+        return self.context.request_id
 
     @property
     def is_unseen(self) -> bool:
@@ -88,7 +89,7 @@ class LaneRequest:
     @property
     def shows_usage(self) -> bool:
         """Whether a complete answer states its usage in the proxy's log: engines are always asked for it."""
-        return self.kind is EndpointKind.ENGINE or self.work.shows_usage
+        return self.kind is EndpointKind.ENGINE or self.states_usage
 
     def place_of(self, claims: ticket_pb2.TicketClaims) -> int | None:
         """Returns the place of the grant that a ticket belongs to; None: it is none of this request."""

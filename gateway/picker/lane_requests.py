@@ -6,13 +6,13 @@ compared. A request whose end neither reports ends after a limit, with the reaso
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from gateway.picker.ended_requests import EndedRequests
 from gateway.picker.endpoint_addresses import EndpointAddresses
 from gateway.picker.ends import ProxySight, has_begun, is_whole, was_never_reached
 from gateway.picker.engine_body import engine_body
@@ -99,9 +99,7 @@ class LaneRequests(AttemptReports):
         self._reach = EngineReach(ports.host, self._addresses)
         self._slots = EngineSlots(ports.channels)
         self._open: dict[str, LaneRequest] = {}
-        self._ended: OrderedDict[str, LaneRequest] = OrderedDict()
-        """Those that have ended, for as long as the second witness is waited for; the oldest first. A plain dict goes
-        over all that it has forgotten to find its oldest one."""
+        self._ended = EndedRequests(limits.max_open_requests)
         self._lost = None if ports.lost is None else LostRequestBook(ports.lost, limits.report_wait_seconds)
         self._has_signs_of_life = False
         self._sweeping: asyncio.Task[None] | None = None
@@ -150,7 +148,7 @@ class LaneRequests(AttemptReports):
             only_runners = allowed_runners(endpoints, terms.allowed)
         lane = self._begin(work, terms, only_runners)
         try:
-            return await self._route(lane, on_waiting)
+            return await self._route(lane, work, on_waiting)
         except WeftError as error:
             name_alias(error, work.context)
             self._end(lane, error.reason, "", cancelled_by=canceller_of(error))
@@ -225,11 +223,7 @@ class LaneRequests(AttemptReports):
                     self._run(self._void_at_runners(lane), "picker-void")
         for lane in [each for each in self._open.values() if each.due_at is not None and each.due_at <= now]:
             self._end_due(lane)
-        while self._ended:
-            request_id, lane = next(iter(self._ended.items()))
-            if lane.due_at is not None and lane.due_at > now:
-                break
-            del self._ended[request_id]
+        self._ended.forget(now)
         if self._lost is not None:
             self._lost.sweep(now)
 
@@ -258,7 +252,6 @@ class LaneRequests(AttemptReports):
             # Witnesses name a request by its id, and callers may use one again.
             facts.request_id = new_id("req")
             context = replace(context, request_id=facts.request_id)
-            work = replace(work, context=context)
         trace = RequestTrace(context, facts.arrived)
         facts.was_dispatched = True
         seconds_left = context.timeout_seconds
@@ -274,10 +267,12 @@ class LaneRequests(AttemptReports):
             ports.steady,
             knows=lambda name: name in known_names(ports.fleet.view),
         )
-        lane = self._open[context.request_id] = LaneRequest(work, placement, trace, terms=terms)
+        lane = self._open[context.request_id] = LaneRequest(
+            context, placement, trace, terms=terms, states_usage=work.shows_usage
+        )
         return lane
 
-    async def _route(self, lane: LaneRequest, on_waiting: Callable[[], None]) -> Route:
+    async def _route(self, lane: LaneRequest, work: LaneWork, on_waiting: Callable[[], None]) -> Route:
         clock, last_error, rate_limits = self._ports.clock, None, None
         await lane.placement.__aenter__()
         while True:
@@ -294,7 +289,7 @@ class LaneRequests(AttemptReports):
             now = lane.granted_at = clock.monotonic()
             lane.trace.note_grant(decision, now, remote=may_leave(self._ports.fleet.view, decision))
             try:
-                route = await self._route_of(lane, decision)
+                route = await self._route_of(lane, work, decision)
             except WeftError as error:
                 lane.trace.note_attempt_failed(error.reason, clock.monotonic())
                 last_error = error
@@ -306,16 +301,16 @@ class LaneRequests(AttemptReports):
             self._follow(lane, decision)
             return _with_answer_headers(route, lane, rate_limits)
 
-    async def _route_of(self, lane: LaneRequest, grant: Grant) -> Route:
+    async def _route_of(self, lane: LaneRequest, work: LaneWork, grant: Grant) -> Route:
         """Returns the route of a grant. Raises the error of an attempt whose endpoint does not take it."""
-        operation = lane.work.context.operation
+        operation = lane.context.operation
         endpoint = await self._endpoint_of(lane, grant)
         if endpoint is None:
             words = f"the runner {grant.runner} has no address that this proxy reaches or allows; set its http_port"
             raise WeftError(Reason.TOOL_UNAVAILABLE, words)
         lane.kind = endpoint.kind
         if endpoint.kind is EndpointKind.ENGINE:
-            return await self._engine_route(lane, grant)
+            return await self._engine_route(lane, work.request.body, grant)
         allowed, view = lane.terms.allowed, self._ports.fleet.view
         grants, places = [grant], [await self._addresses.of(endpoint.url)]
         _require_allowed(allowed, places[0])
@@ -336,7 +331,7 @@ class LaneRequests(AttemptReports):
             facts=_facts(grant),
         )
 
-    async def _engine_route(self, lane: LaneRequest, grant: Grant) -> Route:
+    async def _engine_route(self, lane: LaneRequest, body: bytes, grant: Grant) -> Route:
         slot = lane.slot = await self._slots.hold(grant)
         try:
             place = await self._addresses.of(slot.url)
@@ -353,7 +348,7 @@ class LaneRequests(AttemptReports):
             destinations=lane.destinations,
             set_headers=(*key, *self._headers(lane, grant)),
             remove_headers=("x-api-key", TICKET_HEADER) if key else (*_KEYS, TICKET_HEADER),
-            body=engine_body(lane.work.request.body, slot.model or grant.model),
+            body=engine_body(body, slot.model or grant.model),
             facts=_facts(grant),
         )
 
@@ -364,7 +359,7 @@ class LaneRequests(AttemptReports):
 
     async def _endpoint_of(self, lane: LaneRequest, grant: Grant) -> LaneEndpoint | None:
         """Returns where the proxy of a request sends it: not to an engine that it does not reach, or does not allow."""
-        found = self.endpoint_of(grant, lane.work.context.operation)
+        found = self.endpoint_of(grant, lane.context.operation)
         if found is None or found.kind is EndpointKind.SIDECAR:
             return found
         runner, allowed = self._ports.fleet.view.runners[grant.runner], lane.terms.allowed
@@ -377,7 +372,7 @@ class LaneRequests(AttemptReports):
     def _headers(self, lane: LaneRequest, grant: Grant) -> tuple[tuple[str, str], ...]:
         found = [
             (REQUEST_ID_HEADER, lane.request_id),
-            (TRACEPARENT, lane.work.context.traceparent),
+            (TRACEPARENT, lane.context.traceparent),
             (_RETRIES_HEADER, str(len(lane.destinations) - 1)),
         ]
         left = self._seconds_left(lane, grant)
@@ -386,7 +381,7 @@ class LaneRequests(AttemptReports):
         return tuple(found)
 
     def _seconds_left(self, lane: LaneRequest, grant: Grant) -> float | None:
-        own = lane.work.context.timeout_seconds
+        own = lane.context.timeout_seconds
         if own is not None:
             own -= self._ports.clock.monotonic() - lane.trace.arrived
         left = [seconds for seconds in (own, grant.seconds_left) if seconds is not None]
@@ -479,13 +474,13 @@ class LaneRequests(AttemptReports):
         lane.receipt = lane.trace.receipt(reason, part, lane.ended_at)
         lane.receipt.cancelled_by = cancelled_by
         lane.add_proxy_record()
-        self._ports.amend(lane.work.context.tenant, lane.receipt)
+        self._ports.amend(lane.context.tenant, lane.receipt)
 
     def _compare(self, lane: LaneRequest) -> None:
         """Add what the second witness says to the receipt of a request that has ended."""
         assert lane.receipt is not None, "it has ended"
         self._note_disagreements(lane, lane.add_proxy_record())
-        self._ports.amend(lane.work.context.tenant, lane.receipt)
+        self._ports.amend(lane.context.tenant, lane.receipt)
 
     def _note_disagreements(self, lane: LaneRequest, found: list[str]) -> None:
         if found:
@@ -496,7 +491,7 @@ class LaneRequests(AttemptReports):
         """End a request with its receipt and give its permit back; idempotent."""
         if self._open.pop(lane.request_id, None) is None:
             return
-        clock, context, trace = self._ports.clock, lane.work.context, lane.trace
+        clock, context, trace = self._ports.clock, lane.context, lane.trace
         now, reason, part = clock.monotonic(), unreported, None
         if lane.grants:
             reason, part = lane.end(unreported)
@@ -521,8 +516,7 @@ class LaneRequests(AttemptReports):
                 lane.unreported_of = lane.served if lane.served in missing else None
             elif lane.is_unseen:
                 wait = self._limits.end_report_limit_seconds
-            lane.due_at = now + wait
-            self._ended[lane.request_id] = lane
+            self._ended.keep(lane, now, wait)
         if not self._open and self._on_idle is not None and not self._on_idle.done():
             self._on_idle.set_result(None)
         self._close(lane, reason, receipt)

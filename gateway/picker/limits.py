@@ -14,7 +14,8 @@ class PickerLimits:
     """How many requests the picker follows, and for how long."""
 
     max_open_requests: Annotated[int, Ge(1), Le(1_000_000), PUBLIC] = 10_000
-    """Requests that wait for an endpoint or are answered; one more is refused with 429."""
+    """Requests that wait for an endpoint or are answered; one more is refused with 429. Of as many that have ended the
+    second witness is waited for."""
     fallbacks: Annotated[int, Ge(0), Le(MAX_FALLBACKS), PUBLIC] = 2
     """Further endpoints that the proxy may try, one after the other, while no byte of an answer has come."""
     foreign_fallbacks: Annotated[int, Ge(0), Le(MAX_FALLBACKS), PUBLIC] = 0

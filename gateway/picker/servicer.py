@@ -91,17 +91,23 @@ class ExternalProcessor:
         stream.session.tells_served = self._hooks.for_conformance
         pace = BodyPace(self._deps.config, self._deps.config.body_timeout_seconds)
         try:
-            while (message := await self._next(stream, pace)) is not None:
-                try:
-                    request = await stream.take(message)
-                except WeftError as error:
-                    await self._refuse(stream, error)
-                    continue
-                if request is not None and not await self._pick(stream, request):
-                    return
+            while await self._serve_next(stream, pace):
+                pass
         finally:
             self._note_end(stream)
             await stream.close()
+
+    async def _serve_next(self, stream: "_Stream", pace: BodyPace) -> bool:
+        """Serves the next message; returns whether another one may follow. No body is held while that is waited for."""
+        message = await self._next(stream, pace)
+        if message is None:
+            return False
+        try:
+            request = await stream.take(message)
+        except WeftError as error:
+            await self._refuse(stream, error)
+            return True
+        return request is None or await self._pick(stream, request)
 
     async def _next(self, stream: "_Stream", pace: BodyPace) -> Any:
         """Returns the next message; None: none follows, or too little of the body has come and it is refused."""

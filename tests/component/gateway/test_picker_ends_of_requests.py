@@ -1,7 +1,9 @@
 """How requests of the lane end: by the runner's report, by the proxy's log, by both, by neither."""
 
+import gc
+import tracemalloc
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,52 @@ async def test_a_report_that_comes_after_the_wait_for_it_corrects_the_receipt(tm
         assert Reason(amended.attempts[0].reason) is Reason.UNSPECIFIED
         assert not stage.report(grant(), told())
         assert len(stage.amended) == 1
+
+
+async def test_an_end_that_is_kept_for_long_does_not_hold_back_those_that_are_kept_for_a_moment(tmp_path: Path) -> None:
+    """They were forgotten in the order of their ends: one whose runner was silent kept all that ended after it."""
+    async with picker_stage(tmp_path, limits=LIMITS) as stage:
+
+        async def asked(name: str) -> str:
+            stage.scheduler.script.put_nowait(grant())
+            first, *_ = await stage.ask(ASKS_FOR_USAGE, x_request_id=name)
+            changed = [each.header for each in first.request_headers.response.header_mutation.set_headers]
+            return next(each.raw_value.decode() for each in changed if each.key == "x-request-id")
+
+        assert await asked("silent") == "silent"
+        await stage.log(log_entry(request_id="silent"))
+        await stage.clock.advance(LIMITS.report_wait_seconds + SWEEP_SECONDS)
+        await stage.end()
+        assert await asked("reported") == "reported"
+        stage.report(grant(), told())
+        await stage.end()
+        # An id of a request that is remembered is not used again.
+        assert await asked("reported") != "reported"
+        await stage.clock.advance(LIMITS.report_wait_seconds + SWEEP_SECONDS)
+        assert await asked("reported") == "reported"
+        assert await asked("silent") != "silent"
+
+
+async def test_no_body_is_held_once_the_proxy_has_it(tmp_path: Path) -> None:
+    """Bodies were held to the end of their requests and beyond: as much memory as the callers of a minute had sent."""
+    count, size = 16, 250_000
+    long = ASKS_FOR_USAGE.replace(b'"x"', b'"' + b"x" * size + b'"')
+    async with picker_stage(tmp_path, limits=LIMITS) as stage, AsyncExitStack() as streams:
+        stage.scheduler.script.put_nowait(grant())
+        await stage.ask(ASKS_FOR_USAGE, x_request_id="first")
+        tracemalloc.start()
+        streams.callback(tracemalloc.stop)
+        for number in range(count):
+            stage.scheduler.script.put_nowait(grant())
+            call = await streams.enter_async_context(stage.asking(long, x_request_id=f"long-{number}"))
+            answer = await call.read()
+            while not answer.request_body.response.body_mutation.streamed_response.end_of_stream:
+                answer = await call.read()
+        del answer
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+    assert len(stage.scheduler.placed) == count + 1
+    assert held < 2 * size, "one at most is on its way"
 
 
 async def test_the_first_byte_that_the_proxy_saw_is_in_its_part_and_is_no_first_token(tmp_path: Path) -> None:
