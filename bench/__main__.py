@@ -12,7 +12,7 @@ from typing import Never
 
 from bench import measures
 from bench.contender import LANES, PEERS, WEFT, Contender, InstallError, ensure_installed, load_contender
-from bench.edge import measure_edge
+from bench.edge import measure_edge, measure_hang_ups
 from bench.engines import measure_engines
 from bench.journal import measure_journal
 from bench.launch import LaunchError, Target, running, running_stub
@@ -51,6 +51,7 @@ OWN_SCENARIOS: Mapping[str, Callable[[Options, Figures, Path], None]] = {
     "swap": measure_swap,
     "overload": measure_overload,
     "edge": measure_edge,
+    "hang-ups": measure_hang_ups,
     "placements": measure_placements,
     "tasks": measure_tasks,
     "journal": measure_journal,

@@ -1,4 +1,4 @@
-"""The edge with keys: latency at a fixed rate, memory under idle streams, and how soon a hang-up reaches the engine."""
+"""The edge with keys: latency at a fixed rate, memory under idle streams, how soon a hang-up reaches the engine."""
 
 import asyncio
 import json
@@ -22,6 +22,7 @@ from bench.contender import WEFT
 from bench.cpu import MB
 from bench.launch import LaunchError, free_port, own_mesh, with_key
 from bench.load import percentile
+from bench.measures import Measure
 from bench.offered import Offer, Outcome
 from bench.report import Figures
 from bench.scenarios import PROMPT, UNARY_TOKENS, Options
@@ -47,6 +48,34 @@ class WayIn(StrEnum):
     """They are Envoy's, which passes requests to the gateway."""
     LANE = "lane"
     """They are Envoy's, which carries requests to the runner."""
+    ENGINE_LANE = "engine-lane"
+    """They are Envoy's, which carries requests to the engine itself."""
+
+
+_LANES = (WayIn.LANE, WayIn.ENGINE_LANE)
+
+
+@dataclass(frozen=True, slots=True)
+class _HangUps:
+    """The rows of one way in."""
+
+    way: WayIn
+    p50: Measure
+    p99: Measure
+    in_prefill_p99: Measure
+
+
+_HANG_UPS = (
+    _HangUps(WayIn.GATEWAY, measures.HANG_UP_P50, measures.HANG_UP_P99, measures.PREFILL_HANG_UP_P99),
+    _HangUps(WayIn.EDGE, measures.EDGE_HANG_UP_P50, measures.EDGE_HANG_UP_P99, measures.EDGE_PREFILL_HANG_UP_P99),
+    _HangUps(WayIn.LANE, measures.LANE_HANG_UP_P50, measures.LANE_HANG_UP_P99, measures.LANE_PREFILL_HANG_UP_P99),
+    _HangUps(
+        WayIn.ENGINE_LANE,
+        measures.ENGINE_LANE_HANG_UP_P50,
+        measures.ENGINE_LANE_HANG_UP_P99,
+        measures.ENGINE_LANE_PREFILL_HANG_UP_P99,
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,33 +90,25 @@ class _Mesh:
 
 
 def measure_edge(options: Options, figures: Figures, folder: Path) -> None:
-    """All three, each on a mesh of its own."""
+    """A fixed rate, and idle streams, each on a mesh of its own."""
     for number in range(options.repetitions):
         _measure_rate(figures, folder / f"rate-{number}", max(5.0, options.seconds))
-    with _mesh(folder / "hang-ups", tokens_per_second=SLOW_TOKENS_PER_SECOND, answer_tokens=0) as mesh:
-        freed = asyncio.run(_hang_up(mesh, HANG_UPS))
-    figures.add(measures.HANG_UP_P50, WEFT.name, 1e3 * percentile(freed, 0.50))
-    figures.add(measures.HANG_UP_P99, WEFT.name, 1e3 * percentile(freed, 0.99), f"{len(freed)} streams hung up on")
-    with _mesh(folder / "prefill") as mesh:
-        asyncio.run(_behave(mesh, prefill_seconds=LONGEST_SECONDS, prefill_idle=True))
-        freed = asyncio.run(_hang_up(mesh, HANG_UPS, in_prefill=True))
-    figures.add(measures.PREFILL_HANG_UP_P99, WEFT.name, 1e3 * percentile(freed, 0.99), f"{len(freed)} hung up on")
-    for way, p50, p99 in (
-        (WayIn.EDGE, measures.EDGE_HANG_UP_P50, measures.EDGE_HANG_UP_P99),
-        (WayIn.LANE, measures.LANE_HANG_UP_P50, measures.LANE_HANG_UP_P99),
-    ):
-        switches: dict[str, Any] = {"tokens_per_second": SLOW_TOKENS_PER_SECOND, "answer_tokens": 0}
-        with _mesh(folder / f"hang-ups-{way}", way=way, **switches) as mesh:
-            freed = asyncio.run(_hang_up(mesh, HANG_UPS))
-        figures.add(p50, WEFT.name, 1e3 * percentile(freed, 0.50))
-        figures.add(p99, WEFT.name, 1e3 * percentile(freed, 0.99), f"{len(freed)} streams hung up on")
-    with _mesh(folder / "prefill-lane", way=WayIn.LANE) as mesh:
-        asyncio.run(_behave(mesh, prefill_seconds=LONGEST_SECONDS, prefill_idle=True))
-        freed = asyncio.run(_hang_up(mesh, HANG_UPS, in_prefill=True))
-    figures.add(measures.LANE_PREFILL_HANG_UP_P99, WEFT.name, 1e3 * percentile(freed, 0.99), f"{len(freed)} hung up on")
     with _mesh(folder / "idle", slots=STREAMS, answer_tokens=0) as mesh:
         asyncio.run(_behave(mesh, stall_after_tokens=1))
         _measure_idle(figures, mesh)
+
+
+def measure_hang_ups(_: Options, figures: Figures, folder: Path) -> None:
+    """Each way in on a mesh of its own: streams in mid-answer, and then requests whose prefill lasts."""
+    for rows in _HANG_UPS:
+        with _mesh(folder / f"hang-ups-{rows.way}", way=rows.way, answer_tokens=0) as mesh:
+            asyncio.run(_behave(mesh, tokens_per_second=SLOW_TOKENS_PER_SECOND))
+            freed = asyncio.run(_hang_up(mesh, HANG_UPS))
+            asyncio.run(_behave(mesh, prefill_seconds=LONGEST_SECONDS, prefill_idle=True))
+            unbegun = asyncio.run(_hang_up(mesh, HANG_UPS, in_prefill=True))
+        figures.add(rows.p50, WEFT.name, 1e3 * percentile(freed, 0.50))
+        figures.add(rows.p99, WEFT.name, 1e3 * percentile(freed, 0.99), f"{len(freed)} streams hung up on")
+        figures.add(rows.in_prefill_p99, WEFT.name, 1e3 * percentile(unbegun, 0.99), f"{len(unbegun)} hung up on")
 
 
 def _measure_rate(figures: Figures, folder: Path, seconds: float) -> None:
@@ -154,8 +175,8 @@ async def _hang_up(mesh: _Mesh, count: int, *, in_prefill: bool = False) -> list
     return found
 
 
-async def _until_in_lane(mesh: _Mesh) -> None:
-    """Return once the picker knows where the runner takes requests: until then the gateway serves them."""
+async def _until_in_lane(mesh: _Mesh, port: int) -> None:
+    """Return once Envoy carries requests to this port: until the picker knows of it the gateway serves them."""
     url, body = f"http://127.0.0.1:{mesh.port}", {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
     async with asyncio.timeout(LONGEST_SECONDS), aiohttp.ClientSession(url, headers=mesh.headers()) as http:
         while True:
@@ -163,8 +184,9 @@ async def _until_in_lane(mesh: _Mesh) -> None:
                 request_id = answer.headers.get("x-request-id", "")
             await asyncio.sleep(SETTLE_SECONDS)
             async with http.get(f"/v1/requests/{request_id}") as record:
-                if '"proxy"' in await record.text():
-                    return
+                receipt = (await record.json()).get("receipt", {})
+            if receipt.get("proxy", {}).get("endpoint") == f"127.0.0.1:{port}":
+                return
 
 
 async def _behave(mesh: _Mesh, **switches: Any) -> None:
@@ -195,8 +217,8 @@ async def _stream(mesh: _Mesh) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
 @contextmanager
 def _mesh(folder: Path, *, slots: int = SLOTS, way: WayIn = WayIn.GATEWAY, **switches: Any) -> Iterator[_Mesh]:
     folder.mkdir(parents=True, exist_ok=True)
-    config, engine_port = folder / "weft.yaml", free_port()
-    runner = {
+    config, engine_port, runner_port = folder / "weft.yaml", free_port(), free_port()
+    runner: dict[str, Any] = {
         "name": "box",
         "command": fake_backend_command(**switches),
         "port_range": f"{engine_port}-{engine_port}",
@@ -204,8 +226,9 @@ def _mesh(folder: Path, *, slots: int = SLOTS, way: WayIn = WayIn.GATEWAY, **swi
         "models": [{"name": MODEL, "path": __file__, "slots": slots, "context_tokens": 8_192}],
     }
     sections: dict[str, Any] = {} if way is WayIn.GATEWAY else {"edge": {"proxy": "envoy"}}
-    if way is WayIn.LANE:
-        runner["http_port"] = free_port()
+    if way in _LANES:
+        runner["http_port"] = runner_port
+        runner["models"][0]["lane"] = "engine" if way is WayIn.ENGINE_LANE else "sidecar"
         sections["picker"] = {"listen": f"127.0.0.1:{free_port()}"}
     config.write_text(yaml.safe_dump({"auth": {"required": True}, "runners": [runner], **sections}))
     with own_mesh(folder, MODEL, config) as (host, home):
@@ -213,8 +236,8 @@ def _mesh(folder: Path, *, slots: int = SLOTS, way: WayIn = WayIn.GATEWAY, **swi
         port = int(arguments[arguments.index("--port") + 1])
         key = with_key(WEFT, folder, home.parent).headers["Authorization"]
         mesh = _Mesh(host, port, engine_port, key)
-        if way is WayIn.LANE:
-            asyncio.run(_until_in_lane(mesh))
+        if way in _LANES:
+            asyncio.run(_until_in_lane(mesh, engine_port if way is WayIn.ENGINE_LANE else runner_port))
         yield mesh
 
 

@@ -54,7 +54,7 @@ class Options:
 
 SCENARIO_NAMES = (
     *("memory", "unary", "stream", "paced", "latency", "real", "cold", "registry", "outage", "supervision"),
-    *("swap", "overload", "placements", "edge", "tasks", "journal", "start", "engines"),
+    *("swap", "overload", "placements", "edge", "hang-ups", "tasks", "journal", "start", "engines"),
 )
 
 
