@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lane_mesh import SECONDS, lane_runner, running_lane
+from lane_mesh import CHAT, SECONDS, lane_runner, running_lane
 from mesh_process import own_descendants
 
 
@@ -162,6 +162,26 @@ async def test_bodies_of_1_and_20_mb_reach_the_engine_and_have_receipts_and_a_la
         assert used[1] == used[0] + 2
         status, text = await lane.ask_in_pieces(lane.body("x" * 34_000_000), lane.new_id())
         assert status == 413, text
+
+
+async def test_a_body_that_stops_coming_is_refused_through_the_proxy(tmp_path: Path) -> None:
+    """Envoy waits for it without a limit, as an answer may take its time."""
+    limits = {"connections": {"body_grace_seconds": 0.3}}
+    async with running_lane(tmp_path, lane_runner("a"), gateway=limits) as lane:
+        host, _, port = lane.url.removeprefix("http://").rpartition(":")
+        body = json.dumps(lane.body()).encode()
+        for sent in (body, body[:-1]):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + sent)
+            answer = await asyncio.wait_for(reader.read(), SECONDS)
+            writer.close()
+            if sent == body:
+                assert answer.startswith(b"HTTP/1.1 200 "), answer
+            else:
+                assert answer.startswith(b"HTTP/1.1 408 "), answer
+                assert b"more slowly than 1024 bytes per second" in answer
+        assert await lane.figure('weft_picker_requests_total{result="deadline_exceeded"') == 1
 
 
 async def test_what_the_lane_cannot_do_is_answered_by_the_gateway(tmp_path: Path) -> None:
