@@ -240,7 +240,7 @@ class PairedRegistry(Service):
 
     def health_checks(self, limits: HealthLimits) -> Sequence[HealthCheck]:
         """Returns the check of its ownership, and those of an owner, which a standby has no part in."""
-        owner = HealthCheck(name="owner", look=self._look, services=tuple(self.service_names), bar=self._lapse)
+        owner = HealthCheck(name="owner", look=self._look, services=tuple(self.service_names), at_answer=self._lapse)
         return (owner, *(replace(each, look=self._owners(each.look)) for each in self._registry.health_checks(limits)))
 
     def _owners(self, look: Callable[[], Awaitable[Observation]]) -> Callable[[], Awaitable[Observation]]:

@@ -36,7 +36,7 @@ class EndedRequests:
             queue.popitem(last=False)
 
     def forget(self, now: float) -> None:
-        """Forget those whose time is over: as much work as there are of them."""
+        """Forget the requests whose time is over. The cost grows with their number, not with that of all."""
         for queue in self._queues.values():
             while queue and next(iter(queue.values()))[0] <= now:
                 queue.popitem(last=False)

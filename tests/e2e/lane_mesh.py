@@ -141,6 +141,13 @@ def lane_runner(name: str, **switches: Any) -> dict[str, Any]:
     return {**fake_runner(name, **switches), "http_port": free_port()}
 
 
+def engine_lane_runner(name: str, **switches: Any) -> dict[str, Any]:
+    """A runner whose engine the proxy calls itself."""
+    runner = lane_runner(name, **switches)
+    runner["models"][0]["lane"] = "engine"
+    return runner
+
+
 def lane_document(config: Path, picker: int, gateway: int, runners: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The configuration of an Envoy before this mesh."""
     host = "127.0.0.1"

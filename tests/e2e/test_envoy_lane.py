@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lane_mesh import CHAT, SECONDS, lane_runner, running_lane
+from lane_mesh import CHAT, SECONDS, engine_lane_runner, lane_runner, running_lane
 from mesh_process import own_descendants
 
 
@@ -96,9 +96,7 @@ async def test_a_request_that_a_runner_answers_is_cancelled_there_by_its_id(tmp_
 
 
 async def test_a_request_that_an_engine_answers_itself_goes_on_and_its_cancellation_says_so(tmp_path: Path) -> None:
-    runner = lane_runner("a", tokens_per_second=50.0, answer_tokens=60)
-    runner["models"][0]["lane"] = "engine"
-    async with running_lane(tmp_path, runner) as lane:
+    async with running_lane(tmp_path, engine_lane_runner("a", tokens_per_second=50.0, answer_tokens=60)) as lane:
         request_id = lane.new_id()
         async with lane.asking(lane.body(stream=True), request_id) as response:
             await response.content.readline()
@@ -197,9 +195,7 @@ async def test_what_the_lane_cannot_do_is_answered_by_the_gateway(tmp_path: Path
 
 
 async def test_an_engine_that_the_proxy_calls_itself_answers_and_its_log_is_the_receipt(tmp_path: Path) -> None:
-    runner = lane_runner("a", echo=True)
-    runner["models"][0]["lane"] = "engine"
-    async with running_lane(tmp_path, runner) as lane:
+    async with running_lane(tmp_path, engine_lane_runner("a", echo=True)) as lane:
         unary, streamed = lane.new_id(), lane.new_id()
         status, answer, _ = await lane.ask(lane.body("hello engine", x_client_id="c"), unary)
         assert (status, answer["choices"][0]["message"]["content"]) == (200, "hello engine")
@@ -212,9 +208,7 @@ async def test_an_engine_that_the_proxy_calls_itself_answers_and_its_log_is_the_
 
 
 async def test_an_engine_that_the_proxy_calls_itself_and_that_dies_is_a_failed_request(tmp_path: Path) -> None:
-    runner = lane_runner("a", tokens_per_second=50.0)
-    runner["models"][0]["lane"] = "engine"
-    async with running_lane(tmp_path, runner) as lane:
+    async with running_lane(tmp_path, engine_lane_runner("a", tokens_per_second=50.0)) as lane:
         backend = await lane.mesh.backend("a")
         await backend.set_behaviour(answer_tokens=0, tokens_per_second=50.0, crash_after_tokens=5)
         request_id = lane.new_id()
@@ -230,10 +224,7 @@ async def test_an_engine_that_is_dead_when_the_proxy_calls_it_is_an_honest_503_o
     tmp_path: Path,
 ) -> None:
     """Which of both, depends on whether its runner has noticed. It was said that the mesh cannot be reached."""
-    runners = [lane_runner(name) for name in "ab"]
-    for each in runners:
-        each["models"][0]["lane"] = "engine"
-    async with running_lane(tmp_path, *runners) as lane:
+    async with running_lane(tmp_path, engine_lane_runner("a"), engine_lane_runner("b")) as lane:
         (runner,) = [each for each in own_descendants(lane.mesh.family()[0]) if _is_runner(each, "a")]
         (engine,) = [each for each in runner.children(recursive=True) if "weft_testing.fake_backend" in each.cmdline()]
         engine.kill()
@@ -255,10 +246,7 @@ async def test_an_engine_that_the_proxy_calls_itself_and_that_dies_before_its_fi
     tmp_path: Path,
 ) -> None:
     """Envoy has no second destination for it, though another runner is free."""
-    runners = [lane_runner(name) for name in "ab"]
-    for each in runners:
-        each["models"][0]["lane"] = "engine"
-    async with running_lane(tmp_path, *runners) as lane:
+    async with running_lane(tmp_path, engine_lane_runner("a"), engine_lane_runner("b")) as lane:
         backend = await lane.mesh.backend("a")
         await backend.set_behaviour(crash_after_tokens=0)
         status, name = await lane.placed_on("a", lane.body(max_tokens=4))
@@ -274,9 +262,7 @@ async def test_an_engine_that_the_proxy_calls_itself_and_that_dies_before_its_fi
 async def test_bytes_that_end_cleanly_in_mid_answer_are_a_cut_off_answer_though_the_proxy_saw_no_fault(
     tmp_path: Path,
 ) -> None:
-    runner = lane_runner("a", end_without_finish_reason=True)
-    runner["models"][0]["lane"] = "engine"
-    async with running_lane(tmp_path, runner) as lane:
+    async with running_lane(tmp_path, engine_lane_runner("a", end_without_finish_reason=True)) as lane:
         request_id = lane.new_id()
         _, is_whole = await lane.stream_text(lane.body(), request_id)
         assert is_whole, "the caller's transfer ends as that of a whole answer"

@@ -146,9 +146,9 @@ class HealthCheck:
     """Whether the process is not ready while the component is down; otherwise it is degraded."""
     services: Collection[str] = field(default=())
     """Full names of the gRPC services that do not serve while it is down; empty for an essential one: all."""
-    bar: Callable[[], Observation | None] | None = None
-    """What keeps the component from its work at this very moment. It is asked whenever health is answered, so that it
-    counts at once, also before the next check of a process that was frozen. None: nothing can."""
+    at_answer: Callable[[], Observation | None] | None = None
+    """A further check that is made whenever health is answered: it returns why the component cannot work now, or None.
+    It counts at once, also before the next round of checks of a process that was frozen. None: there is none."""
 
 
 EVENT_LOOP = "event_loop"
@@ -202,7 +202,7 @@ class HealthSource(Protocol):
 
     @property
     def report(self) -> HealthReport:
-        """The health as of the last checks, and of the bars of this moment."""
+        """The health as of the last checks, and of those that are made at each answer."""
         ...
 
     def component_documents(self) -> list[dict[str, Any]]:

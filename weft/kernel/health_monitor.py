@@ -62,12 +62,12 @@ class _Checked:
     task: asyncio.Task[Observation] | None = None
     began: float = 0.0
 
-    def barred_at(self, now: float) -> Component:
+    def answered_at(self, now: float) -> Component:
         """Returns the component as it is at this moment; what is down anyway keeps its reason."""
-        barred = None if self.check.bar is None else self.check.bar()
-        if barred is None or self.component.state in (HealthState.DOWN, HealthState.STARTING):
+        found = None if self.check.at_answer is None else self.check.at_answer()
+        if found is None or self.component.state in (HealthState.DOWN, HealthState.STARTING):
             return self.component
-        return replace(self.component, state=barred.state, reason=barred.reason, message=barred.message, since=now)
+        return replace(self.component, state=found.state, reason=found.reason, message=found.message, since=now)
 
 
 class HealthMonitor(HealthSource):
@@ -127,7 +127,7 @@ class HealthMonitor(HealthSource):
 
     def _components(self) -> tuple[Component, ...]:
         now = self._clock.monotonic()
-        return tuple(each.barred_at(now) for each in self._checked)
+        return tuple(each.answered_at(now) for each in self._checked)
 
     async def start(self) -> None:
         """Check every component once, then in an interval. Does nothing when it runs."""

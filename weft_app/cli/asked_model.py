@@ -49,10 +49,11 @@ def asked_model(text: str) -> AskedModel:
 
 
 def asked_to_serve(text: str, options: Mapping[str, str]) -> AskedModel:
-    """Returns what a text names, beside `options` that only a model has which is added by its source.
+    """Returns the model that a text names.
 
-    With one of them, a short name names its source, whether or not the mesh serves a model of that name. Raises
-    INVALID_ARGUMENT naming MODEL or the option.
+    `options`: the values of options that apply only to a model which is added from its source, by the options' names.
+    Where one has a value, a short name stands for its source, whether or not the mesh serves a model of that name.
+    Raises INVALID_ARGUMENT naming MODEL or the option.
     """
     given = [option for option, value in options.items() if value and require_name(value, option)]
     asked = asked_model(text)

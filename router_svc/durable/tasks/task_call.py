@@ -164,7 +164,7 @@ class DispatchedCalls(CallMaker):
     @override
     def make(self, task: PendingTask, gate: Gate) -> TaskCall:
         if self.names is not None and not self.names.has(task.lane.model):
-            # As the scheduler would refuse it, but a task that waits for a model is no request that has failed.
+            # The scheduler would refuse it, too, and record a failed request each time; the task only waits.
             raise unknown_target(task.lane.model)
         try:
             spec = task_pb2.TaskSpec.FromString(task.spec)

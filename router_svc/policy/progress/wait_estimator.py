@@ -188,8 +188,8 @@ class WaitEstimator:
     def slot_wait(self, queue: Queue, capacity: Capacity, position: int, now: float) -> float | None:
         """Return the expected wait for a slot at this position in seconds; None: unknown.
 
-        It is based on the grant rate of the queue only when that is steady: after some seconds in which nobody could
-        be served, such as while a runner or a router was away, the few grants since do not predict the next ones.
+        It is based on the grant rate of the queue only when that is steady: after some seconds without any grant, such
+        as while a runner or a router was away, the few grants since do not predict the next ones.
         """
         rate = queue.grant_rate.grants_per_second(now) if queue.grant_rate.is_steady(now) else None
         if rate is not None:

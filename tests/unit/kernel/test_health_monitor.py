@@ -111,7 +111,7 @@ async def test_a_check_that_hangs_is_a_fault_and_is_not_run_twice_at_a_time() ->
 
 
 async def test_what_bars_a_component_counts_at_once_and_listeners_hear_of_it_with_the_next_round() -> None:
-    clock, barred, told = FakeClock(), list[Observation](), list[str]()
+    clock, lapsed, told = FakeClock(), list[Observation](), list[str]()
 
     async def listen(report: HealthReport) -> None:
         told.append(report.status)
@@ -119,18 +119,18 @@ async def test_what_bars_a_component_counts_at_once_and_listeners_hear_of_it_wit
     async def look() -> Observation:
         return WELL
 
-    check = HealthCheck(name="router", look=look, services=("s",), bar=lambda: barred[0] if barred else None)
+    check = HealthCheck(name="router", look=look, services=("s",), at_answer=lambda: lapsed[0] if lapsed else None)
     monitor = HealthMonitor([check], clock)
     monitor.subscribe(listen)
     await monitor.start()
     await let_all_run()
     try:
-        barred.append(AWAY)
+        lapsed.append(AWAY)
         assert (monitor.report.is_ready, monitor.report.serves("s")) == (False, False)
         assert [each["reason"] for each in monitor.component_documents()] == ["", "no_router"]
         assert told == ["ok"]
         await seconds_pass(clock, 1)
-        barred.clear()
+        lapsed.clear()
         assert (monitor.report.is_ready, monitor.report.serves("s")) == (True, True)
         await seconds_pass(clock, 1)
     finally:
