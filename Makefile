@@ -8,8 +8,11 @@ DIST_VENV := .venv-dist
 PROTO_FILES := $(shell find protos -name '*.proto' | sort)
 INSTALL := $(BIN)/python -P runner_svc/environments/locked_install.py
 ARGS ?=
-# Test files that run side by side: twice as many as cores, as most wait for processes. One at a time: make test WORKERS=0
-WORKERS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
+# Test files that run side by side. More than cores cost more than they gain, as each imports and collects all tests.
+# One at a time: make test WORKERS=0
+WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
+# Slow tests wait more than they compute: for models, engines and browsers.
+SLOW_WORKERS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
 # Tests start some hundred Python processes: without compiled modules on disk, each compiles all of weft for itself.
 # And a test that runs Python between fork and exec must not have gRPC start its threads anew in there: its files are closed.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE GRPC_ENABLE_FORK_SUPPORT=0 $(BIN)/python -m pytest
@@ -17,12 +20,14 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE GRPC_ENABLE_FORK_SUPPORT=0 $(BIN)/pytho
 # the assertions of all tests.
 PACKAGES := weft weft_app weft_testing gateway registry_svc router_svc runner_svc
 TESTS := tests examples/runtime_plugin/tests
+# Named, as each worker would import all other modules only to deselect their tests: a quarter of its start.
+FAST_TESTS := $(addprefix tests/,unit contract component baseline clients e2e/test_main_path.py runtimes/test_native_builds.py)
 COMPILED := $(BIN)/python -m compileall -q -j 0 -x '/(test_[^/]*|conftest)\.py$$' $(PACKAGES) $(TESTS) \
   && PYTHONPATH=tests $(BIN)/python -m kit.rewritten_modules $(TESTS)
-SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder -n
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test test-all torture test-install test-containers test-deploy test-clients test-polyglot test-runtimes test-workbench workbench-vendor check lint types imports protos-lint protos verify docs envoy dashboards site recording pictures dist bench lock clean
+.PHONY: help up demo test test-slow test-nightly baseline baseline-record torture test-install test-containers test-deploy test-clients test-polyglot test-runtimes test-workbench workbench-vendor check size lint types imports protos-lint protos verify docs envoy dashboards site recording pictures dist bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -33,16 +38,27 @@ up: $(VENV)/.up ## install and start a mesh with a real small model (ARGS="--por
 demo: $(VENV)/.up ## start a mesh, stream one chat through it, stop it; the exit code tells
 	@$(BIN)/weft demo $(ARGS)
 
-test: $(VENV)/.dev ## run the tests, the real model included, without the heavy ones
+test: $(VENV)/.dev ## run the fast tests and one path with a real model; a test over a second fails
 	@$(COMPILED)
-	@$(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
+	@$(PYTEST) --time-limit $(SIDE_BY_SIDE) $(WORKERS) $(ARGS) $(if $(filter tests/%,$(ARGS)),,$(FAST_TESTS))
 
-test-all: $(VENV)/.dev ## run the heavy tests too (torture, storms), and properties with many examples
+test-slow: $(VENV)/.dev ## run the tests that start meshes, real engines, PostgreSQL or many processes
 	@$(COMPILED)
-	@WEFT_TESTS=all $(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
+	@$(PYTEST) $(SIDE_BY_SIDE) $(SLOW_WORKERS) -m "slow and not nightly" $(ARGS)
+
+test-nightly: $(VENV)/.dev ## run simulator statistics, storms, torture, and properties with 500 examples
+	@$(COMPILED)
+	@$(PYTEST) $(SIDE_BY_SIDE) $(SLOW_WORKERS) -m "(nightly or hypothesis) and not runtimes" --hypothesis-profile=nightly $(ARGS)
+	@$(PYTEST) -m "nightly and runtimes" tests/runtimes
+
+baseline: $(VENV)/.dev ## compare what users see with tests/baseline/recorded
+	@$(PYTEST) -m "" tests/baseline $(ARGS)
+
+baseline-record: $(VENV)/.dev ## rewrite tests/baseline/recorded, on purpose only; names each output that changed
+	@WEFT_BASELINE=record $(PYTEST) -m "" -s tests/baseline $(ARGS)
 
 test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in an environment of its own
-	@$(PYTEST) -m runtimes $(ARGS)
+	@$(PYTEST) -m "runtimes and not nightly" $(ARGS)
 
 test-install: $(VENV)/.dev $(DIST_VENV)/.done ## build the wheel, install it by pipx and uvx on a bare account, chat, uninstall
 	@$(PYTEST) -m install tests/install $(ARGS)
@@ -70,6 +86,9 @@ test-polyglot: $(VENV)/.workbench ## build the gRPC clients in Node.js, Go and C
 	@$(PYTEST) -m polyglot tests/polyglot $(ARGS)
 
 check: lint types imports protos-lint verify ## run every static check
+
+size: ## compare the lines and files of each folder with the budgets in size.toml; it warns and never fails
+	@$(PYTHON) .ci/size.py
 
 lint: $(VENV)/.dev
 	@echo "ruff"; $(BIN)/ruff check . && $(BIN)/ruff format --check .

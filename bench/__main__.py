@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Never
 
 from bench import measures
-from bench.contender import LANES, PEERS, WEFT, Contender, InstallError, ensure_installed, load_contender
+from bench.contender import PEERS, WEFT, Contender, InstallError, ensure_installed, load_contender
 from bench.edge import measure_edge, measure_hang_ups
 from bench.engines import measure_engines
 from bench.journal import measure_journal
@@ -71,8 +71,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--peers",
         action="store_true",
-        help="also weft's Envoy lane to runners and to engines, and envoy, sglang-router, vllm-router and litellm, "
-        "installed when missing",
+        help="also envoy, sglang-router, vllm-router and litellm, installed when missing",
     )
     parser.add_argument(
         "--contender", action="append", type=Path, default=[], metavar="FILE", help="also this one (see README)"
@@ -124,8 +123,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
 def contenders_of(arguments: argparse.Namespace) -> list[Contender]:
     """Whom to measure. Exits with 2 for an unknown name."""
     own = map(load_contender, arguments.contender)
-    beside = (*LANES, *PEERS)
-    known = [WEFT, *own, *beside]
+    known = [WEFT, *own, *PEERS]
     names = {contender.name for contender in known}
     unknown = set(arguments.only) - names - set(SCENARIO_NAMES)
     if unknown:
@@ -133,7 +131,7 @@ def contenders_of(arguments: argparse.Namespace) -> list[Contender]:
     named = names & set(arguments.only)
     if named:
         return [contender for contender in known if contender.name in named]
-    return known if arguments.peers else [contender for contender in known if contender not in beside]
+    return known if arguments.peers else [contender for contender in known if contender not in PEERS]
 
 
 def run(options: Options, contenders: Sequence[Contender], figures: Figures, folder: Path) -> None:

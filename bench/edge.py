@@ -12,7 +12,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 import psutil
 import yaml
@@ -46,13 +45,6 @@ class WayIn(StrEnum):
     """Connections are the gateway's."""
     EDGE = "edge"
     """They are Envoy's, which passes requests to the gateway."""
-    LANE = "lane"
-    """They are Envoy's, which carries requests to the runner."""
-    ENGINE_LANE = "engine-lane"
-    """They are Envoy's, which carries requests to the engine itself."""
-
-
-_LANES = (WayIn.LANE, WayIn.ENGINE_LANE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +60,6 @@ class _HangUps:
 _HANG_UPS = (
     _HangUps(WayIn.GATEWAY, measures.HANG_UP_P50, measures.HANG_UP_P99, measures.PREFILL_HANG_UP_P99),
     _HangUps(WayIn.EDGE, measures.EDGE_HANG_UP_P50, measures.EDGE_HANG_UP_P99, measures.EDGE_PREFILL_HANG_UP_P99),
-    _HangUps(WayIn.LANE, measures.LANE_HANG_UP_P50, measures.LANE_HANG_UP_P99, measures.LANE_PREFILL_HANG_UP_P99),
-    _HangUps(
-        WayIn.ENGINE_LANE,
-        measures.ENGINE_LANE_HANG_UP_P50,
-        measures.ENGINE_LANE_HANG_UP_P99,
-        measures.ENGINE_LANE_PREFILL_HANG_UP_P99,
-    ),
 )
 
 
@@ -175,20 +160,6 @@ async def _hang_up(mesh: _Mesh, count: int, *, in_prefill: bool = False) -> list
     return found
 
 
-async def _until_in_lane(mesh: _Mesh, port: int) -> None:
-    """Return once Envoy carries requests to this port: until the picker knows of it the gateway serves them."""
-    url, body = f"http://127.0.0.1:{mesh.port}", {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
-    async with asyncio.timeout(LONGEST_SECONDS), aiohttp.ClientSession(url, headers=mesh.headers()) as http:
-        while True:
-            async with http.post("/v1/chat/completions", json=body | {"max_tokens": 1}) as answer:
-                request_id = answer.headers.get("x-request-id", "")
-            await asyncio.sleep(SETTLE_SECONDS)
-            async with http.get(f"/v1/requests/{request_id}") as record:
-                receipt = (await record.json()).get("receipt", {})
-            if receipt.get("proxy", {}).get("endpoint") == f"127.0.0.1:{port}":
-                return
-
-
 async def _behave(mesh: _Mesh, **switches: Any) -> None:
     """From now on: a mesh is up once it has answered."""
     async with FakeControl(f"http://127.0.0.1:{mesh.engine_port}") as engine:
@@ -217,7 +188,7 @@ async def _stream(mesh: _Mesh) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
 @contextmanager
 def _mesh(folder: Path, *, slots: int = SLOTS, way: WayIn = WayIn.GATEWAY, **switches: Any) -> Iterator[_Mesh]:
     folder.mkdir(parents=True, exist_ok=True)
-    config, engine_port, runner_port = folder / "weft.yaml", free_port(), free_port()
+    config, engine_port = folder / "weft.yaml", free_port()
     runner: dict[str, Any] = {
         "name": "box",
         "command": fake_backend_command(**switches),
@@ -226,19 +197,12 @@ def _mesh(folder: Path, *, slots: int = SLOTS, way: WayIn = WayIn.GATEWAY, **swi
         "models": [{"name": MODEL, "path": __file__, "slots": slots, "context_tokens": 8_192}],
     }
     sections: dict[str, Any] = {} if way is WayIn.GATEWAY else {"edge": {"proxy": "envoy"}}
-    if way in _LANES:
-        runner["http_port"] = runner_port
-        runner["models"][0]["lane"] = "engine" if way is WayIn.ENGINE_LANE else "sidecar"
-        sections["picker"] = {"listen": f"127.0.0.1:{free_port()}"}
     config.write_text(yaml.safe_dump({"auth": {"required": True}, "runners": [runner], **sections}))
     with own_mesh(folder, MODEL, config) as (host, home):
         arguments = host.cmdline()
         port = int(arguments[arguments.index("--port") + 1])
         key = with_key(WEFT, folder, home.parent).headers["Authorization"]
-        mesh = _Mesh(host, port, engine_port, key)
-        if way in _LANES:
-            asyncio.run(_until_in_lane(mesh, engine_port if way is WayIn.ENGINE_LANE else runner_port))
-        yield mesh
+        yield _Mesh(host, port, engine_port, key)
 
 
 def _offered(offer: Offer) -> Outcome:

@@ -1,7 +1,7 @@
 """What Envoy at the edge adds to a request, beside the gateway asked directly: `python -m bench.edge_envoy`.
 
 One mesh with a fake engine and `edge.proxy: envoy`; one connection; the ways take turns in rounds, so that load from
-elsewhere meets all of them. The third way is the lane, past the gateway.
+elsewhere meets both of them.
 """
 
 import asyncio
@@ -20,7 +20,6 @@ import psutil
 import yaml
 
 from weft_testing.fake_backend.process import fake_backend_command
-from weft_testing.free_port import free_port
 
 ROUNDS = 8
 REQUESTS = 100
@@ -34,7 +33,6 @@ class Way:
 
     name: str
     url: str
-    headers: dict[str, str] = field(default_factory=dict)
     milliseconds: list[float] = field(default_factory=list)
     envoy_seconds: float = 0.0
 
@@ -65,7 +63,7 @@ async def _measure(ways: list[Way], envoy: psutil.Process) -> None:
 
 
 async def _ask(http: aiohttp.ClientSession, way: Way) -> None:
-    async with http.post(f"{way.url}/v1/chat/completions", json=BODY, headers=way.headers) as answer:
+    async with http.post(f"{way.url}/v1/chat/completions", json=BODY) as answer:
         if answer.status != 200:
             raise RuntimeError(await answer.text())
         await answer.read()
@@ -82,42 +80,32 @@ def _facts(home: Path, process: "subprocess.Popen[bytes]") -> dict[str, Any]:
     raise RuntimeError("the mesh did not start")
 
 
-def _gateway_url(host: psutil.Process, others: set[int]) -> str:
-    """Returns the gateway's own address: what the mesh listens on besides the picker."""
-    listening = [each.laddr for each in host.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
-    (address,) = [each for each in listening if each.port not in others]
+def _gateway_url(host: psutil.Process) -> str:
+    """Returns the gateway's own address, the only one of TCP that the process listens on."""
+    (address,) = [each.laddr for each in host.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
     return f"http://{address.ip}:{address.port}"
 
 
 def main() -> None:
     """Start a mesh, measure, print the table."""
     with tempfile.TemporaryDirectory() as name:
-        folder, picker = Path(name), free_port()
+        folder = Path(name)
         runner = {
             "name": "a",
             "command": fake_backend_command(),
-            "http_port": free_port(),
             "models": [{"name": "m", "path": __file__, "slots": 4}],
         }
-        config = {
-            "runners": [runner],
-            "port": 0,
-            "edge": {"proxy": "envoy"},
-            "picker": {"listen": f"127.0.0.1:{picker}"},
-        }
+        config = {"runners": [runner], "port": 0, "edge": {"proxy": "envoy"}}
         (folder / "weft.yaml").write_text(yaml.safe_dump(config))
         command = [sys.executable, "-m", "weft_app.cli.main", "up", "--config", str(folder / "weft.yaml")]
         process = subprocess.Popen([*command, "--home", str(folder / "home")], stdout=subprocess.DEVNULL)
         try:
             facts = _facts(folder / "home", process)
-            time.sleep(2.0)  # until the runner's port is known
-            direct = _gateway_url(psutil.Process(process.pid), {picker})
+            direct = _gateway_url(psutil.Process(process.pid))
             url = str(facts["url"])
             ways = [
                 Way("gateway, asked directly", direct),
-                # A page of the mesh itself goes to the gateway.
-                Way("Envoy, then the gateway", url, {"origin": url}),
-                Way("Envoy, then the runner (lane)", url),
+                Way("Envoy, then the gateway", url),
             ]
             asyncio.run(_measure(ways, psutil.Process(facts["pids"]["edge"])))
         finally:

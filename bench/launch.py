@@ -65,10 +65,6 @@ class Target:
         }
         return msgspec.convert(fields, Job)
 
-    def carried(self) -> float:
-        """Returns how many requests have gone the way that is measured; 0 where there is one way only."""
-        return carried(self.contender, self.port) if self.contender.carried_by else 0.0
-
 
 @contextmanager
 def running_stub(root: Path, folder: Path) -> Iterator[Target]:
@@ -195,7 +191,6 @@ def _process(
         "bin": str(Path(python).parent),
         "port": str(port),
         "spare_port": str(free_port()),
-        "other_port": str(free_port()),
         "stub_python": sys.executable,
         "home": str(folder / "home"),
         "config": str(folder / contender.config_name),
@@ -221,25 +216,13 @@ def until_it_answers(contender: Contender, process: psutil.Process, port: int, f
         try:
             get(port, contender.ready_path, dict(contender.headers))
             post(port, contender.chat_path, body, dict(contender.headers))
-            is_carried = not contender.carried_by or carried(contender, port) > 0
         except (OSError, http.client.HTTPException, LaunchError) as error:
             last = error
         else:
-            if is_carried:
-                return
-            last = "it answers by another way than the one that is measured"
+            return
         time.sleep(READY_POLL_SECONDS)
     lines = (folder / "output.log").read_text("utf-8", "replace").splitlines()
     raise LaunchError(f"{contender.name} did not come up ({last}): {' | '.join(lines[-3:])}")
-
-
-def carried(contender: Contender, port: int) -> float:
-    """Returns how many requests have gone the way that is measured, by the contender's own counter.
-
-    Raises as `get`.
-    """
-    lines = get(port, "/metrics", dict(contender.headers)).decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(contender.carried_by))
 
 
 def get(port: int, path: str, headers: dict[str, str]) -> bytes:

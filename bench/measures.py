@@ -134,14 +134,6 @@ EDGE_HANG_UP_P99 = Measure("the same through Envoy and the gateway, p99", "ms", 
 EDGE_PREFILL_HANG_UP_P99 = Measure(
     "the same through Envoy and the gateway, before the first token, p99", "ms", Goal(250)
 )
-LANE_HANG_UP_P50 = Measure("the same through Envoy and the lane, p50", "ms")
-LANE_HANG_UP_P99 = Measure("the same through Envoy and the lane, p99", "ms", Goal(250))
-LANE_PREFILL_HANG_UP_P99 = Measure("the same through Envoy and the lane, before the first token, p99", "ms", Goal(250))
-ENGINE_LANE_HANG_UP_P50 = Measure("the same through Envoy and the engine itself, p50", "ms")
-ENGINE_LANE_HANG_UP_P99 = Measure("the same through Envoy and the engine itself, p99", "ms", Goal(250))
-ENGINE_LANE_PREFILL_HANG_UP_P99 = Measure(
-    "the same through Envoy and the engine itself, before the first token, p99", "ms", Goal(250)
-)
 IDLE_HOST = Measure("1,000 idle open streams: memory of the host process, RSS", "MB", Goal(200))
 IDLE_GROWTH = Measure("1,000 idle open streams: growth of host and runner together, RSS", "MB", Goal(30))
 TASK_SUBMITS = Measure("durable tasks: acknowledged submissions, 64 clients, SQLite FULL", "1/s", Goal(1_000, False), 0)

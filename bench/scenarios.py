@@ -156,15 +156,12 @@ def _measure_throughput(options: Options, figures: Figures, scenario: Throughput
 
 def _measure_once(options: Options, figures: Figures, scenario: Throughput, target: Target) -> None:
     trees = ((target.process, target.contender), (target.stub, STUB))
-    carried_before, before = target.carried(), snapshot(*trees)
+    before = snapshot(*trees)
     result = run_load(_job(options, target, scenario), options.root)
     used = snapshot(*trees).since(before)
-    failed = dict(result.failures)
-    if target.contender.carried_by and (strayed := int(result.requests - target.carried() + carried_before)) > 0:
-        failed["went another way than the one that is measured"] = strayed
-    name, units, failures = target.contender.name, scenario.units(result), sum(failed.values())
+    name, units, failures = target.contender.name, scenario.units(result), sum(result.failures.values())
     own = sum(seconds for role, seconds in used.items() if role != BACKEND_ROLE)
-    note = "" if not failures else f"{failures} failed: {next(iter(failed))[:80]}"
+    note = "" if not failures else f"{failures} failed: {next(iter(result.failures))[:80]}"
     if target.contender is not STUB:
         figures.add(scenario.cpu, name, 1e6 * own / units, note)
     if scenario.rate is not None:

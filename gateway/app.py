@@ -330,7 +330,7 @@ class EdgeMiddleware:
         self._spans = spans
         self._gate = gate
         self._fleet = fleet
-        self._cors = CrossOrigin(config.cors)
+        self._cors = CrossOrigin(config)
         self._config = config
         self._metrics = metrics
         self._clock = clock
@@ -356,7 +356,7 @@ class EdgeMiddleware:
 
     async def _serve(self, scope: Scope, receive: Receive, sender: "_IdentifyingSender", facts: RequestFacts) -> None:
         try:
-            self.check_head(scope, self._config)
+            validate_head(scope, self._config)
             preflight = self._cors.preflight(scope)
             if preflight is not None:
                 await preflight(scope, receive, sender)
@@ -375,16 +375,8 @@ class EdgeMiddleware:
             log.exception("request failed unexpectedly", request_id=facts.request_id)
             await self._answer(internal_error(), sender, facts)
 
-    def check_head(self, scope: Scope, config: GatewayConfig) -> None:
-        """Raises for a head that is refused."""
-        validate_head(scope, config)
-
-    def shown(self, error: WeftError) -> WeftError:
-        """Returns an error as callers see it, with its status and headers."""
-        return error
-
     async def _answer(self, error: WeftError, sender: "_IdentifyingSender", facts: RequestFacts) -> None:
-        error = self.shown(with_visible_names(error, self._fleet.view, facts.principal))
+        error = with_visible_names(error, self._fleet.view, facts.principal)
         facts.error = error
         if not facts.was_dispatched:
             log.info("refused", request_id=facts.request_id, reason=error.reason.name.lower(), message=error.message)

@@ -42,7 +42,7 @@ _ORIGIN = re.compile(
     r"(?:\*|(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9_])?|\[[0-9a-f:.]{2,45}\])"
     r"(?::(?:\*|[0-9]{1,5}))?"
 )
-_WEB_SCHEMES = ("http://", "https://")
+WEB_SCHEMES = ("http://", "https://")
 _FIELD_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
 
 
@@ -53,7 +53,7 @@ def _origin(text: str) -> str:
             "must be an origin such as https://app.example.org, https://*.example.org, http://localhost:* or "
             "app://obsidian.md; '*' and 'null' are no origins: name those that may call"
         )
-    if origin.startswith(_WEB_SCHEMES) and origin.partition("://")[2].partition(":")[0] == "*":
+    if origin.startswith(WEB_SCHEMES) and origin.partition("://")[2].partition(":")[0] == "*":
         raise ValueError("names every page of the web: name the hosts, such as https://*.example.org")
     return origin
 
@@ -86,6 +86,18 @@ LOOPBACK_ORIGINS = tuple(
     f"{scheme}://{host}:*" for scheme in ("http", "https") for host in ("localhost", "127.0.0.1", "[::1]")
 )
 """Pages that this machine serves, on any port."""
+APP_ORIGINS = (
+    "app://*",
+    "capacitor://localhost",
+    "ionic://localhost",
+    "tauri://*",
+    "http://tauri.localhost",
+    "https://tauri.localhost",
+    "vscode-file://*",
+    "vscode-webview://*",
+)
+"""Views of installed editors and applications, such as Obsidian (`app://obsidian.md`). No page of the web has one of
+these origins."""
 
 
 class KeepResponses(StrEnum):
@@ -343,10 +355,10 @@ class Exposure:
 class CorsConfig:
     """Web pages of other origins that may call the gateway (CORS). They never send cookies; a key is a header."""
 
-    allowed_origins: Annotated[tuple[Origin, ...], MaxLen(256), PUBLIC] = LOOPBACK_ORIGINS
+    allowed_origins: Annotated[tuple[Origin, ...], MaxLen(256), PUBLIC] = LOOPBACK_ORIGINS + APP_ORIGINS
     """Origins such as `https://app.example.org`, `https://*.example.org`, `http://localhost:*` (any port) or
-    `app://obsidian.md`. Default: pages of this machine. `[]`: none. A list replaces the default. Changes of resources
-    stay refused for pages where callers need no key."""
+    `app://obsidian.md`. Default: pages and applications of this machine. `[]`: none but the gateway's own. A list
+    replaces the default. Changes of resources stay refused for pages where callers need no key."""
     allowed_headers: Annotated[tuple[HeaderName, ...], MaxLen(64)] = ()
     """Request headers that pages may send besides those that the APIs and their SDKs use."""
     max_age_seconds: Annotated[int, Ge(0), Le(86_400)] = 600
@@ -373,6 +385,9 @@ class GatewaySettings:
     """Deadline of every request, and the maximum of X-Request-Timeout-Seconds."""
     sse_keepalive_seconds: Seconds = 10.0
     """Interval after which a silent stream gets a comment."""
+    receipt_comments: bool = True
+    """Whether a stream ends with its receipt as a comment. The header `X-Receipt-Comment: true` or `false` of a request
+    replaces it."""
     headers_within_seconds: Seconds = 1.0
     """How long the status line of a stream is held back, so that a refusal is still a status."""
     write_timeout_seconds: Seconds = 30.0

@@ -64,9 +64,6 @@ class InferenceDeps:
     """The service of these spans."""
     health: HealthSource = AlwaysHealthy()  # noqa: RUF009 - it has no state
     """The health of this process."""
-    answers_before_content: bool = True
-    """Whether the status of a stream is sent before its first content where that takes long; else a request that fails
-    before it has the status of its error, however late."""
     on_limited: Callable[[str, str], None] = _ignore_limited
     """Called with the model's label and the tenant of each request that exceeds a rate limit."""
 

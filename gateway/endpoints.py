@@ -57,6 +57,7 @@ from gateway.openai.speech import SpeechRequest
 from gateway.openai.tokenize import TokenizeRequest, tokenize
 from gateway.openai.transcriptions import TranscriptionRequest
 from gateway.openapi import (
+    EVENT_STREAM,
     JSON_LINES,
     Schema,
     answers,
@@ -78,7 +79,7 @@ from gateway.responses.handlers import (
 )
 from gateway.responses.retrieval import Responses
 from gateway.responses.schema import DeletedResponse, ResponseItemList, ResponseObject, ResponsesRequest
-from gateway.routing import OPENAPI, Endpoint, EndpointApp, EndpointGroup, get_docs, get_openapi
+from gateway.routing import OPENAPI, Endpoint, EndpointApp, EndpointGroup, get_docs, get_openapi, shown_path
 from gateway.runner_api.endpoints import RUNNER_METRICS, RUNNER_OPERATIONS, RUNNER_STATE
 from gateway.tasks import handlers as tasks
 from gateway.tasks.handlers import NewTaskBody, TaskDeps, TaskList, TaskObject
@@ -110,7 +111,9 @@ _FIGURES = record_schema(figures_pb2.Figures)
 _CLIENT_LIST = record_schema(request_service_pb2.ListClientsResponse)
 
 _IMAGE_EDIT = form_body(ImageRequest, files=("image",), or_json=ImageEditRequest)
-_RECORDING = binary_content("The recording", "audio/*", "application/octet-stream")
+_RECORDING = binary_content(
+    "The recording; with `stream_format: sse`, its events", "audio/*", "application/octet-stream", EVENT_STREAM
+)
 
 OPENAI: EndpointGroup[InferenceDeps] = EndpointGroup(
     tag="openai",
@@ -143,10 +146,10 @@ OPENAI: EndpointGroup[InferenceDeps] = EndpointGroup(
         ),
         get_row("/v1/audio/voices", _VIEW_MODELS, speech.list_voices, by_name=True),
         get_row("/v1/models", _VIEW_MODELS, models.list_models, with_head=True, by_name=True),
-        get_row("/v1/models/{model}", _VIEW_MODELS, models.get_model, with_head=True, by_name=True),
         get_row("/v1/models/agent/{agent}", _VIEW_MODELS, models.get_agent, with_head=True, by_name=True),
         get_row("/v1/models/route/{route}", _VIEW_MODELS, models.get_route, with_head=True, by_name=True),
         get_row("/v1/models/workflow/{workflow}", _VIEW_MODELS, models.get_workflow, with_head=True, by_name=True),
+        get_row("/v1/models/{model:name}", _VIEW_MODELS, models.get_model, with_head=True, by_name=True),
     ),
 )
 ANTHROPIC: EndpointGroup[InferenceDeps] = EndpointGroup(
@@ -350,7 +353,7 @@ GATEWAY_GROUPS: tuple[EndpointGroup[Any], ...] = (
     DOCUMENT,
 )
 """Every endpoint of a gateway; a gateway without the collaborators of a group leaves it out."""
-RUNNER_GROUPS: tuple[EndpointGroup[Any], ...] = (OPENAI, RUNNER_OPERATIONS, RUNNER_STATE, RUNNER_METRICS, DOCUMENT)
+RUNNER_GROUPS: tuple[EndpointGroup[Any], ...] = (RUNNER_OPERATIONS, OPENAI, RUNNER_STATE, RUNNER_METRICS, DOCUMENT)
 """Every endpoint of one runner's API."""
 
 
@@ -385,6 +388,6 @@ def docs_table() -> str:
             access = f"`{endpoint.access or 'none'}`"
             if endpoint.needs_key:
                 access = "those of its kinds"
-            servers.setdefault((endpoint.path.replace(":path}", "}"), method, access), []).append(server)
+            servers.setdefault((shown_path(endpoint.path), method, access), []).append(server)
     rows = [f"| `{method} {path}` | {access} | {', '.join(of)} |" for (path, method, access), of in servers.items()]
     return "\n".join(("| endpoint | a key needs | served by |", "|---|---|---|", *rows)) + "\n"

@@ -1,12 +1,13 @@
 """Prometheus metrics of the gateway. No label comes from a caller: models are names the fleet knows, or `unknown`."""
 
+from prometheus_client import Gauge
+
 from gateway.request_facts import UNKNOWN_MODEL, RequestFacts
 from weft.api.common.v1 import usage_pb2
 from weft.dispatch.agents import TargetLabels
-from weft.dispatch.attempt_reporter import ReportFate
+from weft.dispatch.end_reporter import EndFate
 from weft.dispatch.fleet import FleetView
 from weft.kernel.metrics import MetricsPage, exemplar_of
-from weft.kernel.prometheus_parts import Gauge
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _COMPLETED = "completed"
@@ -57,7 +58,7 @@ class GatewayMetrics:
         self._requests.of(facts.model, facts.surface, str(facts.status), reason).inc()
         self._duration.of(facts.model, facts.surface).observe(seconds, exemplar_of(facts.trace))
 
-    def end_reported(self, fate: ReportFate) -> None:
+    def end_reported(self, fate: EndFate) -> None:
         """Count what became of the end of a request whose router was lost."""
         self._ends.of(fate.value).inc()
 

@@ -186,7 +186,8 @@ def answers_events(*, path: str = "", query: tuple[str, ...] = ()) -> OperationD
 
 def binary_content(description: str, *media_types: str, path: str = "", query: tuple[str, ...] = ()) -> OperationDoc:
     """Returns the doc of an endpoint that answers bytes of one of the media types; `path` is its path parameter."""
-    content = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in media_types}
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    content: dict[str, Any] = {kind: {} if kind == EVENT_STREAM else binary for kind in media_types}
     success = {"description": description, "content": content}
     return _with_parameters({"200": success, "default": _failure()}, path, query)
 

@@ -6,15 +6,18 @@ Bodies are read and parsed by `gateway.intake`, requests are routed here, and Fa
 
 import asyncio
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from typing_extensions import override
 
 from gateway.errors import EdgeError
 from gateway.openapi import OperationDoc, Schema, add_schemas
@@ -143,16 +146,26 @@ class EndpointApp:
             match, found = route.matches(scope)
             if match is Match.FULL:
                 scope.update(found)
-                scope[ROUTE_KEY] = route.path
+                scope[ROUTE_KEY] = shown_path(route.path)
                 await route.handle(scope, receive, send)
                 return
             if match is Match.PARTIAL:
                 allowed |= route.methods or set()
         if not allowed:
-            raise WeftError(Reason.NOT_FOUND, "no endpoint has this path")
+            raise WeftError(Reason.NOT_FOUND, self._unknown_path_words(scope))
         allow = (b"allow", ", ".join(sorted(allowed)).encode())
         message = f"{scope['method']} is not allowed at this path"
         raise EdgeError(405, Reason.METHOD_NOT_ALLOWED, message, headers=(allow,))
+
+    def _unknown_path_words(self, scope: Scope) -> str:
+        """Returns the message for an unknown path; it names the endpoint that a wrong base URL has missed."""
+        for path in possible_paths(scope["path"]):
+            named = {**scope, "path": path, "root_path": ""}
+            found = {route.path: route.matches(named)[0] for route in self.routes}
+            meant = max(found, key=lambda each: found[each].value, default="")
+            if meant and found[meant] is not Match.NONE:
+                return f"no endpoint has this path; did you mean {shown_path(meant)}? Check the client's base URL"
+        return f"no endpoint has this path; {OPENAPI} lists those that exist"
 
     def openapi(self) -> dict[str, Any]:
         """Returns the OpenAPI document; the first call builds it."""
@@ -190,6 +203,47 @@ class EndpointApp:
         """Returns the OpenAPI document. The first call builds it in a thread, which takes about 0.3 s."""
         async with self._document_lock:
             return await asyncio.to_thread(self.openapi)
+
+
+_MAX_SEGMENTS = 12
+"""Paths of more segments than any endpoint and base URL have together are not searched."""
+_PREFIXES = ("", "/v1", "/api")
+"""What clients append to a base URL, or expect in it."""
+
+
+class _NameConvertor(Convertor[str]):
+    """The type `name` of a parameter in a path: the name of a model, which may have slashes."""
+
+    regex = "[^/]+(?:/[^/]+)*"
+
+    @override
+    def convert(self, value: str) -> str:
+        return value
+
+    @override
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("name", _NameConvertor())
+_PARAMETER_TYPE = re.compile(r":[a-z]+\}")
+
+
+def shown_path(path: str) -> str:
+    """Returns the path of an endpoint for people: parameters without their types."""
+    return _PARAMETER_TYPE.sub("}", path)
+
+
+def possible_paths(path: str) -> list[str]:
+    """Returns the paths that a client may have meant, the likeliest first.
+
+    A base URL may have a prefix too many (`/v1/v1/models`) or too few (`/models`), and slashes too many.
+    """
+    segments = [segment for segment in path.split("/") if segment]
+    if len(segments) > _MAX_SEGMENTS:
+        return []
+    ends = ["/" + "/".join(segments[start:]) for start in range(len(segments))]
+    return [prefix + end for end in ends for prefix in _PREFIXES]
 
 
 OPENAPI = "/openapi.json"

@@ -16,7 +16,6 @@ from gateway.runner_api.endpoints import RUNNER_METRICS, RUNNER_OPERATIONS, RUNN
 from gateway.runner_api.metrics import RequestObserver, RunnerMetrics, StateCollector
 from gateway.runner_api.ports import RunnerApiPorts
 from gateway.runner_api.state import RunnerApiConfig, RunnerApiDeps, queue_facts
-from gateway.ticketed_app import LaneApp, TicketSwitch
 from weft.dispatch.call import LayeredDispatcher
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import Clock, SystemClock
@@ -67,18 +66,15 @@ def build(
         cache=cache,
         started=ticking.monotonic(),
     )
-    lane = None
-    if ports.lane is not None:
-        ports.lane.reporter.on_fate = runner_metrics.reported
-        lane = LaneApp(inference, ports.lane, observer)
-    return RunnerApiService(deps, lane)
+    return RunnerApiService(deps)
 
 
 def create_app(deps: RunnerApiDeps) -> EndpointApp:
     """Returns the application of one runner."""
     app = bare_app("weft runner", deps.inference, RUNNER_GROUPS)
-    app.add_group(OPENAI, deps.inference)
+    # Before the models, whose names may have slashes.
     app.add_group(RUNNER_OPERATIONS, deps)
+    app.add_group(OPENAI, deps.inference)
     app.add_group(RUNNER_STATE, deps)
     if deps.config.metrics:
         app.add_group(RUNNER_METRICS, deps.inference.metrics)
@@ -91,13 +87,11 @@ class RunnerApiService:
 
     service_names: Sequence[str] = ()
 
-    def __init__(self, deps: RunnerApiDeps, lane: LaneApp | None = None) -> None:
-        """`lane` serves requests with tickets; None: they are served as all others are."""
+    def __init__(self, deps: RunnerApiDeps) -> None:
         edge, metrics = deps.config.edge, deps.inference.metrics
         self._cache = deps.cache
-        app = create_app(deps)
         self._server = AppServer(
-            app if lane is None else TicketSwitch(app, lane),
+            create_app(deps),
             exposure=edge.exposure(),
             limits=edge.connections,
             on_refused=metrics.refused,

@@ -5,21 +5,25 @@ from collections.abc import Iterable
 from weft.dispatch.agents import known_names, name_asked_for, usable_names
 from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import VIEW_MODELS, Access, Principal, Resource, Role
+from weft.kernel.principal import VIEW_MODELS, VIEW_RUNNERS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import (
     AGENT,
+    ALIAS,
+    PROFILE,
     ROUTE,
     RUNNER,
     SECRET,
     TARGET,
+    TENANT,
     UNKNOWN_KIND,
     UNKNOWN_NAME,
     WORKFLOW,
     among,
 )
 
-_VIEW_RUNNERS = Access(Resource.RUNNERS, Role.VIEW)
+_OTHER_NAMES = frozenset({ALIAS, PROFILE, SECRET, TENANT})
+"""Kinds whose names are not those that requests can ask for."""
 
 
 def with_visible_names(error: WeftError, view: FleetView, principal: Principal) -> WeftError:
@@ -32,10 +36,10 @@ def with_visible_names(error: WeftError, view: FleetView, principal: Principal) 
 
 def _visible(error: WeftError, view: FleetView, principal: Principal) -> Iterable[str]:
     kind = error.metadata.get(UNKNOWN_KIND, "")
-    if kind == SECRET:
+    if kind in _OTHER_NAMES:
         return ()
     if kind == RUNNER:
-        return view.runners if principal.may(_VIEW_RUNNERS) else ()
+        return view.runners if principal.may(VIEW_RUNNERS) else ()
     targets = known_names(view)
     seen = {each for each in targets if principal.may_name(VIEW_MODELS, name_asked_for(each))}
     seen.update(usable_names(targets, principal))

@@ -303,8 +303,8 @@ class RegistrySettings:
 class RegistryConfig(RegistrySettings):
     """The registry. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
 
-    database_url: str
-    """SQLAlchemy URL of an async driver, such as "sqlite+aiosqlite:////var/lib/weft/registry.db"."""
+    database_url: str | Path  # type: ignore[assignment]  # settings have no path
+    """The file of a SQLite database, or a SQLAlchemy URL of an async driver, such as "sqlite+aiosqlite:////var/lib/weft/registry.db"."""
     address: str = ""
     """Where it serves: a standby refers callers to the owner's address."""
     allow_cloud_fallback: bool = True
@@ -354,7 +354,7 @@ class RegistryConfig(RegistrySettings):
     max_declarations: int = 1_000
     """Resources that one Apply may declare."""
     max_events: int = 1_000
-    """Events that are remembered."""
+    """Events that are remembered, also over restarts."""
     max_join_tokens: int = 1_000
     """Join tokens that may exist at once, expired ones not counted."""
     security: ChannelSecurity = field(default_factory=ChannelSecurity)

@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from registry_svc.figures import RegistryFigures
 from weft.api.registry.v1 import lease_pb2
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.kernel.metrics import MetricsPage, add_bounded
-from weft.kernel.prometheus_parts import Collector, CounterMetricFamily, GaugeMetricFamily, Metric
 
 _LEASE_STATES = {
     number: name.removeprefix("STATE_").lower() for name, number in lease_pb2.Lease.State.items() if number

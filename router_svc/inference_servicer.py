@@ -154,4 +154,6 @@ def _send_receipt(context: Context, call: Call[Any]) -> None:
         # Metadata has little room, and too much of it would cost the caller the whole answer. Both are in the stream.
         trailer.ClearField("signals")
         trailer.ClearField("warnings")
+        for attempt in trailer.attempts:
+            attempt.ClearField("message")
         context.set_trailing_metadata(((RECEIPT_TRAILER, trailer.SerializeToString()),))

@@ -38,7 +38,7 @@ from router_svc.policy.queue.fair_share import FairShare
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.policy.work import media_unit_of
-from router_svc.request_entry import LostRequest
+from router_svc.request_entry import FailedAttempt, LostRequest
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.usage import UsageRecorder
 from router_svc.wake_spans import WakeSpans
@@ -48,13 +48,12 @@ from weft.api.registry.v1.tenant_pb2 import Tenant
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch import placement
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.lane import LaneWaits, set_lane_terms
 from weft.dispatch.tickets import sign
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason, reason_of
+from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.telemetry import trace_id_of
 from weft.kernel.timestamps import NANOSECONDS
@@ -94,8 +93,6 @@ class Mailbox:
     """The reason of the last error that was delivered; None: none was."""
     was_placed: bool = False
     """Whether a grant was delivered."""
-    fallback_attempt: int = 0
-    """The attempt of its last grant, where that has fallbacks; 0: it has none."""
     holds_grant: bool = False
     """Whether its last grant is in use, as far as the router knows."""
     ended: asyncio.Future[None] | None = None
@@ -113,10 +110,7 @@ class Mailbox:
     """Time and seconds of the first wait that the request was shown; None: it was shown none, or it has been placed."""
 
     def cancel(self, error: WeftError) -> None:
-        """Deliver a cancellation, also while the caller reads no decisions. The first one counts.
-
-        Raises the error of a caller that cannot end the request.
-        """
+        """Deliver a cancellation, also while the caller reads no decisions. The first one counts."""
         if self.cancelled is not None:
             return
         if self._on_cancelled is not None:
@@ -148,7 +142,6 @@ class Mailbox:
             self.refused = decision.reason
         elif isinstance(decision, placement.Grant):
             self.was_placed, self.holds_grant, self.refused = True, True, None
-            self.fallback_attempt = decision.attempt if decision.fallbacks else 0
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
 
@@ -191,14 +184,9 @@ class TicketIssuer:
         )
         expires = self._clock.utc_now().timestamp() + self._lifetime_seconds
         claims.expire_time.seconds, claims.expire_time.nanos = divmod(int(expires * NANOSECONDS), NANOSECONDS)
-        now = self._clock.monotonic()
-        seconds_left = None if placed.deadline_at is None else placed.deadline_at - now
-        if request.report_to:
-            waits = LaneWaits(load_seconds=mailbox.load_seconds, all_seconds=now - mailbox.arrived_at)
-            set_lane_terms(claims.lane, request, waits, placed.keep_alive_seconds, seconds_left)
+        deadline_at = placed.deadline_at
         signed = claims.SerializeToString()
         return placement.Grant(
-            fallbacks=self._fallbacks(placed, mailbox, view) if placed.fallbacks else (),
             claims=signed,
             mac=sign(signed, runner.ticket_key),
             runner=candidate.runner,
@@ -209,14 +197,8 @@ class TicketIssuer:
             attempt=placed.attempt,
             keep_alive_seconds=placed.keep_alive_seconds,
             priority=request.priority,
-            seconds_left=seconds_left,
+            seconds_left=None if deadline_at is None else deadline_at - self._clock.monotonic(),
         )
-
-    def _fallbacks(self, placed: Placed, mailbox: Mailbox, view: FleetView) -> tuple[placement.Grant, ...]:
-        """Return the grants of the candidates that a proxy may try by itself."""
-        fallbacks = enumerate(placed.fallbacks, placed.attempt + 1)
-        further = (replace(placed, candidate=each, attempt=attempt, fallbacks=()) for attempt, each in fallbacks)
-        return tuple(self.grant(each, mailbox, view) for each in further if each.candidate.runner in view.runners)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,11 +391,7 @@ class SchedulingLoop:
         """See Placement.report_first_content."""
         self._scheduler.report_first_content(key, self._clock.monotonic())
 
-    def free_slot(self, key: int) -> None:
-        """See Placement.free_slot_at_once."""
-        self._deliver(self._scheduler.free_slot(key, self._clock.monotonic()))
-
-    def report_failed(self, key: int, attempt: int, reason: Reason) -> None:
+    def report_failed(self, key: int, attempt: int, reason: Reason, message: str = "") -> None:
         """See Placement.report_attempt_failed. A cancelled request is not placed again: its dispatcher ends it."""
         mailbox = self._mailboxes.get(key)
         if mailbox is not None and mailbox.cancelled is not None:
@@ -421,7 +399,7 @@ class SchedulingLoop:
         if mailbox is not None:
             mailbox.holds_grant = False
         now = self._clock.monotonic()
-        self._deps.records.requests.note_retry(key, attempt, reason, now)
+        self._deps.records.requests.note_failed(key, FailedAttempt(attempt, reason, message), now)
         self._deps.observer.note_failed_attempt(reason)
         self._deliver(self._scheduler.report_failed(key, attempt, reason, now))
 
@@ -454,15 +432,7 @@ class SchedulingLoop:
         self._deps.records.figures.note_end(mailbox.request, reason, receipt, self._mesh.view, now)
         self._deps.observer.note_end(mailbox.request, reason, receipt, self._mesh.view)
         failure = None if reason is Reason.UNSPECIFIED else reason
-        if receipt is not None and mailbox.fallback_attempt:
-            # A proxy has gone on to other runners by itself: each attempt before the last one has failed.
-            for tried in receipt.attempts[mailbox.fallback_attempt - 1 : -1]:
-                self._scheduler.fall_back(key, reason_of(tried.reason), now)
         self._deliver(self._scheduler.finish(key, now, _served(receipt, mailbox.request.operation), failure))
-
-    def note_gone(self, model: str, runner: str, incarnation: str) -> None:
-        """Note that a runner works no longer on a request that this router has not granted."""
-        self._deliver(self._scheduler.note_gone(model, runner, incarnation, self._clock.monotonic()))
 
     def lacks_end(self, request: placement.PlacementRequest) -> bool:
         """Whether nothing is known here of the end of a request.
@@ -487,8 +457,7 @@ class SchedulingLoop:
         """
         records, now = self._deps.records, self._clock.monotonic()
         requests = records.requests
-        lacks_end = requests.lacks_end if lost.tenant else requests.is_lost
-        if not lacks_end(lost.request_id, lost.tenant):
+        if not requests.lacks_end(lost.request_id, lost.tenant):
             return False
         before = requests.recover(lost, receipt, now, self._clock.utc_now())
         tenant, target = (lost.tenant, lost.target) if before is None else (before.tenant, before.target)
@@ -506,7 +475,7 @@ class SchedulingLoop:
         """Cancel the requests under way with this id; returns futures of their ends, by key.
 
         They are those of one tenant, or of any if empty. Raises INVALID_ARGUMENT naming `tenant` where they are of
-        several tenants: each tenant chooses the ids of its requests; UNSUPPORTED_OPERATION where nothing can end one.
+        several tenants: each tenant chooses the ids of its requests.
         """
         found = {
             key: mailbox
@@ -524,11 +493,6 @@ class SchedulingLoop:
             log.info("request cancelled", request_id=request_id, tenant=tenants[0], cancelled_by=cancelled_by)
             ends[key] = mailbox.ended
         return ends
-
-    def is_carried(self, key: int) -> bool:
-        """Whether a proxy carries a request to its endpoint, past every dispatcher."""
-        mailbox = self._mailboxes.get(key)
-        return mailbox is not None and mailbox.holds_grant and bool(mailbox.request.report_to)
 
     def move_away(self, moved: Callable[[placement.PlacementRequest], WeftError | None]) -> None:
         """End the waiting requests that another router has to place, with the error that `moved` has for them."""
@@ -737,8 +701,6 @@ def arrival_of(key: int, request: placement.PlacementRequest, now: float, *, all
         work=request.work,
         affinity_key=request.affinity_key,
         prefix_digests=request.prefix_digests,
-        fallbacks=request.fallbacks,
-        only_runners=request.only_runners,
     )
 
 

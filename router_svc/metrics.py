@@ -5,6 +5,8 @@ No label comes from a caller: models are names that the mesh knows, or `unknown`
 
 from collections.abc import Iterator
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router_svc.observer import RouterState, SchedulingObserver
@@ -16,7 +18,6 @@ from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import PlacementRequest
 from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.metrics import MetricsPage, add_bounded, span_family
-from weft.kernel.prometheus_parts import Collector, CounterMetricFamily, GaugeMetricFamily, Metric
 from weft.kernel.reasons import Reason
 
 WAIT_SECONDS = (0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)

@@ -20,7 +20,7 @@ from weft.dispatch.agents import require_target
 from weft.dispatch.media_work import MAX_WORK
 from weft.dispatch.payload_description import MAX_PREFIX_CHUNKS
 from weft.dispatch.placement import (
-    MAX_ONLY_RUNNERS,
+    MAX_ATTEMPT_MESSAGE_CHARS,
     MAX_UNREACHABLE_ROUTERS,
     Decision,
     Grant,
@@ -38,7 +38,6 @@ from weft.dispatch.placement import (
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.lane_names import MAX_FALLBACKS
 from weft.kernel.names import (
     MAX_CLIENT_CHARS,
     MAX_NAME_CHARS,
@@ -134,20 +133,15 @@ class LocalPlace(Placement):
             self._loop.report_first_content(self._key)
 
     @override
-    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
+    async def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> None:
         if self._key is not None:
-            self._loop.report_failed(self._key, attempt, reason)
+            self._loop.report_failed(self._key, attempt, reason, message)
 
     @override
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
         if self._key is not None:
             self._loop.finish(self._key, reason, receipt)
         return True
-
-    @override
-    def free_slot_at_once(self) -> None:
-        if self._key is not None:
-            self._loop.free_slot(self._key)
 
     @override
     def end_at_once(self, reason: Reason, receipt: receipt_pb2.Receipt, *, content_of: int | None) -> bool:
@@ -260,7 +254,8 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
                     await place.report_first_content(request.first_content.attempt)
                 case "attempt_failed":
                     failed = request.attempt_failed
-                    await place.report_attempt_failed(failed.attempt, reason_of(failed.reason))
+                    message = failed.message[:MAX_ATTEMPT_MESSAGE_CHARS]
+                    await place.report_attempt_failed(failed.attempt, reason_of(failed.reason), message)
                 case "finished":
                     finished = request.finished
                     receipt = finished.receipt if finished.HasField("receipt") else None
@@ -318,8 +313,6 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
         else "",
         # A caller that is no token counts as one that is not known; no request is refused for it.
         caller=message.caller if is_token(message.caller, MAX_USAGE_KEY_CHARS) else "",
-        fallbacks=max(0, min(message.fallback_count, MAX_FALLBACKS)),
-        report_to=require_name(message.report_to, "open.report_to") if message.report_to else "",
         **_described(message),
     )
 
@@ -338,7 +331,6 @@ class _Described(TypedDict):
     prefix_digests: tuple[int, ...]
     client_id: str
     unreachable_routers: frozenset[str]
-    only_runners: frozenset[str]
 
 
 def _described(message: pb.PlaceOpen) -> _Described:
@@ -353,8 +345,6 @@ def _described(message: pb.PlaceOpen) -> _Described:
         raise invalid_field("open.affinity_key", f"has more than {MAX_AFFINITY_KEY_BYTES} bytes")
     if len(message.unreachable_routers) > MAX_UNREACHABLE_ROUTERS:
         raise invalid_field("open.unreachable_routers", f"has more than {MAX_UNREACHABLE_ROUTERS} entries")
-    if len(message.only_runners) > MAX_ONLY_RUNNERS:
-        raise invalid_field("open.only_runners", f"has more than {MAX_ONLY_RUNNERS} entries")
     if len(message.prefix_digests) > MAX_PREFIX_CHUNKS:
         raise invalid_field("open.prefix_digests", f"has more than {MAX_PREFIX_CHUNKS} entries")
     known_skills = {skill.value for skill in Skill}
@@ -376,9 +366,6 @@ def _described(message: pb.PlaceOpen) -> _Described:
             require_name(name, f"open.unreachable_routers[{place}]")
             for place, name in enumerate(message.unreachable_routers)
         ),
-        only_runners=frozenset(
-            require_name(name, f"open.only_runners[{place}]") for place, name in enumerate(message.only_runners)
-        ),
     )
 
 
@@ -399,7 +386,6 @@ def _grant_to_proto(grant: Grant) -> pb.Granted:
         granted.priority = grant.priority.wire  # type: ignore[assignment]  # same numbers
     if grant.keep_alive_seconds is not None:
         granted.keep_alive.FromNanoseconds(int(grant.keep_alive_seconds * 1e9))
-    granted.fallbacks.extend(map(_grant_to_proto, grant.fallbacks))
     return granted
 
 

@@ -9,7 +9,6 @@ import msgspec
 from router_svc.policy.decisions import Loads, Placed, Rejects, Waits, Wakes
 from router_svc.policy.endpoints.choice import MAX_CONSIDERED, Considered
 from weft.api.router.v1 import request_pb2 as pb
-from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.placement import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -18,11 +17,15 @@ from weft.kernel.units import wait_words
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
-    """A failed attempt after which the request is placed again."""
+class FailedAttempt:
+    """A failed attempt; with a `Placed` after it, it was retried."""
 
     attempt: int
     reason: Reason
+    message: str = ""
+    """Its error in words; empty: not known."""
+    has_content: bool = False
+    """Whether its answer had begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class LoadStart:
     """Time of the start."""
 
 
-Noted = Waits | Loads | Placed | Rejects | Retry | LoadStart
+Noted = Waits | Loads | Placed | Rejects | FailedAttempt | LoadStart
 
 
 class RequestEntry:
@@ -73,7 +76,7 @@ class RequestEntry:
         """Its decisions with their times; status messages that differ only in figures are one."""
         self.cancelled_by = ""
         """Who cancelled it; empty: nobody did."""
-        self.status: Waits | Loads | Placed | Retry | None = None
+        self.status: Waits | Loads | Placed | FailedAttempt | None = None
         """Its state: the last of these."""
 
     def knows(self, noted: Noted) -> bool:
@@ -109,8 +112,9 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
     """The name that was asked for, where an alias stood for the target; empty: no alias."""
     number: int = 0
     """Counts the ends at a router, over its restarts."""
-    quotes_model: bool = False
-    """Whether the receipt has what a model may have written: signals and warnings. That is not kept over a restart."""
+    quotes_content: bool = False
+    """Whether the receipt has what may quote a content: signals, warnings and log lines of engines. That is not kept
+    over a restart."""
 
     @property
     def ended_wall(self) -> datetime:
@@ -139,27 +143,14 @@ class LostRequest:
 
     request_id: str
     tenant: str
-    """Empty: not known."""
     target: str
     """See `PlacementRequest.model`."""
     priority: Priority
     client_id: str = ""
     asked_model: str = ""
     caller: str = ""
-    age_seconds: float | None = None
-    """Time since its arrival at the mesh; None: as long as it took."""
-
-    @staticmethod
-    def of_ticket(claims: ticket_pb2.TicketClaims) -> "LostRequest":
-        """Returns what the ticket of a request that a proxy carried says of it."""
-        return LostRequest(
-            request_id=claims.request_id,
-            tenant=claims.tenant,
-            target=claims.model,
-            priority=Priority.from_wire(claims.lane.priority) or Priority.NORMAL,
-            asked_model=claims.lane.asked_model,
-            caller=claims.lane.caller,
-        )
+    age_seconds: float
+    """Time since its arrival at the mesh."""
 
     @staticmethod
     def of_placement(request: PlacementRequest) -> "LostRequest":
@@ -178,11 +169,12 @@ class LostRequest:
 
 def add_decisions(record: pb.RequestRecord, decisions: Sequence[tuple[float, Noted]], arrived_at: float) -> None:
     """Add decisions with their times, relative to `arrived_at` on the same clock."""
-    for at, noted in decisions:
-        _fill_decision(record.decisions.add(), noted, at - arrived_at)
+    last_placed = max((place for place, (_, noted) in enumerate(decisions) if isinstance(noted, Placed)), default=-1)
+    for place, (at, noted) in enumerate(decisions):
+        _fill_decision(record.decisions.add(), noted, at - arrived_at, is_retried=place < last_placed)
 
 
-def _fill_decision(record: pb.DecisionRecord, noted: Noted, age_seconds: float) -> None:
+def _fill_decision(record: pb.DecisionRecord, noted: Noted, age_seconds: float, *, is_retried: bool) -> None:
     set_seconds(record.age, age_seconds)
     match noted:
         case Waits():
@@ -203,9 +195,11 @@ def _fill_decision(record: pb.DecisionRecord, noted: Noted, age_seconds: float) 
             if noted.choice is not None:
                 record.policy = noted.choice.policy
                 _fill_candidates(record, noted.choice.considered, noted.choice.count)
-        case Retry():
-            record.kind = pb.DecisionRecord.KIND_RETRIED
-            record.detail = f"attempt {noted.attempt} failed before any content: {_reason_name(noted.reason)}"
+        case FailedAttempt():
+            record.kind = pb.DecisionRecord.KIND_RETRIED if is_retried else pb.DecisionRecord.KIND_FAILED
+            when = "after its answer had begun and is not retried" if noted.has_content else "before any content"
+            words = f": {noted.message}" if noted.message else ""
+            record.detail = f"attempt {noted.attempt} failed {when}: {_reason_name(noted.reason)}{words}"
         case Rejects():
             record.kind = pb.DecisionRecord.KIND_REJECTED
             record.detail = f"{_reason_name(noted.reason)}: {noted.message}"

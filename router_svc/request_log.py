@@ -16,13 +16,22 @@ from itertools import islice
 from typing_extensions import override
 
 from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, StopsWaking, Waits, Wakes
-from router_svc.request_entry import EndedRequest, LoadStart, LostRequest, Noted, RequestEntry, Retry, add_decisions
+from router_svc.request_entry import (
+    EndedRequest,
+    FailedAttempt,
+    LoadStart,
+    LostRequest,
+    Noted,
+    RequestEntry,
+    add_decisions,
+)
 from router_svc.request_watch import RequestWatch, WatchedLog
 from router_svc.unwritten_records import UnwrittenRecords
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.placement import PlacementRequest
 from weft.kernel.errors import WeftError
+from weft.kernel.principal import actor_words
 from weft.kernel.reasons import Reason, reason_of
 
 FIRST_RECOVERED_KEY = -1_000_000_000
@@ -45,8 +54,8 @@ class RequestLogLimits:
     """Models whose last load is remembered, for requests that get its status a moment later; the oldest is forgotten
     first."""
     max_receipt_bytes: int = 4_096
-    """A larger receipt is stored without its signals and warnings; if it is still too large, only its outcome is
-    stored."""
+    """A larger receipt is stored without its signals, warnings and engine log lines; if it is still too large, only its
+    outcome is stored."""
 
 
 class RequestLog(WatchedLog):
@@ -130,12 +139,12 @@ class RequestLog(WatchedLog):
         for status in loads:
             self._note_loading(status, now)
 
-    def note_retry(self, key: int, attempt: int, reason: Reason, now: float) -> None:
-        """Record an attempt that failed before any content."""
+    def note_failed(self, key: int, failed: FailedAttempt, now: float) -> None:
+        """Record a failed attempt."""
         entry = self._under_way.get(key)
         if entry is not None:
-            entry.status = Retry(attempt, reason)
-            self._add(entry, entry.status, now)
+            entry.status = failed
+            self._add(entry, failed, now)
             if self._watches:
                 self._mark(entry)
 
@@ -166,38 +175,19 @@ class RequestLog(WatchedLog):
         """
         entry = self._under_way.get(key)
         if entry is not None:
-            words = f"cancelled by {entry.cancelled_by}" if entry.cancelled_by else ""
-            self._end(entry, Reason.CANCELLED if reason is None else reason, words, now)
+            words = f"cancelled by {actor_words(entry.cancelled_by)}" if entry.cancelled_by else ""
+            failed = None if receipt is None else _failed_in_answer(receipt)
+            if failed is not None:
+                self._add(entry, failed, now)
+            self._end(entry, Reason.CANCELLED if reason is None else reason, words or _error_words(entry, reason), now)
         ended = self._ended.get(key)
         if ended is not None and receipt is not None and ended.receipt is None:
             ended.receipt = self._bounded(receipt).SerializeToString()
-            ended.quotes_model = bool(receipt.signals or receipt.warnings)
+            ended.quotes_content = _quotes_content(receipt)
             ended.reason = ended.reason or reason_of(receipt.reason)
             self.unwritten.note_end(ended)
             if self._watches:
                 self._mark(ended)
-
-    def amend(self, request_id: str, tenant: str, receipt: receipt_pb2.Receipt) -> None:
-        """Put a receipt to which a second witness has added in place of that of the newest ended request of this id."""
-        ended = self._ended.get(self._newest_of_tenant.get((tenant, request_id), -1))
-        if ended is not None and ended.receipt is not None:
-            ended.receipt, ended.reason = self._bounded(receipt).SerializeToString(), reason_of(receipt.reason)
-            ended.quotes_model = bool(receipt.signals or receipt.warnings)
-            # Its record may be written already: it is written once more.
-            self.unwritten.note_end(ended)
-            if self._watches:
-                self._mark(ended)
-
-    def is_lost(self, request_id: str, tenant: str) -> bool:
-        """Whether nothing is known of the end of a request: there is no record of it, or one of a lost router.
-
-        An empty tenant is any; then there must be a record.
-        """
-        key = self._newest_of_tenant.get((tenant, request_id)) if tenant else self._newest.get(request_id)
-        if key is None:
-            return bool(tenant)
-        ended = self._ended.get(key)
-        return ended is not None and ended.is_lost
 
     def lacks_end(self, request_id: str, tenant: str) -> bool:
         """Whether the end of the newest request of this id is not known here; of one under way it is to come."""
@@ -210,14 +200,12 @@ class RequestLog(WatchedLog):
     ) -> EndedRequest | None:
         """Record how a lost request ended, which became known since; returns it as it was. None: nothing was.
 
-        See `is_lost` or `lacks_end`, which must be so; of one without a tenant there is a record.
+        `lacks_end` must be so.
         """
-        names = (lost.tenant, lost.request_id)
-        key = self._newest_of_tenant.get(names) if lost.tenant else self._newest.get(lost.request_id)
+        key = self._newest_of_tenant.get((lost.tenant, lost.request_id))
         before = None if key is None else self._ended.pop(key)
         took = receipt.total_time.ToNanoseconds() / 1e9
-        age = took if lost.age_seconds is None else lost.age_seconds
-        arrived_at = now - age if before is None else before.arrived_at
+        arrived_at = now - lost.age_seconds if before is None else before.arrived_at
         ended = EndedRequest(
             key=next(self._recovered_keys) if before is None else before.key,
             request_id=lost.request_id,
@@ -226,16 +214,16 @@ class RequestLog(WatchedLog):
             target=lost.target if before is None else before.target,
             priority=lost.priority if before is None else before.priority,
             arrived_at=arrived_at,
-            arrived_wall=wall - timedelta(seconds=age) if before is None else before.arrived_wall,
+            arrived_wall=wall - timedelta(seconds=lost.age_seconds) if before is None else before.arrived_wall,
             ended_at=min(now, arrived_at + took) if took else now,
             reason=reason_of(receipt.reason),
-            message="",
+            message=receipt.attempts[-1].message if receipt.attempts else "",
             decisions=b"" if before is None else before.decisions,
             receipt=self._bounded(receipt).SerializeToString(),
             cancelled_by=receipt.cancelled_by,
             asked_model=lost.asked_model if before is None else before.asked_model,
             number=self._next_number,
-            quotes_model=bool(receipt.signals or receipt.warnings),
+            quotes_content=_quotes_content(receipt),
         )
         self._next_number += 1
         self._ended[ended.key] = ended
@@ -309,8 +297,9 @@ class RequestLog(WatchedLog):
         if entry is None:
             return
         if isinstance(decision, Rejects):
+            words = _error_words(entry, decision.reason) or decision.message
             self._add(entry, decision, now)
-            self._end(entry, decision.reason, decision.message, now)
+            self._end(entry, decision.reason, words, now)
             return
         is_repeated = _repeats(entry.status, decision)
         if not is_repeated:
@@ -397,11 +386,38 @@ class RequestLog(WatchedLog):
             return receipt
         kept = receipt_pb2.Receipt()
         kept.CopyFrom(receipt)
-        kept.ClearField("signals")
-        kept.ClearField("warnings")
+        clear_quotes(kept)
         if kept.ByteSize() <= self._limits.max_receipt_bytes:
             return kept
         return receipt_pb2.Receipt(outcome=receipt.outcome, reason=receipt.reason, left_premises=receipt.left_premises)
+
+
+def _failed_in_answer(receipt: receipt_pb2.Receipt) -> FailedAttempt | None:
+    """Return the attempt of a receipt that failed after its answer had begun; None: there is none."""
+    if not receipt.attempts or not receipt.HasField("time_to_first_token"):
+        return None
+    last = receipt.attempts[-1]
+    if not last.reason:
+        return None
+    return FailedAttempt(len(receipt.attempts), reason_of(last.reason), last.message, has_content=True)
+
+
+def _error_words(entry: RequestEntry, reason: Reason | None) -> str:
+    """Return the error of the last failed attempt, which the caller got if its request ended with the same reason."""
+    failed = next((noted for _, noted in reversed(entry.decisions) if isinstance(noted, FailedAttempt)), None)
+    return failed.message if failed is not None and failed.reason is reason else ""
+
+
+def _quotes_content(receipt: receipt_pb2.Receipt) -> bool:
+    return bool(receipt.signals or receipt.warnings or any(each.engine_log for each in receipt.attempts))
+
+
+def clear_quotes(receipt: receipt_pb2.Receipt) -> None:
+    """Remove what a model or an engine may have written of a content; see `EndedRequest.quotes_content`."""
+    receipt.ClearField("signals")
+    receipt.ClearField("warnings")
+    for attempt in receipt.attempts:
+        attempt.ClearField("engine_log")
 
 
 def _repeats(last: object, status: Waits | Loads | Placed) -> bool:

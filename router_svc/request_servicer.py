@@ -32,6 +32,7 @@ from weft.dispatch.remote_router import (
     Selection,
     not_cancellable,
     not_remembered,
+    shown_to,
 )
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
@@ -72,6 +73,8 @@ def _fill_end(record: request_pb2.RequestRecord, ended: EndedRequest, *, with_de
     record.end_time.FromDatetime(ended.ended_wall)
     if ended.receipt is not None:
         record.receipt.ParseFromString(ended.receipt)
+        for attempt in () if with_decisions else record.receipt.attempts:
+            attempt.ClearField("engine_log")
     if with_decisions:
         record.MergeFromString(ended.decisions)
 
@@ -129,10 +132,6 @@ class RequestCanceller(Protocol):
 
     def finish(self, key: int, reason: Reason) -> None:
         """End a request; idempotent."""
-        ...
-
-    def is_carried(self, key: int) -> bool:
-        """Return whether a proxy carries the request to its endpoint."""
         ...
 
 
@@ -323,8 +322,6 @@ class LocalRequests(RequestSource):
         await asyncio.wait(ends.values(), timeout=CANCEL_WAIT_SECONDS)
         for key, ended in ends.items():
             if not ended.done():
-                if self._loop.is_carried(key):
-                    raise _goes_on()
                 self._loop.finish(key, Reason.CANCELLED)
 
     async def _journaled(self, request_id: str, tenant: str) -> Sequence[task_pb2.Task]:
@@ -371,14 +368,6 @@ _HAS_OUTCOME: Mapping[int, Callable[[EndedRequest], bool]] = {
 }
 
 
-def _goes_on() -> WeftError:
-    return WeftError(
-        Reason.UNSUPPORTED_OPERATION,
-        f"the request has not ended within {CANCEL_WAIT_SECONDS:g} s: a proxy carries it to an endpoint that cannot be "
-        "told, or has not answered; its caller ends it by closing the connection",
-    )
-
-
 def _cancelled_record(request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
     return request_pb2.RequestRecord(
         request_id=request_id,
@@ -405,7 +394,8 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
     async def GetRequest(self, request: pb.GetRequestRequest, context: Context) -> pb.GetRequestResponse:
         request_id = require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
         tenant = _tenant_of(request.tenant)
-        return pb.GetRequestResponse(request=await self._source(context).request(request_id, tenant))
+        record = await self._source(context).request(request_id, tenant)
+        return pb.GetRequestResponse(request=shown_to(caller(), record))
 
     @override
     @answers
@@ -447,7 +437,7 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
         known = caller()
         cancelled_by = request.requested_by if known.names_tenants and request.requested_by else known.name
         record = await self._source(context).cancel(request_id, _tenant_of(request.tenant), cancelled_by)
-        return pb.CancelRequestResponse(request=record)
+        return pb.CancelRequestResponse(request=shown_to(known, record))
 
     @override
     @answers

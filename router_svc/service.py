@@ -11,7 +11,6 @@ from router_svc.call_spans import CallSpans
 from router_svc.config import RouterConfig
 from router_svc.fleet_view import view_of_runner
 from router_svc.inference_servicer import InferenceServicer
-from router_svc.lane_servicer import LaneServicer
 from router_svc.limit_leases import LimitLeases
 from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer
 from router_svc.memory_watch import MemoryWatch
@@ -21,29 +20,24 @@ from router_svc.ownership import OwnedPlacement, Ownership
 from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.policy.queue.fair_share import FairShare
 from router_svc.relay import Relay
-from router_svc.request_entry import LostRequest
 from router_svc.request_history import RequestHistory
 from router_svc.request_servicer import JournaledTasks, LocalRequests, RequestServicer
 from router_svc.usage import UsageRecorder
 from router_svc.waker import Waker
-from weft.api.common.v1 import receipt_pb2
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
 from weft.api.router.v1 import (
     inference_service_pb2,
-    lane_service_pb2_grpc,
     placement_service_pb2,
     placement_service_pb2_grpc,
     request_pb2,
     request_service_pb2,
     request_service_pb2_grpc,
 )
-from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.aliases import asked_name
 from weft.dispatch.call import LayeredDispatcher
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWatcher
 from weft.dispatch.fleet_health import look_at_fleet
-from weft.dispatch.lane import AttemptReports
 from weft.dispatch.placement import QueueSource, RouterPort
 from weft.dispatch.remote_router import RequestSource
 from weft.dispatch.router_links import RouterLinks
@@ -162,7 +156,6 @@ class RouterService(Service):
         self._view = self._registry_view = FleetView()
         self._tasks: TaskPort | None = None
         self._task_files: FilePort | None = None
-        self._attempt_reports: AttemptReports | None = None
         self._expected = ExpectedMesh()
         self._listeners: list[FleetListener] = []
 
@@ -174,10 +167,6 @@ class RouterService(Service):
         self._tasks, self._task_files = tasks, files
         self._requests.look_into(tasks)
 
-    def hear_attempts(self, reports: AttemptReports) -> None:
-        """Pass on how attempts ended that proxies carried to runners. Must be called before `register`."""
-        self._attempt_reports = reports
-
     def share_limits(self, leases: LimitLeases) -> None:
         """Lease the limits of tenants from a database that routers share. Must be called before the start."""
         self._leases = leases
@@ -185,22 +174,6 @@ class RouterService(Service):
         self._records.clients.share(leases)
         self._loop.report_service()
         leases.share_service(self._loop.take_served, self._loop.note_served_elsewhere)
-
-    def amend_receipt(self, tenant: str, receipt: receipt_pb2.Receipt) -> None:
-        """Put what a second witness has added to a receipt into the record of its request, where that is here."""
-        self._records.requests.amend(receipt.request_id, tenant, receipt)
-
-    def is_lost(self, request_id: str, tenant: str) -> bool:
-        """See `weft.dispatch.lane.LostRequests.is_lost`."""
-        return self._records.requests.is_lost(request_id, tenant)
-
-    def note_gone(self, claims: ticket_pb2.TicketClaims) -> None:
-        """See `weft.dispatch.lane.LostRequests.note_gone`."""
-        self._loop.note_gone(claims.model, claims.runner, claims.runner_incarnation)
-
-    def recover(self, claims: ticket_pb2.TicketClaims, receipt: receipt_pb2.Receipt) -> None:
-        """See `weft.dispatch.lane.LostRequests.recover`."""
-        self._loop.recover(LostRequest.of_ticket(claims), receipt)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Use other profiles of clients and rate limits from now on; every other setting stays as it is."""
@@ -291,11 +264,6 @@ class RouterService(Service):
         return self._view
 
     @property
-    def registry_view(self) -> FleetView:
-        """Return the newest view of the whole mesh, also of a router for one runner, without what is expected."""
-        return self._registry_view
-
-    @property
     def relay(self) -> Relay | None:
         """Return the relay of dial-out runners; None: they cannot dial in here."""
         return self._relay
@@ -344,9 +312,6 @@ class RouterService(Service):
         request_service_pb2_grpc.add_RequestServiceServicer_to_server(
             RequestServicer(self._requests, self._mesh_requests), server
         )
-        if self._attempt_reports is not None:
-            lane = LaneServicer(self._attempt_reports, lambda: self._view)
-            lane_service_pb2_grpc.add_LaneServiceServicer_to_server(lane, server)
         if self._relay is not None:
             server.add_generic_rpc_handlers((self._relay.services(),))
 

@@ -31,7 +31,7 @@ from weft.kernel.model_source import (
     server_source,
     shown_source,
 )
-from weft.kernel.names import require_name
+from weft.kernel.names import require_name, require_name_of_model
 from weft.kernel.reasons import Reason
 
 SCHEMA_VERSION = 1
@@ -185,7 +185,7 @@ class AddedModels:
             return await self._attach(server, require_name(name, "name"), options)
         request = AddRequest(
             source=asked_source(source, "source"),
-            name=require_name(name, "name"),
+            name=require_name_of_model(name, "name"),
             options=options,
             memory=self._host.machine_memory,
         )

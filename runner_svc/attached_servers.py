@@ -61,6 +61,7 @@ class AttachedServers:
             await self._followed.forget(added.name)
             raise WeftError(Reason.CONNECT_FAILED, f"the server is not attached: {said.why}")
         record_models(added, self._followed.models(added.name))
+        added.server.listed_count = self._followed.listed_count(added.name)
 
     async def restore(self, added: added_model_pb2.AddedModel) -> None:
         """Follows a server of an earlier run, also one that does not answer now. Never raises."""

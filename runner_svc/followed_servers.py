@@ -10,6 +10,7 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.openai_upstream.server_probes import SHARED_AGE
 from runner_svc.policy.followed_models import FollowedList, FollowedModel, ListChange
 from runner_svc.policy.model_names import ServerList
+from weft.api.registry.v1 import runner_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -97,6 +98,18 @@ class FollowedServers:
     def models(self, server: str) -> tuple[FollowedModel, ...]:
         """Returns the models that are served of a server; none of one that is not followed."""
         return self._lists[server].served if server in self._lists else ()
+
+    def listed_count(self, server: str) -> int:
+        """Returns how many models a server lists; 0 of one that is not followed."""
+        return self._lists[server].listed_count if server in self._lists else 0
+
+    @property
+    def counts(self) -> list[runner_pb2.FollowedServer]:
+        """How many models of each server are served, of how many."""
+        return [
+            runner_pb2.FollowedServer(name=name, served_count=len(each.served), listed_count=each.listed_count)
+            for name, each in self._lists.items()
+        ]
 
     async def forget(self, server: str) -> None:
         """Follows a server no longer; its models are served no longer once their requests have ended."""

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from runner_svc.backend.port import EnginePage
@@ -11,7 +13,6 @@ from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.metrics import MetricsPage, add_bounded
 from weft.kernel.passed_on_metrics import PassedOn, passed_on
-from weft.kernel.prometheus_parts import Collector, CounterMetricFamily, GaugeMetricFamily, Metric
 
 OWN_NAMES = ("weft_", "gen_ai_")
 """Beginnings of names that no engine's metrics have: they would look like ours."""
@@ -59,6 +60,12 @@ class RunnerState(Collector):
         memory = GaugeMetricFamily(
             "weft_runner_model_memory_bytes", "Accelerator memory of a model, weights and cache.", labels=("model",)
         )
+        resident = GaugeMetricFamily(
+            "weft_runner_resident_memory_bytes", "Main memory in which an engine is resident.", labels=("model",)
+        )
+        speed = GaugeMetricFamily(
+            "weft_runner_tokens_per_second", "Tokens of all answers per second, over the last 10 s.", labels=("model",)
+        )
         states = list(states)
         self._add(running, ((each.model, each.slots_used) for each in states))
         self._add(slots, ((each.model, each.slots_total) for each in states))
@@ -66,7 +73,10 @@ class RunnerState(Collector):
         for phase, found in groupby(sorted(each.phase for each in states)):
             phases.add_metric((_PHASES.get(phase, "unknown"),), len(list(found)))
         self._add(memory, ((each.model, held) for each in states if (held := _memory_bytes(each)) is not None))
-        yield from (running, slots, phases, faults, memory)
+        engines = [(each.model, each.memory) for each in states]
+        self._add(resident, ((name, each.resident_bytes) for name, each in engines if each.HasField("resident_bytes")))
+        self._add(speed, ((each.model, each.tokens_per_second) for each in states if not each.base_model))
+        yield from (running, slots, phases, faults, memory, resident, speed)
 
     def _caches(self, instances: Iterable[pb.InstanceDescription]) -> Iterator[Metric]:
         rate = GaugeMetricFamily(

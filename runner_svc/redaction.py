@@ -50,6 +50,7 @@ def _conceal_in_details(serialized: bytes) -> bytes:
 
 def _conceal_in_detail(detail: any_pb2.Any) -> None:
     info, request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    seen = error_details_pb2.DebugInfo()
     if detail.Unpack(info):
         for key, value in dict(info.metadata).items():
             info.metadata[key] = redact_local_addresses(value)
@@ -58,3 +59,6 @@ def _conceal_in_detail(detail: any_pb2.Any) -> None:
         for violation in request.field_violations:
             violation.description = redact_local_addresses(violation.description)
         detail.Pack(request)
+    elif detail.Unpack(seen):
+        seen.stack_entries[:] = map(redact_local_addresses, seen.stack_entries)
+        detail.Pack(seen)

@@ -14,11 +14,16 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
 from weft.kernel.reasons import Reason
+from weft.kernel.sliding_window import SlidingWindow
 
 MAX_ENDED_RECORDS = 100
 """Number of ended requests that are kept per model, without their output."""
 MAX_OUTPUT_CHARS = 256 * 1024
 """Output of a running request that is kept; the oldest is dropped first."""
+RATE_SECONDS = 10.0
+"""Time over which the tokens per second of a model are taken."""
+MIN_RATE_SECONDS = 0.5
+"""Minimum time from the first token: earlier ones say nothing about a rate."""
 
 
 class RequestState(IntEnum):
@@ -71,6 +76,8 @@ class RequestRecord:
     """Whether the end of the answer was sent: the caller may hang up from then on."""
     tool_iterations_left: int | None = None
     signals: list[signal_pb2.Signal] = field(default_factory=list)
+    recent_tokens: SlidingWindow = field(default_factory=lambda: SlidingWindow(RATE_SECONDS))
+    """The tokens of all requests of its model over the last RATE_SECONDS."""
     _pieces: deque[str] = field(default_factory=deque)
     _kept_chars: int = 0
     _block: Interruptible = field(default_factory=Interruptible)
@@ -93,6 +100,8 @@ class RequestRecord:
     def note_token(self) -> None:
         """Record a token of the engine, whether it can be sent yet or not."""
         self.last_token = self.last_progress = self.clock.monotonic()
+        self.recent_tokens.settle(self.last_token)
+        self.recent_tokens.add(self.last_token, 1)
         if not self.turn_has_content:
             self.turn_has_content, self.state = True, RequestState.GENERATING
             self.turn_first_token = self.last_token
@@ -157,6 +166,7 @@ class RequestRecords:
         self._model = model
         self._clock = clock
         self._running: list[RequestRecord] = []
+        self._recent_tokens = SlidingWindow(RATE_SECONDS)
         self._ended: deque[RequestRecord] = deque(maxlen=MAX_ENDED_RECORDS)
         self.idle = asyncio.Event()
         """Set while no request runs."""
@@ -166,6 +176,14 @@ class RequestRecords:
     def running(self) -> tuple[RequestRecord, ...]:
         """The running requests, in order of arrival."""
         return tuple(self._running)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens of all requests per second, over the last RATE_SECONDS or since the first of them; None: unknown."""
+        now = self._clock.monotonic()
+        total = self._recent_tokens.settle(now)
+        seconds = RATE_SECONDS - self._recent_tokens.seconds_until_less(now)
+        return round(total / seconds, 1) if self._running and seconds >= MIN_RATE_SECONDS else None
 
     @property
     def all(self) -> tuple[RequestRecord, ...]:
@@ -190,6 +208,7 @@ class RequestRecords:
             started=now,
             started_at=self._clock.utc_now(),
             last_progress=now,
+            recent_tokens=self._recent_tokens,
         )
         self._running.append(record)
         self.idle.clear()

@@ -31,10 +31,8 @@ from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.policy.model_sizing import MachineMemory
 from runner_svc.policy.replacement import ReplacementOrder, replacement_order, replacement_words
 from runner_svc.servicers.control import RunnerServicer
-from runner_svc.servicers.engine_lane import EngineLaneServicer
 from runner_svc.servicers.inference import DataPlane
 from runner_svc.servicers.request_admission import RequestAdmission, RunnerIdentity
-from runner_svc.servicers.ticketed_requests import TicketedRequestServicer
 from runner_svc.session.clock_offset import ClockOffset
 from runner_svc.session.report import RunnerReport
 from runner_svc.session.session import RunnerSession
@@ -47,7 +45,6 @@ from weft.api.runner.v1 import (
     model_call_service_pb2,
     runner_service_pb2,
     runner_service_pb2_grpc,
-    ticketed_request_service_pb2_grpc,
 )
 from weft.dispatch.tickets import PermitGate, TicketGate
 from weft.kernel.clock import Clock, MeshClock, SystemClock
@@ -121,6 +118,7 @@ class RunnerService(Service):
             self._clock_offset,
             lambda: [] if self._added is None else self._added.servers,
         )
+        self._report.followed_servers = lambda: self._followed.counts
         self._control = RunnerServicer(
             self._report,
             self._by_name,
@@ -177,10 +175,7 @@ class RunnerService(Service):
     def register(self, server: grpc.aio.Server) -> None:
         self._chats |= {name: self._chat_setup(name, instance.config) for name, instance in self._by_name.items()}
         DataPlane(self.admission, self._chats).add_to_server(server, self.carried)
-        EngineLaneServicer(self.admission).add_to_server(server, self.carried)
         self.carried.add_to_server(server)
-        ticketed = TicketedRequestServicer(self.admission)
-        ticketed_request_service_pb2_grpc.add_TicketedRequestServiceServicer_to_server(ticketed, server)
         runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
 
     async def start(self) -> None:
@@ -402,11 +397,6 @@ class RunnerService(Service):
         pages = {instance.model: instance.backend.engine_page for instance in self._in_order}
         return {model: page for model, page in pages.items() if page is not None}
 
-    def publish_lane(self, url: str) -> None:
-        """Publish where the HTTP API of this runner takes requests with tickets; empty: nowhere."""
-        self._report.lane_url = url
-        self._note_change()
-
     def reopen_session(self) -> None:
         """Reopen the session at once: the path to the registry has changed. Does nothing before `start`."""
         if self._session is not None:
@@ -483,11 +473,13 @@ class RunnerService(Service):
         await self._read_digests()
 
     async def _read_digests(self) -> None:
-        memory = self._config.session_file.with_name("digests.json")
+        memory, published = self._config.session_file.with_name("digests.json"), self._report.manifests()
         for instance in list(self._instances.values()):
             instance.digest = instance.digest or await _digest(instance.model, instance.model_path, memory)
             for adapter in instance.config.adapters:
                 instance.adapter_digests[adapter.name] = await _digest(adapter.name, adapter.file, memory)
+        if self._report.manifests() != published:
+            self._note_models()
 
     def _note_adopted(self, instance: Instance) -> None:
         """Use the files of a model that were pulled: its cache, its digest."""

@@ -26,8 +26,7 @@ from runner_svc.runtimes.settings import (
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, require_runtime
 from runner_svc.tools.port import ToolSettings
 from weft.kernel.errors import FieldError
-from weft.kernel.report_limits import ReportLimits
-from weft.kernel.settings import PUBLIC, SECRET, Checked, Name, Pattern, Port, Seconds, SizeText
+from weft.kernel.settings import PUBLIC, SECRET, Checked, ModelName, Name, Pattern, Port, Seconds, SizeText
 from weft.kernel.units import parse_size
 
 _CHAT = ChatSettings()
@@ -37,7 +36,7 @@ _TIMEOUTS = TimeoutProfile()
 
 
 DEFAULT_MAX_ADDED_MODELS = 32
-DEFAULT_MAX_LISTED_MODELS = 64
+DEFAULT_MAX_LISTED_MODELS = 1_024
 DEFAULT_DEVICE_SAMPLE_SECONDS = 0.25
 
 
@@ -65,9 +64,9 @@ class AgentSettings:
 
     name: Annotated[Name, PUBLIC]
     """Unique in the mesh; requests name `agent/<name>`."""
-    model: Annotated[Name | None, PUBLIC] = None
+    model: Annotated[ModelName | None, PUBLIC] = None
     """The model that answers; set this ..."""
-    pool: Annotated[Name | None, PUBLIC] = None
+    pool: Annotated[ModelName | None, PUBLIC] = None
     """... or the pool that answers."""
     description: Annotated[str, MaxLen(1024), PUBLIC] = ""
     """For people."""
@@ -164,8 +163,6 @@ class RunnerSettings:
     """Ports that engines listen on, such as `41000-41099`, where others are closed. Default: any free one."""
     http_port: Annotated[Port | None, PUBLIC] = None
     """Loopback port of this runner's own HTTP API, see docs/runner-api.md; 0 takes a free one. Default: it has none."""
-    lane_reports: ReportLimits = field(default_factory=ReportLimits)
-    """Reports to routers about requests with tickets, which a proxy carries to its HTTP API."""
     memory_wait_seconds: Seconds = 300.0
     """Longest wait of a load for accelerator memory."""
     probe_interval_seconds: Seconds = 5.0

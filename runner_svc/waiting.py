@@ -62,9 +62,11 @@ async def end_tasks(*tasks: "asyncio.Task[Any]") -> None:
 
 def fresh_copy(error: WeftError) -> WeftError:
     """Returns a copy of an error: one exception object raised in many tasks would collect all their tracebacks."""
-    return WeftError(
+    copy = WeftError(
         error.reason, error.message, metadata=error.metadata, retry_after_seconds=error.retry_after_seconds
     )
+    copy.engine_exit, copy.engine_log = error.engine_exit, error.engine_log
+    return copy
 
 
 @dataclass(slots=True)

@@ -1,10 +1,9 @@
-"""Two sizes of the suite: `make test` leaves the heavy tests out, `make test-all` (WEFT_TESTS=all) takes everything.
+"""What every test process needs: the tiers of the suite, property profiles, signals, and log output.
 
 The environments of third-party clients load this file too: it imports nothing that they lack.
 """
 
 import gc
-import os
 import signal
 from collections.abc import Iterator
 from importlib import import_module
@@ -14,7 +13,15 @@ import pytest
 
 YOUNG_OBJECTS = 20_000
 """As many are made, and not yet gone, between two runs of the garbage collector."""
-IS_WHOLE = os.environ.get("WEFT_TESTS") == "all"
+LATER_TIERS = ("slow", "nightly")
+"""Markers of the tests that `make test` leaves to `make test-slow` and `make test-nightly`; each takes a reason."""
+EXAMPLES = {"quick": 20, "nightly": 500}
+"""Examples per property by Hypothesis profile. `--hypothesis-profile=nightly` selects the other one."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the switch of `make test`."""
+    parser.addoption("--time-limit", action="store_true", help="fail a test that takes over a second")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,6 +38,24 @@ def pytest_configure(config: pytest.Config) -> None:
         log_plain_tracebacks()
     if find_spec("psutil") is not None:
         config.pluginmanager.register(import_module("kit.left_behind"), "kit.left_behind")
+    if find_spec("aiosqlite") is not None:
+        config.pluginmanager.register(import_module("kit.prepared_tables"), "kit.prepared_tables")
+    if config.getoption("--time-limit"):
+        config.pluginmanager.register(import_module("kit.time_limit"), "kit.time_limit")
+
+
+def register_profiles() -> None:
+    """Registers the Hypothesis profiles, without a deadline: 200 ms per example would measure the machine."""
+    settings = import_module("hypothesis").settings
+    for profile, examples in EXAMPLES.items():
+        # The parent is the profile in use, so that what Hypothesis sets where CI is set stays.
+        settings.register_profile(profile, settings(), deadline=None, max_examples=examples)
+    settings.load_profile("quick")
+
+
+# Before the plugin of Hypothesis reads its command line.
+if find_spec("hypothesis") is not None:
+    register_profiles()
 
 
 def log_plain_tracebacks() -> None:
@@ -56,16 +81,9 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_report_header() -> str:
-    """Which size is run."""
-    return "weft: all tests" if IS_WHOLE else "weft: without heavy tests (WEFT_TESTS=all takes them too)"
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the heavy tests unless all are wanted."""
-    if IS_WHOLE:
-        return
-    heavy = [item for item in items if item.get_closest_marker("heavy")]
-    if heavy:
-        config.hook.pytest_deselected(items=heavy)
-        items[:] = [item for item in items if not item.get_closest_marker("heavy")]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuses a test of a later tier that gives no reason."""
+    for item in items:
+        for marker in (found for tier in LATER_TIERS for found in item.iter_markers(tier)):
+            if not (marker.args and isinstance(marker.args[0], str) and marker.args[0]):
+                raise pytest.UsageError(f'{item.nodeid}: say why, as in @pytest.mark.{marker.name}("starts a mesh")')

@@ -2,7 +2,7 @@
 
 cards = FakeCards(folder)
 cards.add(total_bytes=8 * 1024**3)
-program = subprocess.Popen(..., env={**os.environ, **cards.environment(build_fake_nvml(folder))})
+program = subprocess.Popen(..., env={**os.environ, **cards.environment(fake_nvml_library())})
 
 That program, and everything it starts, sees the cards of `cards`. The library reads the folder:
 
@@ -19,12 +19,15 @@ That program, and everything it starts, sees the cards of `cards`. The library r
 and switches, each a file that exists or not: see SWITCHES.
 """
 
+import atexit
 import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -61,7 +64,7 @@ class FakeCards:
         (folder / "held").mkdir(parents=True, exist_ok=True)
 
     def environment(self, library: Path) -> dict[str, str]:
-        """Environment variables of a program that shall see these cards; `library` is from `build_fake_nvml`."""
+        """Environment variables of a program that shall see these cards; `library` is from `fake_nvml_library`."""
         return {FOLDER_VARIABLE: str(self.folder), "LD_LIBRARY_PATH": str(library.parent)}
 
     def add(self, *, total_bytes: int, name: str = "Fake Card", uuid: str | None = None) -> int:
@@ -155,6 +158,19 @@ class FakeCards:
 def compiler() -> str | None:
     """Path of the C compiler; None: this machine has none, and cannot build the library."""
     return shutil.which("cc")
+
+
+@cache
+def fake_nvml_library() -> Path:
+    """Returns the path of the library in a folder for LD_LIBRARY_PATH, built once and removed with this process.
+
+    Raises what `build_fake_nvml` raises.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="weft-nvml-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # Programs of other users may load it.
+    folder.chmod(0o755)
+    return build_fake_nvml(folder)
 
 
 def build_fake_nvml(folder: Path) -> Path:

@@ -49,7 +49,7 @@ _FIGURES = record_schema(figures_pb2.Figures)
 _CLIENT_LIST = record_schema(request_service_pb2.ListClientsResponse)
 
 _ADMIN = "/v1/admin"
-_ADMIN_MODEL = f"{_ADMIN}/models/{{name}}"
+_ADMIN_MODEL = f"{_ADMIN}/models/{{name:name}}"
 _OPERATION = f"{_ADMIN}/operations/{{name}}"
 ADMIN: EndpointGroup[AdminDeps] = EndpointGroup(
     tag="admin",
@@ -59,6 +59,12 @@ ADMIN: EndpointGroup[AdminDeps] = EndpointGroup(
             _VIEW_OPERATIONS,
             admin_models.list_admin_models,
             answers(record_schema(admin_model_pb2.AdminModelList)),
+        ),
+        get_row(
+            f"{_ADMIN_MODEL}/logs",
+            _VIEW_RUNNERS,
+            get_engine_logs,
+            answers(record_schema(engine_log_pb2.EngineLog), path="name", query=LOG_PARAMETERS, events=True),
         ),
         get_row(
             _ADMIN_MODEL,
@@ -71,12 +77,6 @@ ADMIN: EndpointGroup[AdminDeps] = EndpointGroup(
             _VIEW_OPERATIONS,
             admin_models.get_gpu_memory,
             answers(record_schema(admin_model_pb2.GpuMemory), query=("host",)),
-        ),
-        get_row(
-            f"{_ADMIN_MODEL}/logs",
-            _VIEW_RUNNERS,
-            get_engine_logs,
-            answers(record_schema(engine_log_pb2.EngineLog), path="name", query=LOG_PARAMETERS, events=True),
         ),
         get_row(
             f"{_ADMIN}/discovered",

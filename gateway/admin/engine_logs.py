@@ -21,7 +21,7 @@ from weft.dispatch.fleet import FleetSource, FleetView, ModelView
 from weft.documents.codec import document_of
 from weft.kernel.address import metadata_of
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import require_name
+from weft.kernel.names import require_name_of_model
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, calling
 from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
@@ -84,7 +84,7 @@ def _member(view: FleetView, name: str, member: str) -> ModelView:
     members = {model.name: model for model in view.pool_members(name)}
     if not members:
         raise unknown_name(MODEL_OR_POOL, name)
-    chosen = require_name(member, "member") if member else name
+    chosen = require_name_of_model(member, "member") if member else name
     if chosen in members:
         return members[chosen]
     if not member and len(members) == 1:

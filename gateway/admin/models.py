@@ -31,10 +31,11 @@ from weft.documents.operation_actions import (
     unload_action,
 )
 from weft.kernel.abilities import Abilities
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.model_source import asked_source, reaches_anywhere, server_source
 from weft.kernel.names import require_name
 from weft.kernel.principal import ANY_SOURCE, USE_SECRETS
+from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
 from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
 
@@ -222,8 +223,11 @@ async def get_admin_model(deps: AdminDeps, request: Request) -> Response:
 async def get_gpu_memory(deps: AdminDeps, request: Request) -> Response:
     """Returns the accelerator memory of every host with its leases, and what each model uses or would use of it."""
     query = begin_read(request, SURFACE, ("host",))
-    hosts = await deps.ports.operations.host_memory(query.text("host"))
-    models = [one for one in model_memory(deps.gateway.fleet.view) if query.text("host") in ("", one.host)]
+    host = query.text("host")
+    hosts = await deps.ports.operations.host_memory(host)
+    models = [one for one in model_memory(deps.gateway.fleet.view) if host in ("", one.host)]
+    if host and not hosts and not models:
+        raise FieldError("host", "is unknown; GET /v1/admin/gpu-memory without it lists all hosts", Reason.NOT_FOUND)
     return json_response(document_of(pb.GpuMemory(hosts=hosts, models=models)))
 
 

@@ -28,6 +28,7 @@ from weft.dispatch.remote_router import (
     UNDER_WAY,
     RequestSource,
     Selection,
+    shown_to,
 )
 from weft.documents.codec import document_of
 from weft.documents.rights import require_operable
@@ -165,7 +166,7 @@ async def get_request(requests: RequestSource, request: Request) -> Response:
     begin_read(request, REQUESTS_SURFACE)
     request_id = require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
     record = await requests.request(request_id, tenant_of(request.scope))
-    return json_response(document_of(record))
+    return json_response(document_of(shown_to(facts_of(request.scope).principal, record)))
 
 
 async def cancel_request(requests: RequestSource, request: Request) -> Response:
@@ -173,7 +174,7 @@ async def cancel_request(requests: RequestSource, request: Request) -> Response:
     begin_change(request, REQUESTS_SURFACE)
     request_id = require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
     record = await requests.cancel(request_id, tenant_of(request.scope), _requester(request))
-    return json_response(document_of(record))
+    return json_response(document_of(shown_to(facts_of(request.scope).principal, record)))
 
 
 async def list_requests(requests: RequestSource, request: Request) -> Response:

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gateway.operations import MAX_AUTHORIZATION_CHARS
-from weft.documents.document_base import DocumentPart, Name
+from weft.documents.document_base import DocumentPart, ModelName, Name
 from weft.documents.operation_actions import MAX_TAG_CHARS, FlushScope, Form, LoadSettings
 from weft.kernel.model_source import MAX_SOURCE_CHARS
 
@@ -13,7 +13,7 @@ from weft.kernel.model_source import MAX_SOURCE_CHARS
 class LoadBody(LoadSettings):
     """Options of a load."""
 
-    evict_model: Name | None = None
+    evict_model: ModelName | None = None
     """A model to unload first."""
     replicas: Annotated[int, Field(ge=1, le=64)] | None = None
     """For a pool: the number of members that are loaded afterwards."""
@@ -27,11 +27,11 @@ class SourceLoadBody(LoadSettings):
     source: Annotated[str, Field(min_length=1, max_length=MAX_SOURCE_CHARS)]
     """What it is, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`; a path or a URL needs `models:edit`. The address of a server
     attaches that server; its `parameters` are `api_key_env`, which needs `secrets:create` too, and `remote`."""
-    name: Name | None = None
+    name: ModelName | None = None
     """Its name in the mesh, or the server's. Default: made from the source."""
     runner: Name | None = None
     """The runner that serves it. Default: the only one that can."""
-    evict_model: Name | None = None
+    evict_model: ModelName | None = None
     """A model to unload first."""
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
     """The signatures that `weft sign` and `weft approve` made, where governance requires them."""
@@ -62,7 +62,7 @@ class FlushBody(DocumentPart):
 
     scope: FlushScope
     """`all`, `model`, `tenant` or `tag`."""
-    model: Name | None = None
+    model: ModelName | None = None
     """The model; with another scope, the flush is limited to this model."""
     tenant: Annotated[str, Field(max_length=64)] = ""
     """The tenant, for scope `tenant`."""

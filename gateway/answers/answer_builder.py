@@ -4,13 +4,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 from typing_extensions import override
 
 from gateway.errors import JSON
 from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, usage_pb2, warning_pb2
+from weft.dispatch.extra_fields import join_fields
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import plain_object
@@ -58,6 +59,18 @@ def finish_reason(value: int) -> str:
 def text_finish_reason(value: int) -> str:
     """Returns the finish reason of a text completion, which has no tools."""
     return "stop" if value == event_pb2.FINISH_REASON_TOOL_CALLS else finish_reason(value)
+
+
+def called_function(call_id: str, function: dict[str, object], extra: dict[str, Any]) -> dict[str, object]:
+    """Returns a call as chats have it, with the fields that weft does not know."""
+    more = {name: value for name, value in extra.items() if name != "function"}
+    of_function = extra.get("function")
+    return {
+        **more,
+        "id": call_id,
+        "type": "function",
+        "function": {**(of_function if isinstance(of_function, dict) else {}), **function},
+    }
 
 
 def has_counts(usage: usage_pb2.Usage) -> bool:
@@ -156,6 +169,8 @@ class CalledTool:
     id: str
     name: str
     pieces: list[str] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Fields of the call that weft does not know; those of its function are under `function`."""
 
     @property
     def arguments(self) -> str:
@@ -170,6 +185,8 @@ def add_call(calls: dict[int, CalledTool], delta: event_pb2.ToolCallDelta, id_pr
     if call is None:
         call = calls[delta.index] = CalledTool(delta.id or new_id(id_prefix), delta.name)
     call.pieces.append(delta.arguments_text)
+    if delta.HasField("extra_fields"):
+        join_fields(call.extra, plain_object(delta.extra_fields))
     return call if is_new else None
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Scope
@@ -57,9 +58,10 @@ def supplied(media: RequestMedia, source: MediaSource, facts: RequestFacts) -> L
     """
 
     async def layer(call: Call[Frame], /, proceed: Proceed[Frame]) -> AsyncGenerator[Frame]:
-        await supply(call.payload, media, source)
+        warnings = await supply(call.payload, media, source)
         facts.was_dispatched = True
-        async with aclosing(proceed(call)) as frames:
+        inner = partial(warned(warnings), proceed=proceed) if warnings else proceed
+        async with aclosing(inner(call)) as frames:
             async for frame in frames:
                 yield frame
 

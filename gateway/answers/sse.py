@@ -59,6 +59,8 @@ class StreamEncoder(AnswerState, ABC):
         """Whether content has been encoded: from here on the request cannot be retried."""
         self.is_done = False
         """Whether the last bytes of a complete answer have been encoded."""
+        self.shows_receipt = True
+        """Whether the end has the receipt as a comment."""
 
     def encode(self, frame: list[event_pb2.InferenceEvent]) -> bytes:
         """Returns the bytes of one write, possibly none. Raises BACKEND_PROTOCOL_ERROR where a choice has no end."""
@@ -125,6 +127,9 @@ class StreamEncoder(AnswerState, ABC):
 
     def _encode_content(self, event: event_pb2.InferenceEvent, out: list[bytes]) -> None:
         """Append the bytes of an event of `content_kinds`."""
+
+    def _receipt_comment(self, receipt: receipt_pb2.Receipt) -> bytes:
+        return receipt_comment(receipt) if self.shows_receipt else b""
 
     def _complete(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
         """Encode what is held back, and take the usage. Raises BACKEND_PROTOCOL_ERROR where a choice has no end."""

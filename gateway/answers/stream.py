@@ -20,6 +20,7 @@ from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.errors import ClientGoneError, envelope, internal_error, shutting_down
 from gateway.http.disconnect import WhileConnected, abort_connection
 from gateway.http.event_watches import EventWatches
+from gateway.intake.headers import shows_receipt
 from gateway.rate_limit_headers import rate_limit_headers
 from gateway.request_facts import RequestFacts, facts_of
 from weft.api.registry.v1.event_pb2 import Event
@@ -29,7 +30,6 @@ from weft.documents.codec import document_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
-from weft.kernel.light_event import LightEvent
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
@@ -59,15 +59,9 @@ class SseWriter:
         keepalive: bytes = KEEPALIVE,
         content_type: bytes = EVENT_STREAM,
         headers: Callable[[], Sequence[tuple[bytes, bytes]]] = tuple,
-        commits_early: bool = True,
     ) -> None:
-        """`headers`: what is added to those of the answer, as known when they are sent.
-
-        `commits_early`: whether the status line is sent in time, without waiting for what is written.
-        """
+        """`headers`: what is added to those of the answer, as known when they are sent."""
         self._headers = headers
-        self._commits_early = commits_early
-        self._committed = LightEvent()
         self._keepalive = keepalive
         self._content_type = content_type
         self._send = send
@@ -106,12 +100,9 @@ class SseWriter:
     async def keep_up(self, block: Interruptible) -> None:
         """Send the status line in time, then keepalives; interrupt `block` when a write takes too long."""
         try:
-            if self._commits_early:
-                await self._clock.sleep(self._config.headers_within_seconds)
-                if not self.is_committed:
-                    await self._write_aside(b"")
-            else:
-                await self._committed.wait()
+            await self._clock.sleep(self._config.headers_within_seconds)
+            if not self.is_committed:
+                await self._write_aside(b"")
             while True:
                 await self._clock.sleep(await self._check(block))
         except TimeoutError:
@@ -139,7 +130,6 @@ class SseWriter:
         headers = [(b"content-type", self._content_type), *_HEADERS, *self._headers()]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self.is_committed = True
-        self._committed.set()
         held = b"".join(self._held)
         self._held.clear()
         return held
@@ -173,7 +163,6 @@ class SseResponse(Response, ABC):
             keepalive=self._keepalive,
             content_type=self._content_type,
             headers=self._added_headers,
-            commits_early=self._deps.answers_before_content,
         )
         try:
             await self._run(scope, receive, writer, facts)
@@ -232,6 +221,7 @@ class StreamedAnswer(SseResponse):
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._encoder.shows_receipt = shows_receipt(scope, self._deps.config)
         metrics = self._deps.metrics
         metrics.stream_began()
         try:

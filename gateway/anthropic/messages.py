@@ -20,6 +20,7 @@ from gateway.anthropic.schema import (
     ImageBlock,
     MessageParam,
     MessagesRequest,
+    OtherBlock,
     RedactedThinkingBlock,
     ResultBlock,
     Source,
@@ -42,8 +43,10 @@ from gateway.intake.request_model import require_few
 from gateway.media import RequestMedia, supply
 from gateway.openai.chat_builder import ROLES, ChatBuilder, ChatTranslation, entries
 from gateway.openai.extension_fields import unknown_extensions, unsupported
+from gateway.openai.readable_text import document_text, text_in
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import chat_pb2, tokenize_pb2
+from weft.dispatch.extra_fields import carried_only
 from weft.dispatch.operations import TOKENIZE
 from weft.dispatch.payload_description import estimated_prompt_tokens
 from weft.kernel.errors import WeftError, invalid_field
@@ -118,7 +121,9 @@ def to_countable(request: CountTokensRequest, limits: RequestLimits, media: Requ
     turns = Turns(chat)
     if request.system is not None:
         turns.add_system(request.system)
-    for field, message in entries(request.messages, "messages", limits.max_messages):
+    chat.expect([_role_of(message) for message in request.messages])
+    for index, (field, message) in enumerate(entries(request.messages, "messages", limits.max_messages)):
+        chat.turn_to(index)
         turns.add(message, field)
     for field, tool in entries(request.tools, "tools", limits.max_tools):
         _add_tool(chat, tool, field)
@@ -210,7 +215,7 @@ class Turns:
         if isinstance(content, str):
             self._turn(message.role).content.add(text=content)
             return
-        if not content and message.role != "assistant":
+        if not content and message.role != "assistant" and not self._chat.is_answered:
             raise invalid_field(f"{field}.content", "must have at least one block")
         if message.role == "assistant":
             # An assistant turn without content is still a turn.
@@ -229,19 +234,42 @@ class Turns:
             self._add_result(block, field)
         elif role == "assistant" and isinstance(block, ToolUseBlock):
             turn = self._turn(role)
-            self._chat.add_call(turn, block.id, block.name, _encode(block.input))
+            extra = carried_only(block.model_extra)
+            self._chat.add_call(turn, block.id, block.name, _arguments(block.input), extra)
             _mark(turn.tool_calls[-1], block.cache_control)
-        elif role == "assistant" and isinstance(block, ThinkingBlock):
-            turn = self._turn("assistant")
+        elif role == "assistant" and isinstance(block, ThinkingBlock | RedactedThinkingBlock):
+            self._add_thinking(self._turn(role), block, field)
+        elif isinstance(block, OtherBlock):
+            self._add_other(self._turn(role), block, field, _misplaced(role, block.type))
+        elif isinstance(block, ImageBlock) and self._chat.is_answered:
+            self._chat.add_readable(self._turn(role), "", "image", f"{field}.type", _misplaced(role, block.type))
+        else:
+            raise invalid_field(f"{field}.type", _misplaced(role, block.type))
+
+    def _add_thinking(
+        self, turn: chat_pb2.ChatMessage, block: ThinkingBlock | RedactedThinkingBlock, field: str
+    ) -> None:
+        if isinstance(block, ThinkingBlock):
             turn.reasoning += block.thinking
             if block.signature:
                 turn.signed_reasoning.add(text=block.thinking, signature=block.signature)
-        elif role == "assistant" and isinstance(block, RedactedThinkingBlock):
-            self._chat.warnings.append(unsupported(field, "only the provider that encrypted it can read it"))
-            if block.data:
-                self._turn("assistant").signed_reasoning.add(redacted=block.data)
+            return
+        self._chat.warnings.append(unsupported(field, "only the provider that encrypted it can read it"))
+        if block.data:
+            turn.signed_reasoning.add(redacted=block.data)
+
+    def _add_other(self, turn: chat_pb2.ChatMessage, block: OtherBlock, field: str, problem: str) -> None:
+        """Add the readable text of a block that engines do not take, or a note; refuse it with `problem`."""
+        what, given = block.type[:64], block.model_extra or {}
+        if block.type == "document":
+            text, what = document_text(given), str(given.get("title") or "document")[:64]
+        elif block.type == "search_result":
+            text = text_in(given)
+        elif block.type.endswith("tool_use"):
+            text = f"[{str(given.get('name'))[:64]} was called with {_encode(given.get('input'))}]"
         else:
-            raise _misplaced(role, block.type, field)
+            text = text_in(given) if self._chat.is_earlier else ""
+        self._chat.add_readable(turn, text, what, f"{field}.type", problem)
 
     def _turn(self, role: str) -> chat_pb2.ChatMessage:
         messages = self._chat.messages
@@ -250,9 +278,10 @@ class Turns:
 
     def _add_result(self, block: ToolResultBlock, field: str) -> None:
         problem = "answers no tool_use of an earlier assistant message"
-        self._chat.require_called(block.tool_use_id, f"{field}.tool_use_id", problem)
-        turn = self._chat.add_result(block.tool_use_id)
-        _mark(turn, block.cache_control)
+        orphan = self._chat.add_orphan(block.tool_use_id, f"{field}.tool_use_id", problem)
+        turn = orphan or self._chat.add_result(block.tool_use_id)
+        if orphan is None:
+            _mark(turn, block.cache_control)
         self._chat.add_content(turn, block.content or "", f"{field}.content", self._add_result_part)
         if block.is_error:
             _mark_failed(turn)
@@ -266,7 +295,8 @@ class Turns:
         elif isinstance(part, ToolReferenceBlock):
             turn.content.add(text=f"The tool {part.tool_name} is available.")
         else:
-            raise invalid_field(f"{field}.type", f"'{part.type[:64]}' is not supported here: send text or images")
+            problem = f"'{part.type[:64]}' is not supported here: send text or images"
+            self._add_other(turn, part, field, problem)
 
     def _add_image(self, turn: chat_pb2.ChatMessage, source: Source, field: str) -> None:
         if isinstance(source, Base64Source):
@@ -274,7 +304,8 @@ class Turns:
         elif isinstance(source, UrlSource):
             self._chat.add_image(turn, source.url, f"{field}.url")
         else:
-            raise invalid_field(f"{field}.type", "must be 'base64' or 'url': uploaded files are not supported")
+            problem = "must be 'base64' or 'url': uploaded files are not supported"
+            self._chat.add_readable(turn, "", "image", f"{field}.type", problem)
 
 
 Marked = chat_pb2.ContentPart | chat_pb2.ChatMessage | chat_pb2.ToolCallRecord | chat_pb2.FunctionTool
@@ -300,7 +331,20 @@ def _mark_failed(turn: chat_pb2.ChatMessage) -> None:
         turn.content.extend(rest)
 
 
-def _misplaced(role: str, kind: str, field: str) -> WeftError:
+def _misplaced(role: str, kind: str) -> str:
     if kind == "document":
-        return invalid_field(f"{field}.type", "documents are not supported: send their text in a text block")
-    return invalid_field(f"{field}.type", f"'{kind[:64]}' is not supported in a message of role '{role}'")
+        return "documents are not supported unless they are text: send their text in a text block"
+    return f"'{kind[:64]}' is not supported in a message of role '{role}'"
+
+
+def _arguments(given: object) -> str:
+    """Returns the arguments of an earlier call as text."""
+    return given if isinstance(given, str) else _encode({} if given is None else given)
+
+
+def _role_of(message: MessageParam) -> chat_pb2.Role.ValueType:
+    """Returns the role of a message; that of a tool for one with the result of a tool."""
+    has_result = isinstance(message.content, list) and any(
+        isinstance(each, ToolResultBlock) for each in message.content
+    )
+    return ROLES["tool" if has_result and message.role == "user" else message.role]

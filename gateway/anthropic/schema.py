@@ -24,7 +24,7 @@ from gateway.openai.sampling import MAX_STOP_CHARS, Share
 MAX_TOOL_NAME_CHARS = 128
 MAX_TOOL_USE_ID_CHARS = 256
 
-ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS, pattern=r"^[A-Za-z0-9_-]+$")]
+ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS, pattern=r"^[A-Za-z0-9_.-]+$")]
 ToolUseId = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_USE_ID_CHARS)]
 
 
@@ -77,12 +77,15 @@ class ImageBlock(StrictModel):
 
 
 class ToolUseBlock(StrictModel):
-    """A tool call that the assistant made earlier."""
+    """A tool call that the assistant made earlier; fields that a provider needs go back to it."""
+
+    model_config = ConfigDict(extra="allow")
 
     type: Literal["tool_use"]
     id: ToolUseId
     name: Annotated[str, Field(min_length=1, max_length=256)]
-    input: JsonMap
+    input: Any = None
+    """An object. Clients keep text in its place that was cut off while the model wrote it."""
     cache_control: CacheControl = None
 
 
@@ -110,6 +113,8 @@ class ToolReferenceBlock(StrictModel):
 
 class OtherBlock(StrictModel):
     """A kind of block that weft does not have, such as a document."""
+
+    model_config = ConfigDict(extra="allow")
 
     type: str
 

@@ -18,11 +18,13 @@ from gateway.answers.call_arguments import (
     is_object_so_far,
     is_whole_object,
 )
-from gateway.answers.sse import StreamEncoder, receipt_comment
+from gateway.answers.sse import StreamEncoder
 from gateway.errors import Dialect, envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
+from weft.dispatch.extra_fields import JsonMap
 from weft.dispatch.frames import is_seal, texts_of
 from weft.kernel.errors import WeftError
+from weft.kernel.json_objects import plain_object
 from weft.kernel.names import new_id
 
 _STOP_REASONS: dict[int, str] = {
@@ -31,16 +33,18 @@ _STOP_REASONS: dict[int, str] = {
 }
 
 
-def stop_reason(finish: int, *, has_calls: bool, has_refusal: bool) -> str:
+def stop_reason(finish: int, *, has_calls: bool, has_refusal: bool, stop_sequence: str = "") -> str:
     """Returns Anthropic's stop reason.
 
-    Engines do not say whether a stop string or the model itself ended it: both are `end_turn`.
+    An engine that does not report the stop string which ended the message has `end_turn` for it.
     """
     cut = _STOP_REASONS.get(finish)
     if cut is not None:
         return cut
     if has_calls:
         return "tool_use"
+    if stop_sequence:
+        return "stop_sequence"
     return "refusal" if has_refusal else "end_turn"
 
 
@@ -77,6 +81,7 @@ class MessagesAnswer(DocumentAnswer):
         self._calls: dict[int, CalledTool] = {}
         self._has_refusal = False
         self._finish = 0
+        self._stop_sequence = ""
 
     def _add_delta(self, delta: event_pb2.Delta) -> None:
         if delta.index:
@@ -93,7 +98,7 @@ class MessagesAnswer(DocumentAnswer):
                 self._blocks.append(call)
         if delta.finish_reason:
             self._close_choice(0)
-            self._finish = delta.finish_reason
+            self._finish, self._stop_sequence = delta.finish_reason, delta.stop_sequence
 
     def _add_text(self, kind: str, text: str) -> None:
         if not text:
@@ -128,8 +133,13 @@ class MessagesAnswer(DocumentAnswer):
             "role": "assistant",
             "model": self._model,
             "content": content,
-            "stop_reason": stop_reason(self._finish, has_calls=bool(self._calls), has_refusal=self._has_refusal),
-            "stop_sequence": None,
+            "stop_reason": stop_reason(
+                self._finish,
+                has_calls=bool(self._calls),
+                has_refusal=self._has_refusal,
+                stop_sequence=self._stop_sequence,
+            ),
+            "stop_sequence": self._stop_sequence or None,
             "usage": message_usage(self.usage),
         }
 
@@ -147,7 +157,7 @@ class MessagesAnswer(DocumentAnswer):
         """Returns the call as a block; None, and a warning, for a truncated one."""
         arguments = arguments_object(call, is_cut=self._finish in CUTTING)
         if arguments is not None:
-            return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+            return {**call.extra, "type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
         self.warnings.append(cut_call(call))
         return None
 
@@ -160,9 +170,11 @@ _SHARE_TO_CHECK = 64
 class CallInput:
     """The arguments of one call, as they arrive."""
 
-    def __init__(self, call_id: str, name: str) -> None:
+    def __init__(self, call_id: str, name: str, extra: JsonMap) -> None:
+        """`extra`: fields of the call that weft does not know."""
         self.id = call_id
         self.name = name
+        self.extra = extra
         self.is_sent = False
         """Whether its block has been sent."""
         self._checked = ""
@@ -235,9 +247,12 @@ class OpenCalls:
         """
         call = self._calls.get(piece.index)
         if call is None:
-            call = self._calls[piece.index] = CallInput(piece.id or new_id("toolu"), piece.name)
+            call = self._calls[piece.index] = CallInput(
+                piece.id or new_id("toolu"), piece.name, plain_object(piece.extra_fields)
+            )
         elif call.is_sent and call is not self.open:
-            if piece.arguments_text.strip():
+            # A block without arguments stands for an empty object already.
+            if piece.arguments_text.strip() not in ("", "{}"):
                 raise bad_arguments()
             return None
         call.add(piece.arguments_text)
@@ -291,6 +306,7 @@ class MessagesStream(StreamEncoder):
         self._late: list[tuple[str, str]] = []
         self._has_refusal = False
         self._finish = 0
+        self._stop_sequence = ""
         self._prompt = usage_pb2.Usage()
 
     @override
@@ -348,7 +364,7 @@ class MessagesStream(StreamEncoder):
         for piece in delta.tool_calls:
             self._call(piece, out)
         if delta.finish_reason:
-            self._finish = delta.finish_reason
+            self._finish, self._stop_sequence = delta.finish_reason, delta.stop_sequence
             self._close_choice(0)
 
     def _add_text(self, kind: str, text: str, out: list[bytes]) -> None:
@@ -405,7 +421,8 @@ class MessagesStream(StreamEncoder):
 
     def _open_call(self, call: CallInput, out: list[bytes]) -> None:
         self._calls.begin(call)
-        self._open("tool_use", {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}, out)
+        block = {**call.extra, "type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        self._open("tool_use", block, out)
 
     def _add_arguments(self, arguments: str, out: list[bytes]) -> None:
         if arguments:
@@ -439,13 +456,19 @@ class MessagesStream(StreamEncoder):
     def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
         self._complete(receipt, out)
         self._finish_blocks(out)
-        reason = stop_reason(self._finish, has_calls=self._calls.any, has_refusal=self._has_refusal)
+        reason = stop_reason(
+            self._finish,
+            has_calls=self._calls.any,
+            has_refusal=self._has_refusal,
+            stop_sequence=self._stop_sequence,
+        )
         message = {
             "type": "message_delta",
-            "delta": {"stop_reason": reason, "stop_sequence": None},
+            "delta": {"stop_reason": reason, "stop_sequence": self._stop_sequence or None},
             "usage": message_usage(self.usage),
         }
-        out += (b"event: message_delta\ndata: ", encode_json(message), b"\n\n", receipt_comment(receipt), _MESSAGE_STOP)
+        out += (b"event: message_delta\ndata: ", encode_json(message), b"\n\n")
+        out += (self._receipt_comment(receipt), _MESSAGE_STOP)
         self.is_done = True
 
     def _finish_blocks(self, out: list[bytes]) -> None:

@@ -13,24 +13,29 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.config import CorsConfig
+from gateway.config import WEB_SCHEMES, GatewayConfig
+from gateway.http.own_hosts import LOOPBACK_NAMES, host_name, is_own_host
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 """Methods that pages may use: those of the table of endpoints."""
 REQUEST_HEADERS = (
-    "anthropic-beta", "anthropic-dangerous-direct-browser-access", "anthropic-version", "authorization",
-    "idempotency-key", "last-event-id", "openai-beta", "openai-organization", "openai-project",
-    "traceparent", "tracestate", "user-agent", "x-api-key", "x-cache-mode", "x-cache-tag", "x-client-id", "x-priority",
+    "anthropic-beta", "anthropic-client-name", "anthropic-client-version", "anthropic-dangerous-direct-browser-access",
+    "anthropic-version", "api-key", "authorization", "baggage", "cache-control", "content-encoding",
+    "copilot-integration-id", "editor-plugin-version", "editor-version", "http-referer", "idempotency-key",
+    "if-none-match", "last-event-id", "openai-beta", "openai-conversation-id", "openai-intent", "openai-organization",
+    "openai-project", "pragma", "sentry-trace", "traceparent", "tracestate", "user-agent", "x-api-key", "x-app",
+    "x-app-version", "x-cache-mode", "x-cache-tag", "x-client-id", "x-client-name", "x-client-version",
+    "x-goog-api-client", "x-goog-api-key", "x-initiator", "x-openrouter-title", "x-priority", "x-receipt-comment",
     "x-request-id", "x-request-timeout-seconds", "x-requested-with", "x-session-affinity", "x-session-id",
     "x-stainless-arch", "x-stainless-async", "x-stainless-custom-poll-interval", "x-stainless-helper",
     "x-stainless-helper-method", "x-stainless-lang", "x-stainless-os", "x-stainless-package-version",
     "x-stainless-poll-helper", "x-stainless-retry-count", "x-stainless-runtime", "x-stainless-runtime-version",
-    "x-stainless-timeout", "x-tenant-id",
+    "x-stainless-timeout", "x-tenant-id", "x-title", "x-use-cache", "x-user-agent",
 )  # fmt: skip
 """Headers that pages may send besides Accept and Content-Type: those that the APIs read, and those that their SDKs
-add."""
+and clients of editors and applications add."""
 EXPOSED_HEADERS = (
     "location", "request-id", "retry-after", "x-audio-ms", "x-cache-hit", "x-cache-tokens-reused", "x-gpu-energy-mj",
     "x-gpu-time-ms", "x-gpu-time-source", "x-image-pixels", "x-image-steps", "x-left-premises", "x-load-wait-ms",
@@ -53,7 +58,8 @@ def _expression(origin: str) -> str:
     scheme, _, rest = origin.partition("://")
     host, port = (rest.removesuffix(":*"), r"(?::[0-9]{1,5})?") if rest.endswith(":*") else (rest, "")
     if host == "*":
-        name = r"[A-Za-z0-9_.-]+"
+        # `app://` may have no host at all.
+        name = r"[A-Za-z0-9_.-]*"
     elif host.startswith("*."):
         name = r"(?:[A-Za-z0-9_-]+\.)+" + re.escape(host.removeprefix("*."))
     else:
@@ -61,31 +67,43 @@ def _expression(origin: str) -> str:
     return f"{re.escape(scheme)}://{name}{port}"
 
 
-def is_allowed_origin(origin: str, config: CorsConfig) -> bool:
-    """Whether pages of an origin, as the header Origin names it, may call."""
-    return _pattern(config.allowed_origins).fullmatch(origin) is not None
+def is_allowed_origin(origin: bytes, host: bytes, config: GatewayConfig) -> bool:
+    """Whether pages of an origin may call, and read the answers: those of the list, and of the gateway's own names.
+
+    `origin` and `host` are the request's headers. A loopback name with another port than the gateway's is another
+    program, which the list decides about.
+    """
+    text = origin.decode("latin-1")
+    if _pattern(config.cors.allowed_origins).fullmatch(text) is not None:
+        return True
+    name = host_name(text)
+    if not text.startswith(WEB_SCHEMES) or not is_own_host(name, config):
+        return False
+    return name not in LOOPBACK_NAMES or text.partition("://")[2].encode("latin-1") == host.lower()
 
 
 class CrossOrigin:
     """The CORS headers of one gateway."""
 
-    def __init__(self, config: CorsConfig) -> None:
+    def __init__(self, config: GatewayConfig) -> None:
         self._config = config
+        cors = config.cors
         self._headers = CORSMiddleware(
             _no_app,
-            allow_origin_regex=_pattern(config.allowed_origins).pattern,
+            # Only allowed origins get here.
+            allow_origin_regex=".*",
             allow_methods=METHODS,
-            allow_headers=(*REQUEST_HEADERS, *config.allowed_headers),
+            allow_headers=(*REQUEST_HEADERS, *cors.allowed_headers),
             # A page of the internet that an operator allows reaches a gateway on the caller's own network.
             allow_private_network=True,
             expose_headers=EXPOSED_HEADERS,
-            max_age=config.max_age_seconds,
+            max_age=cors.max_age_seconds,
         )
 
     def sender(self, headers: Mapping[bytes, bytes], send: Send) -> Send:
         """Returns a `send` that adds the headers for the caller's page; `send` itself for any other caller."""
         origin = headers.get(_ORIGIN)
-        if origin is None or not is_allowed_origin(origin.decode("latin-1"), self._config):
+        if origin is None or not is_allowed_origin(origin, headers.get(b"host", b""), self._config):
             return send
         return partial(self._headers.send, send=send, request_headers=Headers(raw=[(_ORIGIN, origin)]))
 
@@ -97,8 +115,8 @@ class CrossOrigin:
         if scope["method"] != "OPTIONS":
             return None
         headers = dict(scope["headers"])
-        origin = headers.get(_ORIGIN, b"").decode("latin-1")
-        if _WANTED_METHOD not in headers or not is_allowed_origin(origin, self._config):
+        origin, host = headers.get(_ORIGIN, b""), headers.get(b"host", b"")
+        if _WANTED_METHOD not in headers or not is_allowed_origin(origin, host, self._config):
             return None
         answer = self._headers.preflight_response(Headers(scope=scope))
         if answer.status_code >= 400:

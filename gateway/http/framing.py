@@ -12,6 +12,9 @@ MAX_CHUNK_LINE_BYTES = 256
 """Maximum length of a chunk's size line that is parsed; more counts as overhead of the body."""
 _NAMES = frozenset({b"connection", b"content-length", b"expect", b"transfer-encoding", b"upgrade"})
 _CONTINUE = b"100-continue"
+_UPGRADE = b"upgrade"
+_OFFER = frozenset({_UPGRADE, b"http2-settings"})
+"""Headers of an offer of another protocol, and their names in Connection."""
 
 
 def framing_fault(http_version: str, headers: Sequence[tuple[bytes, bytes]]) -> WeftError | None:
@@ -26,12 +29,31 @@ def framing_fault(http_version: str, headers: Sequence[tuple[bytes, bytes]]) -> 
         return WeftError(Reason.MALFORMED_REQUEST, words)
     if found.get(b"expect", _CONTINUE) != _CONTINUE:
         return EdgeError(417, Reason.MALFORMED_REQUEST, "the only expectation that can be met is 100-continue")
-    if b"upgrade" in (token.strip() for token in found.get(b"connection", b"").split(b",")):
-        has_body = coding is not None or found.get(b"content-length", b"0") != b"0"
-        if found.get(b"upgrade") == b"websocket" or has_body:
-            words = "this connection stays HTTP/1.1: send the request without Upgrade (answers stream as events)"
-            return WeftError(Reason.MALFORMED_REQUEST, words)
+    has_body = coding is not None or found.get(b"content-length", b"0") != b"0"
+    if not has_body and found.get(b"upgrade") == b"websocket" and _UPGRADE in _tokens(found.get(b"connection", b"")):
+        words = "this connection stays HTTP/1.1: send the request without Upgrade (answers stream as events)"
+        return WeftError(Reason.MALFORMED_REQUEST, words)
     return None
+
+
+def without_offer(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Returns the headers of a request without its offer of another protocol, such as `Upgrade: h2c`.
+
+    A server may ignore an offer (RFC 9110, 7.8). Java's HttpClient and `curl --http2` make one with each request.
+    """
+    kept: list[tuple[bytes, bytes]] = []
+    for name, value in headers:
+        if name == b"connection":
+            rest = b", ".join(token for token in _tokens(value) if token not in _OFFER)
+            if rest:
+                kept.append((name, rest))
+        elif name not in _OFFER:
+            kept.append((name, value))
+    return kept
+
+
+def _tokens(value: bytes) -> list[bytes]:
+    return [token.strip().lower() for token in value.split(b",")]
 
 
 def open_chunk_bytes(received: bytes, body_bytes: int) -> int:

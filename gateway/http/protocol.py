@@ -3,6 +3,7 @@
 Measured on uvicorn 0.54: a 60 MB header is parsed for 16 s, half a header is held without limit, a parse error is
 answered in plain text, and with pipelined requests a disconnect is reported to the newest instead of the running one.
 Trailers are added to the headers of a running request, so that a proxy and this server could see different callers.
+After an offer of another protocol the body is read as the next request, and HTTP/1.0 is answered in chunks.
 """
 
 import asyncio
@@ -10,15 +11,25 @@ import ipaddress
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
-from starlette.types import ASGIApp
+import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn import Config
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from gateway.config import ConnectionLimits
 from gateway.errors import EdgeError, envelope, error_headers, http_status
 from gateway.http.disconnect import ABORT_KEY, DISCONNECT_KEY, DisconnectNotifier
-from gateway.http.framing import DECLARED_BODY_KEY, MAX_CHUNK_LINE_BYTES, framing_fault, open_chunk_bytes
-from gateway.http.uvicorn_parts import Config, FlowControl, HttpToolsProtocol, RequestResponseCycle, ServerState
+from gateway.http.framing import (
+    DECLARED_BODY_KEY,
+    MAX_CHUNK_LINE_BYTES,
+    framing_fault,
+    open_chunk_bytes,
+    without_offer,
+)
 from weft.kernel.errors import WeftError
 from weft.kernel.light_event import LightEvent
 from weft.kernel.log import get_logger
@@ -27,6 +38,9 @@ from weft.kernel.reasons import Reason
 
 _NETWORK_BITS = 64
 """Prefix length that counts as one IPv6 address: networks of this size are assigned to one household or host."""
+
+_WITHOUT_CHUNKS = frozenset({"0.9", "1.0"})
+"""Versions of HTTP whose callers read no chunks."""
 
 log = get_logger("weft.gateway")
 
@@ -251,13 +265,44 @@ class EdgeProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
         else:
             self._overhead_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._is_reading_head:
             self._require_few_bytes(self._head_bytes, "headers")
         else:
             self._require_few_bytes(self._overhead_bytes - _FRAMING_BYTES * self._body_pieces, "trailers")
             if self._is_chunked:
                 self._look_at_chunk(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse received bytes. The head of an offer of another protocol is parsed again without the offer."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserError:
+                self.send_400_response("")
+                return
+            except httptools.HttpParserUpgrade as offer:
+                rest = rest[offer.args[0] :]
+                if not self._parse_without_offer():
+                    return
+            else:
+                return
+
+    def _parse_without_offer(self) -> bool:
+        """Parse the head that the parser stopped after, without its offer; returns whether more can be parsed."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = b"".join(b"%b: %b\r\n" % header for header in without_offer(self.headers))
+        # A parser that has read `Connection: close` skips what follows.
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        try:
+            self.parser.feed_data(b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, lines))
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self.send_400_response("")
+            return False
+        return True
 
     def on_message_begin(self) -> None:
         """Start of a request head."""
@@ -283,6 +328,9 @@ class EdgeProtocol(HttpToolsProtocol):
         fault = framing_fault(self.parser.get_http_version(), self.headers)
         if fault is not None:
             self._stop_parsing(fault)
+        if self.parser.should_upgrade():
+            # The parser stops here, whatever the request's framing: see `_parse`.
+            return
         self._is_reading_head = False
         self._header_count = 0
         self._head_bytes = 0
@@ -333,6 +381,8 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End of a request; the next bytes belong to another head."""
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         self._is_reading_head = True
         _cancel(self._linger_timer)
@@ -352,11 +402,8 @@ class EdgeProtocol(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the parser's message is for its log
-        """Answer a parse error with the error envelope; uvicorn calls this."""
+        """Answer a parse error with the error envelope."""
         self._refuse(self._refusal or WeftError(Reason.MALFORMED_REQUEST, "this is not a valid HTTP request"))
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Drops uvicorn's warning about an Upgrade header, which advises to install packages."""
 
     def _stop_parsing(self, refusal: WeftError) -> NoReturn:
         """End the parser from one of its callbacks: `send_400_response` answers with the refusal."""
@@ -377,7 +424,8 @@ class EdgeProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         cycle.transport = HeadWriter(self.transport, self.loop)  # type: ignore[assignment]  # all that a cycle uses
-        super()._start_asgi_task(cycle, app)
+        reads_chunks = cycle.scope["http_version"] not in _WITHOUT_CHUNKS
+        super()._start_asgi_task(cycle, app if reads_chunks else cast("Any", _without_chunks(app, cycle)))
 
     @property
     def _peer(self) -> str:
@@ -424,6 +472,22 @@ class EdgeProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._linger()
+
+
+def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+    """Returns an application whose answer is sent without chunks: the connection's end is its end."""
+    cycle.chunked_encoding = False
+    cycle.waiting_for_100_continue = False
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_plain(message: Message) -> None:
+            # uvicorn counts the bytes that are left of a declared length.
+            cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return serve
 
 
 def _notify_disconnect(running: RequestResponseCycle) -> None:

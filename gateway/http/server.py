@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator
 
 from starlette.types import ASGIApp
 from typing_extensions import override
+from uvicorn import Server
 
 from gateway.config import ConnectionLimits, EdgeTls, Exposure
 from gateway.http.protocol import EdgeProtocol, EdgeServerConfig, within_open_files
 from gateway.http.tls import server_context
-from gateway.http.uvicorn_parts import Server
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason

@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope
 from gateway.config import GatewayConfig, RequestLimits
 from gateway.errors import ClientGoneError, Dialect, EdgeError, dialect_of
 from gateway.http.framing import DECLARED_BODY_KEY
+from gateway.intake.content_coding import decoder_of
 from gateway.intake.json_guard import parse, require_few_members
 from gateway.intake.multipart import MultipartStream, Part, boundary_of
 from gateway.request_facts import Headers, headers_of
@@ -26,6 +27,8 @@ _YAML_TYPES = frozenset({b"application/yaml", b"application/x-yaml"})
 _JSON_TYPE = b"application/json"
 _FORM_TYPE = b"multipart/form-data"
 _MAX_LENGTH_DIGITS = 20
+_DECODED_STEP_BYTES = 1024 * 1024
+"""What is decoded of a compressed body before other requests get their turn."""
 _OF_PAGES = frozenset({b"origin", b"referer", b"sec-fetch-site"})
 """Headers of requests that a browser sends for a page, and no script of the page can leave all of them out."""
 
@@ -38,16 +41,6 @@ async def read_json_body(scope: Scope, receive: Receive, config: GatewayConfig) 
     """
     _require_json_type(scope)
     return await _read_json(scope, receive, config)
-
-
-def checked_json(scope: Scope, raw: bytes, config: GatewayConfig) -> bytes:
-    """Returns a complete body that was read elsewhere, as `read_json_body` would; raises as that does."""
-    _require_json_type(scope)
-    _require_plain_and_small(scope, config.max_body_bytes)
-    if len(raw) > config.max_body_bytes:
-        raise too_large(config.max_body_bytes)
-    require_few_members(raw, config.limits.max_json_members)
-    return raw
 
 
 def _require_json_type(scope: Scope) -> None:
@@ -113,8 +106,9 @@ async def body_chunks(
 ) -> AsyncGenerator[bytes]:
     """Yields the body, of any content type, as it arrives. Time that its reader takes is not counted as the caller's.
 
-    Raises MALFORMED_REQUEST for one that is compressed, REQUEST_TOO_LARGE above `max_bytes`, an EdgeError 408 if it
-    does not arrive in time or arrives too slowly, ClientGoneError if the caller disconnects first.
+    A compressed one is decoded. Raises an EdgeError 415 for an unknown coding, MALFORMED_REQUEST where it cannot be
+    decoded, REQUEST_TOO_LARGE above `max_bytes`, an EdgeError 408 if it does not arrive in time or arrives too slowly,
+    ClientGoneError if the caller disconnects first.
     """
     arriving = _ArrivingBody(scope, receive, config, max_bytes=max_bytes, timeout_seconds=timeout_seconds)
     while not arriving.is_complete:
@@ -156,15 +150,28 @@ class BodyPace:
 
 
 class _ArrivingBody:
-    """A body that arrives within a size, a time and a pace."""
+    """A body that arrives within a size, a time and a pace. The size is that before and after decoding."""
 
-    __slots__ = ("_max_bytes", "_pace", "_receive", "_scope", "_size", "is_complete")
+    __slots__ = (
+        "_decoded_bytes",
+        "_decoder",
+        "_has_arrived",
+        "_max_bytes",
+        "_pace",
+        "_receive",
+        "_scope",
+        "_size",
+        "is_complete",
+    )
 
     def __init__(
         self, scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int, timeout_seconds: float
     ) -> None:
-        """Raises MALFORMED_REQUEST for a body that is compressed, REQUEST_TOO_LARGE for one declared as too large."""
-        _require_plain_and_small(scope, max_bytes)
+        """Raises an EdgeError 415 for an unknown coding, REQUEST_TOO_LARGE for a body declared as too large."""
+        _require_small(scope, max_bytes)
+        self._decoder = decoder_of(scope["headers"])
+        self._decoded_bytes = 0
+        self._has_arrived = False
         self._scope = scope
         self._receive = receive
         self._max_bytes = max_bytes
@@ -174,6 +181,27 @@ class _ArrivingBody:
 
     async def next(self) -> bytes:
         """Returns the next chunk, until it is complete. Raises as `body_chunks`."""
+        if self._decoder is None:
+            chunk = await self._arriving()
+            self.is_complete = self._has_arrived
+            return chunk
+        chunk = b""
+        if self._decoder.has_more:
+            # Decoding a body that expands much takes a while.
+            await asyncio.sleep(0)
+        elif not self._has_arrived:
+            chunk = await self._arriving()
+        chunk = self._decoder.decode(chunk, _DECODED_STEP_BYTES)
+        self._decoded_bytes += len(chunk)
+        if self._decoded_bytes > self._max_bytes:
+            raise too_large(self._max_bytes)
+        if self._has_arrived and not self._decoder.has_more:
+            self._decoder.require_end()
+            self.is_complete = True
+        return chunk
+
+    async def _arriving(self) -> bytes:
+        """Returns the next chunk as it was sent."""
         message = await self._pace.next(_next(self._receive), self._size)
         if message["type"] == "http.disconnect":
             raise ClientGoneError
@@ -181,7 +209,7 @@ class _ArrivingBody:
         self._size += len(chunk)
         if max(self._size, _declared_bytes(self._scope)) > self._max_bytes:
             raise too_large(self._max_bytes)
-        self.is_complete = not message.get("more_body", False)
+        self._has_arrived = not message.get("more_body", False)
         return chunk
 
 
@@ -195,11 +223,8 @@ async def _read_json(scope: Scope, receive: Receive, config: GatewayConfig) -> b
     return raw
 
 
-def _require_plain_and_small(scope: Scope, max_bytes: int) -> None:
-    headers = headers_of(scope)
-    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
-        raise WeftError(Reason.MALFORMED_REQUEST, "a Content-Encoding is not supported: send the body as it is")
-    declared = headers.get(b"content-length")
+def _require_small(scope: Scope, max_bytes: int) -> None:
+    declared = headers_of(scope).get(b"content-length")
     if declared is not None and declared.isdigit() and int(declared[:_MAX_LENGTH_DIGITS]) > max_bytes:
         raise too_large(max_bytes)
 

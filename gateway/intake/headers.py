@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
@@ -16,6 +15,7 @@ from gateway.auth.authentication import require_once
 from gateway.config import GatewayConfig
 from gateway.errors import EdgeError
 from gateway.http.cors import is_allowed_origin
+from gateway.http.own_hosts import LOOPBACK_NAMES, host_name, is_own_host
 from gateway.intake.request_model import HandledRequest
 from gateway.request_facts import Headers, RequestFacts, facts_of, headers_of
 from weft.dispatch.agents import name_asked_for, require_model_name
@@ -23,7 +23,6 @@ from weft.dispatch.aliases import AskedName
 from weft.dispatch.parameter_checks import cache_tag, require_session
 from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
 from weft.durable.tasks import MAX_IDEMPOTENCY_KEY_CHARS
-from weft.kernel.address import is_address, is_any_host
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import (
     MAX_CLIENT_CHARS,
@@ -47,7 +46,8 @@ _SESSION_HEADERS = {
     b"x-claude-code-session-id": "X-Claude-Code-Session-Id",
 }
 _AS_CONFIGURED = Handling()
-_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_RECEIPT_COMMENT = "X-Receipt-Comment"
+_SWITCHES = {b"true": True, b"false": False}
 _MAX_TIMEOUT_CHARS = 16
 _ONCE = frozenset({b"x-tenant-id", b"origin"})
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@\\:\[\]]+)(?::[0-9]{0,5})?")
@@ -70,8 +70,11 @@ def validate_head(scope: Scope, config: GatewayConfig) -> None:
     if host is not None:
         _require_own_host(host, config)
     origin = headers.get(b"origin")
-    if origin is not None:
-        _require_own_origin(origin, config)
+    if origin is not None and not is_allowed_origin(origin, host or b"", config):
+        raise WeftError(
+            Reason.PERMISSION_DENIED,
+            "pages of this origin may not call this gateway; allow it with `gateway.cors.allowed_origins`",
+        )
 
 
 def require_bounded_head(scope: Scope, config: GatewayConfig) -> None:
@@ -94,6 +97,14 @@ def require_bounded_head(scope: Scope, config: GatewayConfig) -> None:
         raise WeftError(Reason.MALFORMED_REQUEST, "the request must have exactly one Host header")
 
 
+def shows_receipt(scope: Scope, config: GatewayConfig) -> bool:
+    """Whether the stream of a request ends with its receipt as a comment. Raises INVALID_ARGUMENT."""
+    given = headers_of(scope).get(_RECEIPT_COMMENT.lower().encode())
+    if given is None:
+        return config.receipt_comments
+    return bool(_choice(given.lower(), _RECEIPT_COMMENT, _SWITCHES, "must be 'true' or 'false'"))
+
+
 def require_local_caller(scope: Scope) -> None:
     """Refuses a change that a page of another origin could have sent, where callers need no key.
 
@@ -112,7 +123,7 @@ def require_local_caller(scope: Scope) -> None:
 
 def require_own_machine(scope: Scope, message: str) -> None:
     """Raises PERMISSION_DENIED with the message unless the Host is a loopback name."""
-    if _host_name(f"//{_host_of(scope)}") not in _LOOPBACK_NAMES:
+    if host_name(f"//{_host_of(scope)}") not in LOOPBACK_NAMES:
         raise WeftError(Reason.PERMISSION_DENIED, message)
 
 
@@ -121,7 +132,7 @@ def _host_of(scope: Scope) -> str:
 
 
 def _require_own_host(host: bytes, config: GatewayConfig) -> None:
-    if not _is_own(_name_in(host), config):
+    if not is_own_host(_name_in(host), config):
         raise WeftError(
             Reason.PERMISSION_DENIED, "the Host header is not a name of this gateway; allow it with `allowed_hosts`"
         )
@@ -131,29 +142,7 @@ def _require_own_host(host: bytes, config: GatewayConfig) -> None:
 def _name_in(host: bytes) -> str | None:
     """Returns the name in a Host header; None: it is not one. Callers send the same few, and parsing takes 10 us."""
     text = host.decode("latin-1")
-    return None if _HOST.fullmatch(text) is None else _host_name(f"//{text}")
-
-
-def _require_own_origin(origin: bytes, config: GatewayConfig) -> None:
-    text = origin.decode("latin-1")
-    if not _is_own(_host_name(text), config) and not is_allowed_origin(text, config.cors):
-        raise WeftError(Reason.PERMISSION_DENIED, "pages of another origin may not call this gateway")
-
-
-def _host_name(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
-
-
-def _is_own(name: str | None, config: GatewayConfig) -> bool:
-    if name is None:
-        return False
-    if name in _LOOPBACK_NAMES or name == config.host or name in config.allowed_hosts:
-        return True
-    # DNS rebinding needs a name: a page that sends an address comes from there, and asks for it openly.
-    return is_any_host(config.host) and is_address(name)
+    return None if _HOST.fullmatch(text) is None else host_name(f"//{text}")
 
 
 def request_context(

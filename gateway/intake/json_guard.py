@@ -1,8 +1,9 @@
 """Strict JSON: parses bodies into request models, and refuses ambiguous ones with errors that name the field.
 
 Checked besides JSON syntax: nesting, duplicate names in one object, numbers beyond doubles (NaN, Infinity, 1e999), text
-that is not UTF-8 or cannot be encoded again (half a surrogate pair), and the number of names. Measured: 6 us for 1 KiB,
-0.1 ms for 100 KiB of messages, 7 ms for a string of 10 MB, 75 ms for 200,000 names.
+that is not UTF-8 or cannot be encoded again (half a surrogate pair), and the number of names. In inference requests,
+which repeat what others have cut, half a pair becomes U+FFFD. Measured: 6 us for 1 KiB, 0.1 ms for 100 KiB of messages,
+7 ms for a string of 10 MB, 75 ms for 200,000 names.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
-from gateway.intake.request_model import TAG_MARK
+from gateway.intake.request_model import TAG_MARK, HandledRequest
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.validation_words import plain_words
@@ -22,6 +23,11 @@ from weft.kernel.validation_words import plain_words
 Model = TypeVar("Model", bound=BaseModel)
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# Surrogate escapes, of which the second group has those in pairs; an odd number of backslashes begins an escape.
+_SURROGATES = re.compile(
+    rb"(?<!\\)((?:\\\\)*)"
+    rb"(?:((?:\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})+)|\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
 _MAX_MESSAGE_CHARS = 500
 _MAX_SEGMENT_CHARS = 64
 _MAY_HOLD_FLOATS = frozenset({dict, float, list})
@@ -29,6 +35,8 @@ _MAY_HOLD_FLOATS = frozenset({dict, float, list})
 
 def parse(model: type[Model], raw: bytes, *, max_depth: int) -> Model:
     """Returns the request in `raw`. Raises MALFORMED_REQUEST for invalid JSON, INVALID_ARGUMENT naming the field."""
+    if issubclass(model, HandledRequest):
+        raw = without_halves(raw)
     doubt = require_strict_json(raw, max_depth)
     try:
         found = model.model_validate_json(raw)
@@ -38,6 +46,15 @@ def parse(model: type[Model], raw: bytes, *, max_depth: int) -> Model:
         _require_no(doubt)
         return found
     raise _field_error(details)
+
+
+def without_halves(raw: bytes) -> bytes:
+    """Returns JSON with U+FFFD in place of each escaped half of a surrogate pair, such as half an emoji."""
+    return _SURROGATES.sub(_whole, raw) if b"\\ud" in raw or b"\\uD" in raw else raw
+
+
+def _whole(found: re.Match[bytes]) -> bytes:
+    return found[0] if found[2] else found[1] + rb"\ufffd"
 
 
 def parse_json(raw: bytes, *, max_depth: int) -> Any:

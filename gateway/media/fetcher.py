@@ -77,19 +77,25 @@ class MediaFetcher(MediaSource):
 
     @override
     async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, chat_pb2.MediaPart]:
-        # Sequentially: the sum of their bytes is bounded, and no request takes all slots.
+        # Sequentially: the sum of their bytes is bounded, and no request takes all slots. Those it needs come first.
         files: dict[str, chat_pb2.MediaPart] = {}
         left = self._config.max_total_bytes
         under_way = addresses[0] if addresses else None
         try:
             async with asyncio.timeout(self._config.total_timeout_seconds):
-                for address in addresses:
+                for address in sorted(addresses, key=lambda each: each.optional):
                     under_way = address
-                    files[address.url] = await self._file(address, left)
-                    left -= len(files[address.url].data)
+                    try:
+                        files[address.url] = await self._file(address, left)
+                    except FieldError:
+                        if not address.optional:
+                            raise
+                    else:
+                        left -= len(files[address.url].data)
         except TimeoutError:
             assert under_way is not None
-            raise self._too_slow(under_way.field) from None
+            if not under_way.optional:
+                raise self._too_slow(under_way.field) from None
         return files
 
     async def _file(self, address: MediaAddress, left: int) -> chat_pb2.MediaPart:

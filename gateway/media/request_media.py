@@ -17,7 +17,8 @@ from typing_extensions import override
 from gateway.config import MediaConfig
 from gateway.media.addresses import require_allowed
 from gateway.media.content import checked_audio, checked_image
-from weft.api.common.v1 import chat_pb2, image_pb2
+from weft.api.common.v1 import chat_pb2, image_pb2, warning_pb2
+from weft.dispatch.history import converted, left_out_note
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -29,6 +30,8 @@ class MediaAddress:
     url: str
     field: str
     """The path of its first occurrence in the request, such as `messages[3].content[1].image_url.url`."""
+    optional: bool = False
+    """Whether it is of earlier turns alone: the request goes on without a file that cannot be fetched."""
 
 
 class MediaSource(Protocol):
@@ -38,7 +41,7 @@ class MediaSource(Protocol):
         """Returns the file of each address, by its URL.
 
         Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming the field of one that cannot be fetched, TOO_MANY_RESOURCES
-        when too many others are being fetched.
+        when too many others are being fetched. Optional ones that cannot be fetched are left out.
         """
         ...
 
@@ -49,7 +52,7 @@ class NoMediaSource(MediaSource):
     @override
     async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, chat_pb2.MediaPart]:
         """Raises INVALID_ARGUMENT for any address."""
-        for address in addresses:
+        for address in (each for each in addresses if not each.optional):
             raise invalid_field(address.field, "must be a data: URL: addresses are not fetched")
         return {}
 
@@ -73,7 +76,7 @@ class RequestMedia:
         """The addresses to fetch, each once."""
         return tuple(self._addresses.values())
 
-    def image(self, url: str, field: str, *, detail: str = "") -> chat_pb2.MediaPart:
+    def image(self, url: str, field: str, *, detail: str = "", optional: bool = False) -> chat_pb2.MediaPart:
         """Returns the image of a data: URL, or a placeholder for `supply`. Raises INVALID_ARGUMENT naming `field`.
 
         The detail `original`, which engines do not have, counts as `high`.
@@ -86,7 +89,7 @@ class RequestMedia:
             return part
         if url[:5].lower() == "data:":
             raise invalid_field(field, "must be a data: URL such as data:image/png;base64,...")
-        self._note(url, field)
+        self._note(url, field, optional=optional)
         return chat_pb2.MediaPart(data=url.encode(), media_type=_ADDRESS_TYPE, detail=detail)
 
     def encoded_image(self, data: str, media_type: str, field: str) -> chat_pb2.MediaPart:
@@ -97,15 +100,17 @@ class RequestMedia:
         """Returns a recording given in base64; `audio_format` is `wav` or `mp3`. Raises as `encoded_image`."""
         return checked_audio(self._decoded(data, field), audio_format, field, self._config)
 
-    def _note(self, url: str, field: str) -> None:
+    def _note(self, url: str, field: str, *, optional: bool) -> None:
         require_allowed(url, field, self._config)
         if self._allow_remote is False:
             raise invalid_field(field, "is a remote address, which 'allow_remote': false forbids")
-        if url in self._addresses:
+        if (known := self._addresses.get(url)) is not None:
+            if known.optional and not optional:
+                self._addresses[url] = MediaAddress(url=url, field=field)
             return
         if len(self._addresses) == self._config.max_files:
             raise invalid_field(field, f"is one address too many: at most {self._config.max_files} in one request")
-        self._addresses[url] = MediaAddress(url=url, field=field)
+        self._addresses[url] = MediaAddress(url=url, field=field, optional=optional)
 
     def _decoded(self, text: str, field: str) -> bytes:
         limit = self._config.max_bytes
@@ -129,19 +134,24 @@ def too_large(field: str, max_bytes: int) -> FieldError:
 
 async def supply(
     payload: chat_pb2.ChatPayload | image_pb2.ImagePayload, media: RequestMedia, source: MediaSource
-) -> None:
-    """Fetch every address in `media` and replace the placeholders in `payload`.
+) -> list[warning_pb2.Warning]:
+    """Fetch every address in `media` and replace the placeholders in `payload`; returns warnings.
 
-    Raises as `MediaSource.fetch`; `payload` is then unchanged.
+    Raises as `MediaSource.fetch`; `payload` is then unchanged. An optional file that is not there becomes a note.
     """
     if not media.addresses:
-        return
+        return []
     files = await source.fetch(media.addresses)
     for image in _images_of(payload):
-        if image.media_type == _ADDRESS_TYPE:
-            file = files[image.data.decode()]
+        if image.media_type == _ADDRESS_TYPE and (file := files.get(image.data.decode())) is not None:
             image.data = file.data
             image.media_type = file.media_type
+    if isinstance(payload, chat_pb2.ChatPayload):
+        for part in (part for message in payload.messages for part in message.content):
+            if part.image.media_type == _ADDRESS_TYPE:
+                part.text = left_out_note("image")
+    missing = (address for address in media.addresses if address.url not in files)
+    return [converted(address.field, "could not be fetched") for address in missing]
 
 
 def _images_of(payload: chat_pb2.ChatPayload | image_pb2.ImagePayload) -> Iterator[chat_pb2.MediaPart]:

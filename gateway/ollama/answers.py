@@ -28,6 +28,7 @@ from gateway.answers.call_arguments import CUTTING, arguments_object, cut_call
 from gateway.answers.sse import StreamEncoder, receipt_facts
 from gateway.errors import OLLAMA_JSON, Dialect, envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
+from weft.dispatch.extra_fields import OF_FUNCTION
 from weft.dispatch.frames import texts_of
 from weft.kernel.errors import WeftError
 
@@ -102,8 +103,9 @@ def calls_json(calls: Sequence[CalledTool], finish: int, warnings: list[dict[str
         if arguments is None:
             warnings.append(cut_call(call))
             continue
-        function = {"index": len(found), "name": call.name, "arguments": arguments}
-        found.append({"id": call.id, "function": function})
+        of_function = call.extra.get(OF_FUNCTION) or {}
+        function = {**of_function, "index": len(found), "name": call.name, "arguments": arguments}
+        found.append({**call.extra, "id": call.id, "function": function})
     return found
 
 

@@ -141,19 +141,27 @@ def _running(view: FleetView, entry: dict[str, Any], loaded: Sequence[InstanceSt
     members = _members(view, entry)
     memory = [instance.memory for instance in loaded if instance.HasField("memory")]
     held = sum(one.measured_bytes if one.HasField("measured_bytes") else one.leased_bytes for one in memory)
-    ends = [instance.unload_time for instance in loaded if instance.HasField("unload_time")]
+    resident = [one.resident_bytes for one in memory if one.HasField("resident_bytes")]
+    ends = [_end(instance) for instance in loaded if instance.HasField("keep_alive")]
     contexts = [instance.context_tokens for instance in loaded if instance.context_tokens]
     return {
         "name": entry["id"],
         "model": entry["id"],
         "digest": _digest(entry, members),
         "details": _details(entry, _file(view, members)),
-        # Its size in main memory is not known, and so there is no `size`.
+        **({"size": held + sum(resident)} if len(resident) == len(loaded) else {}),
         **({"size_vram": held} if len(memory) == len(loaded) else {}),
         # Of one that is not unloaded by itself there is no such time.
-        **({"expires_at": _moment(max(end.ToDatetime(UTC) for end in ends))} if len(ends) == len(loaded) else {}),
+        **({"expires_at": _moment(max(ends))} if len(ends) == len(loaded) else {}),
         **({"context_length": min(contexts)} if contexts else {}),
     }
+
+
+def _end(instance: InstanceState) -> datetime:
+    """Returns when a model is unloaded; of one that works on requests, when it would be if they ended now."""
+    if instance.HasField("unload_time"):
+        return instance.unload_time.ToDatetime(UTC)
+    return datetime.now(UTC) + instance.keep_alive.ToTimedelta()
 
 
 def _moment(time: datetime) -> str:
@@ -178,7 +186,8 @@ def _digest(entry: dict[str, Any], members: Sequence[ModelView]) -> str:
     files = {model.digest for model in members}
     if len(files) == 1 and "" not in files:
         return files.pop().removeprefix("sha256:")
-    facts = [entry["id"], entry["created"], *entry["meta"]["members"], *sorted(files)]
+    # Not the time of its creation, which may be that of a start.
+    facts = [entry["id"], *entry["meta"]["members"], *sorted(files)]
     return hashlib.sha256(encode_json(facts)).hexdigest()
 
 

@@ -22,10 +22,11 @@ from gateway.ollama.schema import (
     Options,
     ToolDefinition,
 )
-from gateway.openai.chat_builder import FUNCTION, ChatBuilder, ChatTranslation, entries
+from gateway.openai.chat_builder import FUNCTION, ROLES, ChatBuilder, ChatTranslation, entries
 from gateway.openai.extension_fields import fill_extra, unsupported
 from gateway.openai.sampling import SAMPLING_FIELDS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2, warning_pb2
+from weft.dispatch.extra_fields import OF_FUNCTION, carried_only
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.media_types import image_type_of
 from weft.kernel.reasons import Reason
@@ -56,7 +57,9 @@ def to_chat(request: OllamaChatRequest, limits: RequestLimits, media: RequestMed
     """
     chat = ChatBuilder(limits, media)
     turns = _Turns(chat)
-    for field, message in entries(request.messages, "messages", limits.max_messages):
+    chat.expect([ROLES.get(message.role, ROLES["user"]) for message in request.messages or ()])
+    for index, (field, message) in enumerate(entries(request.messages, "messages", limits.max_messages)):
+        chat.turn_to(index)
         turns.add(message, field)
     for field, tool in entries(request.tools, "tools", limits.max_tools):
         _add_tool(chat, tool, field)
@@ -216,13 +219,25 @@ def _add_tool(chat: ChatBuilder, tool: ToolDefinition, field: str) -> None:
     chat.add_function(tool.function.name, tool.function, tool.function.parameters, f"{field}.function.parameters")
 
 
+def _arguments(given: Mapping[str, object] | str | None) -> str:
+    """Returns the arguments of an earlier call as text."""
+    return given if isinstance(given, str) else _encode(given or {})
+
+
 def _add_images(chat: ChatBuilder, turn: chat_pb2.ChatMessage, images: Sequence[str] | None, field: str) -> None:
     for index, data in enumerate(images or ()):
         where = f"{field}[{index}]"
         if data[:5].lower() == "data:":
             chat.add_image(turn, data, where)
+            continue
+        try:
+            media_type = _image_type(data, where)
+        except FieldError:
+            if not chat.is_earlier:
+                raise
+            chat.add_readable(turn, "", "image", where, "is no image in base64")
         else:
-            chat.add_encoded_image(turn, data, _image_type(data, where), where)
+            chat.add_encoded_image(turn, data, media_type, where)
 
 
 def _image_type(data: str, field: str) -> str:
@@ -249,19 +264,15 @@ class _Turns:
     def add(self, message: ChatMessage, field: str) -> None:
         """Add a turn."""
         self._require_fit(message, field)
-        is_result = message.role == "tool"
-        turn = (
-            self._chat.add_result(self._answered_call(message, field))
-            if is_result
-            else self._chat.add_message(message.role)
-        )
+        turn = self._result(message, field) if message.role == "tool" else self._chat.add_message(message.role)
         if message.thinking:
             turn.reasoning = message.thinking
         for call in message.tool_calls or ():
             self._call_count += 1
             call_id = call.id or f"call_{self._call_count}"
             function = call.function
-            self._chat.add_call(turn, call_id, function.name, _encode(function.arguments or {}))
+            extra = carried_only({**(call.model_extra or {}), OF_FUNCTION: function.model_extra})
+            self._chat.add_call(turn, call_id, function.name, _arguments(function.arguments), extra)
             self._open_calls.append((call_id, function.name))
         if message.content or not (message.images or message.tool_calls):
             turn.content.add(text=message.content or "")
@@ -271,6 +282,8 @@ class _Turns:
         role = message.role
         if role not in _ROLES:
             raise invalid_field(f"{field}.role", "must be 'system', 'user', 'assistant' or 'tool'")
+        if self._chat.is_answered:
+            return
         for name in ("tool_calls", "thinking"):
             if getattr(message, name) and role != "assistant":
                 raise invalid_field(f"{field}.{name}", "is only allowed for role 'assistant'")
@@ -279,18 +292,15 @@ class _Turns:
         if message.content is None and not (message.images or message.tool_calls or message.thinking):
             raise invalid_field(f"{field}.content", "is required")
 
-    def _answered_call(self, message: ChatMessage, field: str) -> str:
-        """Returns the id of the call that a result answers."""
+    def _result(self, message: ChatMessage, field: str) -> chat_pb2.ChatMessage:
+        """Adds a message for the result of a call."""
+        named, name = message.tool_call_id, message.tool_name
+        found = next(
+            (call for call in self._open_calls if (call[0] == named if named else not name or call[1] == name)), None
+        )
+        if found is not None:
+            self._open_calls.remove(found)
+            return self._chat.add_result(found[0])
+        where = "tool_call_id" if named else "tool_name" if name else "role"
         problem = "answers no tool call of an earlier assistant message"
-        if message.tool_call_id:
-            self._chat.require_called(message.tool_call_id, f"{field}.tool_call_id", problem)
-            found = next((call for call in self._open_calls if call[0] == message.tool_call_id), None)
-        else:
-            name = message.tool_name
-            found = next((call for call in self._open_calls if not name or call[1] == name), None)
-            if found is None:
-                raise invalid_field(f"{field}.tool_name" if name else f"{field}.role", problem)
-        if found is None:
-            return message.tool_call_id or ""
-        self._open_calls.remove(found)
-        return found[0]
+        return self._chat.add_orphan(named or "", f"{field}.{where}", problem) or self._chat.add_result(named or "")

@@ -11,12 +11,11 @@ from gateway.intake.request_model import (
     MAX_INT32,
     MAX_INT64,
     HandledRequest,
-    JsonMap,
     StopAtFirstError,
     StrictModel,
     text_or_list,
 )
-from gateway.openai.chat_schema import FunctionDefinition
+from gateway.openai.chat_schema import CallArguments, FunctionDefinition
 from gateway.openai.sampling import MAX_TOP_LOGPROBS, Penalty, Share, StopSequences
 from weft.kernel.model_source import MAX_SOURCE_CHARS
 
@@ -89,12 +88,16 @@ class GeneratingRequest(OllamaRequest):
 class CalledFunction(StrictModel):
     """A function that the assistant called."""
 
+    model_config = ConfigDict(extra="allow")
+
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
-    arguments: JsonMap | None = None
+    arguments: CallArguments | None = None
 
 
 class ToolCallMade(StrictModel):
-    """A tool call that the assistant made earlier."""
+    """A tool call that the assistant made earlier; fields that a provider needs go back to it."""
+
+    model_config = ConfigDict(extra="allow")
 
     id: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
     function: CalledFunction

@@ -10,7 +10,7 @@ from gateway.deps import InferenceDeps
 from gateway.intake.body import read_model
 from gateway.media import RequestMedia
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
-from gateway.openai.chat_builder import FUNCTION, ChatBuilder, entries
+from gateway.openai.chat_builder import FUNCTION, ROLES, ChatBuilder, entries
 from gateway.openai.chat_schema import (
     MAX_NAME_CHARS,
     AllowedTools,
@@ -32,6 +32,7 @@ from gateway.openai.sampling import (
     wants_usage,
 )
 from weft.api.common.v1 import chat_pb2, warning_pb2
+from weft.dispatch.extra_fields import handed_back
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -43,8 +44,8 @@ async def chat_completions(deps: InferenceDeps, request: Request) -> Response:
     params = await read_model(request, ChatRequest, deps.config)
     context = deps.context(scope, surface="chat", params=params, model=params.model, operation=Operation.CHAT)
     media = deps.request_media(params)
-    payload = to_payload(params, deps.config.limits, media)
-    work = Work(deps, scope, context, payload, warnings_of(params), media)
+    payload, warnings = to_chat(params, deps.config.limits, media)
+    work = Work(deps, scope, context, payload, (warnings + warnings_of(params))[:MAX_NOTICES], media)
     identity = new_identity(deps.clock, "chatcmpl", params.model)
     count, functions = payload.choice_count or 1, uses_functions(params)
     if params.stream:
@@ -68,16 +69,26 @@ _PART_TYPES = "'text', 'image_url', 'input_audio' or 'refusal'"
 
 
 def to_payload(request: ChatRequest, limits: RequestLimits, media: RequestMedia | None = None) -> chat_pb2.ChatPayload:
-    """Returns the chat payload. Raises INVALID_ARGUMENT naming the wrong field, UNSUPPORTED_OPERATION for audio output.
+    """Returns the chat payload of `to_chat`."""
+    return to_chat(request, limits, media)[0]
 
-    `media` collects the addresses to fetch; without it addresses are refused.
+
+def to_chat(
+    request: ChatRequest, limits: RequestLimits, media: RequestMedia | None = None
+) -> tuple[chat_pb2.ChatPayload, list[warning_pb2.Warning]]:
+    """Returns the chat payload, and warnings about what was converted in it.
+
+    Raises INVALID_ARGUMENT naming the wrong field, UNSUPPORTED_OPERATION for audio output. `media` collects the
+    addresses to fetch; without it addresses are refused.
     """
     require_stream_options_fit(request)
     _require_text_is_enough(request)
     _require_short_keys(request)
     chat = ChatBuilder(limits, media)
     payload, conversation = chat.payload, _Conversation(chat)
-    for field, message in entries(request.messages, "messages", limits.max_messages):
+    chat.expect([ROLES[message.role] for message in request.messages])
+    for index, (field, message) in enumerate(entries(request.messages, "messages", limits.max_messages)):
+        chat.turn_to(index)
         conversation.add(message, field)
     max_tokens = request.max_completion_tokens
     fill_sampling(payload.sampling, request, request.max_tokens if max_tokens is None else max_tokens, limits)
@@ -94,7 +105,7 @@ def to_payload(request: ChatRequest, limits: RequestLimits, media: RequestMedia 
     chat.set_effort(request.reasoning_effort)
     chat.set_thinking(request)
     _set_extra(chat, request)
-    return payload
+    return payload, chat.warnings
 
 
 def warnings_of(request: ChatRequest) -> list[warning_pb2.Warning]:
@@ -142,7 +153,7 @@ def _set_format(chat: ChatBuilder, wanted: ResponseFormatChoice) -> None:
     if chat.set_plain_format(wanted.type, wanted.schema_):
         return
     definition = wanted.json_schema
-    if wanted.type == "json_object":
+    if wanted.type == "json_object" or (definition is None and wanted.schema_ is not None):
         chat.set_schema("answer", None, wanted.schema_ or {}, "response_format.schema")
     elif definition is None:
         raise invalid_field("response_format.json_schema", "is required for type 'json_schema'")
@@ -225,39 +236,44 @@ class _Conversation:
     def add(self, message: Message, field: str) -> None:
         """Add a turn; `field` is its path in the request."""
         self._require_fit(message, field)
-        target = self._chat.add_message(message.role)
+        orphan = self._orphan(message, field)
+        target = orphan or self._chat.add_message(message.role)
         if message.content is not None:
             self._chat.add_content(target, message.content, f"{field}.content", self._add_part)
+        if orphan is not None:
+            return
         if message.role == "tool" and message.tool_call_id is not None:
             target.tool_call_id = message.tool_call_id
         if message.role == "function":
-            target.tool_call_id = self._call_of(message, field)
+            target.tool_call_id = self._last_calls[message.name or ""]
         elif message.name is not None:
             target.name = message.name
         if message.role == "assistant":
             self._add_assistant(target, message, field)
 
     def _require_fit(self, message: Message, field: str) -> None:
-        if message.role == "tool":
-            name = f"{field}.tool_call_id"
-            if message.tool_call_id is None:
-                raise invalid_field(name, "is required for role 'tool'")
-            problem = "answers no tool call of an earlier assistant message"
-            self._chat.require_called(message.tool_call_id, name, problem)
+        if message.role == "tool" and message.tool_call_id is None:
+            raise invalid_field(f"{field}.tool_call_id", "is required for role 'tool'")
         if message.role != "assistant":
             for name, given in (("tool_calls", message.tool_calls), ("function_call", message.function_call)):
                 if given:
                     raise invalid_field(f"{field}.{name}", "is only allowed for role 'assistant'")
+        if self._chat.is_answered:
+            return
         if message.content is None and not _may_lack_content(message):
             raise invalid_field(f"{field}.content", "is required")
         if message.content == [] and message.role != "assistant":
             raise invalid_field(f"{field}.content", "must have at least one part")
 
-    def _call_of(self, message: Message, field: str) -> str:
-        call = self._last_calls.get(message.name or "")
-        if call is None:
-            raise invalid_field(f"{field}.name", "names no function that an earlier assistant message called")
-        return call
+    def _orphan(self, message: Message, field: str) -> chat_pb2.ChatMessage | None:
+        """See `ChatBuilder.add_orphan`."""
+        if message.role == "tool":
+            problem = "answers no tool call of an earlier assistant message"
+            return self._chat.add_orphan(message.tool_call_id or "", f"{field}.tool_call_id", problem)
+        if message.role == "function" and message.name not in self._last_calls:
+            problem = "names no function that an earlier assistant message called"
+            return self._chat.add_orphan("", f"{field}.name", problem)
+        return None
 
     def _add_assistant(self, target: chat_pb2.ChatMessage, message: Message, field: str) -> None:
         reasoning = message.reasoning_content or message.reasoning
@@ -265,12 +281,15 @@ class _Conversation:
             target.reasoning = reasoning
         if message.refusal:
             target.refusal = message.refusal
+        if (extra := handed_back(message.model_extra)).fields:
+            target.extra_fields.CopyFrom(extra)
         for index, call in enumerate(message.tool_calls or ()):
-            self._chat.add_call(target, call.id, *_called(call, f"{field}.tool_calls[{index}]"))
+            called = _called(call, f"{field}.tool_calls[{index}]")
+            self._chat.add_call(target, call.id, *called, _unknown_fields(call))
         if message.function_call is not None:
             made = message.function_call
             call_id = f"call_{len(self._chat.messages)}"
-            target.tool_calls.add(id=call_id, name=made.name, arguments_text=made.arguments)
+            target.tool_calls.add(id=call_id, name=made.name, arguments_text=made.arguments_text)
             self._last_calls[made.name] = call_id
 
     def _add_part(self, target: chat_pb2.ChatMessage, part: ContentPart, field: str) -> None:
@@ -300,4 +319,10 @@ def _called(call: ToolCallMade, field: str) -> tuple[str, str]:
         return call.custom.name, encode_json({"input": call.custom.input}).decode()
     if call.function is None:
         raise invalid_field(f"{field}.function", "is required for a call of type 'function'")
-    return call.function.name, call.function.arguments
+    return call.function.name, call.function.arguments_text
+
+
+def _unknown_fields(call: ToolCallMade) -> dict[str, object]:
+    """Returns the fields of a call that weft does not know; those of its function are under `function`."""
+    of_function = {} if call.function is None else call.function.model_extra or {}
+    return {**(call.model_extra or {}), "function": of_function}

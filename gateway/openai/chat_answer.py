@@ -10,14 +10,17 @@ from gateway.answers.answer_builder import (
     AnswerIdentity,
     CalledTool,
     add_call,
+    called_function,
     encode_json,
     finish_reason,
     logprobs_json,
     warning_json,
 )
-from gateway.openai.choices import ChoicesAnswer, ChunkStream
+from gateway.openai.choices import ChoicesAnswer, ChunkStream, stop_member, stop_reason
 from weft.api.common.v1 import event_pb2, warning_pb2
+from weft.dispatch.extra_fields import join_fields
 from weft.dispatch.frames import texts_of
+from weft.kernel.json_objects import plain_object
 from weft.kernel.names import new_id
 
 
@@ -28,7 +31,10 @@ class _Choice:
     refusal: list[str] = field(default_factory=list)
     calls: dict[int, CalledTool] = field(default_factory=dict)
     logprobs: list[dict[str, object]] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Fields of the message that weft does not know."""
     finish_reason: str = ""
+    stop_sequence: str = ""
 
 
 class ChatAnswer(ChoicesAnswer[_Choice]):
@@ -56,6 +62,9 @@ class ChatAnswer(ChoicesAnswer[_Choice]):
         if delta.finish_reason:
             self._close_choice(delta.index)
             choice.finish_reason = finish_reason(delta.finish_reason)
+            choice.stop_sequence = delta.stop_sequence
+        if delta.HasField("extra_fields"):
+            join_fields(choice.extra, plain_object(delta.extra_fields))
 
     def _choice_json(self, index: int, choice: _Choice) -> dict[str, object]:
         message, reason = _message(choice), choice.finish_reason
@@ -68,6 +77,7 @@ class ChatAnswer(ChoicesAnswer[_Choice]):
             "message": message,
             "logprobs": logprobs,
             "finish_reason": reason,
+            **stop_reason(choice.stop_sequence),
         }
 
     def _make_older(self, message: dict[str, Any]) -> None:
@@ -88,15 +98,12 @@ def _message(choice: _Choice) -> dict[str, Any]:
         "refusal": refusal or None,
         "annotations": [],
     }
+    message |= {name: value for name, value in choice.extra.items() if not message.get(name)}
     if reasoning:
         message["reasoning_content"] = reasoning
     if choice.calls:
         message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
+            called_function(call.id, {"name": call.name, "arguments": call.arguments}, call.extra)
             for call in choice.calls.values()
         ]
     return message
@@ -149,7 +156,8 @@ class ChatStream(ChunkStream):
             self._encode_texts(head, delta, out)
             return
         # Nearly every delta is one more piece of text, and nothing else.
-        if head and text and not (delta.finish_reason or delta.reasoning or delta.refusal or delta.tool_calls):
+        is_more = delta.finish_reason or delta.reasoning or delta.refusal or delta.tool_calls
+        if head and text and not (is_more or delta.HasField("extra_fields")):
             out += (head, encode_json(text), _TEXT_GOES_ON)
             return
         fields = self._fields(delta, index)
@@ -167,7 +175,7 @@ class ChatStream(ChunkStream):
             reason = finish_reason(delta.finish_reason)
             if self._functions and reason == "tool_calls":
                 reason = FUNCTION_CALL
-            out += (head, b'{},"logprobs":null,"finish_reason":"', reason.encode(), b'"', _END)
+            out += (head, b'{},"logprobs":null,"finish_reason":"', reason.encode(), b'"', stop_member(delta), _END)
 
     def _encode_texts(self, head: bytes | None, delta: event_pb2.Delta, out: list[bytes]) -> None:
         """Append the chunks of a delta that joins texts."""
@@ -191,9 +199,10 @@ class ChatStream(ChunkStream):
         """Returns the members of the chunk's delta object, without braces."""
         text, reasoning, refusal = delta.text, delta.reasoning, delta.refusal
         calls = delta.tool_calls
-        if text and not (reasoning or refusal or calls):
+        extra = plain_object(delta.extra_fields) if delta.HasField("extra_fields") else {}
+        if text and not (reasoning or refusal or calls or extra):
             return b'"content":' + encode_json(text)
-        fields = []
+        fields = [encode_json(name) + b":" + encode_json(value) for name, value in extra.items()]
         if reasoning:
             fields.append(b'"reasoning_content":' + encode_json(reasoning))
         if text:
@@ -213,10 +222,11 @@ class ChatStream(ChunkStream):
         """Returns a delta of a tool call. Clients concatenate deltas, so id, type and name are sent once."""
         function: dict[str, object] = {"arguments": call.arguments_text}
         place, is_new = self._place(call, choice)
+        extra = plain_object(call.extra_fields) if call.HasField("extra_fields") else {}
         if not is_new:
-            return {"index": place, "function": function}
+            return {**extra, "index": place, "function": function}
         function = {"name": call.name, **function}
-        return {"index": place, "id": call.id or new_id("call"), "type": "function", "function": function}
+        return {"index": place, **called_function(call.id or new_id("call"), function, extra)}
 
     def _place(self, call: event_pb2.ToolCallDelta, choice: int) -> tuple[int, bool]:
         """Returns the index of a call in its choice, and whether it begins with this delta."""

@@ -9,11 +9,14 @@ from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.request_model import require_few
 from gateway.media import RequestMedia
 from gateway.openai.chat_schema import ImageUrl, InputAudio, TemplateArguments
-from gateway.openai.extension_fields import fill_extra
+from gateway.openai.extension_fields import fill_extra, unsupported
+from gateway.openai.readable_text import file_text, text_in
 from weft.api.common.v1 import chat_pb2, warning_pb2
-from weft.dispatch.schema_guard import SchemaGuard
-from weft.kernel.errors import invalid_field
+from weft.dispatch.extra_fields import handed_back
+from weft.dispatch.history import answered_turns, converted, earlier_turns, left_out_note
+from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.json_objects import to_json_object
+from weft.kernel.schema_guard import SchemaGuard
 
 FUNCTION = "function"
 ROLES: Mapping[str, chat_pb2.Role.ValueType] = {
@@ -62,6 +65,16 @@ class TypedPart(Protocol):
         """Its type."""
         ...
 
+    @property
+    def text(self) -> str | None:
+        """Its text, if it has one."""
+        ...
+
+    @property
+    def model_extra(self) -> dict[str, Any] | None:
+        """Its members that the schema does not know."""
+        ...
+
 
 class TemplateOptions(Protocol):
     """Fields of a request about the model's chat template."""
@@ -76,6 +89,10 @@ class TemplateOptions(Protocol):
         """Arguments of the template."""
         ...
 
+
+_ORPHAN = "Result of a tool call that is no longer in the conversation:\n"
+_FILES = frozenset({"file", "input_file"})
+_MAX_SHOWN_CHARS = 64
 
 PartT = TypeVar("PartT")
 EntryT = TypeVar("EntryT")
@@ -108,24 +125,74 @@ class ChatBuilder:
         self._guard: SchemaGuard | None = None
         """One for all schemas of a request; None: it has had none."""
         self._calls: set[str] = set()
+        self._earlier: list[bool] = []
+        self._answered: list[bool] = []
+        self.is_earlier = False
+        """Whether what is added is history, see `earlier_turns`: it is converted where it cannot be handed on."""
+        self.is_answered = False
+        """Whether it is of an earlier turn by its place alone, see `answered_turns`."""
+
+    def expect(self, roles: Sequence[chat_pb2.Role.ValueType]) -> None:
+        """Set the roles of the conversation, before its messages are added with `turn_to`."""
+        self._earlier, self._answered = earlier_turns(roles), answered_turns(roles)
+
+    def turn_to(self, index: int) -> None:
+        """Say that what follows is of this message of the conversation."""
+        self.is_earlier, self.is_answered = self._earlier[index], self._answered[index]
 
     def add_message(self, role: str) -> chat_pb2.ChatMessage:
         """Add a message without content."""
         return self.messages.add(role=ROLES[role])
 
-    def add_call(self, message: chat_pb2.ChatMessage, call_id: str, name: str, arguments: str) -> None:
-        """Add a tool call to an assistant's message."""
+    def add_call(
+        self,
+        message: chat_pb2.ChatMessage,
+        call_id: str,
+        name: str,
+        arguments: str,
+        extra: Mapping[str, object] | None = None,
+    ) -> None:
+        """Add a tool call to an assistant's message. `extra`: its fields that weft does not know."""
         self._calls.add(call_id)
-        message.tool_calls.add(id=call_id, name=name, arguments_text=arguments)
+        call = message.tool_calls.add(id=call_id, name=name, arguments_text=arguments)
+        if (fields := handed_back(extra)).fields:
+            call.extra_fields.CopyFrom(fields)
 
-    def require_called(self, call_id: str, field: str, problem: str) -> None:
-        """Raises INVALID_ARGUMENT with `problem` unless an earlier message has this call."""
-        if call_id not in self._calls:
-            raise invalid_field(field, problem)
+    def has_call(self, call_id: str) -> bool:
+        """Whether an earlier message has this call."""
+        return call_id in self._calls
 
     def add_result(self, call_id: str) -> chat_pb2.ChatMessage:
         """Add a message with the result of a tool call."""
         return self.messages.add(role=chat_pb2.ROLE_TOOL, tool_call_id=call_id)
+
+    def add_orphan(self, call_id: str, field: str, problem: str) -> chat_pb2.ChatMessage | None:
+        """Returns a user's message for the result of a call that the conversation lacks; None: it has the call.
+
+        Raises INVALID_ARGUMENT with `problem` unless it is of an earlier turn: clients shorten their history.
+        """
+        if call_id in self._calls:
+            return None
+        if not self.is_answered:
+            raise invalid_field(field, problem)
+        self.warnings.append(converted(field, problem))
+        message = self.messages.add(role=chat_pb2.ROLE_USER)
+        message.content.add(text=_ORPHAN)
+        return message
+
+    def add_readable(self, message: chat_pb2.ChatMessage, text: str, what: str, field: str, problem: str) -> None:
+        """Add the text of content whose kind engines do not take, or a note if it has none; `what` names it.
+
+        Without text it is refused with `problem`, unless it is history.
+        """
+        if not text and not self.is_earlier:
+            raise invalid_field(field, problem)
+        message.content.add(text=text or left_out_note(what))
+        self.warnings.append(
+            unsupported(field, f"{what} became text: engines take no content of this kind")
+            if text
+            else converted(field, problem)
+        )
 
     def add_content(
         self,
@@ -147,17 +214,25 @@ class ChatBuilder:
         """Add a content part. `members`: by type, the member that has the content; `types`: them in words."""
         member = members.get(part.type)
         if member is None:
-            raise invalid_field(f"{field}.type", f"must be {types}")
+            given = part.model_extra or {}
+            nested = given.get("file")
+            text = file_text(nested if isinstance(nested, dict) else given) if part.type in _FILES else ""
+            if self.is_earlier:
+                text = text or part.text or text_in(given)
+            self.add_readable(message, text, part.type[:_MAX_SHOWN_CHARS], f"{field}.type", f"must be {types}")
+            return
         content = getattr(part, member)
         if content is None:
+            if self.is_earlier:
+                return
             raise invalid_field(f"{field}.{member}", "is required for a part of this type")
         if member == "text":
             message.content.add(text=content)
         elif member == "refusal":
             message.refusal += content
         elif isinstance(content, InputAudio):
-            recording = self._media.encoded_audio(content.data, content.format, f"{field}.{member}.data")
-            message.content.add(audio=recording)
+            data, kind, where = content.data, content.format, f"{field}.{member}.data"
+            self._add_media(message, "recording", lambda: {"audio": self._media.encoded_audio(data, kind, where)})
         elif isinstance(content, ImageUrl):
             self.add_image(message, content.url, f"{field}.{member}.url", content.detail)
         else:
@@ -165,19 +240,44 @@ class ChatBuilder:
 
     def add_image(self, message: chat_pb2.ChatMessage, url: str, field: str, detail: str | None = None) -> None:
         """Add an image by its URL."""
-        message.content.add(image=self._media.image(url, field, detail=detail or ""))
+        optional = self.is_earlier
+        self._add_media(
+            message,
+            "image",
+            lambda: {"image": self._media.image(url, field, detail=detail or "", optional=optional)},
+        )
 
     def add_encoded_image(self, message: chat_pb2.ChatMessage, data: str, media_type: str, field: str) -> None:
         """Add an image in base64."""
-        message.content.add(image=self._media.encoded_image(data, media_type, field))
+        self._add_media(message, "image", lambda: {"image": self._media.encoded_image(data, media_type, field)})
+
+    def _add_media(
+        self, message: chat_pb2.ChatMessage, what: str, read: Callable[[], Mapping[str, chat_pb2.MediaPart]]
+    ) -> None:
+        """Add an image or a recording; a note in place of an invalid one that is history."""
+        try:
+            part = chat_pb2.ContentPart(**read())  # type: ignore[arg-type]  # one member of its own name
+        except FieldError as error:
+            if not self.is_earlier:
+                raise
+            message.content.add(text=left_out_note(what))
+            self.warnings.append(converted(error.field, error.message.removeprefix(f"{error.field}: ")))
+        else:
+            message.content.append(part)
 
     def add_function(self, name: str, tool: Described, schema: Mapping[str, Any] | None, field: str) -> None:
-        """Offer a function to the model. `schema`: of its arguments, at `field`; None: it has no arguments."""
+        """Offer a function to the model. `schema`: of its arguments, at `field`; None: it has no arguments.
+
+        Parts of it that no engine should see are left out, with a warning: tools come from servers of others, and a
+        wrong one must not refuse a request.
+        """
         target = self.payload.tools.add().function
         target.name = name
         _describe(target, tool)
         if schema is not None:
-            target.parameters.CopyFrom(to_json_object(self._require_safe(schema, field), field))
+            fitted, faults = self._schemas().fitted(schema, field)
+            self.warnings += [unsupported(fault.field, f"{fault.message}; this part was left out") for fault in faults]
+            target.parameters.CopyFrom(to_json_object(fitted, field))
 
     def choose_mode(self, mode: str, field: str, problem: str | None = None) -> None:
         """Set whether a tool must be called; refused where none can be, with `problem` if given."""
@@ -223,12 +323,12 @@ class ChatBuilder:
         target.name = name
         if output is not None:
             _describe(target, output)
-        target.schema.CopyFrom(to_json_object(self._require_safe(schema, field), field))
+        target.schema.CopyFrom(to_json_object(self._schemas().require_safe(schema, field), field))
 
-    def _require_safe(self, schema: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    def _schemas(self) -> SchemaGuard:
         if self._guard is None:
             self._guard = SchemaGuard(self._limits.schemas)
-        return self._guard.require_safe(schema, field)
+        return self._guard
 
     def set_thinking(self, options: TemplateOptions, thinking: bool | None = None) -> None:
         """Set whether the model thinks. `thinking`: a further field; refused where two of them differ."""

@@ -1,17 +1,18 @@
 """The schema of POST /v1/chat/completions."""
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import AliasChoices, ConfigDict, Field, Tag
 
-from gateway.intake.request_model import MAX_INT32, JsonMap, StopAtFirstError, StrictModel, by_shape, text_or_list
-from gateway.openai.sampling import MAX_TOP_LOGPROBS, GenerationRequest
+from gateway.intake.request_model import JsonMap, StopAtFirstError, StrictModel, by_shape, text_or_list
+from gateway.openai.sampling import MAX_TOP_LOGPROBS, GenerationRequest, TokenLimit
 from weft.durable.batches import MAX_METADATA, MAX_METADATA_VALUE_CHARS
 
 MAX_NAME_CHARS = 64
 MAX_FUNCTIONS = 1024
 
-FunctionName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[A-Za-z0-9_-]+$")]
+FunctionName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[A-Za-z0-9_.-]+$")]
 
 
 class FunctionDefinition(StrictModel):
@@ -76,6 +77,12 @@ MAX_LABEL_CHARS = 512
 ToolCallId = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_CALL_ID_CHARS)]
 
 
+CallArguments = Annotated[
+    Annotated[str, Tag("~text")] | Annotated[JsonMap, Tag("~object")], by_shape("must be a string or an object")
+]
+"""The arguments of an earlier call: JSON as text, as models write it, or the object itself, as some clients do."""
+
+
 class ImageUrl(StrictModel):
     """An image as a data: URL, or an address that the gateway fetches."""
 
@@ -94,6 +101,8 @@ class InputAudio(StrictModel):
 class ContentPart(StrictModel):
     """A part of a message. `type` names the field that holds it."""
 
+    model_config = ConfigDict(extra="allow")
+
     type: str
     text: str | None = None
     refusal: str | None = None
@@ -101,11 +110,23 @@ class ContentPart(StrictModel):
     input_audio: InputAudio | None = None
 
 
-class FunctionCall(StrictModel):
+class _MadeByEngine(StrictModel):
+    """A part of an earlier answer; fields that weft does not know go back to the engine."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class FunctionCall(_MadeByEngine):
     """A call the assistant made earlier."""
 
     name: str = Field(min_length=1, max_length=256)
-    arguments: str
+    arguments: CallArguments | None = None
+
+    @property
+    def arguments_text(self) -> str:
+        """The arguments as text."""
+        given = self.arguments
+        return given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False, separators=(",", ":"))
 
 
 class CustomCall(StrictModel):
@@ -115,7 +136,7 @@ class CustomCall(StrictModel):
     input: str
 
 
-class ToolCallMade(StrictModel):
+class ToolCallMade(_MadeByEngine):
     """A tool call in the conversation so far."""
 
     id: ToolCallId
@@ -130,7 +151,7 @@ Content = Annotated[
 ]
 
 
-class Message(StrictModel):
+class Message(_MadeByEngine):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -162,7 +183,7 @@ class ResponseFormatChoice(StrictModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaDefinition | None = None
     schema_: JsonMap | None = Field(default=None, validation_alias=AliasChoices("schema", "value"))
-    """With `json_object`: the schema, as clients of llama.cpp's server and of huggingface write it."""
+    """The schema, as clients of llama.cpp's server and of huggingface write it, in place of `json_schema`."""
 
 
 class Prediction(StrictModel):
@@ -184,7 +205,7 @@ class ChatRequest(GenerationRequest):
     """A chat completion."""
 
     messages: Annotated[list[Message], Field(min_length=1), StopAtFirstError()]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    max_completion_tokens: TokenLimit = None
     """The newer name of `max_tokens`; takes precedence."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None

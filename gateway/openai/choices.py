@@ -12,12 +12,22 @@ from gateway.answers.answer_builder import (
     notice_json,
     usage_json,
 )
-from gateway.answers.sse import StreamEncoder, receipt_comment
+from gateway.answers.sse import StreamEncoder
 from weft.api.common.v1 import event_pb2, receipt_pb2
 
 _DONE = b"data: [DONE]\n\n"
 
 ChoiceT = TypeVar("ChoiceT")
+
+
+def stop_reason(stop_sequence: str) -> dict[str, object]:
+    """Returns the member of a choice that has the stop string which ended it, as vLLM writes it; empty: none."""
+    return {"stop_reason": stop_sequence} if stop_sequence else {}
+
+
+def stop_member(delta: event_pb2.Delta) -> bytes:
+    """Returns the same as JSON behind other members."""
+    return b',"stop_reason":' + encode_json(delta.stop_sequence) if delta.stop_sequence else b""
 
 
 class ChoicesAnswer(DocumentAnswer, Generic[ChoiceT]):
@@ -86,7 +96,7 @@ class ChunkStream(StreamEncoder):
         if self._include_usage:
             usage = encode_json(usage_json(self.usage))
             out.append(self._opening() + b'"choices":[],"usage":' + usage + b"}\n\n")
-        out += (receipt_comment(receipt), _DONE)
+        out += (self._receipt_comment(receipt), _DONE)
         self.is_done = True
 
     def _opening(self) -> bytes:

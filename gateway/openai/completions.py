@@ -21,7 +21,7 @@ from gateway.config import RequestLimits
 from gateway.deps import InferenceDeps
 from gateway.intake.body import read_model
 from gateway.intake.request_model import TextsOrTokens
-from gateway.openai.choices import ChoicesAnswer, ChunkStream
+from gateway.openai.choices import ChoicesAnswer, ChunkStream, stop_member, stop_reason
 from gateway.openai.extension_fields import fill_extra, unknown_extensions
 from gateway.openai.sampling import (
     MAX_TOP_LOGPROBS,
@@ -124,6 +124,7 @@ class _Choice:
     text: list[str] = field(default_factory=list)
     logprobs: list[event_pb2.TokenLogprob] = field(default_factory=list)
     finish_reason: str = ""
+    stop_sequence: str = ""
 
 
 class CompletionAnswer(ChoicesAnswer[_Choice]):
@@ -142,6 +143,7 @@ class CompletionAnswer(ChoicesAnswer[_Choice]):
         if delta.finish_reason:
             self._close_choice(delta.index)
             choice.finish_reason = text_finish_reason(delta.finish_reason)
+            choice.stop_sequence = delta.stop_sequence
 
     def _choice_json(self, index: int, choice: _Choice) -> dict[str, object]:
         return {
@@ -149,6 +151,7 @@ class CompletionAnswer(ChoicesAnswer[_Choice]):
             "text": "".join(choice.text),
             "logprobs": LogprobsWriter().take(choice.logprobs) if self._wants_logprobs else None,
             "finish_reason": choice.finish_reason,
+            **stop_reason(choice.stop_sequence),
         }
 
 
@@ -180,7 +183,7 @@ class CompletionStream(ChunkStream):
         if delta.finish_reason:
             self._close_choice(index)
             reason = text_finish_reason(delta.finish_reason).encode()
-            out += (head, b'"","logprobs":null,"finish_reason":"', reason, b'"}]}\n\n')
+            out += (head, b'"","logprobs":null,"finish_reason":"', reason, b'"', stop_member(delta), b"}]}\n\n")
 
     def _tail(self, delta: event_pb2.Delta, index: int) -> bytes:
         if not (self._wants_logprobs and delta.logprobs):

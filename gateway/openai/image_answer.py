@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from gateway.answers.answer_builder import AnswerBuilder, AnswerIdentity, encode_json
-from gateway.answers.sse import StreamEncoder, receipt_comment
+from gateway.answers.sse import StreamEncoder
 from gateway.media.content import size_of
 from gateway.openai.image_schema import AUTO, ImageRequest
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
@@ -138,7 +138,7 @@ class ImageStream(StreamEncoder):
         self._flush(self.usage, out)
         if not self._sent:
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model returned no image")
-        out += (receipt_comment(receipt), _DONE)
+        out += (self._receipt_comment(receipt), _DONE)
         self.is_done = True
 
     def _flush(self, usage: usage_pb2.Usage, out: list[bytes]) -> None:

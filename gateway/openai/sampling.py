@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import AliasChoices, ConfigDict, Field, Tag
+from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, Tag
 
 from gateway.config import RequestLimits
 from gateway.intake.request_model import (
@@ -31,6 +31,14 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
+def _token_limit(value: object) -> object:
+    return None if value == -1 and isinstance(value, int) else value
+
+
+TokenLimit = Annotated[Annotated[int, Field(ge=1, le=MAX_INT32)] | None, BeforeValidator(_token_limit)]
+"""The maximum number of tokens of an answer; -1 is no limit, as in llama.cpp's server and in LangChain."""
+
+
 class StreamOptions(StrictModel):
     """Options of a stream."""
 
@@ -48,7 +56,7 @@ class GenerationRequest(HandledRequest):
 
     model: str
     """A model or a pool of the mesh, `agent/` or `route/` and the name of one, or `auto`."""
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    max_tokens: TokenLimit = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Share | None = None
     top_k: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None

@@ -19,6 +19,7 @@ from gateway.answers.unary import cut_off_seconds, json_response
 from gateway.deps import InferenceDeps
 from gateway.http.disconnect import WhileConnected
 from gateway.intake.body import read_model
+from gateway.intake.headers import shows_receipt
 from gateway.intake.request_model import HandledRequest, ModelName, Word
 from gateway.openai.models import asked_entry, not_available, visible_entry
 from gateway.request_facts import facts_of
@@ -145,6 +146,7 @@ class SpokenEvents(SseResponse):
     @override
     async def _pump(self, scope: Scope, receive: Receive, writer: SseWriter) -> None:
         is_empty = True
+        with_receipt = shows_receipt(scope, self._deps.config)
         with WhileConnected(scope, receive, cut_off_seconds=self._cut_off_seconds) as block:
             block.run_beside(writer.keep_up(block))
             async with aclosing(self._speech.chunks()) as pieces:
@@ -157,7 +159,8 @@ class SpokenEvents(SseResponse):
             block.dismiss_guards()
             receipt = self._speech.receipt or receipt_pb2.Receipt()
             self._deps.metrics.tokens_used(facts_of(scope), receipt.usage)
-            await writer.finish(done_events(receipt))
+            comment = receipt_comment(receipt) if with_receipt else b""
+            await writer.finish(comment + done_event(receipt))
 
     @override
     def _last_event(self, error: WeftError, request_id: str) -> bytes:
@@ -170,8 +173,8 @@ def delta_event(data: bytes) -> bytes:
     return b"data: %b\n\n" % encode_json({"type": "speech.audio.delta", "audio": audio})
 
 
-def done_events(receipt: receipt_pb2.Receipt) -> bytes:
-    """Returns the last event, with the usage and the warnings of a receipt, and the receipt as a comment before it."""
+def done_event(receipt: receipt_pb2.Receipt) -> bytes:
+    """Returns the last event, with the usage and the warnings of a receipt."""
     usage = receipt.usage
     document: dict[str, object] = {
         "type": "speech.audio.done",
@@ -184,7 +187,7 @@ def done_events(receipt: receipt_pb2.Receipt) -> bytes:
     }
     if receipt.warnings:
         document["warnings"] = [warning_json(each) for each in receipt.warnings]
-    return receipt_comment(receipt) + b"data: %b\n\n" % encode_json(document)
+    return b"data: %b\n\n" % encode_json(document)
 
 
 def _empty_recording() -> WeftError:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from gateway.answers.answer_builder import AnswerIdentity, encode_json
-from gateway.answers.sse import StreamEncoder, receipt_comment
+from gateway.answers.sse import StreamEncoder
 from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.media_results import collected_transcription
 
@@ -82,7 +82,7 @@ class TranscriptStream(StreamEncoder):
         whole = collected_transcription([[event(transcript=part) for part in self._parts]])
         done = {"type": "transcript.text.done", "text": whole.text, "language": whole.language}
         out.append(_data({**done, **duration_usage(usage, whole.duration_seconds)}))
-        out += (receipt_comment(receipt), _DONE)
+        out += (self._receipt_comment(receipt), _DONE)
         self.is_done = True
 
 

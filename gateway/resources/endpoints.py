@@ -50,6 +50,12 @@ def _of_kind(kind: ResourceKind, role: Role) -> Access:
     return Access(resource_of(kind), role)
 
 
+def _path_of(kind: ResourceKind) -> str:
+    """Returns the path of one resource; the name of a model or a pool may have slashes."""
+    name = "{name:name}" if kind in (ResourceKind.MODEL, ResourceKind.POOL) else "{name}"
+    return f"{_API}/{kind.plural}/{name}"
+
+
 def _reads(kind: ResourceKind) -> tuple[Endpoint[GatewayDeps], ...]:
     access, plural = _of_kind(kind, Role.VIEW), kind.plural
     return (
@@ -63,7 +69,7 @@ def _reads(kind: ResourceKind) -> tuple[Endpoint[GatewayDeps], ...]:
             by_name=kind not in _UNNAMED,
         ),
         get_row(
-            f"{_API}/{plural}/{{name}}",
+            _path_of(kind),
             access,
             partial(resources.get_resource, kind),
             answers(resource_schema(kind), path="name"),
@@ -76,7 +82,7 @@ def _reads(kind: ResourceKind) -> tuple[Endpoint[GatewayDeps], ...]:
 
 def _deletion(kind: ResourceKind) -> Endpoint[GatewayDeps]:
     return delete_row(
-        f"{_API}/{kind.plural}/{{name}}",
+        _path_of(kind),
         _of_kind(kind, Role.EDIT),
         partial(resources.delete_resource, kind),
         answers(None, path="name", query=resources.DELETE_PARAMETERS),
@@ -89,7 +95,7 @@ def _deletion(kind: ResourceKind) -> Endpoint[GatewayDeps]:
 
 def _replacement(kind: ResourceKind) -> Endpoint[GatewayDeps]:
     return put_row(
-        f"{_API}/{kind.plural}/{{name}}",
+        _path_of(kind),
         _of_kind(kind, Role.EDIT),
         partial(put_resource, kind),
         json_or_yaml_body(resource_schema(kind)) | answers(APPLY_ANSWER, path="name", query=APPLY_PARAMETERS, also=201),
@@ -102,9 +108,8 @@ def _replacement(kind: ResourceKind) -> Endpoint[GatewayDeps]:
 RESOURCES: EndpointGroup[GatewayDeps] = EndpointGroup(
     tag="resources",
     endpoints=(
-        *(endpoint for kind in ResourceKind for endpoint in _reads(kind)),
         get_row(
-            f"{_API}/models/{{name}}/members",
+            f"{_API}/models/{{name:name}}/members",
             _VIEW_MODELS,
             resources.get_members,
             answers(POOL_MEMBERS, path="name"),
@@ -112,6 +117,7 @@ RESOURCES: EndpointGroup[GatewayDeps] = EndpointGroup(
             operation_id="get_models_by_name_members",
             by_name=True,
         ),
+        *(endpoint for kind in ResourceKind for endpoint in _reads(kind)),
         *map(_deletion, _DELETABLE),
         post_row(
             f"{_API}/apply",

@@ -44,7 +44,7 @@ from weft.documents.selectors import parse_selector
 from weft.documents.yaml_documents import SourcedDocument, parse_document, read_documents, refuse_repeats
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.log import get_logger
-from weft.kernel.names import require_name
+from weft.kernel.names import require_name_of_model
 from weft.kernel.principal import EDIT_MODELS, USE_SECRETS, VIEW_MODELS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.request import journal_mode_of
@@ -63,7 +63,7 @@ log = get_logger("weft.gateway")
 
 def name_of(request: Request) -> str:
     """Returns the name in the path. Raises INVALID_ARGUMENT for an invalid one."""
-    return require_name(request.path_params["name"], "name")
+    return require_name_of_model(request.path_params["name"], "name")
 
 
 def known_name_of(request: Request, deps: GatewayDeps) -> str:
@@ -158,7 +158,7 @@ def _events_of(query: Query) -> ListEventsRequest:
     kind = parse_kind(query.text("kind"), "kind") if "kind" in query else None
     if "name" in query and kind is None:
         raise invalid_field("kind", "is required with name")
-    name = require_name(query.text("name"), "name") if "name" in query else ""
+    name = require_name_of_model(query.text("name"), "name") if "name" in query else ""
     limit = query.count("limit", MAX_EVENTS)
     number = RESOURCE_KIND_UNSPECIFIED if kind is None else kind_number(kind)
     return ListEventsRequest(kind=number, name=name, limit=limit)

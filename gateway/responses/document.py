@@ -9,9 +9,10 @@ from gateway.answers.answer_builder import encode_json, has_counts
 from gateway.config import ResponseEnvelope
 from gateway.errors import envelope
 from gateway.openai.chat_builder import FUNCTION
+from gateway.responses.namespaces import NAMESPACE, functions_of, members_by_flat_name
 from gateway.responses.output import OutputItems
 from gateway.responses.payload import asks_for_metrics, envelope_of, wants_logprobs
-from gateway.responses.schema import ResponsesRequest, ResponsesToolChoiceObject
+from gateway.responses.schema import ResponsesRequest, ResponsesToolChoiceObject, ResponseTool
 from weft.api.common.v1 import receipt_pb2, timing_pb2, usage_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -52,7 +53,8 @@ class ResponseDocument:
         self.created = int(self.created_at.timestamp())
         self._is_pool = envelope_of(request, envelope) is ResponseEnvelope.POOL
         self.has_metrics = self._is_pool or asks_for_metrics(request)
-        self.items = OutputItems(response_id, logprobs=wants_logprobs(request))
+        members = members_by_flat_name(request.tools)
+        self.items = OutputItems(response_id, logprobs=wants_logprobs(request), members=members)
         self.model = request.model
         """The requested model, then the one that answers."""
         self.is_stored = is_stored
@@ -207,17 +209,20 @@ def _tool_choice(choice: str | ResponsesToolChoiceObject | None) -> object:
 
 def _tools(request: ResponsesRequest) -> list[dict[str, object]]:
     """Returns the tools that are offered to the model."""
-    return [
-        {
-            "type": FUNCTION,
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.parameters,
-            "strict": tool.strict,
-        }
-        for tool in request.tools or ()
-        if tool.type == FUNCTION
-    ]
+    return [_tool(tool) for tool in request.tools or () if tool.type in {FUNCTION, NAMESPACE}]
+
+
+def _tool(tool: ResponseTool) -> dict[str, object]:
+    if tool.type == NAMESPACE:
+        functions = [_tool(function) for _, function in functions_of(tool, "")]
+        return {"type": NAMESPACE, "name": tool.name, "description": tool.description, "tools": functions}
+    return {
+        "type": FUNCTION,
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
 
 
 def _millis(

@@ -28,7 +28,6 @@ MAX_MEMBERS = 200_000
 """The default of `max_json_members` of a body."""
 
 _items = TypeAdapter(Items)
-_READABLE = frozenset({"message", "function_call", "function_call_output", "reasoning"})
 _REFERENCE = "item_reference"
 
 
@@ -154,7 +153,7 @@ def _by_id(exchange: Sequence[InputItem]) -> dict[str, InputItem]:
 def exchange_of(response: StoredResponse) -> list[InputItem]:
     """Returns input and output of a stored response that can be sent to a model again."""
     items = [_as_message(item) for raw in _raw_items(response) for item in _read(raw, response.id)]
-    return [item for item in items if item.kind in _READABLE and not _is_cut_call(item)]
+    return [item for item in items if item.kind != _REFERENCE and not _is_cut_call(item)]
 
 
 def _as_message(item: InputItem) -> InputItem:

@@ -4,11 +4,19 @@ An assistant's turn is several items: reasoning, text, function calls. They beco
 expect it, and each function's output becomes a message of the role `tool`.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
-from gateway.openai.chat_builder import ChatBuilder
-from gateway.responses.schema import InputItem, InputPart
+from gateway.openai.chat_builder import ROLES, ChatBuilder
+from gateway.openai.extension_fields import unsupported
+from gateway.openai.readable_text import file_text, text_in
+from gateway.responses.namespaces import Member, flat_name
+from gateway.responses.schema import InputItem, InputPart, OtherItem
 from weft.api.common.v1 import chat_pb2
+from weft.dispatch.extra_fields import carried_only
+from weft.dispatch.history import left_out_note
 from weft.kernel.errors import invalid_field
 
 _PART_MEMBERS = {
@@ -28,6 +36,21 @@ MAX_CALL_NAME_CHARS = 256
 PART_TYPES = frozenset({"text", "image_url"})
 """The types of content parts that are allowed in place of items."""
 
+_CALL = "_call"
+_BY_MODEL = frozenset({
+    "reasoning", "compaction", "compaction_summary", "context_compaction", "mcp_list_tools", "mcp_approval_request",
+})  # fmt: skip
+"""Kinds of items that models and services write, besides calls."""
+_NOT_SAID = frozenset({"mcp_list_tools", "mcp_approval_request", "mcp_approval_response"})
+"""Kinds of items that mean nothing to a model without the service that wrote them."""
+_RESULTS = ("output", "outputs", "results", "error")
+_NOT_ARGUMENTS = frozenset({*_RESULTS, "call_id", "name", "namespace", "result", "execution", "server_label"})
+_IMAGE_PARTS = frozenset({"input_image", "image_url"})
+_MAX_SHOWN_CHARS = 64
+_AS_TEXT = "the model got it as text or as a function call"
+# Not the encoder of answers, which refuses whole numbers beyond 64 bits.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 _ITEM_TYPES = "'message', 'function_call', 'function_call_output', 'reasoning' or 'item_reference'"
 _PART_TYPES = "'input_text', 'input_image', 'input_audio', 'output_text' or 'refusal'"
 
@@ -35,14 +58,27 @@ _PART_TYPES = "'input_text', 'input_image', 'input_audio', 'output_text' or 'ref
 class ItemReader:
     """Adds items, in order, to the messages of a chat."""
 
-    def __init__(self, chat: ChatBuilder) -> None:
+    def __init__(
+        self, chat: ChatBuilder, items: Sequence[InputItem], members: Mapping[str, Member] = MappingProxyType({})
+    ) -> None:
+        """`items`: all that will be added, in order; `members`: the functions of namespaces, by their flat names."""
+        chat.expect([_role_of(item, is_last=index == len(items) - 1) for index, item in enumerate(items)])
         self._chat = chat
+        self._added = 0
+        self._flat_names = {member: flat for flat, member in members.items()}
+        self._answered = {item.call_id for item in items if _is_output(item.kind) and isinstance(item.call_id, str)}
+        """The calls that have a result."""
         self._turn: chat_pb2.ChatMessage | None = None
         self.reasoning_unread = 0
         """Number of encrypted reasoning items, which are left out."""
 
     def add(self, item: InputItem, field: str) -> None:
-        """Add one item. Raises INVALID_ARGUMENT naming `field` or a part of it."""
+        """Add the next item. Raises INVALID_ARGUMENT naming `field` or a part of it."""
+        self._chat.turn_to(self._added)
+        self._added += 1
+        if isinstance(item, OtherItem):
+            self._add_other(item, field)
+            return
         match item.kind:
             case "message":
                 self._add_message(item, field)
@@ -57,6 +93,7 @@ class ItemReader:
 
     def add_parts(self, item: InputItem, field: str) -> None:
         """Add a user message whose content parts were given in place of items."""
+        self._chat.turn_to(self._added)
         self._chat.add_content(self._message("user"), item.content or (), field, self._add_part)
 
     def _add_message(self, item: InputItem, field: str) -> None:
@@ -64,7 +101,7 @@ class ItemReader:
             raise invalid_field(f"{field}.role", "is required")
         if item.content is None:
             raise invalid_field(f"{field}.content", "is required")
-        if item.content == [] and item.role != "assistant":
+        if item.content == [] and item.role != "assistant" and not self._chat.is_answered:
             raise invalid_field(f"{field}.content", "must have at least one part")
         message = self._assistant_message() if item.role == "assistant" else self._message(item.role)
         self._chat.add_content(message, item.content, f"{field}.content", self._add_part)
@@ -76,15 +113,20 @@ class ItemReader:
         if len(item.name or "") > MAX_CALL_NAME_CHARS:
             raise invalid_field(f"{field}.name", f"must have at most {MAX_CALL_NAME_CHARS} characters")
         turn = self._new_turn() if self._turn is None else self._turn
-        self._chat.add_call(turn, item.call_id or "", item.name or "", item.arguments or "")
+        extra = carried_only(item.model_extra)
+        name = item.name or ""
+        if item.namespace:
+            member = Member(item.namespace, name)
+            name = self._flat_names.get(member) or flat_name(member)
+        self._chat.add_call(turn, item.call_id or "", name, _arguments(item.arguments), extra)
 
     def _add_output(self, item: InputItem, field: str) -> None:
         if item.call_id is None:
             raise invalid_field(f"{field}.call_id", "is required")
-        self._chat.require_called(item.call_id, f"{field}.call_id", "answers no function call of the input")
+        orphan = self._chat.add_orphan(item.call_id, f"{field}.call_id", "answers no function call of the input")
         if item.output is None:
             raise invalid_field(f"{field}.output", "is required")
-        message = self._chat.add_result(item.call_id)
+        message = orphan or self._chat.add_result(item.call_id)
         self._turn = None
         self._chat.add_content(message, item.output, f"{field}.output", self._add_part)
         if not message.content:
@@ -99,6 +141,50 @@ class ItemReader:
         if turn is None or turn.content or turn.tool_calls or turn.refusal:
             turn = self._new_turn()
         turn.reasoning += text
+
+    def _add_other(self, item: OtherItem, field: str) -> None:
+        """Add an item of a kind that engines do not have, as another service's history has it."""
+        kind, call_id = item.kind, item.call_id if isinstance(item.call_id, str) else ""
+        if not self._chat.is_earlier:
+            raise invalid_field(f"{field}.type", f"must be {_ITEM_TYPES}")
+        self._chat.warnings.append(
+            unsupported(f"{field}.type", f"'{kind[:_MAX_SHOWN_CHARS]}' is not supported: {_AS_TEXT}")
+        )
+        if kind in _NOT_SAID:
+            return
+        if _is_output(kind):
+            self._add_other_output(item, call_id)
+        elif kind.endswith(_CALL):
+            self._add_other_call(item, call_id)
+        else:
+            self._message("user").content.add(text=text_in(_members_of(item)) or left_out_note(kind[:_MAX_SHOWN_CHARS]))
+
+    def _add_other_call(self, item: OtherItem, call_id: str) -> None:
+        """Add a call of another kind of tool: as a function call if its result follows, else as text."""
+        name = item.name if isinstance(item.name, str) and item.name else item.kind.removesuffix(_CALL)
+        given = item.arguments
+        if given is None:
+            given = {key: value for key, value in _members_of(item).items() if key not in _NOT_ARGUMENTS}
+        arguments = _arguments(given)
+        if call_id and call_id in self._answered:
+            turn = self._new_turn() if self._turn is None else self._turn
+            self._chat.add_call(turn, call_id, name[:MAX_CALL_NAME_CHARS], arguments)
+            return
+        results = {key: value for key, value in _members_of(item).items() if key in _RESULTS}
+        text = f"[{name[:MAX_CALL_NAME_CHARS]} was called with {arguments}]"
+        self._assistant_message().content.add(text="\n".join(filter(None, (text, text_in(results)))))
+
+    def _add_other_output(self, item: OtherItem, call_id: str) -> None:
+        message = self._chat.add_orphan(call_id, "", "") if self._chat.is_answered else None
+        if message is None:
+            message = self._chat.add_result(call_id) if self._chat.has_call(call_id) else self._message("user")
+        self._turn = None
+        output = item.output
+        for part in output if isinstance(output, list) else ():
+            if isinstance(part, dict) and part.get("type") in _IMAGE_PARTS and isinstance(part.get("image_url"), str):
+                self._chat.add_image(message, part["image_url"], "input")
+        text = text_in(output) or _encode({key: value for key, value in _members_of(item).items() if key != "call_id"})
+        message.content.add(text=text)
 
     def _message(self, role: str) -> chat_pb2.ChatMessage:
         self._turn = None
@@ -119,12 +205,42 @@ class ItemReader:
         is_assistant = message.role == chat_pb2.ROLE_ASSISTANT
         members = _ASSISTANT_PART_MEMBERS if is_assistant else _PART_MEMBERS
         if part.type == "input_file":
-            raise invalid_field(f"{field}.type", "files are not supported; send their text, or their pages as images")
+            what = str((part.model_extra or {}).get("filename") or "file")[:_MAX_SHOWN_CHARS]
+            problem = "files are not supported unless they are text; send their text, or their pages as images"
+            self._chat.add_readable(message, file_text(part.model_extra or {}), what, f"{field}.type", problem)
+            return
         if members.get(part.type) == "image_url" and part.image_url is None and part.file_id is not None:
-            raise invalid_field(f"{field}.file_id", "uploaded files are not supported; send the image as a data: URL")
+            problem = "uploaded files are not supported; send the image as a data: URL"
+            self._chat.add_readable(message, "", "image", f"{field}.file_id", problem)
+            return
         is_empty = is_assistant and part.type == "refusal" and part.refusal is None
         if not is_empty:
             self._chat.add_part(message, part, field, members, _PART_TYPES)
+
+
+def _members_of(item: InputItem) -> dict[str, Any]:
+    """Returns what an item holds, without what names it."""
+    return item.model_dump(mode="json", exclude_none=True, exclude={"id", "type", "status"})
+
+
+def _arguments(given: object) -> str:
+    """Returns the arguments of an earlier call as text."""
+    return given if isinstance(given, str) else _encode(given or {})
+
+
+def _is_output(kind: str) -> bool:
+    return kind.endswith("_output") or kind == "mcp_approval_response"
+
+
+def _role_of(item: InputItem, *, is_last: bool) -> chat_pb2.Role.ValueType:
+    """Returns the role of an item in the conversation; that of the user for an unknown kind at the end of the input."""
+    kind = item.kind
+    if kind == "message":
+        return ROLES.get(item.role or "", chat_pb2.ROLE_USER)
+    if _is_output(kind):
+        return chat_pb2.ROLE_TOOL
+    is_known = kind.endswith(_CALL) or kind in _BY_MODEL
+    return chat_pb2.ROLE_USER if is_last and not is_known else chat_pb2.ROLE_ASSISTANT
 
 
 def reasoning_text(item: InputItem) -> str:

@@ -2,12 +2,18 @@
 
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 from gateway.answers.answer_builder import logprobs_json
 from gateway.openai.chat_schema import MAX_TOOL_CALL_ID_CHARS
+from gateway.responses.namespaces import Member
 from weft.api.common.v1 import event_pb2
+from weft.dispatch.extra_fields import join_fields
 from weft.durable.tasks import TASK_PREFIX
+from weft.kernel.json_objects import plain_object
 
 _HEX_CHARS = 24
 _RESPONSE = "resp_"
@@ -102,6 +108,10 @@ class Item:
     call_id: str = ""
     name: str = ""
     arguments: list[str] = field(default_factory=list)
+    namespace: str = ""
+    """The namespace of the called function; empty: none."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Fields of the call that weft does not know."""
     status: str = "in_progress"
     head: bytes = b""
     """As `Part.head`, for a function call."""
@@ -122,10 +132,12 @@ class Item:
         shown_status = status or self.status
         if self.kind == "function_call":
             return {
+                **self.extra,
                 "type": self.kind,
                 "id": self.id,
                 "call_id": self.call_id,
                 "name": self.name,
+                **({"namespace": self.namespace} if self.namespace else {}),
                 "arguments": "" if empty else "".join(self.arguments),
                 "status": shown_status,
             }
@@ -170,7 +182,11 @@ class OutputItems:
     Consecutive deltas of one kind are one item. Function calls may be interleaved, so they stay open until the end.
     """
 
-    def __init__(self, response_id: str, *, logprobs: bool) -> None:
+    def __init__(
+        self, response_id: str, *, logprobs: bool, members: Mapping[str, Member] = MappingProxyType({})
+    ) -> None:
+        """`members`: the functions of namespaces, by the names under which the model knows them."""
+        self._members = members
         self.sink = OutputSink()
         """Receives each step."""
         self._response_id = response_id
@@ -262,9 +278,13 @@ class OutputItems:
         self.sink.part_added(item, part)
         return item, part
 
-    def _begin_item(self, kind: str, *, call_id: str = "", name: str = "") -> Item:
+    def _begin_item(self, kind: str, call: event_pb2.ToolCallDelta | None = None) -> Item:
         index = len(self.items)
-        item = Item(kind, output_item_id(self._response_id, kind, index), index, call_id=call_id, name=name)
+        item = Item(kind, output_item_id(self._response_id, kind, index), index)
+        if call is not None:
+            item.call_id = self._fresh_call_id(call.id)
+            item.namespace, item.name = self._members.get(call.name, ("", call.name))
+            item.extra = plain_object(call.extra_fields)
         self.items.append(item)
         self.sink.item_added(item)
         return item
@@ -274,8 +294,10 @@ class OutputItems:
         if item is None:
             if self._open is not None:
                 self._end_open("completed")
-            item = self._begin_item("function_call", call_id=self._fresh_call_id(call.id), name=call.name)
+            item = self._begin_item("function_call", call)
             self._calls[call.index] = item
+        elif call.HasField("extra_fields"):
+            join_fields(item.extra, plain_object(call.extra_fields))
         self._latest = item
         if call.arguments_text:
             item.arguments.append(call.arguments_text)

@@ -11,6 +11,7 @@ from gateway.openai.chat_schema import MAX_NAME_CHARS
 from gateway.openai.extension_fields import unknown_extensions, unsupported
 from gateway.openai.sampling import fill_sampling, require_choices, require_stream_options_fit
 from gateway.responses.input_items import PART_TYPES, ItemReader
+from gateway.responses.namespaces import NAMESPACE, Member, flat_name, functions_of, members_by_flat_name
 from gateway.responses.schema import (
     Decoding,
     InputItem,
@@ -20,6 +21,7 @@ from gateway.responses.schema import (
     ResponsesToolChoiceObject,
     ResponseTool,
     TextFormat,
+    ToolReference,
 )
 from weft.api.common.v1 import chat_pb2, sampling_pb2, warning_pb2
 from weft.kernel.errors import invalid_field
@@ -63,7 +65,7 @@ def to_response_request(
     _fill_sampling(payload, request, limits)
     _add_tools(chat, request.tools, limits)
     if request.tool_choice is not None:
-        _choose(chat, request.tool_choice)
+        _choose(chat, request.tool_choice, request.tools)
     if request.parallel_tool_calls is not None:
         payload.parallel_tool_calls = request.parallel_tool_calls
     if request.text is not None and request.text.format is not None:
@@ -141,7 +143,7 @@ def _add_messages(
         raise invalid_field(name, "must have at least one item")
     if len(items) + len(earlier) > limits.max_messages:
         raise invalid_field(name, f"must have at most {limits.max_messages} items, those before it included")
-    reader = ItemReader(chat)
+    reader = ItemReader(chat, [*earlier, *items], members_by_flat_name(request.tools))
     if request.instructions:
         chat.add_message("system").content.add(text=request.instructions)
     for item in earlier:
@@ -266,37 +268,64 @@ _MAX_SHOWN_CHARS = 64
 
 
 def _add_tools(chat: ChatBuilder, tools: Sequence[ResponseTool] | None, limits: RequestLimits) -> None:
-    """Add the functions, and a warning for each other tool: those are not offered to the model."""
+    """Add the functions, those of namespaces too, and a warning for each other tool: it is not offered to the model."""
+    flat_names = {member: flat for flat, member in members_by_flat_name(tools).items()}
+    count = 0
     for field, tool in entries(tools, "tools", limits.max_tools):
         if tool.type == FUNCTION:
             name = _required_name(tool.name, f"{field}.name")
             chat.add_function(name, tool, tool.parameters, f"{field}.parameters")
-        else:
+            count += 1
+            continue
+        members = list(functions_of(tool, field))
+        count += len(members)
+        if count > limits.max_tools:
+            raise invalid_field(field, f"has more functions than the request may have: at most {limits.max_tools}")
+        for where, function in members:
+            name = flat_names[Member(tool.name or "", function.name or "")]
+            chat.add_function(name, function, function.parameters, f"{where}.parameters")
+        left_out = len(tool.tools or ()) - len(members)
+        if tool.type != NAMESPACE or left_out or not members:
             shown = tool.type[:_MAX_SHOWN_CHARS]
             message = f"tools of type '{shown}' are not supported; it was left out"
+            if tool.type == NAMESPACE:
+                message = f"has {len(members)} functions with a name; its other tools were left out"
             chat.warnings.append(unsupported(field, message))
 
 
-def _choose(chat: ChatBuilder, choice: str | ResponsesToolChoiceObject) -> None:
+def _choose(chat: ChatBuilder, choice: str | ResponsesToolChoiceObject, tools: Sequence[ResponseTool] | None) -> None:
     if isinstance(choice, str):
         chat.choose_mode(choice, "tool_choice")
     elif choice.type == FUNCTION:
         if choice.name is None:
             raise invalid_field("tool_choice.name", "is required")
-        chat.choose_function(choice.name, "tool_choice.name")
+        chat.choose_function(_offered_name(choice, tools) or choice.name, "tool_choice.name")
     elif choice.type == "allowed_tools":
-        _choose_allowed(chat, choice)
+        _choose_allowed(chat, choice, tools)
     else:
         raise invalid_field("tool_choice.type", "must be 'function' or 'allowed_tools': other tools are not supported")
 
 
-def _choose_allowed(chat: ChatBuilder, choice: ResponsesToolChoiceObject) -> None:
+def _choose_allowed(chat: ChatBuilder, choice: ResponsesToolChoiceObject, tools: Sequence[ResponseTool] | None) -> None:
     if choice.tools is None or choice.mode is None:
         raise invalid_field("tool_choice.tools" if choice.tools is None else "tool_choice.mode", "is required")
-    names = {tool.name for tool in choice.tools if tool.type == FUNCTION}
+    names: set[str | None] = {_offered_name(tool, tools) for tool in choice.tools if tool.type == FUNCTION}
+    namespaces = {tool.name for tool in choice.tools if tool.type == NAMESPACE}
+    names |= {flat for flat, member in members_by_flat_name(tools).items() if member.namespace in namespaces}
     chat.require_offered(names, "tool_choice.tools", "names a function that is none of the tools")
     chat.keep_functions(names, "tool_choice.tools")
     chat.choose_mode(choice.mode, "tool_choice.mode")
+
+
+def _offered_name(
+    chosen: ToolReference | ResponsesToolChoiceObject, tools: Sequence[ResponseTool] | None
+) -> str | None:
+    """Returns the name under which a tool is offered that a choice names."""
+    if chosen.namespace is None or chosen.name is None:
+        return chosen.name
+    wanted = Member(chosen.namespace, chosen.name)
+    found = members_by_flat_name(tools).items()
+    return next((flat for flat, member in found if member == wanted), flat_name(wanted))
 
 
 def _set_format(chat: ChatBuilder, wanted: TextFormat) -> None:

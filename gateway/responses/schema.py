@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from gateway.intake.request_model import (
     MAX_ID_CHARS,
@@ -14,8 +14,8 @@ from gateway.intake.request_model import (
     by_shape,
     text_or_list,
 )
-from gateway.openai.chat_schema import ImageUrl, InputAudio, TemplateArguments, ToolCallId
-from gateway.openai.sampling import MAX_STOP_CHARS, MAX_TOP_LOGPROBS, GenerationRequest, Share
+from gateway.openai.chat_schema import MAX_FUNCTIONS, CallArguments, ImageUrl, InputAudio, TemplateArguments, ToolCallId
+from gateway.openai.sampling import MAX_STOP_CHARS, MAX_TOP_LOGPROBS, GenerationRequest, Share, TokenLimit
 
 ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 MAX_CONTENT_PARTS = 4096
@@ -29,6 +29,8 @@ ImageSource = Annotated[
 
 class InputPart(StrictModel):
     """A part of an item's content."""
+
+    model_config = ConfigDict(extra="allow")
 
     type: str
     text: str | None = None
@@ -49,8 +51,11 @@ ItemContent = Annotated[
 class InputItem(StrictModel):
     """One item: a message, a function call, its output, reasoning, or a reference to a stored item.
 
-    A list of content parts may stand for the items of one user message (see docs/responses.md).
+    A list of content parts may stand for the items of one user message (see docs/responses.md). Fields of a call that a
+    provider needs go back to it.
     """
+
+    model_config = ConfigDict(extra="allow")
 
     type: str | None = None
     """Absent: a message."""
@@ -60,7 +65,9 @@ class InputItem(StrictModel):
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     call_id: ToolCallId | None = None
     name: str | None = None
-    arguments: str | None = None
+    namespace: str | None = None
+    """Of a call: the namespace of its function."""
+    arguments: CallArguments | None = None
     output: ItemContent | None = None
     summary: Parts | None = None
     encrypted_content: str | None = None
@@ -74,7 +81,41 @@ class InputItem(StrictModel):
         return "message" if self.type is None else self.type
 
 
-Items = Annotated[list[InputItem], StopAtFirstError()]
+class OtherItem(InputItem):
+    """An item of a kind that weft does not have, such as a call of another service's tool: its members may be any."""
+
+    role: Any = None
+    content: Any = None
+    status: Any = None
+    call_id: Any = None
+    name: Any = None
+    namespace: Any = None
+    arguments: Any = None
+    output: Any = None
+    summary: Any = None
+    encrypted_content: Any = None
+    text: Any = None
+    image_url: Any = None
+    detail: Any = None
+
+
+KNOWN_ITEMS = frozenset({
+    "message", "function_call", "function_call_output", "reasoning", "item_reference", "text", "image_url",
+    "output_text",
+})  # fmt: skip
+
+
+def _item_kind(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return "~other" if isinstance(kind, str) and kind not in KNOWN_ITEMS else "~known"
+
+
+Items = Annotated[
+    list[
+        Annotated[Annotated[InputItem, Tag("~known")] | Annotated[OtherItem, Tag("~other")], Discriminator(_item_kind)]
+    ],
+    StopAtFirstError(),
+]
 
 
 MAX_INCLUDES = 64
@@ -85,7 +126,7 @@ LanguageCode = Annotated[str, Field(min_length=1, max_length=MAX_LANGUAGE_CHARS,
 
 
 class ResponseTool(StrictModel):
-    """A tool. Types other than `function` are accepted and dropped, with a warning."""
+    """A tool. Types other than `function` and `namespace` are accepted and dropped, with a warning."""
 
     type: str
     name: str | None = None
@@ -93,6 +134,8 @@ class ResponseTool(StrictModel):
     parameters: JsonMap | None = None
     """JSON schema of the arguments."""
     strict: bool | None = None
+    tools: Annotated[list["ResponseTool"], Field(max_length=MAX_FUNCTIONS), StopAtFirstError()] | None = None
+    """The tools of a namespace."""
 
 
 class ToolReference(StrictModel):
@@ -100,6 +143,7 @@ class ToolReference(StrictModel):
 
     type: str
     name: str | None = None
+    namespace: str | None = None
 
 
 class ResponsesToolChoiceObject(StrictModel):
@@ -107,6 +151,7 @@ class ResponsesToolChoiceObject(StrictModel):
 
     type: str
     name: str | None = None
+    namespace: str | None = None
     mode: Literal["auto", "required"] | None = None
     tools: Annotated[list[ToolReference], StopAtFirstError()] | None = None
 
@@ -152,7 +197,7 @@ class Decoding(StrictModel):
     top_p: Share | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0, le=2)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    max_tokens: TokenLimit = None
     stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]], StopAtFirstError()] | None = (
         None
     )
@@ -175,7 +220,7 @@ class ResponsesRequest(GenerationRequest):
     """A stored response: its input and output come before this one's input."""
     store: bool | None = None
     """Whether the response is stored. Absent: the gateway's setting (`gateway.keep_responses`)."""
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    max_output_tokens: TokenLimit = None
     tools: Annotated[list[ResponseTool], StopAtFirstError()] | None = None
     tool_choice: (
         Annotated[

@@ -18,7 +18,7 @@ from gateway.answers.answer_builder import (
     encode_json,
     notice_json,
 )
-from gateway.answers.sse import StreamEncoder, receipt_comment
+from gateway.answers.sse import StreamEncoder
 from gateway.errors import envelope
 from gateway.responses.document import CANCELLED, FAILED, IN_PROGRESS, ResponseDocument
 from gateway.responses.output import (
@@ -177,7 +177,7 @@ class ResponsesStream(PartialResponse, StreamEncoder, OutputSink):
             self.conclude(receipt)
         out += self._out
         self._out = out
-        out.append(receipt_comment(receipt))
+        out.append(self._receipt_comment(receipt))
         if document.has_metrics:
             self._emit(b"response.metrics", b'"metrics":' + encode_json(document.metrics()))
         out.append(self._event(b"response." + document.final_status.encode(), self.snapshot()))

@@ -9,19 +9,19 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from gateway.errors import DetailedError
 from gateway.runner_api.ports import QueueView
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.attempt_reporter import ReportFate
 from weft.dispatch.call import Call, Proceed
 from weft.dispatch.request_trace import RequestContext
 from weft.gpu.snapshot import DeviceSnapshot
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.metrics import MetricsPage
-from weft.kernel.prometheus_parts import Collector, CounterMetricFamily, GaugeMetricFamily, Metric
 from weft.kernel.reasons import Reason
 
 MAX_TENANT_LABELS = 64
@@ -54,16 +54,6 @@ class RunnerMetrics:
             ("model",),
             _SECONDS,
         )
-
-        self._reports = page.counter(
-            "weft_runner_lane_reports",
-            "Reports to routers about requests with tickets, by what became of them.",
-            ("fate",),
-        )
-
-    def reported(self, fate: ReportFate) -> None:
-        """Count a report about a request with a ticket."""
-        self._reports.of(fate.value).inc()
 
     def ended(self, model: str, tenant: str, status: str) -> None:
         """Count a finished request. `model` is a name that the runner knows, or `unknown`."""
@@ -221,23 +211,6 @@ class RequestObserver:
     def around(self, call: Call[T], /, proceed: Proceed[T]) -> AsyncGenerator[T]:
         """The layer that admits and records calls. One that takes no slot is neither queued nor counted in waits."""
         return self._observed(call, proceed) if call.spec.takes_slot else proceed(call)
-
-    async def counted(self, call: Call[T], /, proceed: Proceed[T]) -> AsyncGenerator[T]:
-        """The layer that records calls which a router has placed: they do not wait here."""
-        began, failure = self.now(), None
-        try:
-            async with aclosing(proceed(call)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        except WeftError as error:
-            failure = error
-            raise
-        finally:
-            model, reason = self._model_label(call.context.model), _reason(call.receipt, failure)
-            status = SUCCESS if reason is Reason.UNSPECIFIED else reason.name.lower()
-            self._metrics.ended(model, call.context.tenant, status)
-            if call.receipt is not None and call.receipt.attempts:
-                self._metrics.worked(model, self.now() - began)
 
     async def _observed(self, call: Call[T], proceed: Proceed[T]) -> AsyncGenerator[T]:
         began = self.now()

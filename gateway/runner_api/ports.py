@@ -1,6 +1,6 @@
 """Ports of the runner API: the runner and its queue. `weft_app.compose` connects them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
@@ -10,12 +10,9 @@ from gateway.operations import OperationsPort
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1.model_pb2 import MODEL_SKILL_AUDIO, MODEL_SKILL_TOOLS
 from weft.api.registry.v1.runner_pb2 import InstanceState
-from weft.api.runner.v1 import runner_service_pb2, ticket_pb2
-from weft.dispatch.attempt_reporter import AttemptReporter
+from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
-from weft.dispatch.placement import OnCancelled, PlacementPort
-from weft.dispatch.ticket_placement import TicketRunner
 from weft.gpu.snapshot import DeviceSnapshot
 from weft.kernel.health import AlwaysHealthy, HealthSource
 from weft.kernel.tracing import NO_TRACING, Tracing
@@ -160,37 +157,6 @@ class QueueView(Protocol):
         ...
 
 
-class TicketPort(Protocol):
-    """The tickets of the runner of this process; see `runner_svc.servicers.request_admission.RequestAdmission`."""
-
-    def reserve(self, tickets: Iterable[ticket_pb2.Ticket]) -> tuple[ticket_pb2.Ticket, ticket_pb2.TicketClaims]:
-        """Returns the one that is made out to this runner, and its claims; it is used up by this.
-
-        Raises TICKET_INVALID or TICKET_EXPIRED, BACKEND_NOT_READY while the runner has no session, CANCELLED where its
-        request was cancelled before it came.
-        """
-        ...
-
-    def watch_cancellation(self, claims: ticket_pb2.TicketClaims, on_cancelled: OnCancelled) -> None:
-        """Calls `on_cancelled` when a router cancels the request of a reserved ticket, until its `release`."""
-        ...
-
-    def release(self, claims: ticket_pb2.TicketClaims) -> None:
-        """Note that the request of a reserved ticket has ended."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LanePorts:
-    """What requests with tickets need."""
-
-    tickets: TicketPort
-    runner: TicketRunner
-    dispatcher: Callable[[PlacementPort], RequestDispatcher]
-    """Makes the dispatcher of one request over its placement."""
-    reporter: AttemptReporter
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerApiPorts:
     """Services that the API of one runner calls. Dispatcher, fleet and queue know this runner alone."""
@@ -206,5 +172,3 @@ class RunnerApiPorts:
     """The health of the process."""
     tracing: Tracing = NO_TRACING
     """Where the spans of requests go."""
-    lane: LanePorts | None = None
-    """None: requests with tickets are served as all others are."""

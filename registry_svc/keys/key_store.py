@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from sqlalchemy import Row, delete, insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
 from registry_svc.store.database import Transactions, delete_rows
@@ -15,7 +16,6 @@ from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.clock import seconds_ahead
 from weft.kernel.principal import KeyVerifier, kept_access
 from weft.kernel.timestamps import optional_stamp, stamp_of
-from weft.sql.engine import AsyncConnection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sqlalchemy import Row, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind
@@ -13,7 +14,6 @@ from registry_svc.store.database import Transactions, delete_rows, parts_of
 from registry_svc.store.schema import lease_counter, leases
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.request import Priority
-from weft.sql.engine import AsyncConnection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,7 @@ class RegistryCore:
             for session in stored.sessions:
                 self.mesh.install(self._read_back(session))
             self.join_tokens = {token.id: token for token in stored.join_tokens}
+            self.events.restore(stored.events)
             if stored.settings is None:
                 await self.store.save_settings(self.settings)
             self.settings = stored.settings or self.settings
@@ -91,9 +92,11 @@ class RegistryCore:
         if self._open:
             self._open = False
             await self.writer.drain(grace_seconds)
-            # Times of heartbeats are a convenience; failing to write the last ones is no reason to fail to stop.
+            # Times of heartbeats and events are a convenience; failing to write the last ones is no reason to fail to
+            # stop.
             with suppress(WeftError):
                 await self.store.save_pulses([state.stored_pulse() for state in self.mesh])
+                await self.events.save(self.store)
             self.mesh = Mesh()
             self.join_tokens = {}
             await self.store.close()

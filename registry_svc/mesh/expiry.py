@@ -1,4 +1,4 @@
-"""Expiry: silent runners become inactive, inactive and retired ones are deleted, and heartbeat times are stored."""
+"""Expiry: silent runners become inactive, inactive and retired ones are deleted; heartbeats and events are kept."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Expiry:
         self._limits = self._limits_from(self._swept_monotonic)
 
     async def sweep(self) -> None:
-        """Expire silent runners, delete those inactive too long, and store heartbeat times that are due."""
+        """Expire silent runners, delete those inactive too long, and store events and heartbeat times that are due."""
         self._core.require_open()
         await self._core.writer.run(self._sweep)
 
@@ -62,6 +62,7 @@ class Expiry:
         self._silence([state for state, verdict in verdicts if verdict is Verdict.SILENCE], now)
         await self._forget([state for state, verdict in verdicts if verdict is Verdict.FORGET])
         await self._save_due_pulses()
+        await self._core.events.save(self._core.store)
 
     def _judge(self, state: SessionState, now: float) -> Verdict:
         verdict = judge(state.pulse, self._limits, now, share=state.share)

@@ -17,7 +17,7 @@ from registry_svc.wire_values import require_at_most, require_count, without_con
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2, runner_session_service_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
-from weft.kernel.names import CENTRAL_RUNNER, is_name, require_name
+from weft.kernel.names import CENTRAL_RUNNER, is_model_name, require_name_of_model
 from weft.kernel.reasons import Reason
 
 MAX_CLOCK_OFFSET_NANOSECONDS = 3_155_760_000 * 10**9
@@ -129,7 +129,7 @@ def page_of(request: PageRequest) -> tuple[str, int]:
         after = base64.b64decode(request.page_token, altchars=b"-_", validate=True).decode("ascii")
     except (binascii.Error, ValueError):
         after = ""
-    if not is_name(after):
+    if not is_model_name(after):
         raise invalid_field("page_token", "must be one that an earlier page returned")
     return after, size
 
@@ -144,7 +144,7 @@ def events_of(
 ) -> tuple[Kind | None, str]:
     """Return kind and name of the requested events, None and "" for all; raises INVALID_ARGUMENT naming the field."""
     if request.name:
-        require_name(request.name, "name")
+        require_name_of_model(request.name, "name")
     if not request.kind:
         if request.name:
             raise invalid_field("kind", "must be set where `name` is")

@@ -15,6 +15,7 @@ from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import (
     agent_pb2,
     alias_pb2,
+    event_pb2,
     journal_pb2,
     model_pb2,
     profile_pb2,
@@ -70,6 +71,8 @@ class StoredMesh:
     settings: settings_pb2.MeshSettings | None = None
     """None: never saved."""
     join_tokens: tuple[JoinToken, ...] = ()
+    events: tuple[event_pb2.Event, ...] = ()
+    """Oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ from weft.api.registry.v1.journal_pb2 import JournalMode
 from weft.documents.rights import names_secret, require_declarable, visible_names, visible_pool
 from weft.documents.selectors import parse_selector, selects
 from weft.kernel.errors import invalid_field
-from weft.kernel.names import is_name, require_name
+from weft.kernel.names import is_model_name, require_name_of_model
 from weft.kernel.principal import (
     EDIT_MODELS,
     EDIT_SETTINGS,
@@ -102,7 +102,7 @@ class Listing(Generic[M]):
         """What was found by the name of such a resource; raises the error for an unknown one."""
         if found is None:
             raise unknown_name(
-                self._noun, name if is_name(name) else "", visible_names(caller(), self._names(self._core.mesh))
+                self._noun, name if is_model_name(name) else "", visible_names(caller(), self._names(self._core.mesh))
             )
         return found
 
@@ -514,7 +514,7 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
     ) -> declaration_service_pb2.DeleteResponse:
         async with answering(context):
             kind = to_kind(request.kind, "kind")
-            name = self._declarations.name_of(require_name(request.name, "name"))
+            name = self._declarations.name_of(require_name_of_model(request.name, "name"))
             if kind is Kind.TENANT:
                 caller().require(EDIT_SETTINGS)
             elif kind in (Kind.RUNNER, Kind.POOL, Kind.PROFILE):

@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Row, Select, Table, bindparam, delete, insert, select, update
+from sqlalchemy import Row, Select, Table, bindparam, delete, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
 from registry_svc.mesh.domain import JoinToken
@@ -54,17 +55,15 @@ from registry_svc.store.schema import (
     declared_routes,
     declared_tenants,
     declared_workflows,
+    events,
     join_tokens,
     mesh_settings,
     models,
     runners,
     sessions,
 )
-from weft.api.registry.v1 import (
-    settings_pb2,
-)
+from weft.api.registry.v1 import event_pb2, settings_pb2
 from weft.kernel.log import get_logger
-from weft.sql.engine import AsyncConnection
 
 
 class Store(Protocol):
@@ -134,6 +133,10 @@ class Store(Protocol):
         """Delete a token; an unknown id is ignored."""
         ...
 
+    async def save_events(self, new: Sequence[event_pb2.Event], oldest: int) -> None:
+        """Keep new events, at least one, with rising numbers; delete those with a number below `oldest`."""
+        ...
+
 
 log = get_logger("weft.registry.store")
 
@@ -176,6 +179,10 @@ class SqlStore(RegistryDatabase, Store):
                 tenants=tuple(await _rows(connection, declared_tenants, declared_tenant_of)),
                 settings=next(iter(await _rows(connection, mesh_settings, settings_of, order_by="id")), None),
                 join_tokens=tuple(await _rows(connection, join_tokens, join_token_of, order_by="id")),
+                events=tuple(
+                    event_pb2.Event.FromString(row.event)
+                    for row in await connection.execute(select(events).order_by(events.c.sequence))
+                ),
             )
 
     @override
@@ -257,6 +264,15 @@ class SqlStore(RegistryDatabase, Store):
     async def delete_join_token(self, token_id: str) -> None:
         async with self.transaction() as connection:
             await delete_rows(connection, join_tokens.c.id, [token_id])
+
+    @override
+    async def save_events(self, new: Sequence[event_pb2.Event], oldest: int) -> None:
+        number = events.c.sequence
+        async with self.transaction() as connection:
+            # A write whose acknowledgement was lost is written again.
+            await connection.execute(delete(events).where(or_(number < oldest, number >= new[0].sequence)))
+            rows = [{"sequence": event.sequence, "event": event.SerializeToString()} for event in new]
+            await _insert(connection, events, rows)
 
 
 async def _rows(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from registry_svc.mesh.domain import EventDraft, Kind
 from registry_svc.mesh.overlay import Publisher, watched_runner
@@ -172,13 +172,21 @@ class Broadcaster(Generic[T]):
         self._watchers.clear()
 
 
+class EventStore(Protocol):
+    """Port: keeps events over restarts; see `registry_svc.mesh.store.Store`."""
+
+    async def save_events(self, new: Sequence[event_pb2.Event], oldest: int) -> None:
+        """Keep new events; delete those with a number below `oldest`."""
+        ...
+
+
 class EventLog:
-    """The newest `max_events` events since the registry started."""
+    """The newest `max_events` events, those before a restart included."""
 
     def __init__(self, clock: Clock, max_events: int, watch_buffer_events: int) -> None:
         self._clock = clock
         self._events: deque[event_pb2.Event] = deque(maxlen=max_events)
-        self._sequence = 0
+        self._sequence = self._saved_sequence = 0
         self._broadcaster = Broadcaster[event_pb2.Event](watch_buffer_events)
 
     def record(self, drafts: Iterable[EventDraft]) -> None:
@@ -191,6 +199,19 @@ class EventLog:
         if batch:
             self._events.extend(batch)
             self._broadcaster.publish(batch)
+
+    def restore(self, events: Sequence[event_pb2.Event]) -> None:
+        """Take the events from before a restart, oldest first, in place of all others."""
+        self._events.clear()
+        self._events.extend(events)
+        self._sequence = self._saved_sequence = events[-1].sequence if events else 0
+
+    async def save(self, store: EventStore) -> None:
+        """Write the events since the last call. Raises SERVICE_UNAVAILABLE: they are written with the next one."""
+        new = [event for event in self._events if event.sequence > self._saved_sequence]
+        if new:
+            await store.save_events(new, self._events[0].sequence)
+            self._saved_sequence = new[-1].sequence
 
     def newest(self, kind: Kind | None, name: str, limit: int) -> list[event_pb2.Event]:
         """At most `limit` events of this kind and name, oldest first; None and "" mean all."""

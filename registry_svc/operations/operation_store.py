@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import Row, delete, exists, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from registry_svc.operations.audit_chain import chained, empty_head, head_of
 from registry_svc.operations.governance import Admission, GovernanceMarks
@@ -17,7 +18,6 @@ from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
-from weft.sql.engine import AsyncConnection
 
 _ENTRY_TEXTS = ("event", "actor", "operation", "detail", "previous_hash", "hash")
 

@@ -7,8 +7,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from pathlib import Path
 from typing import Any, Protocol
 
-from sqlalchemy import URL, Column, Connection, delete, make_url
+from sqlalchemy import URL, Column, Connection, delete
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from typing_extensions import override
 
 from registry_svc.store.postgres import PostgresDatabase, owned_elsewhere
@@ -18,8 +19,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.file_lock import lock_file
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.sql.database import SqliteEngine, code_of, file_of, make_private, opening, require_whole
-from weft.sql.engine import AsyncConnection, AsyncEngine
+from weft.sql.database import SqliteEngine, code_of, file_of, make_private, opening, require_whole, url_of
 from weft.sql.schema import bring_up_to_date, schema_in
 from weft.sql.write_check import write_nothing
 
@@ -91,7 +91,7 @@ class RegistryDatabase:
     `database_url` is of a kind that is not supported.
     """
 
-    def __init__(self, database_url: str, address: str = "") -> None:
+    def __init__(self, database_url: str | Path, address: str = "") -> None:
         """`address`: where this registry serves, for a standby that refers its callers to the owner."""
         self._database: Database = database_of(database_url, address)
         self._failures: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, *self._database.driver_errors)
@@ -189,7 +189,7 @@ class RegistryDatabase:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database failed; its log has details") from None
 
 
-def database_of(database_url: str, address: str = "") -> Database:
+def database_of(database_url: str | Path, address: str = "") -> Database:
     """The database behind a URL; raises INVALID_ARGUMENT when it is of no kind that is supported.
 
     `address`: where its registry serves.
@@ -202,10 +202,10 @@ def database_of(database_url: str, address: str = "") -> Database:
     raise invalid_field("database_url", "must begin with sqlite+aiosqlite:// or postgresql+asyncpg://")
 
 
-def _parsed(database_url: str) -> URL:
+def _parsed(database_url: str | Path) -> URL:
     # Not chained: the causes quote the URL or parts of it, and in it may be a password.
     try:
-        return make_url(database_url)
+        return url_of(database_url)
     except (ArgumentError, ValueError):
         raise invalid_field("database_url", "must be a URL such as postgresql+asyncpg://user@host/weft") from None
 

@@ -6,13 +6,13 @@ from importlib import import_module
 from typing import Any
 
 from sqlalchemy import URL, Connection, delete, event, func, insert, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from registry_svc.store.schema import MAX_ADDRESS_CHARS, ownership
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.missing_package import missing_package
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
-from weft.sql.engine import AsyncConnection, AsyncEngine, create_async_engine
 
 
 class TakenOverError(WeftError):

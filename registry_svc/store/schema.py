@@ -339,6 +339,15 @@ secrets = Table(
     Column("updated_at", UtcDateTime, nullable=False),
 )
 
+# The newest events, at most `RegistryConfig.max_events`; a killed registry loses those since its last sweep.
+events = Table(
+    "events",
+    metadata,
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    # A serialized Event.
+    Column("event", LargeBinary, nullable=False),
+)
+
 # Routers with a session, so that a restart of the registry moves no domain.
 routers = Table(
     "routers",
@@ -354,6 +363,6 @@ SCHEMA = Schema(
     owner="registry",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0017",
+    newest="0018",
     version_table="alembic_version",
 )

@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, make_url, text
+from sqlalchemy import URL, text
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from registry_svc.store.policy.takeover import OwnerSigns, SeenSigns, after_reading, is_frozen
 from registry_svc.store.postgres import LOCK_KEY, STANDBY_APPLICATION, PostgresDatabase, new_engine
@@ -13,7 +15,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.sql.engine import AsyncConnection
+from weft.sql.database import url_of
 
 log = get_logger("weft.registry.standby")
 
@@ -174,7 +176,7 @@ def _signs_of(row: Any) -> OwnerSigns:
     )
 
 
-def owner_watch_of(database_url: str, clock: Clock, silence_seconds: float) -> OwnerWatch | None:
+def owner_watch_of(database_url: str | Path, clock: Clock, silence_seconds: float) -> OwnerWatch | None:
     """Returns the watch of a standby; None for a database that only processes of one machine open."""
-    url = make_url(database_url)
+    url = url_of(database_url)
     return OwnerWatch(url, clock, silence_seconds) if url.get_backend_name() == "postgresql" else None

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router_svc.durable.tasks.store_port import StateCount
 from weft.kernel.metrics import MetricsPage
-from weft.kernel.prometheus_parts import Collector, CounterMetricFamily, GaugeMetricFamily, Metric
 
 
 class TaskMetrics(Collector):

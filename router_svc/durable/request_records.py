@@ -30,13 +30,14 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
 from router_svc.durable.limits import RecordSettings
 from router_svc.durable.tasks.sql_statements import DATABASE_TIME
 from router_svc.request_entry import EndedRequest, RequestEntry
 from router_svc.request_history import RequestHistory, StoredRequest
-from router_svc.request_log import RequestLog
+from router_svc.request_log import RequestLog, clear_quotes
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import request_records, router_beats
 from router_svc.unwritten_records import RecordBatch
@@ -51,7 +52,6 @@ from weft.kernel.clock import CLOCK_MARGIN_SECONDS, Clock
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import Priority
-from weft.sql.engine import AsyncConnection
 
 ROWS_AT_ONCE = 500
 """Requests of each kind that one transaction writes, and that one statement marks or deletes."""
@@ -184,7 +184,7 @@ class RequestStore(RequestHistory):
             "message": ended.message,
             "cancelled_by": ended.cancelled_by,
             "decisions": ended.decisions,
-            "receipt": _without_quotes(ended.receipt) if ended.quotes_model else ended.receipt,
+            "receipt": _without_quotes(ended.receipt) if ended.quotes_content else ended.receipt,
         }
 
     def _common(self, entry: RequestEntry | EndedRequest, arrived_at: float) -> dict[str, object]:
@@ -372,12 +372,11 @@ def insert_for(connection: AsyncConnection, table: Table) -> Any:
 
 
 def _without_quotes(receipt: bytes | None) -> bytes | None:
-    """Returns a receipt without what a model may have written."""
+    """Returns a receipt without what may quote a content."""
     if receipt is None:
         return None
     kept = receipt_pb2.Receipt.FromString(receipt)
-    kept.ClearField("signals")
-    kept.ClearField("warnings")
+    clear_quotes(kept)
     return kept.SerializeToString()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Table, delete, select, true
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router_svc.client_registry import ClientRegistry, KeptClient
 from router_svc.durable.limits import RecordSettings
@@ -18,7 +19,6 @@ from router_svc.store.tables import fair_accounts, figure_steps, known_clients
 from weft.api.router.v1.figure_step_pb2 import FigureStep
 from weft.api.router.v1.request_pb2 import ClientRecord
 from weft.kernel.clock import Clock
-from weft.sql.engine import AsyncConnection
 
 
 class RouterState:

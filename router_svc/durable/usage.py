@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 from sqlalchemy import ColumnElement, Integer, RowMapping, Select, and_, delete, func, literal_column, select
 from sqlalchemy.dialects import sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import Insert
 from typing_extensions import override
 
@@ -29,7 +30,6 @@ from weft.kernel.rpc import answers
 from weft.kernel.rpc_auth import caller
 from weft.kernel.service import Service
 from weft.kernel.timestamps import stamp_of
-from weft.sql.engine import AsyncConnection
 
 log = get_logger("weft.router")
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router_svc.store.tables import usage_entries
 from router_svc.usage import Outcome, UsageSums, asked_of, count_outcome, hour_of, spent_of, unknown_work, usage_of
 from weft.api.common.v1 import receipt_pb2
-from weft.sql.engine import AsyncConnection
 
 ADD_ENTRIES = insert(usage_entries)
 

@@ -63,10 +63,6 @@ class Arrival:
     """Requests with the same key should go to the same runner; empty: none."""
     prefix_digests: tuple[int, ...] = ()
     """Digests of ever longer prefixes of its prompt, salted with its tenant."""
-    only_runners: frozenset[str] = frozenset()
-    """Runners that may serve it; empty: any."""
-    fallbacks: int = 0
-    """Further candidates that a proxy may try by itself after the one that it is placed on."""
 
 
 def context_class(prompt_tokens: int) -> int:

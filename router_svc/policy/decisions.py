@@ -22,8 +22,6 @@ class Placed:
     """The selection; None: not recorded."""
     keep_alive_seconds: float | None = None
     """As its route sets it; None: not set."""
-    fallbacks: tuple[Candidate, ...] = ()
-    """Candidates that a proxy may try after it, in order; no slot of theirs is taken."""
     deadline_at: float | None = None
     """When its answer must be complete, by its own or its route's deadline; None: no deadline."""
 

@@ -48,7 +48,8 @@ class SchedulingLimits:
     max_busy_pause_seconds: Seconds = 2.0
     """... up to this. Such a request keeps its place in the queue until the queue timeout."""
     break_pause_seconds: Seconds = 1.0
-    """How long a runner that failed gets no request, unless it reports ready as a new incarnation."""
+    """How long a runner that failed gets no request, unless it reports ready as a new incarnation; never the last
+    usable one of a pool or route."""
     eject_after_failures: Count = 5
     """Failures in a row after which a model on a runner is ejected; never the last usable one of a pool or route. After
     its ejection it gets one request as a trial."""

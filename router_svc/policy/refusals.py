@@ -9,6 +9,7 @@ from router_svc.policy.endpoints.candidates import Candidate, HostMemory
 from router_svc.policy.endpoints.capability import GateSummary
 from router_svc.policy.limits import SchedulerLimits
 from weft.kernel import unknown_names
+from weft.kernel.failures import FailureKind, classify
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 
@@ -148,7 +149,9 @@ def never_fits(key: int, candidate: Candidate, memory: HostMemory) -> Rejects:
 
 def attempt_failed(key: int, attempt: int, reason: Reason) -> Rejects:
     """Return the refusal after a last failed attempt."""
-    return Rejects(key=key, reason=reason, message=f"attempt {attempt} failed and is not repeated")
+    is_final = classify(reason) is FailureKind.FINAL
+    why = "another runner would fail as well" if is_final else "no other runner may serve it now"
+    return Rejects(key=key, reason=reason, message=f"attempt {attempt} failed and is not retried: {why}")
 
 
 def retry_after(seconds: float) -> float:

@@ -7,7 +7,6 @@ router_svc/DESIGN.md for the life of a request.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 
 from router_svc.policy import refusals
@@ -15,7 +14,7 @@ from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Decision, Placed, Rejects, Served, StopsWaking, WakeFailure
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.capacity import Capacity
-from router_svc.policy.endpoints.choice import Choice, PickRequest
+from router_svc.policy.endpoints.choice import Choice
 from router_svc.policy.endpoints.cluster_view import ClusterView, MeshChange
 from router_svc.policy.endpoints.failover import RetryBudget
 from router_svc.policy.estimates import Estimates
@@ -27,7 +26,7 @@ from router_svc.policy.progress.status_notifier import StatusNotifier
 from router_svc.policy.progress.wait_estimator import RunningRequests, WaitEstimator
 from router_svc.policy.queue.admission import Admitted
 from router_svc.policy.queue.fair_share import MIN_COST, FairShare
-from router_svc.policy.queue.live_request import LiveRequest, RequestClass, RequestKind, live_request
+from router_svc.policy.queue.live_request import LiveRequest, RequestClass, live_request
 from router_svc.policy.queue.queue import Queue, QueueEntry
 from router_svc.policy.queue.queues import QueueLength, Queues, queue_lengths
 from router_svc.policy.reconciler import Reconciler
@@ -195,29 +194,6 @@ class Scheduler:
         decisions += self._go_on(freed, now)
         return decisions + self._requests.notify(request, now)
 
-    def fall_back(self, key: int, reason: Reason, now: float) -> None:
-        """Note that the proxy of a request has left its candidate for the next fallback, because the attempt failed."""
-        request = self._requests.get(key)
-        if request is None or request.placed_on is None or not request.fallbacks:
-            return
-        candidate, _ = self._placements.take_back(request, now)
-        self._placements.note_failed(request, candidate, reason, now)
-        following, request.fallbacks = request.fallbacks[0], request.fallbacks[1:]
-        self._placements.move(request, following, now)
-
-    def note_gone(self, model: str, runner: str, incarnation: str, now: float) -> list[Decision]:
-        """Note the end of a request on a candidate that this router has not granted: its slot is free."""
-        self._index.note_gone((model, runner, incarnation))
-        return self._go_on((), now)
-
-    def free_slot(self, key: int, now: float) -> list[Decision]:
-        """Give the slot of a request back whose answer has ended, and whose end is reported later."""
-        request = self._requests.get(key)
-        if request is None or request.placed_on is None or not request.holds_slot or request.has_freed_slot:
-            return []
-        is_relieved = self._placements.free_slot(request, request.placed_on, now)
-        return self._go_on(self._queues.reactivate(request.arrival.tenant) if is_relieved else (), now)
-
     def finish(
         self, key: int, now: float, served: Served | None = None, failure: Reason | None = None
     ) -> list[Decision]:
@@ -272,7 +248,7 @@ class Scheduler:
         request = live_request(
             arrival,
             queue.name,
-            self._kind_of(arrival, queue, durable=is_durable),
+            queue.kind_of(arrival.needs, durable=is_durable),
             deadline_at=deadline_at,
             cost=self._cost_of(arrival, pool),
             keep_alive_seconds=None if route is None else route.keep_alive_seconds,
@@ -280,15 +256,6 @@ class Scheduler:
         )
         request.expected_work = self._estimates.expected_work(pool, arrival)
         return request
-
-    def _kind_of(self, arrival: Arrival, queue: Queue, *, durable: bool) -> RequestKind:
-        """Return the kind of a request; members on other runners than it may use are excluded from the start."""
-        kind = queue.kind_of(arrival.needs, durable=durable)
-        if not arrival.only_runners:
-            return kind
-        members = self._index.table.members(queue.name)
-        others = frozenset(each.key for each in members if each.runner not in arrival.only_runners)
-        return replace(kind, excluded=others) if others else kind
 
     def _cost_of(self, arrival: Arrival, pool: str) -> float:
         """Return what a request is expected to be charged, in tokens."""
@@ -318,15 +285,7 @@ class Scheduler:
             self._requests.leave(request)
             return late
         queue.note_placed(request.arrival.priority, request.waited_seconds, now)
-        return self._place(request, pick, choice, now)
-
-    def _place(self, request: LiveRequest, pick: PickRequest, choice: Choice, now: float) -> Placed:
-        """Place a request; one that a proxy carries also gets the candidates that the proxy may try by itself."""
-        placed = self._placements.place(request, choice, now)
-        if not request.arrival.fallbacks:
-            return placed
-        request.fallbacks = self._index.fallbacks(request.queue, pick, choice.candidate, request.arrival.fallbacks)
-        return replace(placed, fallbacks=request.fallbacks) if request.fallbacks else placed
+        return self._placements.place(request, choice, now)
 
     def _take_in(self, request: LiveRequest, queue: Queue, now: float) -> list[Decision]:
         """Queue a request, or refuse it; a waiting request may be evicted for it."""
@@ -437,7 +396,7 @@ class Scheduler:
         waited = now - request.arrival.arrived_at
         queue.note_grant(chosen, waited, now)
         self._requests.dequeue(request, now)
-        return self._place(request, pick, choice, now)
+        return self._placements.place(request, choice, now)
 
 
 class Placements:
@@ -487,16 +446,6 @@ class Placements:
             deadline_at=request.deadline_at,
         )
 
-    def move(self, request: LiveRequest, candidate: Candidate, now: float) -> None:
-        """Count a request for another candidate, which a proxy has taken it to."""
-        request.attempt += 1
-        request.placed_on, request.placed_at, request.content_at = candidate, now, None
-        request.charged = self._queues.shares.charge(request.arrival.tenant, request.cost)
-        self._queues.caps.take(request.arrival.tenant)
-        self._index.take(candidate, now)
-        self._running.add(request, candidate)
-        self._loads.note_grant(candidate, now, durable=request.kind.durable)
-
     def place_beside(self, request: LiveRequest, candidate: Candidate, now: float) -> Placed:
         """Place the request beside the slots of a candidate: it is not charged and delays no other request."""
         request.attempt += 1
@@ -509,11 +458,6 @@ class Placements:
             keep_alive_seconds=request.keep_alive_seconds,
             deadline_at=request.deadline_at,
         )
-
-    def free_slot(self, request: LiveRequest, candidate: Candidate, now: float) -> bool:
-        """Give a slot back before the end of its request. Returns whether its tenant was at its cap."""
-        request.has_freed_slot = True
-        return self._give_back(request, candidate, now)
 
     def note_content(self, request: LiveRequest, now: float) -> None:
         """Record that the answer has begun."""
@@ -558,9 +502,6 @@ class Placements:
         _, is_relieved = self._release(request, tokens, now)
         if failure is not None and classify(failure) is FailureKind.BROKE:
             self._index.health.note_failure(candidate, FailureKind.BROKE, now, had_begun=content_at is not None)
-        elif failure is not None and content_at is None and classify(failure) is FailureKind.BUSY:
-            # A dispatcher has such a request placed again; one that a proxy carries ends with it.
-            self._index.health.note_failure(candidate, FailureKind.BUSY, now)
         elif request.kind.needs.operation is Operation.TOKENIZE:
             pass  # it measures neither the duration of work there nor free slots
         elif served is not None and failure is None:
@@ -599,18 +540,11 @@ class Placements:
         if not request.holds_slot:
             return candidate, False
         self._queues.shares.correct(tenant, request.charged, tokens)
-        if request.has_freed_slot:
-            request.has_freed_slot = False
-            return candidate, False
-        return candidate, self._give_back(request, candidate, now)
-
-    def _give_back(self, request: LiveRequest, candidate: Candidate, now: float) -> bool:
-        """Give a slot back. Returns whether its tenant was at its cap."""
-        is_relieved = self._queues.caps.release(request.arrival.tenant)
+        is_relieved = self._queues.caps.release(tenant)
         self._index.release(candidate)
         self._running.remove(request, candidate)
         self._loads.note_release(candidate, now, durable=request.kind.durable)
-        return is_relieved
+        return candidate, is_relieved
 
 
 def _tokens_of(request: LiveRequest, served: Served | None) -> float:

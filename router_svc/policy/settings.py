@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Le, MaxLen
 from router_svc.policy.client_usage import CooldownRule
 from weft.kernel.names import MAX_CLIENT_CHARS, MAX_TENANT_CHARS, is_token
 from weft.kernel.request import JournalWord, Priority
-from weft.kernel.settings import PUBLIC, Checked, Name, Rates, Read, Seconds
+from weft.kernel.settings import PUBLIC, Checked, ModelName, Name, Rates, Read, Seconds
 from weft.kernel.units import Rate
 
 
@@ -87,7 +87,7 @@ class Settings:
 
     default_pool: PoolSettings = field(default_factory=PoolSettings)
     """Pools that are not named in `pools`."""
-    pools: Annotated[Mapping[Name, PoolSettings], MaxLen(10_000), PUBLIC] = field(default_factory=dict)
+    pools: Annotated[Mapping[ModelName, PoolSettings], MaxLen(10_000), PUBLIC] = field(default_factory=dict)
     """By pool, or by model for a model without one."""
     default_tenant: TenantSettings = field(default_factory=TenantSettings)
     """Tenants that are not named in `tenants`."""

@@ -7,8 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Executable, Row, make_url, text
+from sqlalchemy import URL, Executable, Row, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from router_svc.policy.promises import Loss
@@ -19,8 +20,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.missing_package import missing_package
 from weft.kernel.reasons import Reason
-from weft.sql.database import WRITES, SqliteEngine, code_of, file_of, make_private, opening, require_whole
-from weft.sql.engine import AsyncConnection, AsyncEngine, create_async_engine
+from weft.sql.database import WRITES, SqliteEngine, code_of, file_of, make_private, opening, require_whole, url_of
 from weft.sql.schema import bring_up_to_date, schema_in
 from weft.sql.write_check import write_nothing
 
@@ -56,7 +56,7 @@ class RouterDatabase:
     Raises INVALID_ARGUMENT for a URL of an unsupported kind.
     """
 
-    def __init__(self, database_url: str, *, promise_file: Path | None = None) -> None:
+    def __init__(self, database_url: str | Path, *, promise_file: Path | None = None) -> None:
         """`promise_file`: where the number of acknowledged commits is kept; used for SQLite in a file only."""
         self._url = _parsed(database_url)
         self._is_sqlite = self._url.drivername == _SQLITE
@@ -290,10 +290,10 @@ def _database_errors() -> Iterator[None]:
         ) from error
 
 
-def _parsed(database_url: str) -> URL:
+def _parsed(database_url: str | Path) -> URL:
     # Not chained: the causes quote the URL, which may contain a password.
     try:
-        url = make_url(database_url)
+        url = url_of(database_url)
     except (ArgumentError, ValueError):
         raise invalid_field("database_url", "must be a URL such as postgresql+asyncpg://user@host/weft") from None
     if url.drivername not in (_SQLITE, _POSTGRES):

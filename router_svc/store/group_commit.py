@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from router_svc.store.database import RouterDatabase
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical
-from weft.sql.engine import AsyncConnection
 
 MAX_WAITING_WRITES = 4096
 """Writes that may wait for a transaction."""

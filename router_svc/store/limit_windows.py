@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import TextClause, text
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
 from router_svc.limit_leases import LeasedUse, LeaseStore, NewWindow, RouterContact
@@ -22,7 +23,6 @@ from router_svc.policy.leased_window import REPORTED_STEPS, Answer, Report, rout
 from router_svc.store.database import RouterDatabase
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.sql.engine import AsyncConnection
 
 MAX_CHANGED = 10_000
 """Changed windows that one contact reads."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from sqlalchemy import Row, insert, select, update
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router_svc.policy.promises import Loss, Promise, loss_in
 from router_svc.store.tables import promises
@@ -27,7 +28,6 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
-from weft.sql.engine import AsyncConnection
 
 log = get_logger("weft.router.store")
 

@@ -6,7 +6,7 @@ from runner_svc.anthropic_upstream.request import messages_body
 from runner_svc.anthropic_upstream.stream import MessagesReader
 from runner_svc.backend.port import CallInfo
 from runner_svc.openai_upstream.client import MESSAGES, OpenAiHttp
-from runner_svc.openai_upstream.request import PreparedBody
+from runner_svc.openai_upstream.request import PreparedBody, call_ids
 from runner_svc.openai_upstream.stream import StreamReader
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import GenerationPayload
@@ -28,7 +28,7 @@ class AnthropicHttp(OpenAiHttp):
 
     @override
     def _reader(self, payload: GenerationPayload, call: CallInfo, prepared: PreparedBody) -> StreamReader:
-        return MessagesReader(whole=call.whole)
+        return MessagesReader(whole=call.whole, used_ids=call_ids(payload))
 
     @override
     def _authorization(self, api_key: str) -> dict[str, str]:

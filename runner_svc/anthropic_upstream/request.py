@@ -3,12 +3,12 @@
 import base64
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from runner_svc.openai_upstream.request import Json, PreparedBody, json_object, warning_frame
 from runner_svc.policy.parameters import ParameterProfile, untaken_warning
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame
+from weft.dispatch.history import object_arguments
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -167,13 +167,7 @@ def _part(part: chat_pb2.ContentPart) -> Json:
 
 
 def _tool_use(call: chat_pb2.ToolCallRecord) -> Json:
-    try:
-        arguments: Any = json.loads(call.arguments_text or "{}")
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        # What a model wrote need not be valid; the API takes objects alone.
-        arguments = {"arguments": call.arguments_text}
+    arguments: Json = json.loads(object_arguments(call.arguments_text))
     return _marked({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}, call)
 
 

@@ -3,26 +3,26 @@
 What may follow what, the end, usage and frames are those of `runner_svc.openai_upstream.stream`.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
 from typing_extensions import override
 
-from runner_svc.openai_upstream.errors import JSON_FAULTS, ErrorBody, malformed
-from runner_svc.openai_upstream.sse import ErrorPayload
-from runner_svc.openai_upstream.stream import (
-    DONE,
+from runner_svc.openai_upstream.chunks import (
     Chunk,
     ChunkChoice,
     ChunkDelta,
     ChunkFunction,
     ChunkToolCall,
     ChunkUsage,
-    Count,
     Place,
     PromptDetails,
-    StreamReader,
 )
+from runner_svc.openai_upstream.dialects import count_of
+from runner_svc.openai_upstream.errors import JSON_FAULTS, ErrorBody, malformed
+from runner_svc.openai_upstream.sse import ErrorPayload
+from runner_svc.openai_upstream.stream import DONE, StreamReader
 from weft.api.common.v1 import event_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import WeftError
@@ -61,18 +61,19 @@ class _Delta(msgspec.Struct):
     signature: str | None = None
     partial_json: str | None = None
     stop_reason: str | None = None
+    stop_sequence: object = None
 
 
 class _Usage(msgspec.Struct):
-    input_tokens: Count | None = None
-    output_tokens: Count | None = None
-    cache_read_input_tokens: Count | None = None
-    cache_creation_input_tokens: Count | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    cache_creation_input_tokens: int = 0
 
 
 class _Message(msgspec.Struct):
     role: str = "assistant"
-    usage: _Usage | None = None
+    usage: object = None
 
 
 class _Event(msgspec.Struct):
@@ -81,7 +82,7 @@ class _Event(msgspec.Struct):
     message: _Message | None = None
     content_block: _Block | None = None
     delta: _Delta | None = None
-    usage: _Usage | None = None
+    usage: object = None
     error: ErrorBody | None = None
 
 
@@ -91,11 +92,11 @@ _DECODER = msgspec.json.Decoder(_Event)
 class MessagesReader(StreamReader):
     """Reads one stream of the Messages API."""
 
-    def __init__(self, *, whole: bool) -> None:
-        """`whole`: see `StreamReader`."""
-        super().__init__(1, 1, whole=whole)
+    def __init__(self, *, whole: bool, used_ids: Collection[str] = ()) -> None:
+        """See `StreamReader`."""
+        super().__init__(1, 1, whole=whole, used_ids=used_ids)
         self._usage = _Usage()
-        self._calls: dict[int, int] = {}
+        self._call_numbers: dict[int, int] = {}
         """The number of each tool call, by the place of its block."""
         self._unfilled: set[int] = set()
         """Places of the calls without arguments so far."""
@@ -156,9 +157,9 @@ class MessagesReader(StreamReader):
             return self._seal(event_pb2.Delta(redacted_reasoning=block.data))
         if block.type != "tool_use":
             return _content(ChunkDelta(content=block.text or None, reasoning_content=block.thinking or None))
-        if len(self._calls) >= MAX_BLOCKS:
+        if len(self._call_numbers) >= MAX_BLOCKS:
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the provider called over {MAX_BLOCKS:,} tools at once")
-        number = self._calls[place] = len(self._calls)
+        number = self._call_numbers[place] = len(self._call_numbers)
         written = msgspec.json.encode(block.input).decode() if block.input else ""
         if not written:
             self._unfilled.add(place)
@@ -182,7 +183,7 @@ class MessagesReader(StreamReader):
                 return Chunk()
 
     def _arguments(self, place: int, text: str) -> Chunk:
-        number = self._calls.get(place)
+        number = self._call_numbers.get(place)
         if number is None:
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the provider sent arguments of no tool call")
         if not text:
@@ -192,24 +193,27 @@ class MessagesReader(StreamReader):
     def _ended(self, event: _Event) -> Chunk:
         self._note(event.usage)
         word = event.delta.stop_reason if event.delta is not None else None
-        choice = ChunkChoice(delta=ChunkDelta(), finish_reason=_FINISH_WORDS.get(word or "", word))
+        stop_sequence = event.delta.stop_sequence if event.delta is not None else None
+        reason = _FINISH_WORDS.get(word or "", word)
+        choice = ChunkChoice(delta=ChunkDelta(), finish_reason=reason, stop_reason=stop_sequence)
         usage = self._usage
-        cached, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+        cached, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
         return Chunk(
             choices=[choice],
             usage=ChunkUsage(
                 # The API counts the tokens that it reads from its cache, or writes to it, apart.
-                prompt_tokens=(usage.input_tokens or 0) + cached + written,
-                completion_tokens=usage.output_tokens or 0,
+                prompt_tokens=usage.input_tokens + cached + written,
+                completion_tokens=usage.output_tokens,
                 prompt_tokens_details=PromptDetails(cached_tokens=cached, cache_write_tokens=written),
             ),
         )
 
-    def _note(self, usage: _Usage | None) -> None:
-        """Keeps the newest figure of each kind."""
+    def _note(self, usage: object) -> None:
+        """Keeps the newest figure of each kind that can be read."""
+        if not isinstance(usage, dict):
+            return
         for name in _Usage.__struct_fields__:
-            found = getattr(usage, name, None)
-            if found is not None:
+            if (found := count_of(usage.get(name))) is not None:
                 setattr(self._usage, name, found)
 
 

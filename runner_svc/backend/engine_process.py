@@ -14,13 +14,21 @@ import psutil
 from typing_extensions import override
 
 from runner_svc.backend.port import Backend, CallInfo, ExitReport, ProcessSigns
-from runner_svc.policy.engine_failures import LAST_LINES, explain_foreign_build, explain_out_of_memory
+from runner_svc.policy.engine_failures import (
+    LAST_LINES,
+    explain_foreign_build,
+    explain_out_of_memory,
+    without_tracebacks,
+)
+from runner_svc.policy.host_memory import OOM_SCORE
+from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.policy.progress import LoadSample, LoadStallDetector
 from runner_svc.policy.timeouts import StopGraces
+from runner_svc.supervise.guarded_engine import ProcessLimits
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process import SupervisedProcess
-from runner_svc.supervise.process_time import GpuTime, TreeTime
+from runner_svc.supervise.process_time import GpuTime, TreeTime, resident_bytes
 from weft.gpu.process import process_id_of
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError, invalid_field
@@ -52,6 +60,7 @@ class EngineProcess:
         """Last output of the present process; the log continues across restarts."""
         self._command: tuple[str, ...] = ()
         self._has_answered = False
+        self._limit_bytes: int | None = None
 
     @property
     def pid(self) -> int | None:
@@ -69,10 +78,12 @@ class EngineProcess:
         environment: Mapping[str, str],
         on_line: Callable[[str], None] | None = None,
         folder: Path | None = None,
+        limit_bytes: int | None = None,
     ) -> None:
         """Start the program without the mesh's keys, in `folder` where one is given.
 
-        `on_line` receives every line of output. Raises CONNECT_FAILED.
+        `limit_bytes`: the memory that each of its processes may take; None: any. `on_line` receives every line of
+        output. Raises CONNECT_FAILED.
         """
         self._last_lines.clear()
         self._command, self._has_answered = tuple(argv), False
@@ -83,7 +94,9 @@ class EngineProcess:
                 on_line(line)
 
         own_environment = {name: value for name, value in environment.items() if name not in KEY_VARIABLES}
-        await self._process.start(argv, env=own_environment, on_line=read, folder=folder)
+        self._limit_bytes = limit_bytes
+        limits = ProcessLimits(memory_bytes=limit_bytes, oom_score=OOM_SCORE)
+        await self._process.start(argv, env=own_environment, on_line=read, folder=folder, limits=limits)
 
     def noting(self, call: CallInfo) -> CallInfo:
         """Returns the call with an `on_token` that also records the first answer of this process."""
@@ -173,14 +186,17 @@ class EngineProcess:
         killed_for_memory = self._process.oom_killed() is True
         why = explain_out_of_memory(how, list(self._last_lines), killed_for_memory=killed_for_memory)
         if why is not None:
-            return ExitReport(reason=Reason.OUT_OF_MEMORY, how=why)
+            limit = "" if self._limit_bytes is None else f" (host_memory_mb: {self._limit_bytes // MEBIBYTE:,})"
+            return ExitReport(reason=Reason.OUT_OF_MEMORY, how=f"{why}{limit}", exit=how)
         foreign = explain_foreign_build(how, self._command, has_answered=self._has_answered)
-        return ExitReport(reason=Reason.SERVER_DIED, how=foreign or how)
+        return ExitReport(reason=Reason.SERVER_DIED, how=foreign or how, exit=how)
 
     def _death(self, how: str, when: str) -> WeftError:
         report = self._report(how)
-        lines = " | ".join([*self._last_lines][-CRASH_LOG_LINES:]) if when == LOADING else ""
-        return WeftError(report.reason, f"the engine died {when} ({report.how}){': ' + lines if lines else ''}")
+        lines = " | ".join(without_tracebacks(self._last_lines)[-CRASH_LOG_LINES:]) if when == LOADING else ""
+        error = WeftError(report.reason, f"the engine died {when} ({report.how}){': ' + lines if lines else ''}")
+        error.engine_exit = report.exit
+        return error
 
 
 class ProcessBackend(Backend):
@@ -207,6 +223,10 @@ class ProcessBackend(Backend):
     @override
     def processes(self) -> tuple[ProcessId, ...]:
         return self._process.processes()
+
+    @override
+    def resident_bytes(self) -> int | None:
+        return resident_bytes([process.pid for process in self._process.processes()])
 
     @override
     async def wait_exit(self) -> ExitReport:

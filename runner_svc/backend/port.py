@@ -5,7 +5,6 @@ backend is an adapter, and a second translation would only cost time.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -48,18 +47,6 @@ class BackendFacts:
     """What the model takes, as the engine shows it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineAddress:
-    """Where and how a proxy of this machine calls an engine itself."""
-
-    url: str
-    """Base URL of its OpenAI API, without `/v1`."""
-    api_key: str = field(default="", repr=False)
-    """The key that it demands, a secret; empty: none."""
-    model: str = ""
-    """Its own name of the model; empty: it takes any."""
-
-
 def _nothing() -> None:
     """The default of a callback: nothing is called."""
 
@@ -86,6 +73,8 @@ class ExitReport:
     """SERVER_DIED or OUT_OF_MEMORY; CONNECT_FAILED for a server that weft did not start and that does not answer."""
     how: str
     """Text for people: "exit code 1", "signal SIGKILL", and advice."""
+    exit: str = ""
+    """The same without advice; empty: weft did not start it."""
 
 
 class CacheIsolation(IntEnum):
@@ -109,6 +98,8 @@ class LoadOrder:
     """Validated values of its `load_parameters`."""
     model_path: Path | None = None
     """File of another quantization than the configured one."""
+    host_limit_bytes: int | None = field(default=None, compare=False)
+    """Limit of the host's memory for each process of the engine; None: there is none."""
 
     def needs_same_process(self, other: "LoadOrder") -> bool:
         """Whether a process that was started for one of two orders serves the other: same devices, same parameters."""
@@ -266,6 +257,10 @@ class Backend(Protocol):
         """Returns the present processes of the engine; empty: there are none, or weft does not own them."""
         return ()
 
+    def resident_bytes(self) -> int | None:
+        """Returns the main memory in which these processes are resident; None: there are none, or it is unknown."""
+        return None
+
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         """Start the engine and return once it answers requests; None: as configured.
 
@@ -288,18 +283,6 @@ class Backend(Protocol):
     def engine_page(self) -> EnginePage | None:
         """Its page of metrics as last read; None: it has no such page."""
         return None
-
-    @property
-    def lent_url(self) -> str:
-        """The URL that `lent` has now, without its key; empty: none."""
-        return ""
-
-    def lent(self) -> AbstractContextManager[EngineAddress | None]:
-        """Where a proxy calls the engine itself, for one request that counts as the runner's during the block.
-
-        None: it has no port of its own, or is not loaded.
-        """
-        return nullcontext()
 
     def signs(self) -> ProcessSigns | None:
         """Returns a sample of the engine's processes; None: there are none, or weft does not own them."""

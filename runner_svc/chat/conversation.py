@@ -28,6 +28,7 @@ from runner_svc.tools.port import ToolOutcome
 from runner_svc.tools.schemas import ArgumentCheck
 from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import chat_pb2, event_pb2, json_value_pb2, signal_pb2, warning_pb2
+from weft.dispatch.extra_fields import joined_fields
 from weft.dispatch.frames import Frame, GenerationPayload, apart, has_content
 from weft.dispatch.parameter_checks import fill_defaults
 from weft.kernel.errors import PROMPT_TOKENS, WeftError
@@ -317,7 +318,10 @@ class ToolLoop:
         elif step is NextStep.END_WITH_SIGNALS or finish == event_pb2.FINISH_REASON_TOOL_CALLS:
             # A caller that received no calls must not be told to answer them.
             finish = event_pb2.FINISH_REASON_STOP
-        yield [event_pb2.InferenceEvent(delta=event_pb2.Delta(finish_reason=finish)), *self._answer.end()]
+        delta = event_pb2.Delta(finish_reason=finish)
+        if finish == event_pb2.FINISH_REASON_STOP:
+            delta.stop_sequence = turn.stop_sequence
+        yield [event_pb2.InferenceEvent(delta=delta), *self._answer.end()]
 
     async def _go_on(self, turn: TurnReader) -> AsyncGenerator[Frame]:
         """Run the tools that the model called, and add the turn to the history."""
@@ -446,8 +450,12 @@ class ConversationHistory:
             said.content.add(text=turn.text)
         if turn.reasoning:
             said.reasoning = turn.reasoning
+        if turn.extra.fields:
+            said.extra_fields.CopyFrom(joined_fields(turn.extra))
         for call in calls:
-            said.tool_calls.add(id=call.id, name=call.name, arguments_text=call.arguments_text or "{}")
+            made = said.tool_calls.add(id=call.id, name=call.name, arguments_text=call.arguments_text or "{}")
+            if call.extra.fields:
+                made.extra_fields.CopyFrom(joined_fields(call.extra))
         self._added.append(said)
         for call, result in zip(calls, results, strict=True):
             answer = chat_pb2.ChatMessage(role=chat_pb2.ROLE_TOOL, tool_call_id=call.id)

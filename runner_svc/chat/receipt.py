@@ -5,51 +5,13 @@ from collections.abc import Iterator
 from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, signal_pb2, timing_pb2, usage_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.payload_description import CHARS_PER_TOKEN, estimated_prompt_tokens
+from weft.dispatch.token_counter import TokenCounter
 from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, WeftError
 
 MAX_NOTED = 64
 """Maximum number of signals, and of warnings, in a receipt."""
 MAX_SIGNAL_BYTES = 256 * 1024
 """Maximum size of these signals together, which are kept with the request's record. Events are not limited by it."""
-
-
-class TokenCounter:
-    """Estimates the tokens of a turn from its chunks: engines send one per token. Joined chunks count by length."""
-
-    def __init__(self, payload: GenerationPayload, *, whole: bool) -> None:
-        """`whole`: the answer is not streamed, so chunks that arrived together have been joined."""
-        self._payload = payload
-        self._whole = whole
-        self._progress: event_pb2.Progress | None = None
-        self._pieces = 0
-        self._chars = 0
-
-    def note(self, frame: Frame) -> None:
-        """Take the next frame of the engine."""
-        for event in frame:
-            kind = event.WhichOneof("event")
-            if kind == "delta":
-                delta = event.delta
-                calls = delta.tool_calls
-                written = len(delta.text) + len(delta.reasoning) + len(delta.refusal)
-                if calls:
-                    written += sum(len(call.arguments_text) for call in calls)
-                self._pieces += len(delta.piece_lengths) or bool(written or calls)
-                self._chars += written
-            elif kind == "progress":
-                self._progress = event.progress
-
-    @property
-    def usage(self) -> usage_pb2.Usage:
-        """The counts so far. The prompt is the engine's count where it reported one, else an estimate."""
-        progress = self._progress or event_pb2.Progress()
-        joined = int(self._chars / CHARS_PER_TOKEN) if self._whole else 0
-        return usage_pb2.Usage(
-            prompt_tokens=progress.prompt_tokens or estimated_prompt_tokens(self._payload),
-            cached_prompt_tokens=progress.cached_tokens,
-            completion_tokens=max(self._pieces, joined),
-        )
 
 
 class AnswerReceipt:

@@ -5,12 +5,21 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from runner_svc.chat.offer import CallKind, Offer
-from runner_svc.chat.receipt import AnswerReceipt, LateWarnings, TokenCounter, warning
+from runner_svc.chat.receipt import AnswerReceipt, LateWarnings, warning
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.repetition import Repetition, RepetitionDetector, RepetitionLimits
 from runner_svc.policy.text_calls import JsonExtent, TextCall, TextCallParser
-from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, receipt_pb2, usage_pb2, warning_pb2
+from weft.api.common.v1 import (
+    agent_behaviour_pb2,
+    chat_pb2,
+    event_pb2,
+    json_value_pb2,
+    receipt_pb2,
+    usage_pb2,
+    warning_pb2,
+)
 from weft.dispatch.frames import Frame, GenerationPayload, is_content, is_seal
+from weft.dispatch.token_counter import TokenCounter
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
@@ -49,6 +58,8 @@ class FunctionCall:
     """Finds the end of a signal's arguments, at which the signal is raised."""
     caller_index: int = 0
     """Index among the caller's calls."""
+    extra: json_value_pb2.JsonObject = field(default_factory=json_value_pb2.JsonObject)
+    """Fields of the call that weft does not know."""
 
     @property
     def arguments_text(self) -> str:
@@ -79,6 +90,7 @@ class CallCollector:
         call = self._call_of(piece)
         is_new = call.kind is None
         call.id = call.id or piece.id
+        call.extra.MergeFrom(piece.extra_fields)
         if piece.arguments_text:
             self._add_arguments(call, piece.arguments_text)
         if is_new and piece.name:
@@ -90,6 +102,8 @@ class CallCollector:
             told.id, told.name, told.arguments_text = call.id, call.name, call.arguments_text
         else:
             told.arguments_text = piece.arguments_text
+        if piece.HasField("extra_fields"):
+            told.extra_fields.CopyFrom(piece.extra_fields)
         call.pieces.clear()
         return told
 
@@ -128,9 +142,6 @@ class CallCollector:
 
     def _call_of(self, piece: event_pb2.ToolCallDelta) -> FunctionCall:
         call = self._by_index.get(piece.index)
-        # Some servers give all calls of a turn the same index.
-        if call is not None and piece.name and piece.id and call.id and piece.id != call.id:
-            call = None
         if call is None:
             call = self._by_index[piece.index] = FunctionCall()
             self.calls.append(call)
@@ -186,6 +197,10 @@ class TurnReader:
         self.signed_reasoning: list[chat_pb2.SignedReasoning] = []
         """What a provider has signed or encrypted of the reasoning, to be handed back to it."""
         self._held_logprobs: list[event_pb2.TokenLogprob] = []
+        self.extra = json_value_pb2.JsonObject()
+        """Fields of the engine's message that weft does not know, to be handed back to it."""
+        self.stop_sequence = ""
+        """The stop string that ended the turn; empty: none."""
         self.has_answer = False
         """Whether the caller received text; blank lines before a call do not count."""
         self.finish = event_pb2.FINISH_REASON_UNSPECIFIED
@@ -234,6 +249,8 @@ class TurnReader:
             self._reasoning.append(delta.reasoning)
         if is_seal(delta):
             self._seal(delta)
+        if delta.HasField("extra_fields"):
+            self.extra.MergeFrom(delta.extra_fields)
         if delta.tool_calls or delta.finish_reason or not self._is_certain(delta):
             self._rebuild(delta, out)
             return
@@ -263,6 +280,8 @@ class TurnReader:
             reasoning_signature=delta.reasoning_signature,
             redacted_reasoning=delta.redacted_reasoning,
         )
+        if delta.HasField("extra_fields"):
+            told.extra_fields.CopyFrom(delta.extra_fields)
         self._held_logprobs += delta.logprobs
         pieces: list[str | TextCall] = [delta.text] if delta.text else []
         if self._parser is not None:
@@ -270,7 +289,7 @@ class TurnReader:
         self._take(pieces, told)
         told.tool_calls.extend(filter(None, map(self.calls.add, delta.tool_calls)))
         if delta.finish_reason:
-            self.finish = delta.finish_reason
+            self.finish, self.stop_sequence = delta.finish_reason, delta.stop_sequence
             if self._parser is not None:
                 self._take(self._parser.finish(cut_off=self.was_cut), told)
             self.calls.end(cut_off=self.was_cut)
@@ -278,7 +297,7 @@ class TurnReader:
             told.logprobs.extend(self._held_logprobs)
             self._held_logprobs.clear()
         self.has_answer = self.has_answer or bool(told.text.strip() or told.refusal)
-        if is_content(told) or told.logprobs:
+        if is_content(told) or told.logprobs or told.HasField("extra_fields"):
             out.append(event_pb2.InferenceEvent(delta=told))
 
     def _take(self, pieces: list[str | TextCall], told: event_pb2.Delta) -> None:

@@ -355,11 +355,19 @@ class EngineFigures(msgspec.Struct, tag="engine_figures", kw_only=True):
     """Share of the KV cache that is in use, 0 to 1."""
     kv_cache_tokens: int | None = None
     """Capacity of the KV cache."""
+    kv_cache_bytes: int | None = None
+    """Memory of the KV cache."""
     preemption_count: int | None = None
     prefix_query_tokens: int | None = None
     """Prompt tokens that were looked up in the prefix cache."""
     prefix_hit_tokens: int | None = None
     """Prompt tokens that were found there."""
+
+
+class EngineMetrics(msgspec.Struct, tag="engine_metrics"):
+    """The engine's own metrics in Prometheus' text format, sent while its figures change."""
+
+    page: str
 
 
 class Pong(msgspec.Struct, tag="pong"):
@@ -375,7 +383,7 @@ ToEngine = EngineRequest | Cancel | Ping
 MediaAnswer = Worked | Picture | Recording | Segment | Sound
 Answer = PromptProgress | Token | Vector | Tokens | MediaAnswer | Done | Failed
 """Answers to a request."""
-ToRunner = Hello | LoadProgress | Ready | EngineFigures | Pong | Answer
+ToRunner = Hello | LoadProgress | Ready | EngineFigures | EngineMetrics | Pong | Answer
 
 
 class TooLongError(Exception):

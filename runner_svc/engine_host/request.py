@@ -9,7 +9,13 @@ from typing import Any
 import msgspec
 
 from runner_svc.engine_host.messages import Answer, Done, Generate, PromptProgress, Token
-from runner_svc.engine_host.translation import LANGUAGES, languages_of, translates, translation_messages
+from runner_svc.engine_host.translation import (
+    LANGUAGES,
+    Languages,
+    languages_of,
+    translates,
+    translation_messages,
+)
 from runner_svc.openai_upstream.request import (
     Json,
     chat_body,
@@ -82,14 +88,11 @@ async def _chat(
         profile = replace(profile, templates=(template,))
     languages = None
     if translates(template):
-        payload, given = _without_languages(payload)
-        languages = languages_of(given)
+        payload, languages = _without_languages(payload)
     prepared = chat_body(payload, "", profile)
     body = prepared.body
     variables = _variables(body, templates)
     if languages is not None:
-        if payload.tools:
-            raise invalid_field("tools", "this model translates and calls no tools; leave them out")
         variables["messages"] = translation_messages(variables["messages"], languages)
     prompt = await render(template, variables)
     request = _request(body, [prompt], choices_per_prompt(payload))
@@ -101,8 +104,28 @@ async def _chat(
     return PreparedRequest(request, [*prepared.warnings, *warning_frame(untaken)])
 
 
-def _without_languages(payload: chat_pb2.ChatPayload) -> tuple[chat_pb2.ChatPayload, Json]:
-    """Returns a payload without the languages among its extra parameters and template arguments, and the languages."""
+async def rendered_translation(
+    payload: chat_pb2.ChatPayload, templates: ModelTemplates, profile: ParameterProfile, render: Render
+) -> chat_pb2.ChatPayload:
+    """Returns a request to a model that translates with its rendered prompt as its only message.
+
+    It is for an engine whose own template writes a message as it is. Raises as `prepare`.
+    """
+    assert templates.usual is not None, "that of a model that translates"
+    plain, languages = _without_languages(payload)
+    variables = _variables(chat_body(plain, "", profile).body, templates)
+    variables["messages"] = translation_messages(variables["messages"], languages)
+    prompt = await render(templates.usual, variables)
+    del plain.messages[:]
+    plain.messages.add(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=prompt)])
+    return plain
+
+
+def _without_languages(payload: chat_pb2.ChatPayload) -> tuple[chat_pb2.ChatPayload, Languages]:
+    """Returns a payload without the languages among its extra parameters and template arguments, and the languages.
+
+    Raises INVALID_ARGUMENT for languages as `languages_of`, and for tools.
+    """
     plain = chat_pb2.ChatPayload()
     plain.CopyFrom(payload)
     found: Json = {}
@@ -121,7 +144,10 @@ def _without_languages(payload: chat_pb2.ChatPayload) -> tuple[chat_pb2.ChatPayl
     found |= _languages_in(payload.extra_parameters)
     del plain.extra_parameters.fields[:]
     plain.extra_parameters.fields.extend(kept)
-    return plain, found
+    languages = languages_of(found)
+    if plain.tools:
+        raise invalid_field("tools", "this model translates and calls no tools; leave them out")
+    return plain, languages
 
 
 def _languages_in(document: json_value_pb2.JsonObject) -> Json:
@@ -184,19 +210,10 @@ def _template_message(message: Json, index: int) -> Json:
     result = {**message, "content": content or ""}
     if "tool_calls" in message:
         result["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": _arguments(call["function"]["arguments"])}}
+            {**call, "function": {**call["function"], "arguments": msgspec.json.decode(call["function"]["arguments"])}}
             for call in message["tool_calls"]
         ]
     return result
-
-
-def _arguments(text: str) -> Any:
-    """Returns the arguments as a value, which templates write as JSON; text that is no JSON object stays as it is."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
 
 
 def _no_logprobs() -> WeftError:

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable
 import httptools
 
 from runner_svc.engine_http.faults import BadHeadError, BrokenAnswerError, HttpFaultError, UnansweredError
+from weft.kernel.content_coding import CODINGS, BodyDecoder
+from weft.kernel.errors import WeftError
 
 MAX_HEAD_BYTES = 64 * 1024
 """Maximum of what arrives before a final head is complete, informational ones included, and again of trailers."""
@@ -26,14 +28,26 @@ class Answer:
     """One answer of a server. The methods `on_...` are called by the parser."""
 
     __slots__ = (
-        *("_began", "_buffered", "_fault", "_has_head", "_head_bytes", "_header_count", "_headers", "_is_interim"),
+        *(
+            "_began",
+            "_buffered",
+            "_decoder",
+            "_fault",
+            "_has_head",
+            "_head_bytes",
+            "_header_count",
+            "_headers",
+            "_is_interim",
+        ),
         *("_lasts_to_end", "_on_release", "_on_room", "_parser", "_parts", "_waiter"),
-        *("is_complete", "is_followed", "keeps_connection", "status"),
+        *("coding", "is_complete", "is_followed", "keeps_connection", "status"),
     )
 
     def __init__(self, on_room: Callable[[], None], on_release: "Callable[[Answer], None]") -> None:
         """`on_room` is called when everything received was read, `on_release` when the answer is needed no longer."""
         self.status = 0
+        self.coding = ""
+        """The content coding of its body; empty: none. Those of CODINGS are decoded."""
         self.is_complete = False
         """Whether all of its body has arrived."""
         self.is_followed = False
@@ -43,6 +57,7 @@ class Answer:
         self._on_room, self._on_release = on_room, on_release
         self._headers: dict[bytes, bytes] = {}
         self._parts: list[bytes] = []
+        self._decoder: BodyDecoder | None = None
         self._buffered = 0
         self._fault: HttpFaultError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -77,7 +92,26 @@ class Answer:
             await self._arrival()
 
     async def read(self) -> bytes:
-        """Returns the part of the body that has arrived, waits for one; empty at the end. Raises HttpFaultError."""
+        """Returns the part of the body that has arrived, waits for one; empty at the end. Raises HttpFaultError.
+
+        A body in one of CODINGS is decoded, although no request asks for one.
+        """
+        decoder = self._decoder
+        if decoder is None:
+            return await self._received()
+        try:
+            while True:
+                data = b"" if decoder.has_more else await self._received()
+                if not data and not decoder.has_more:
+                    decoder.require_end()
+                    return b""
+                if decoded := decoder.decode(data, MAX_BUFFERED_BYTES):
+                    return decoded
+        except WeftError as error:
+            self.fail(BrokenAnswerError())
+            raise BrokenAnswerError from error
+
+    async def _received(self) -> bytes:
         while not self._parts:
             if self._fault is not None:
                 raise self._fault
@@ -173,6 +207,9 @@ class Answer:
             self._headers.clear()
             return
         self.status, self._has_head = status, True
+        codings = [coding.strip() for coding in self.header("content-encoding").lower().split(",")]
+        self.coding = ", ".join(coding for coding in codings if coding not in ("", "identity"))
+        self._decoder = BodyDecoder(self.coding) if self.coding in CODINGS else None
         coding = self._headers.get(b"transfer-encoding")
         is_framed = b"content-length" in self._headers if coding is None else coding.lower().endswith(b"chunked")
         self._lasts_to_end = not is_framed and status not in _BODYLESS

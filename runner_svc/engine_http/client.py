@@ -23,7 +23,7 @@ _GET = "GET"
 
 
 class EngineClient:
-    """HTTP/1.1 to one server, over TCP, TLS or a Unix socket. No proxies, cookies, redirects or compression.
+    """HTTP/1.1 to one server, over TCP, TLS or a Unix socket. No proxies, cookies or redirects.
 
     A request has no timeout of its own but that of its connection: callers limit what they wait for.
     """

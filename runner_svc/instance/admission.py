@@ -1,23 +1,23 @@
 """Slots and admitted requests of an instance. There is no queue behind the slots: requests queue in the router."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     aclosing,
-    asynccontextmanager,
     contextmanager,
     nullcontext,
 )
 from dataclasses import replace
 from typing import Any
 
-from runner_svc.backend.port import ENGINE_METHODS, Backend, CallInfo, EngineAddress, SpeechPart
+from runner_svc.backend.port import ENGINE_METHODS, Backend, CallInfo, SpeechPart
 from runner_svc.cache.model_cache import RequestCache, RunningTurn
 from runner_svc.memory.device_meter import RequestMeter
 from runner_svc.request_records import RequestRecord
-from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2, warning_pb2
+from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, event_pb2, receipt_pb2, tokenize_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.history import fallback_for, with_notes
 from weft.dispatch.payload_description import unfollowed_effort
 from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError
@@ -135,26 +135,26 @@ class AdmittedRequest:
         """
         record = self.record
         last: Frame = []
+        payload, notes = _fitted(payload, self._abilities)
         async with self._caching(payload) as turn:
             effort = _effort_warning(payload, self._abilities)
-            if warnings := [*turn.warnings, *effort]:
+            if warnings := [*turn.warnings, *notes, *effort]:
                 yield warnings
             try:
-                with self._calling():
-                    async with aclosing(self._backend.generate(payload, self._begin(call, turn))) as frames:
-                        async for each in frames:
-                            # An engine that does not take the parameter says so too, and with less of the reason.
-                            frame = _without_effort_warning(each) if effort else each
-                            if each and not frame:
-                                continue
-                            turn.worked = turn.worked or (bool(frame) and not frame[0].HasField("warning"))
-                            if frame and frame[-1].WhichOneof("event") == "finished":
-                                self._measure(frame[-1].finished.receipt)
-                                last = frame
-                                continue
-                            record.with_caller = True
-                            yield frame
-                            record.with_caller = False
+                async with aclosing(self._accepted(payload, call, turn)) as frames:
+                    async for each in frames:
+                        # An engine that does not take the parameter says so too, and with less of the reason.
+                        frame = _without_effort_warning(each) if effort else each
+                        if each and not frame:
+                            continue
+                        turn.worked = turn.worked or (bool(frame) and not frame[0].HasField("warning"))
+                        if frame and frame[-1].WhichOneof("event") == "finished":
+                            self._measure(frame[-1].finished.receipt, _choices(payload))
+                            last = frame
+                            continue
+                        record.with_caller = True
+                        yield frame
+                        record.with_caller = False
             except WeftError as error:
                 self._judge(error)
                 raise
@@ -163,28 +163,54 @@ class AdmittedRequest:
             yield last
             record.with_caller = False
 
-    @asynccontextmanager
-    async def lend(self) -> AsyncIterator[EngineAddress]:
-        """Lends the engine to a proxy for the length of the block; its progress is not seen.
+    async def _accepted(self, payload: GenerationPayload, call: CallInfo, turn: RunningTurn) -> AsyncGenerator[Frame]:
+        """Run a turn of the engine; once more, in another form, if it refuses the form of the earlier turns."""
+        has_begun, other = False, None
+        with self._calling():
+            try:
+                async with aclosing(self._backend.generate(payload, self._begin(call, turn))) as frames:
+                    async for frame in frames:
+                        has_begun = has_begun or (bool(frame) and not frame[0].HasField("warning"))
+                        yield frame
+            except WeftError as error:
+                if not has_begun and isinstance(payload, chat_pb2.ChatPayload):
+                    other = self._other_form(payload, error)
+                if other is None:
+                    raise
+            if other is not None:
+                fitted, warnings = other
+                yield _events(warnings)
+                async with aclosing(self._backend.generate(fitted, self._begin(call, turn))) as frames:
+                    async for frame in frames:
+                        yield frame
 
-        The prefixes that the engine keeps meanwhile count as of unknown origin. Raises UNSUPPORTED_OPERATION for an
-        engine without a port.
-        """
-        async with self._caching():
-            with self._backend.lent() as address, self._calling():
-                if address is None:
-                    raise WeftError(Reason.UNSUPPORTED_OPERATION, "its engine has no port that a proxy may call")
-                yield address
+    def _other_form(
+        self, chat: chat_pb2.ChatPayload, error: WeftError
+    ) -> tuple[chat_pb2.ChatPayload, list[warning_pb2.Warning]] | None:
+        """See `fallback_for`; None as well for an error that is no refusal of the request by an engine that goes on."""
+        is_refusal = self.record.verdict is None and error.reason in _REFUSALS
+        return fallback_for(chat, error.message) if is_refusal else None
 
     async def run(self, operation: Operation, payload: Any, call: CallInfo) -> Any:
         """Run a unary operation, as the backend's method of `ENGINE_METHODS`.
 
         Raises UNSUPPORTED_OPERATION where the engine lacks it.
         """
+        if isinstance(payload, tokenize_pb2.TokenizePayload) and payload.HasField("chat"):
+            chat, _ = with_notes(payload.chat, self._abilities.lacking)
+            payload = tokenize_pb2.TokenizePayload(chat=chat, with_pieces=payload.with_pieces)
         row = ENGINE_METHODS[operation]
+        engine = getattr(self._backend, row.name)
         async with self._caching() if row.uses_cache else nullcontext(RunningTurn()) as turn:
             with self._judging(), self._calling():
-                return await getattr(self._backend, row.name)(payload, self._begin(call, turn))
+                try:
+                    return await engine(payload, self._begin(call, turn))
+                except WeftError as error:
+                    other = self._other_form(payload.chat, error) if operation is Operation.TOKENIZE else None
+                    if other is None:
+                        raise
+                    fitted = tokenize_pb2.TokenizePayload(chat=other[0], with_pieces=payload.with_pieces)
+                return await engine(fitted, self._begin(call, turn))
 
     async def stream(self, operation: Operation, payload: Any, call: CallInfo) -> AsyncGenerator[Frame]:
         """Run an operation on images or recordings, as the backend's method of `ENGINE_METHODS`; the end last.
@@ -252,9 +278,13 @@ class AdmittedRequest:
         seconds = self.record.clock.monotonic() - self.record.turn_started
         receipt.engine_timings.wall_time.FromNanoseconds(int(seconds * 1e9))
 
-    def _measure(self, receipt: receipt_pb2.Receipt) -> None:
+    def _measure(self, receipt: receipt_pb2.Receipt, choices: int) -> None:
         """Put what the runner has measured into the receipt of a turn; the engine's own report of its speed stays."""
         self.note_wall_time(receipt)
+        if receipt.usage.completion_tokens <= choices:
+            # One token over no time: llama.cpp's server reports 1,000,000 per second.
+            receipt.ClearField("tokens_per_second")
+            return
         if receipt.HasField("tokens_per_second"):
             return
         record = self.record
@@ -267,6 +297,36 @@ class AdmittedRequest:
         if self.record.verdict is not None:
             raise self.record.verdict from error
         self._on_failure(error)
+
+
+def _choices(payload: GenerationPayload) -> int:
+    """Returns the number of answers that a payload asks for."""
+    prompts = len(payload.prompts) if isinstance(payload, completion_pb2.CompletionPayload) else 1
+    return max(1, payload.choice_count) * prompts
+
+
+_REFUSALS = frozenset(
+    {
+        Reason.BACKEND_ERROR,
+        Reason.BACKEND_REJECTED,
+        Reason.INVALID_ARGUMENT,
+        Reason.TEMPLATE_FAILED,
+        Reason.MODALITY_UNSUPPORTED,
+    }
+)
+"""Reasons of engines that refuse the form of a conversation; many answer 500 where a chat template fails."""
+
+
+def _fitted(payload: GenerationPayload, abilities: Abilities) -> tuple[GenerationPayload, Frame]:
+    """Returns a payload without what a model lacks the skills for in earlier turns, and warnings about it."""
+    if not isinstance(payload, chat_pb2.ChatPayload):
+        return payload, []
+    fitted, warnings = with_notes(payload, abilities.lacking)
+    return fitted, _events(warnings)
+
+
+def _events(warnings: Sequence[warning_pb2.Warning]) -> Frame:
+    return [event_pb2.InferenceEvent(warning=warning) for warning in warnings]
 
 
 def _effort_warning(payload: GenerationPayload, abilities: Abilities) -> Frame:

@@ -1,7 +1,7 @@
 """One instance: one model on one backend, served, hibernated and restarted for as long as the runner runs."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from runner_svc.waiting import within
 from weft.kernel.abilities import Abilities, complete_list, known_abilities
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.failures import FailureKind, classify
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -35,6 +36,8 @@ log = get_logger("weft.instance")
 LOADING_RETRY_SECONDS = 1.0
 YIELDING_MEMORY = "giving way to another model"
 """The state in the error of a request that comes while the instance yields its memory."""
+MAX_ATTEMPT_LOG_LINES, MAX_ATTEMPT_LOG_BYTES = 10, 2_048
+"""Last lines of the engine's log, and their UTF-8 bytes, that the error of a request has for its record."""
 
 
 class Instance:
@@ -149,6 +152,11 @@ class Instance:
         """When the idle timer unloads it unless a request comes, UTC; None: never."""
         return self.idle_timer.ends_at if self.phase is Phase.READY else None
 
+    @property
+    def keep_alive_seconds(self) -> float | None:
+        """How long it stays loaded after its last request; None: until something unloads it."""
+        return self.idle_timer.shown_seconds if self.phase is Phase.READY else None
+
     async def start(self) -> None:
         """Start the lifecycle task. Returns at once; the engine loads in the background."""
         self._task = start_critical(self._lifecycle.run(), name=f"instance-{self.model}")
@@ -193,6 +201,7 @@ class Instance:
                 retry_after_seconds=LOADING_RETRY_SECONDS,
             )
         start = self.loader.starts
+        self._lifecycle.idle_timer.note_request_begin(keep_alive_seconds)
         with self.slots.hold(request_id) if takes_slot else nullcontext():
             self.memory.priority = priority
             try:
@@ -205,6 +214,10 @@ class Instance:
                         self.loader.abilities,
                         self._request_meter(),
                     )
+            except WeftError as error:
+                if classify(error.reason) is FailureKind.BROKE:
+                    error.engine_log = _last_log_lines(self.loader.last_lines())
+                raise
             finally:
                 self.memory.note_used(self._clock.utc_now())
                 self._lifecycle.note_request_end(keep_alive_seconds)
@@ -413,6 +426,17 @@ class _WakeWaiters:
 
     def _is_own_process(self) -> bool:
         return not self._config.hibernation.attached and self._config.hibernation.recipe is None
+
+
+def _last_log_lines(lines: Sequence[str]) -> tuple[str, ...]:
+    """Returns the last lines with text within the bounds of an attempt; the oldest of them may be cut."""
+    kept: list[str] = []
+    room = MAX_ATTEMPT_LOG_BYTES
+    for line in reversed([line for line in lines if line.strip()][-MAX_ATTEMPT_LOG_LINES:]):
+        if room > 0:
+            kept.append(line.encode()[:room].decode(errors="ignore"))
+            room -= len(line.encode())
+    return tuple(reversed(kept))
 
 
 def _shutting_down(model: str) -> WeftError:

@@ -10,6 +10,7 @@ from runner_svc.instance.restart_log import RestartLog
 from runner_svc.instance.settings import HibernationSettings, RunRecipe, ServedModel
 from runner_svc.instance.watchdog import Watchdog
 from runner_svc.memory.model_memory import ModelMemory
+from runner_svc.policy.engine_failures import without_tracebacks
 from runner_svc.policy.keep_alive import IdleState, SleepDecision, decide_sleep, keep_alive
 from runner_svc.policy.lifecycle import (
     MAX_DETAIL_CHARS,
@@ -148,6 +149,8 @@ class LifecycleLoop:
         """Record that a request has ended; `keep_alive_seconds` is its keep-alive."""
         if self.idle_timer.note_request_end(keep_alive_seconds):
             self._nudged.set()
+            # With a short keep-alive it sleeps before the next report.
+            self._on_change()
 
     def note_loaded_for(self, keep_alive_seconds: float) -> None:
         """Record the keep-alive of an explicit load."""
@@ -203,7 +206,7 @@ class LifecycleLoop:
         self._remember(event, transition.state)
         after = transition.state
         if transition.command is Command.PAUSE:
-            after = with_last_lines(after, self.loader.last_lines()[-CRASH_LOG_LINES:])
+            after = with_last_lines(after, tuple(without_tracebacks(self.loader.last_lines())[-CRASH_LOG_LINES:]))
             log.error("engine is not started for now", model=self._config.name, detail=after.detail)
         changed = (after.phase, after.detail) != (self.state.phase, self.state.detail)
         self.state = after
@@ -310,7 +313,7 @@ class LifecycleLoop:
                     return SleepAsked()
                 await event_within(self._clock, decision.look_again_seconds, self._nudged)
             report = exited.result()
-            return Died(report.reason, report.how)
+            return Died(report.reason, report.how, report.exit)
         finally:
             await end_tasks(exited, watching)
 
@@ -431,6 +434,8 @@ class IdleTimer:
         self._records = records
         self._clock = clock
         self._request_seconds: float | None = None
+        self._asked_seconds: float | None = None
+        """Keep-alive of the last request that began."""
         self._has_served = False
         self._since, self._since_at = clock.monotonic(), clock.utc_now()
         self.load_seconds: float | None = None
@@ -439,16 +444,24 @@ class IdleTimer:
     @property
     def limit_seconds(self) -> float | None:
         """Idle time after which it goes to sleep; None: never by itself."""
+        limit = self._limit(self._request_seconds)
+        return FIRST_REQUEST_SECONDS if limit == 0 and not self._has_served else limit
+
+    @property
+    def shown_seconds(self) -> float | None:
+        """The same as people see it: while it works on requests, by the last one that began."""
+        return self._limit(self._asked_seconds if self._records.running else self._request_seconds)
+
+    def _limit(self, request_seconds: float | None) -> float | None:
         if not self._settings.sleeps_by_itself:
             return None
         settings = self._settings.keep_alive_settings(
-            request_seconds=self._request_seconds,
+            request_seconds=request_seconds,
             load_seconds=self.load_seconds,
             holds_devices=self._memory.holds_devices,
             pinned=self._memory.pinned,
         )
-        limit = keep_alive(settings)
-        return FIRST_REQUEST_SECONDS if limit == 0 and not self._has_served else limit
+        return keep_alive(settings)
 
     @property
     def ends_at(self) -> datetime | None:
@@ -465,6 +478,10 @@ class IdleTimer:
     def begin_life(self) -> None:
         """Reset after a new start of the backend."""
         self._has_served = False
+
+    def note_request_begin(self, keep_alive_seconds: float | None) -> None:
+        """Record the keep-alive of a request that begins."""
+        self._asked_seconds = keep_alive_seconds
 
     def note_request_end(self, keep_alive_seconds: float | None) -> bool:
         """Record the end of a request and its keep-alive. Returns whether `decide` should be called again at once."""

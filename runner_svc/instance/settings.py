@@ -163,10 +163,6 @@ class ServedModel(ModelEngine):
     """Pulls its files before the first load; None: they are there."""
     added: added_model_pb2.AddedModel | None = field(default=None, repr=False)
     """How it was added, of a model that was asked for by its source; None: the configuration names it."""
-    engine_lane: bool = False
-    """Whether proxies call its engine itself."""
-    engine_lane_is_local: bool = False
-    """Whether that engine listens on loopback."""
     server: str = ""
     """The server whose list of models it is of; empty: it is served by its own settings."""
     wake_by_mesh: wake_pb2.WakeRecipe | None = field(default=None, repr=False)

@@ -1,11 +1,14 @@
 """The accelerator memory of one model: its lease, the use of it, and the forecast of loads."""
 
 import asyncio
+import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from runner_svc.backend.port import Backend, LoadOrder
+from runner_svc.memory.machine_memory import engine_memory_bytes
 from runner_svc.memory.port import (
     MemoryForecast,
     MemoryLedger,
@@ -13,6 +16,7 @@ from runner_svc.memory.port import (
     OnWaiting,
     leased_bytes,
 )
+from runner_svc.policy.host_memory import host_memory_limit
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import MemoryEstimate
 from runner_svc.request_records import RequestRecords
@@ -31,6 +35,9 @@ if TYPE_CHECKING:
 
 
 log = get_logger("weft.memory")
+
+ALL_LAYERS = -1
+"""Value of the load parameter `gpu_layers` with which the whole model is counted."""
 
 
 class ModelMemory(MemoryUser):
@@ -111,13 +118,23 @@ class ModelMemory(MemoryUser):
                 )
                 self.grant = await self._acquire(wanted, on_waiting)
         self._plan, self._filled, self._is_learned = plan, False, False
+        limit_bytes = await self._host_limit(plan)
         if self.grant is None:
             # An engine that needs no device memory is shown no devices.
             shares = () if self.expected is not None and self.expected.bytes == 0 else None
-            return LoadOrder(shares=shares, parameters=plan.parameters)
+            return LoadOrder(shares=shares, parameters=plan.parameters, host_limit_bytes=limit_bytes)
         return LoadOrder(
-            shares=tuple(self.grant.shares), hides_devices=self._ledger.hides_devices, parameters=plan.parameters
+            shares=tuple(self.grant.shares),
+            hides_devices=self._ledger.hides_devices,
+            parameters=plan.parameters,
+            host_limit_bytes=limit_bytes,
         )
+
+    async def _host_limit(self, plan: LoadPlan) -> int | None:
+        """Returns the limit of the host's memory for an engine, by the estimate with every layer counted."""
+        whole = replace(plan, parameters={**plan.parameters, "gpu_layers": ALL_LAYERS})
+        expected = await self._forecast.expect(whole)
+        return host_memory_limit(expected, engine_memory_bytes(), os.cpu_count() or 1)
 
     async def _acquire(self, wanted: AcquireLeaseRequest, on_waiting: OnWaiting) -> Lease | None:
         try:

@@ -55,6 +55,8 @@ MAX_TENSORS = 65_536
 """Maximum number of tensors: models have some thousands; this many with the most dimensions take half a second."""
 MAX_NAME_BYTES = 256
 """Maximum length of the name of a key or tensor; the longest known ones have under 100 bytes."""
+ENCODER = "bert"
+"""Part of the names of architectures that give vectors and no text, such as `nomic-bert`."""
 MAX_TEXT_BYTES = 1024 * 1024
 """Maximum length of a text that is kept, such as a chat template; other values are skipped."""
 MAX_SKIPPED_STRINGS = 8_388_608
@@ -198,7 +200,7 @@ class _HeaderReader:
             file_type=file_type if isinstance(file_type, int) and 0 <= file_type <= MAX_NUMBER else None,
             layers=self._layers(),
             embedding_length=embedding_length,
-            vocabulary=self._tokens.count if self._tokens else self._number_of(f"{architecture}.vocab_size"),
+            vocabulary=0 if ENCODER in architecture else self._vocabulary(architecture),
             heads=heads,
             kv_heads=self._by_layer(f"{architecture}.attention.head_count_kv")
             or self._by_layer(f"{architecture}.attention.head_count"),
@@ -223,6 +225,9 @@ class _HeaderReader:
             return listed if fits else ()
         one = self._number_of(key)
         return (one,) * self._layers() if one else ()
+
+    def _vocabulary(self, architecture: str) -> int:
+        return self._tokens.count if self._tokens else self._number_of(f"{architecture}.vocab_size")
 
     def _number_of(self, key: str) -> int:
         """Returns a count; 0: there is none, or it is out of range."""

@@ -17,7 +17,7 @@ class ModelHeader:
     layers: int = 0
     embedding_length: int = 0
     vocabulary: int = 0
-    """Number of tokens."""
+    """Number of tokens that it chooses from; 0 for an encoder, which chooses none."""
     heads: int = 0
     """Attention heads of the layer with most of them."""
     kv_heads: tuple[int, ...] = ()

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from runner_svc.engine_http.answer import Answer
 from runner_svc.engine_http.faults import BadHeadError, HttpFaultError, Unconnected, UnconnectedError
+from weft.kernel.content_coding import CODINGS
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.time_limit import within
@@ -50,13 +51,12 @@ def require_content_type(answer: Answer, expected: str) -> None:
 
 
 def content_encoding(answer: Answer) -> str | None:
-    """Returns the encoding of an answer's body, which no request accepts; None: not encoded."""
-    encoding = answer.header("content-encoding").strip().lower()
-    return None if encoding in ("", "identity") else encoding
+    """Returns the encoding of an answer's body that is not decoded; None: there is none."""
+    return None if not answer.coding or answer.coding in CODINGS else answer.coding
 
 
 def require_plain(answer: Answer) -> None:
-    """Raises BACKEND_PROTOCOL_ERROR for an encoded body."""
+    """Raises BACKEND_PROTOCOL_ERROR for a body in an encoding that is not decoded."""
     if (encoding := content_encoding(answer)) is not None:
         message = f"the engine answered with Content-Encoding {shown(encoding)}, which it was not asked for"
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)

@@ -2,14 +2,14 @@
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
 
-from runner_svc.backend.port import CallInfo, EmbeddingResult, EngineAddress, RerankResult
+from runner_svc.backend.port import CallInfo, EmbeddingResult, RerankResult
 from runner_svc.engine_http.answer import Answer
 from runner_svc.engine_http.client import EngineClient
 from runner_svc.engine_http.faults import (
@@ -30,20 +30,31 @@ from runner_svc.openai_upstream.answers import (
     shortage,
     unreached,
 )
+from runner_svc.openai_upstream.chunks import Place
+from runner_svc.openai_upstream.dialects import count_of, figure
 from runner_svc.openai_upstream.errors import provider_refusal, read_json, refusal, stated_answer
 from runner_svc.openai_upstream.request import (
     Json,
     PreparedBody,
     add_cache_use,
+    call_ids,
     chat_body,
     choices_per_prompt,
     completion_body,
     embedding_body,
     expected_choices,
     model_field,
+    warning_frame,
 )
 from runner_svc.openai_upstream.sse import SseDecoder
-from runner_svc.openai_upstream.stream import Count, Place, StreamReader
+from runner_svc.openai_upstream.stream import StreamReader
+from runner_svc.openai_upstream.tools import (
+    provider_names,
+    refuses_tool_schemas,
+    restore_names,
+    with_names,
+    with_plain_schemas,
+)
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
 from weft.api.common.v1 import chat_pb2, embedding_pb2, rerank_pb2, usage_pb2
@@ -177,26 +188,6 @@ class OpenAiHttp:
         )
         self._encoder = msgspec.json.Encoder()
 
-    @property
-    def lent_url(self) -> str:
-        """See `Backend.lent_url`; empty: it listens on a Unix socket."""
-        return "" if self.endpoint.socket_path else self.endpoint.base_url
-
-    @contextmanager
-    def lent(self) -> Iterator[EngineAddress | None]:
-        """See `Backend.lent`; None: it listens on a Unix socket."""
-        endpoint = self.endpoint
-        self.in_flight += 1
-        self.request_count += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        try:
-            if endpoint.socket_path:
-                yield None
-            else:
-                yield EngineAddress(url=endpoint.base_url, api_key=endpoint.api_key, model=endpoint.model)
-        finally:
-            self.in_flight -= 1
-
     async def close(self) -> None:
         """Close every connection, which cancels the server's work for it."""
         self._http.close()
@@ -253,12 +244,27 @@ class OpenAiHttp:
 
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         """See Backend.generate."""
+        if not (self._parameters.engine.is_strict and isinstance(payload, chat_pb2.ChatPayload)):
+            names: Mapping[str, str] = {}
+        else:
+            names = provider_names(payload)
+            payload = with_names(payload, names) if names else payload
+        own_names = {name: own for own, name in names.items()}
+        async with aclosing(self._generate(payload, call)) as frames:
+            async for frame in frames:
+                if own_names:
+                    restore_names(frame, own_names)
+                yield frame
+
+    async def _generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         path, prepared = self._prepared(payload, call)
         if prepared.warnings:
             yield prepared.warnings
         reader = self._reader(payload, call, prepared)
         decoder = SseDecoder()
-        async with self._post(path, prepared.body, call) as response:
+        async with self._accepted(path, prepared.body, call) as (response, warnings):
+            if warnings:
+                yield warnings
             await self._require_stream(response)
             while chunk := await self._chunk(response):
                 frames = reader.read(decoder.feed(chunk))
@@ -277,6 +283,26 @@ class OpenAiHttp:
                 yield reader.finish()
             await drain(response)
 
+    @asynccontextmanager
+    async def _accepted(self, path: str, body: Json, call: CallInfo) -> AsyncIterator[tuple[Answer, Frame]]:
+        """Yields the response to a generation as `_post`, with warnings about what the engine did not take.
+
+        A request that is refused for the schema of a tool is sent again with simpler ones.
+        """
+        warnings: Frame = []
+        async with AsyncExitStack() as stack:
+            try:
+                response = await stack.enter_async_context(self._post(path, body, call))
+            except WeftError as refused:
+                if not refuses_tool_schemas(refused, body):
+                    raise
+                body, simplified = with_plain_schemas(body)
+                if not simplified:
+                    raise
+                warnings = warning_frame(simplified)
+                response = await stack.enter_async_context(self._post(path, body, call))
+            yield response, warnings
+
     def _reader(self, payload: GenerationPayload, call: CallInfo, prepared: PreparedBody) -> StreamReader:
         """Returns the reader of the answer's stream."""
         return StreamReader(
@@ -285,6 +311,7 @@ class OpenAiHttp:
             whole=call.whole,
             joins_texts=call.joins_texts,
             asked_model=prepared.body.get("model", ""),
+            used_ids=call_ids(payload),
         )
 
     def _authorization(self, api_key: str) -> dict[str, str]:
@@ -338,7 +365,8 @@ class OpenAiHttp:
         if payload.HasField("dimensions") and any(len(vector.values) != payload.dimensions for vector in vectors):
             # llama-server ignores the parameter silently.
             raise invalid_field("dimensions", "this runtime gives vectors of another length; leave it out")
-        return EmbeddingResult(embeddings=vectors, usage=usage_pb2.Usage(prompt_tokens=reply.usage.prompt_tokens))
+        usage = usage_pb2.Usage(prompt_tokens=figure(reply.usage, *_PROMPT_FIGURES))
+        return EmbeddingResult(embeddings=vectors, usage=usage)
 
     async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
         """Scores documents; see Backend.rerank. llama.cpp and vLLM have the route after Jina's and Cohere's."""
@@ -350,8 +378,7 @@ class OpenAiHttp:
         reply = read_json(raw, _RerankReply, "the engine's scores are")
         return RerankResult(
             scores=_best_first(reply.results, payload),
-            # vLLM reports only the total, which is the prompt's.
-            usage=usage_pb2.Usage(prompt_tokens=reply.usage.prompt_tokens or reply.usage.total_tokens),
+            usage=usage_pb2.Usage(prompt_tokens=figure(reply.usage, *_PROMPT_FIGURES)),
         )
 
     async def post(self, path: str, body: object, call: CallInfo, limit_bytes: int) -> bytes:
@@ -491,27 +518,28 @@ class OpenAiHttp:
         return await self._explain_break(reason) or WeftError(reason, message)
 
 
+_PROMPT_FIGURES = ("prompt_tokens", "total_tokens")
+"""Figures of calls without output; vLLM's scores have only the total, which is the prompt's."""
+
+
 class _EmbeddingItem(msgspec.Struct):
     embedding: list[float]
-    index: Place | None = None
-
-
-class _EmbeddingUsage(msgspec.Struct):
-    prompt_tokens: Count = 0
+    index: object = None
 
 
 class _EmbeddingReply(msgspec.Struct):
     data: list[_EmbeddingItem]
-    usage: _EmbeddingUsage
+    usage: object = None
 
 
 def _vectors(items: list[_EmbeddingItem], expected: int) -> list[embedding_pb2.Embedding]:
     """Returns one vector per input, in their order. Raises BACKEND_PROTOCOL_ERROR for anything else.
 
-    Vectors without numbers are in the order of the inputs.
+    Vectors without numbers, or that are all numbered 0, are in the order of the inputs.
     """
-    is_numbered = any(item.index is not None for item in items)
-    places = [item.index or 0 for item in items] if is_numbered else list(range(len(items)))
+    places = [count_of(item.index) or 0 for item in items]
+    if not any(places):
+        places = list(range(len(items)))
     fault = ""
     if len(items) != expected:
         fault = f"{len(items)} vectors for {expected} inputs"
@@ -537,14 +565,9 @@ class _Score(msgspec.Struct):
     relevance_score: float
 
 
-class _RerankUsage(msgspec.Struct):
-    prompt_tokens: Count = 0
-    total_tokens: Count = 0
-
-
 class _RerankReply(msgspec.Struct):
     results: list[_Score]
-    usage: _RerankUsage = msgspec.field(default_factory=_RerankUsage)
+    usage: object = None
 
 
 def _best_first(found: list[_Score], payload: rerank_pb2.RerankPayload) -> list[rerank_pb2.RerankScore]:
@@ -562,7 +585,7 @@ def _best_first(found: list[_Score], payload: rerank_pb2.RerankPayload) -> list[
 
 _HEADERS = {
     "Content-Type": "application/json",
-    # Answers are read as they arrive: compressed ones would arrive late, and are not decompressed.
+    # Answers are read as they arrive: compressed ones would arrive late. If a server compresses unasked, it is decoded.
     "Accept-Encoding": "identity",
     "User-Agent": "weft",
 }

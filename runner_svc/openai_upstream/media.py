@@ -17,11 +17,11 @@ from runner_svc.openai_upstream.client import (
     FormBody,
     OpenAiHttp,
 )
+from runner_svc.openai_upstream.dialects import figure
 from runner_svc.openai_upstream.errors import read_json
 from runner_svc.openai_upstream.images import image_part
 from runner_svc.openai_upstream.media_stream import ImageEvents, TranscriptEvents
 from runner_svc.openai_upstream.request import Json, json_object, model_field
-from runner_svc.openai_upstream.stream import Count
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import WeftError
@@ -53,14 +53,9 @@ class _Image(msgspec.Struct):
     revised_prompt: str | None = None
 
 
-class _ImageUsage(msgspec.Struct):
-    input_tokens: Count = 0
-    output_tokens: Count = 0
-
-
 class _ImageReply(msgspec.Struct):
     data: list[_Image]
-    usage: _ImageUsage | None = None
+    usage: object = None
 
 
 class _Segment(msgspec.Struct):
@@ -139,8 +134,9 @@ def _image_call(http: OpenAiHttp, payload: image_pb2.ImagePayload) -> tuple[str,
 def _whole_images(raw: bytes) -> list[Frame]:
     """Returns the frames of an answer that came as a whole."""
     reply = read_json(raw, _ImageReply, _ANSWER)
-    usage = reply.usage or _ImageUsage()
-    counted = usage_pb2.Usage(prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens)
+    counted = usage_pb2.Usage(
+        prompt_tokens=figure(reply.usage, "input_tokens"), completion_tokens=figure(reply.usage, "output_tokens")
+    )
     images = [[event_pb2.InferenceEvent(image=_image(image, index))] for index, image in enumerate(reply.data)]
     return [*images, _end(counted)]
 

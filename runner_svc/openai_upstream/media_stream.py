@@ -1,13 +1,15 @@
 """Readers of OpenAI's streams of images and transcriptions: events of a server to events of the mesh."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from runner_svc.openai_upstream.chunks import Place
+from runner_svc.openai_upstream.dialects import figure
 from runner_svc.openai_upstream.errors import JSON_FAULTS, malformed, stated_answer
 from runner_svc.openai_upstream.images import image_part
 from runner_svc.openai_upstream.sse import ErrorPayload
-from runner_svc.openai_upstream.stream import DONE, Count, Place
+from runner_svc.openai_upstream.stream import DONE
 from weft.api.common.v1 import audio_pb2, event_pb2, image_pb2, usage_pb2
 from weft.dispatch.frames import Frame
 from weft.dispatch.parameter_checks import MAX_IMAGE_SEED
@@ -15,13 +17,6 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 _EVENT = "the engine's event is"
-
-
-class _Usage(msgspec.Struct):
-    input_tokens: Count = 0
-    output_tokens: Count = 0
-    image_steps: Count = 0
-    image_pixels: Count = 0
 
 
 class _ImageEvent(msgspec.Struct):
@@ -32,7 +27,7 @@ class _ImageEvent(msgspec.Struct):
     """An extension, where there are several images."""
     seed: int | None = None
     revised_prompt: str | None = None
-    usage: _Usage | None = None
+    usage: object = None
 
 
 class _Delta(msgspec.Struct):
@@ -44,7 +39,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Duration(msgspec.Struct):
-    seconds: float = 0.0
+    seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 class _TranscriptEvent(msgspec.Struct):
@@ -53,7 +48,7 @@ class _TranscriptEvent(msgspec.Struct):
     text: str = ""
     choices: list[_Choice] | None = None
     """vLLM streams transcriptions as chunks of chats."""
-    usage: _Duration | None = None
+    usage: object = None
 
 
 class ImageEvents:
@@ -81,11 +76,10 @@ class ImageEvents:
         )
         if event.seed is not None and 0 <= event.seed <= MAX_IMAGE_SEED:
             made.seed = event.seed
-        if (counted := event.usage) is not None:
-            self.usage.prompt_tokens += counted.input_tokens
-            self.usage.completion_tokens += counted.output_tokens
-            self.usage.image_steps += counted.image_steps
-            self.usage.image_pixels += counted.image_pixels
+        self.usage.prompt_tokens += figure(event.usage, "input_tokens")
+        self.usage.completion_tokens += figure(event.usage, "output_tokens")
+        self.usage.image_steps += figure(event.usage, "image_steps")
+        self.usage.image_pixels += figure(event.usage, "image_pixels")
         return [event_pb2.InferenceEvent(image=made)]
 
     def require_end(self) -> None:
@@ -112,7 +106,7 @@ class TranscriptEvents:
         text = event.delta or "".join(choice.delta.content or "" for choice in event.choices or ())
         if event.type.endswith(".done"):
             self._is_done = True
-            self.seconds = 0.0 if event.usage is None else max(0.0, event.usage.seconds)
+            self.seconds = _seconds(event.usage)
             # The whole text once more, of a server that sent no pieces the only time.
             text = "" if self._has_text else event.text
         self._has_text = self._has_text or bool(text)
@@ -136,3 +130,11 @@ def _decoded(data: bytes, kind: type[Any]) -> Any:
         return msgspec.json.decode(data, type=kind)
     except JSON_FAULTS as error:
         raise malformed(f"{_EVENT} malformed:", error) from error
+
+
+def _seconds(usage: object) -> float:
+    """Returns the length of a recording; 0: not known."""
+    try:
+        return msgspec.convert(usage, _Duration).seconds
+    except msgspec.ValidationError:
+        return 0.0

@@ -24,7 +24,10 @@ from weft.api.common.v1 import (
     sampling_pb2,
     warning_pb2,
 )
+from weft.dispatch.extra_fields import OF_FUNCTION, carried_only
 from weft.dispatch.frames import Frame
+from weft.dispatch.history import MAX_HISTORY_WARNINGS, SYSTEM_ROLES, object_arguments
+from weft.dispatch.volatile_text import steady_text
 from weft.kernel.errors import invalid_field
 from weft.kernel.value import value_class
 
@@ -60,6 +63,8 @@ _ENABLE_THINKING = "enable_thinking"
 """Argument of chat templates that switches thinking on and off."""
 _TOKEN_LIMIT = "max_tokens"  # noqa: S105 - a parameter's name
 _CHOICES = "n"
+_VOLATILE = "differs with every request and was left out, so that the engine's prefix cache holds"
+_NOT_AN_OBJECT = "is no JSON object; the model got it as the text of one member"
 
 
 @value_class()
@@ -76,11 +81,15 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfi
 
     Raises INVALID_ARGUMENT naming an extra parameter that has a wrong value.
     """
-    body = _chat_fields(payload, model)
+    body, warnings = _chat_fields(payload, model, profile), _rewritten(payload)
+    warnings += _steadied(payload, body["messages"])
     _fit_engine(body, profile)
+    if profile.engine.format_excludes_calls:
+        warnings += _choose_calls_or_format(body)
     if profile.engine.forces_one_tool and payload.tool_choice.WhichOneof("kind") == "function_name":
         _force(body, payload.tool_choice.function_name)
-    arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
+    arguments, unused = _add_extras(body, payload.extra_parameters, profile)
+    warnings += unused
     # Engines read this one themselves, independently of the template.
     read_by_template = {name: value for name, value in arguments.items() if name != _ENABLE_THINKING}
     warnings += warning_frame(unread_arguments(read_by_template, profile))
@@ -134,6 +143,19 @@ def _fit_provider(body: Json, thinking: bool | None, profile: ParameterProfile) 
     return warning_frame([untaken_warning(name, profile.engine) for name in untaken])
 
 
+def _choose_calls_or_format(body: Json) -> Frame:
+    """Leave the format out where a call is demanded; returns a warning about what cannot be had together."""
+    choice = body.get("tool_choice", "auto")
+    if not body.get("tools") or choice == "none" or body.get("response_format", {}).get("type", "text") == "text":
+        return []
+    if choice == "auto":
+        message = "tools cannot be called beside response_format on this model's engine: its schema forbids calls"
+        return warning_frame([ParameterWarning(field="tools", message=message)])
+    del body["response_format"]
+    message = "response_format was not used: on this model's engine it forbids the calls that tool_choice demands"
+    return warning_frame([ParameterWarning(field="response_format", message=message)])
+
+
 def _force(body: Json, name: str) -> None:
     """Force the call of one function, for llama-server, which silently treats a choice by name as `auto`."""
     body["tools"] = [tool for tool in body.get("tools", ()) if tool["function"]["name"] == name]
@@ -142,9 +164,10 @@ def _force(body: Json, name: str) -> None:
     body["tool_choice"] = "required"
 
 
-def _chat_fields(payload: chat_pb2.ChatPayload, model: str) -> Json:
+def _chat_fields(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfile) -> Json:
     body = _stream_body(payload.sampling, model)
-    body["messages"] = [_message(message) for message in payload.messages]
+    is_strict = profile.engine.is_strict
+    body["messages"] = [_message(message, is_strict=is_strict) for message in payload.messages]
     if payload.HasField("choice_count"):
         body["n"] = payload.choice_count
     if payload.logprobs:
@@ -216,6 +239,13 @@ def choices_per_prompt(payload: chat_pb2.ChatPayload | completion_pb2.Completion
     return payload.choice_count if payload.HasField("choice_count") else 1
 
 
+def call_ids(payload: chat_pb2.ChatPayload | completion_pb2.CompletionPayload) -> set[str]:
+    """Returns the ids of the tool calls of a conversation."""
+    if not isinstance(payload, chat_pb2.ChatPayload):
+        return set()
+    return {call.id for message in payload.messages for call in message.tool_calls}
+
+
 def expected_choices(payload: chat_pb2.ChatPayload | completion_pb2.CompletionPayload) -> int:
     """Returns the number of choices that must end."""
     prompts = len(payload.prompts) if isinstance(payload, completion_pb2.CompletionPayload) else 1
@@ -277,8 +307,9 @@ def _stream_body(sampling: sampling_pb2.SamplingParams, model: str) -> Json:
     return body
 
 
-def _message(message: chat_pb2.ChatMessage) -> Json:
-    result: Json = {"role": _ROLES[message.role], "content": _content(message)}
+def _message(message: chat_pb2.ChatMessage, *, is_strict: bool) -> Json:
+    result: Json = _extra(message.extra_fields, is_strict=is_strict)
+    result |= {"role": _ROLES[message.role], "content": _content(message)}
     if message.HasField("name"):
         result["name"] = message.name
     if message.HasField("tool_call_id"):
@@ -287,10 +318,53 @@ def _message(message: chat_pb2.ChatMessage) -> Json:
         result["reasoning_content"] = message.reasoning
     if message.tool_calls:
         result["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_text}}
-            for call in message.tool_calls
+            _call(call, _extra(call.extra_fields, is_strict=is_strict)) for call in message.tool_calls
         ]
     return result
+
+
+def _extra(fields: json_value_pb2.JsonObject, *, is_strict: bool) -> Json:
+    """Returns the unknown fields of an earlier turn; for a strict engine those that providers are known to need."""
+    found = json_object(fields)
+    return carried_only(found) if is_strict else found
+
+
+def _call(call: chat_pb2.ToolCallRecord, extra: Json) -> Json:
+    of_function = extra.get(OF_FUNCTION)
+    function: Json = {"name": call.name, "arguments": object_arguments(call.arguments_text)}
+    if isinstance(of_function, dict):
+        function = of_function | function
+    return extra | {"id": call.id, "type": "function", "function": function}
+
+
+def _rewritten(payload: chat_pb2.ChatPayload) -> Frame:
+    """Returns warnings about calls of earlier turns whose arguments are no JSON object."""
+    warnings = []
+    for index, message in enumerate(payload.messages):
+        for place, call in enumerate(message.tool_calls):
+            if call.arguments_text.strip() and object_arguments(call.arguments_text) != call.arguments_text:
+                field = f"messages[{index}].tool_calls[{place}].function.arguments"
+                warnings.append(ParameterWarning(field=field, message=_NOT_AN_OBJECT))
+    return warning_frame(warnings[:MAX_HISTORY_WARNINGS])
+
+
+def _steadied(payload: chat_pb2.ChatPayload, messages: Sequence[Json]) -> Frame:
+    """Leave out of system prompts what differs with every request; returns warnings.
+
+    The engine's prefix cache would end there.
+    """
+    left_out: dict[str, str] = {}
+    for index, (message, sent) in enumerate(zip(payload.messages, messages, strict=True)):
+        if message.role not in SYSTEM_ROLES or not all(part.HasField("text") for part in message.content):
+            continue
+        found = [steady_text(part.text) for part in message.content]
+        if not any(what for _, what in found):
+            continue
+        left_out |= {what: f"messages[{index}].content" for _, what in found if what}
+        parts = [{"type": "text", "text": text} for text, what in found if text or not what]
+        sent["content"] = parts if len(parts) > 1 else "".join(part["text"] for part in parts)
+    warnings = [ParameterWarning(field=field, message=f"{what} {_VOLATILE}") for what, field in left_out.items()]
+    return warning_frame(warnings)
 
 
 def _content(message: chat_pb2.ChatMessage) -> str | list[Json] | None:

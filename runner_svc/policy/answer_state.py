@@ -2,14 +2,15 @@
 
     choice:  open ──finish reason──▶ ended          answer:  open ──every choice ended, end of stream──▶ closed
 
-An engine's stream is untrusted input. What is unknown is an error with a reason, and never a natural end:
+An engine's stream is untrusted input. It is strict about content, and a finish reason that cannot be read is a doubt:
 
-- No finish reason, null or "" is "not yet". A stream that ends so is cut off.
-- An unknown finish reason is an error that names it: of the engine where it reports a failure (FAILURES), of the
-  protocol otherwise.
-- An ended choice accepts nothing more. Text, reasoning or a call for it is an error; so is another finish reason. The
-  same finish reason once more is ignored, as servers repeat it with their figures.
-- `tool_calls` without a call is an error.
+- No finish reason, null or "" is "not yet". A stream that ends so is cut off, unless [DONE] ends it: then a choice with
+  content ends in doubt.
+- A finish reason that reports a failure (FAILURES) is the engine's error. Another unknown one does not end its choice;
+  at the end of the stream it ends in doubt.
+- An ended choice accepts no content: text, reasoning or a call for it is an error. Of several finish reasons one that
+  says that the answer was cut counts, else the first.
+- `tool_calls` without a call is an error. A choice with calls that ends with `stop` ends with `tool_calls`.
 - An empty answer is valid only where the engine reports its usage.
 """
 
@@ -33,18 +34,36 @@ class Finish(Enum):
 FINISH_REASONS: Mapping[str, Finish] = MappingProxyType(
     {
         "stop": Finish.STOP,
+        "end_turn": Finish.STOP,  # Anthropic's API behind a bridge
+        "complete": Finish.STOP,  # Cohere
         "eos": Finish.STOP,  # Together
         "eos_token": Finish.STOP,  # text-generation-inference
         "stop_sequence": Finish.STOP,  # text-generation-inference
         "length": Finish.LENGTH,
+        "max_tokens": Finish.LENGTH,  # Gemini; Anthropic's API behind a bridge
         "model_length": Finish.LENGTH,  # Mistral
         "tool_calls": Finish.TOOL_CALLS,
+        "tool_use": Finish.TOOL_CALLS,  # Anthropic's API behind a bridge
         "function_call": Finish.TOOL_CALLS,
         "content_filter": Finish.CONTENT_FILTER,
+        "safety": Finish.CONTENT_FILTER,  # Gemini, as the next ones
+        "recitation": Finish.CONTENT_FILTER,
+        "blocklist": Finish.CONTENT_FILTER,
+        "prohibited_content": Finish.CONTENT_FILTER,
     }
 )
-FAILURES = frozenset({"error", "abort", "aborted", "cancelled", "failed"})
+"""By the word in small letters."""
+CUTTING = frozenset({Finish.LENGTH, Finish.CONTENT_FILTER})
+"""Finish reasons of an answer that was cut."""
+FAILURES = frozenset(
+    {
+        *("error", "abort", "aborted", "cancelled", "failed"),
+        "insufficient_system_resource",  # DeepSeek
+        "malformed_function_call",  # Gemini
+    }
+)
 """Finish reasons by which engines report a failure; vLLM and SGLang write `abort`."""
+_NOT_YET = frozenset({"", "null", "none"})
 MAX_WORD_CHARS = 40
 """Length of an unknown finish reason or role in an error."""
 _OTHER_SPEAKERS = frozenset({"user", "system", "developer", "tool", "function"})
@@ -57,7 +76,12 @@ class AnswerState:
         self._expected_choices = expected_choices
         self._ended: dict[int, Finish] = {}
         self._called: set[int] = set()
-        self._has_content = False
+        self._begun: set[int] = set()
+        """Choices with content."""
+        self._words: dict[int, str] = {}
+        """Unknown finish reasons by choice."""
+        self.doubts: dict[int, str] = {}
+        """Choices that ended without a known finish reason, with the word that the engine wrote; empty: none."""
 
     @property
     def is_complete(self) -> bool:
@@ -76,32 +100,41 @@ class AnswerState:
         ended = self._ended.get(index)
         if ended is not None and has_content:
             raise _fault(f"the engine went on with choice {index} after its finish reason")
-        self._has_content = self._has_content or has_content
+        if has_content:
+            self._begun.add(index)
         if has_call:
             self._called.add(index)
-        if not word:
+        plain = (word or "").strip().lower()
+        if plain in _NOT_YET:
             return
-        reason = FINISH_REASONS.get(word)
+        if plain in FAILURES:
+            raise WeftError(
+                Reason.BACKEND_ERROR, f"the engine ended choice {index} with finish_reason {quoted(word or '')}"
+            )
+        reason = FINISH_REASONS.get(plain)
         if reason is None:
-            kind = Reason.BACKEND_ERROR if word.lower() in FAILURES else Reason.BACKEND_PROTOCOL_ERROR
-            raise WeftError(kind, f"the engine ended choice {index} with finish_reason {quoted(word)}")
-        if ended is not None and ended is not reason:
-            raise _fault(f"the engine gave choice {index} a second finish reason, {quoted(word)}")
-        self._ended[index] = reason
+            self._words[index] = word or ""
+        elif ended is None or (reason in CUTTING and ended not in CUTTING):
+            self._ended[index] = reason
 
-    def close(self, *, has_figures: bool) -> None:
+    def close(self, *, has_figures: bool, is_done: bool) -> None:
         """End the answer. Raises BACKEND_PROTOCOL_ERROR where it is cut off or empty.
 
-        `has_figures`: whether the engine has reported its usage.
+        `has_figures`: whether the engine has reported its usage; `is_done`: whether it has sent [DONE].
         """
+        for index in range(self._expected_choices):
+            if index not in self._ended and (index in self._words or (is_done and index in self._begun)):
+                self._ended[index], self.doubts[index] = Finish.STOP, self._words.get(index, "")
         if not self.is_complete:
             count, expected = len(self._ended), self._expected_choices
             raise _fault(f"the engine ended the stream with {count} of {expected} choices finished")
         for index, reason in self._ended.items():
             if reason is Finish.TOOL_CALLS and index not in self._called:
                 raise _fault(f"the engine ended choice {index} for a tool call and sent none")
+            if reason is Finish.STOP and index in self._called:
+                self._ended[index] = Finish.TOOL_CALLS
         stopped = all(reason is Finish.STOP for reason in self._ended.values())
-        if stopped and not self._has_content and not has_figures:
+        if stopped and not self._begun and not has_figures:
             raise _fault("the engine sent an answer with nothing in it: no text, no tool call and no usage")
 
 

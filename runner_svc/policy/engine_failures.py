@@ -32,6 +32,33 @@ def last_words(lines: Sequence[str]) -> str | None:
     return next((line for line in lines[-LAST_LINES:] if _WORDS.search(line) and not _HARMLESS.search(line)), None)
 
 
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r"\s+File \".*\", line \d+")
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+
+
+def without_tracebacks(lines: Sequence[str]) -> list[str]:
+    """Returns the lines of output that have text, with the exception in place of each Python traceback.
+
+    The beginning of the first traceback may be missing. Loggers may begin each of its lines with the same words.
+    """
+    kept: list[str] = []
+    words, is_inside = "", False
+    for line in lines:
+        found = line.find(_TRACEBACK)
+        if found >= 0:
+            words, is_inside = line[:found], True
+            continue
+        text = line.removeprefix(words)
+        is_inside = is_inside or _FRAME.match(text) is not None
+        if not text.strip() or (is_inside and text.startswith((" ", "\t"))):
+            continue
+        is_inside = False
+        if not text.startswith(_CHAINED):
+            kept.append(text)
+    return kept
+
+
 def explain_out_of_memory(how: str, lines: Sequence[str], *, killed_for_memory: bool) -> str | None:
     """Explains an end by lack of memory, with advice; None: another cause.
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from weft.kernel.model_source import GGUF, LATEST_TAG, free_name
-from weft.kernel.names import MAX_NAME_CHARS, is_name, is_resource_id
+from weft.kernel.names import MAX_NAME_CHARS, is_model_name, is_resource_id
 
 LOOKS_UNTIL_GONE = 2
 """So many lists in a row lack a model until it is served no longer: a server that starts lists nothing at first."""
 _NUMBER_CHARS = 5
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9._:-]+")
+_FILE_PATH = re.compile(r"[/\\~.]|[A-Za-z]:[/\\]|.*\\")
+"""The beginning of a text that is the path of a file or a folder, and no name with its owner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,8 @@ class FollowedList:
     """Its name, which stands before the name of a model where that is taken."""
     most: int
     """So many models are served at once."""
+    listed_count: int = 0
+    """Models of the latest list."""
     _served: dict[str, str] = field(default_factory=dict)
     """Names in the mesh by the server's own."""
     _missed: dict[str, int] = field(default_factory=dict)
@@ -63,6 +67,7 @@ class FollowedList:
     def step(self, listed: Sequence[str], is_taken: Callable[[str], bool]) -> ListChange:
         """Returns what a list changes, and takes it as served. `is_taken`: whether the runner has a model of a name."""
         wanted = dict.fromkeys(listed)
+        self.listed_count = len(wanted)
         gone = self._gone(wanted)
         new = [upstream for upstream in wanted if upstream not in self._served]
         room = max(0, self.most - len(self._served))
@@ -105,14 +110,20 @@ class FollowedList:
 
 
 def _candidates(upstream: str, server: str) -> list[str]:
-    """Returns names for a model, the best first: as the server has it, its last part, with the server's name."""
+    """Returns names for a model, the best first: as the server has it, then with the server's name before it.
+
+    Of a file or a folder it is the last part of its path.
+    """
     plain = upstream.strip().removesuffix(f":{LATEST_TAG}")
-    plain = plain[: -len(GGUF)] if plain.lower().endswith(GGUF) else plain
-    last = _cleaned(plain.replace("\\", "/").rstrip("/").rpartition("/")[2])
-    names = [plain, last, _cleaned(plain), _cleaned(f"{server}-{last}"), _cleaned(f"{server}-{plain}")]
-    usable = [name for name in dict.fromkeys(names) if is_name(name) and not is_resource_id(name)]
+    is_file = plain.lower().endswith(GGUF)
+    plain = plain[: -len(GGUF)] if is_file else plain
+    if is_file or _FILE_PATH.match(plain):
+        plain = plain.replace("\\", "/").rstrip("/").rpartition("/")[2]
+    names = [plain, _cleaned(plain), _cleaned(f"{server}-{plain}")]
+    usable = [name for name in dict.fromkeys(names) if is_model_name(name) and not is_resource_id(name)]
     return usable or ["model"]
 
 
 def _cleaned(text: str) -> str:
-    return _UNNAMEABLE.sub("-", text).strip("-._:")[: MAX_NAME_CHARS - _NUMBER_CHARS].rstrip("-._:")
+    parts = [_UNNAMEABLE.sub("-", part).strip("-._:") for part in text.split("/")]
+    return "/".join(filter(None, parts))[: MAX_NAME_CHARS - _NUMBER_CHARS].rstrip("-._:/")

@@ -99,6 +99,8 @@ class Died:
 
     reason: Reason
     how: str
+    exit: str = ""
+    """As `ExitReport.exit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,4 +481,6 @@ def verdict_on(event: Died | Faulted, *, attached: bool) -> WeftError:
         done = "let go of" if attached else "restarted"
         return WeftError(Reason.WORKER_RESTARTED, f"the engine was {done} while it worked on the request: {event.how}")
     reason = Reason.OUT_OF_MEMORY if event.reason is Reason.OUT_OF_MEMORY else Reason.SERVER_DIED
-    return WeftError(reason, f"the engine died while it worked on the request ({event.how})")
+    error = WeftError(reason, f"the engine died while it worked on the request ({event.how})")
+    error.engine_exit = event.exit
+    return error

@@ -20,6 +20,10 @@ CONTEXT_STEP = 256
 MAX_CONTEXT_TOKENS = 16_777_216
 LEARNED_MARGIN = 1.05
 """Factor on a measurement: loads of one file differ by less, depending on how buffers are rounded."""
+EMBEDDING_TOKENS = 2048
+"""Length of a text that a model can embed at least, if its context is as long."""
+EMBEDDING_COMPUTE_BYTES = GIBIBYTE
+"""Compute buffers that longer texts to embed may take."""
 _COMPUTE_NUMBER_BYTES = 4
 _EMBEDDINGS_IN_FLIGHT = 8
 CACHE_TYPE_BYTES: Mapping[str, float] = MappingProxyType(
@@ -90,6 +94,8 @@ class MemorySettings:
     flash_attention: bool = True
     gpu_layers: int = -1
     """Layers on accelerators; -1: all of them."""
+    embeds: bool = False
+    """Whether a text to embed is computed at once: see `tokens_at_once`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +106,8 @@ class EngineHabits:
     """Whether flash attention is on by default; llama.cpp's "auto" is on wherever the model supports it."""
     computes_whole_batches: bool = False
     """Whether the whole batch is computed at once, rather than in micro-batches."""
+    embeds: bool = False
+    """Whether a text to embed is computed at once, so that micro-batches are as long as a context by default."""
 
 
 def settings_for(
@@ -119,6 +127,7 @@ def settings_for(
         ubatch_tokens=int(parameters.get("ubatch_tokens", at_once)),
         flash_attention=habits.flash_attention if attention is None else attention != "off",
         gpu_layers=int(parameters.get("gpu_layers", default.gpu_layers)),
+        embeds=habits.embeds and parameters.keys().isdisjoint(("batch_tokens", "ubatch_tokens")),
     )
 
 
@@ -243,12 +252,30 @@ def compute_bytes(shape: ModelShape, settings: MemorySettings) -> int:
     where this returns 121, 166.4 MiB without flash attention where this returns 169, and 26.3 MiB for batches of 128
     where this returns 30. CUDA's own memory per process is not included: the margin of each device covers it.
     """
+    return tokens_at_once(shape, settings) * _compute_bytes_per_token(shape, settings)
+
+
+def tokens_at_once(shape: ModelShape | None, settings: MemorySettings) -> int:
+    """Returns the tokens that are computed at once, llama.cpp's physical batch. `shape` None: unknown.
+
+    A text to embed must fit in it, as pooling needs all of its tokens: it is as long as the context if its compute
+    buffers take EMBEDDING_COMPUTE_BYTES at most, and EMBEDDING_TOKENS otherwise. A model of which only some layers fit
+    on accelerators keeps its usual batch: each further layer there matters more.
+    """
+    is_split = shape is not None and 0 < _share_on_devices(shape, settings) < 1
+    if not settings.embeds or is_split:
+        return settings.ubatch_tokens
+    affordable = 0 if shape is None else EMBEDDING_COMPUTE_BYTES // _compute_bytes_per_token(shape, settings)
+    longest = min(_rounded_context(settings.context_tokens), max(EMBEDDING_TOKENS, affordable))
+    return max(settings.ubatch_tokens, longest)
+
+
+def _compute_bytes_per_token(shape: ModelShape, settings: MemorySettings) -> int:
     context = _rounded_context(settings.context_tokens)
     widest = shape.vocabulary
     if not settings.flash_attention:
         widest = max(widest, shape.heads * context)
-    per_token = widest + context + _EMBEDDINGS_IN_FLIGHT * shape.embedding_length
-    return settings.ubatch_tokens * per_token * _COMPUTE_NUMBER_BYTES
+    return (widest + context + _EMBEDDINGS_IN_FLIGHT * shape.embedding_length) * _COMPUTE_NUMBER_BYTES
 
 
 def largest_context(model: KnownModel, settings: MemorySettings, budget_bytes: int) -> int:

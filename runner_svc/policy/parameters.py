@@ -6,12 +6,16 @@ is left out with a warning. docs/parameters.md shows the lists.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from weft.kernel.errors import invalid_field
+from weft.kernel.grammar_ways import MAX_WAYS, grammar_ways
+from weft.kernel.json_schema import SchemaLimits
+from weft.kernel.schema_guard import require_safe_pattern, require_safe_schema
 
 MAX_EXTRA_PARAMETERS = 64
 """Maximum number of extra parameters of one request, and of warnings about them; set by the API."""
@@ -22,6 +26,10 @@ MAX_TEMPLATE_ARGUMENT_CHARS = 4 * 1024
 MAX_LOOK_BACK_TOKENS = 65_536
 """Maximum look-back: llama.cpp keeps that many tokens per request, and 2**31 of them would take 8 GiB."""
 _MAX_SHOWN_NAME = 64
+_MAX_REPEAT_DIGITS = 5
+_GRAMMAR_TEXTS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*')
+"""Literals, sets of characters and comments."""
+_REPEATS = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
 MAX_INT = 2**31 - 1
 
 
@@ -141,6 +149,12 @@ class Grammar:
             depth += (character == "(") - (character == ")" and depth > 0)
             if depth > MAX_GRAMMAR_DEPTH:
                 raise invalid_field(name, f"must have at most {MAX_GRAMMAR_DEPTH} brackets within each other")
+        if grammar_ways(value) > MAX_WAYS:
+            raise invalid_field(name, f"must have at most {MAX_WAYS:,} ways to its next character; remove alternatives")
+        for low, high in _REPEATS.findall(_GRAMMAR_TEXTS.sub("", value)):
+            if len(low) > _MAX_REPEAT_DIGITS or len(high) > _MAX_REPEAT_DIGITS or int(low or 0) > int(high or low or 0):
+                limit = 10**_MAX_REPEAT_DIGITS - 1
+                raise invalid_field(name, f"must repeat at most {limit:,} times, the lower number first, as in {{2,9}}")
 
     def __str__(self) -> str:
         return f"text of at most {MAX_GRAMMAR_CHARS:,} characters, brackets at most {MAX_GRAMMAR_DEPTH} deep"
@@ -163,7 +177,38 @@ class Document:
         return f"object of at most {self.characters:,} characters"
 
 
-Rule = Number | Flag | OneOf | Texts | TokenIds | Grammar | Document
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """A JSON schema, within the limits of schemas of `response_format`."""
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises INVALID_ARGUMENT."""
+        Document(MAX_GRAMMAR_CHARS).check(name, value)
+        require_safe_schema(value, name, SchemaLimits())
+
+    def __str__(self) -> str:
+        return "JSON schema, as of `response_format`"
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """What an answer must be, as vLLM takes it: a schema, a pattern or a grammar among other members."""
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises INVALID_ARGUMENT."""
+        Document(MAX_GRAMMAR_CHARS).check(name, value)
+        if isinstance(schema := value.get("json"), dict):
+            Schema().check(f"{name}.json", schema)
+        if isinstance(pattern := value.get("regex"), str):
+            require_safe_pattern(pattern, f"{name}.regex")
+        if isinstance(grammar := value.get("grammar"), str):
+            Grammar().check(f"{name}.grammar", grammar)
+
+    def __str__(self) -> str:
+        return f"object of at most {MAX_GRAMMAR_CHARS:,} characters; its schema, pattern and grammar are checked"
+
+
+Rule = Number | Flag | OneOf | Texts | TokenIds | Grammar | Document | Schema | StructuredOutputs
 
 TEMPLATE_ARGUMENTS = "chat_template_kwargs"
 _EFFORT = "reasoning_effort"
@@ -190,6 +235,8 @@ class EngineParameters:
     `enable_thinking: false`."""
     forces_one_tool: bool = False
     """Whether a function that must be called is sent as the only tool: the engine ignores a tool choice by name."""
+    format_excludes_calls: bool = False
+    """Whether no tool can be called in an answer that must follow a JSON schema."""
     is_strict: bool = False
     """Whether it refuses fields that are not OpenAI's."""
 

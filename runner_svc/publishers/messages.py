@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import new_id, require_name
+from weft.kernel.names import new_id, require_name, require_name_of_model
 from weft.kernel.reasons import Reason
 
 ROOT = "/publisher/v1"
@@ -131,9 +131,9 @@ def read_registration(raw: bytes, max_models: int) -> Registration:
         message = f"{len(found.models)} models are over the limit of {max_models} (publishers.max_models)"
         raise WeftError(Reason.TOO_MANY_RESOURCES, message)
     for index, model in enumerate(found.models):
-        require_name(model.name, f"models[{index}].name")
+        require_name_of_model(model.name, f"models[{index}].name")
         if model.pool:
-            require_name(model.pool, f"models[{index}].pool")
+            require_name_of_model(model.pool, f"models[{index}].pool")
     if len({model.name for model in found.models}) < len(found.models):
         raise invalid_field("models", "two models have one name")
     return found

@@ -17,10 +17,11 @@ from typing_extensions import override
 
 from runner_svc.backend.devices import hidden_devices
 from runner_svc.backend.engine_process import LOADING, WORKING, EngineProcess, ProcessBackend
-from runner_svc.backend.port import BackendFacts, LoadOrder
+from runner_svc.backend.port import BackendFacts, EnginePage, LoadOrder
 from runner_svc.engine_host.channel import ChannelClosedError, EngineChannel
 from runner_svc.engine_host.messages import TOKEN_VARIABLE, Answer, EngineFigures, EngineRequest, Ready, Sleep, Wake
 from runner_svc.environments.environment import EngineEnvironment
+from runner_svc.policy.host_memory import configured_limit
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.engine_figures import with_sample_time
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
@@ -116,6 +117,12 @@ class HostBackend(ProcessBackend, Generic[Settings]):
         # The program sends them whenever they change, so that the last ones are those of now.
         return None if figures is None else with_sample_time(engine_load_of(figures), time.time())
 
+    @property
+    @override
+    def engine_page(self) -> EnginePage | None:
+        metrics = None if self._channel is None or self._asleep else self._channel.metrics
+        return None if metrics is None else EnginePage(text=metrics.page)
+
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         """See Backend.start. Raises also what `before_start` and `facts_of` raise."""
         order = order or LoadOrder()
@@ -130,7 +137,8 @@ class HostBackend(ProcessBackend, Generic[Settings]):
             # The token is passed in the environment: arguments are visible to every user of the machine.
             environment = {**self.context.environment, **self.environment(order), TOKEN_VARIABLE: channel.token}
             command = [*self.engine_command(), *self.arguments(order, channel.path)]
-            await self._process.start(command, environment, self.read_line)
+            limit_bytes = configured_limit(self.model.host_memory_mb, order.host_limit_bytes)
+            await self._process.start(command, environment, self.read_line, limit_bytes=limit_bytes)
             ready = await self._until_ready(channel)
             facts = await self.facts_of(ready)
         except BaseException:
@@ -249,6 +257,7 @@ def engine_load_of(figures: EngineFigures) -> runner_pb2.EngineLoad:
         # In steps, so that a report changes only with the load.
         kv_cache_share=None if figures.kv_cache_share is None else round(figures.kv_cache_share, _SHARE_DIGITS),
         kv_cache_tokens=figures.kv_cache_tokens,
+        kv_cache_bytes=figures.kv_cache_bytes,
         preemption_count=figures.preemption_count,
         prefix_query_tokens=figures.prefix_query_tokens,
         prefix_hit_tokens=figures.prefix_hit_tokens,

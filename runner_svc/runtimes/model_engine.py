@@ -24,7 +24,7 @@ from runner_svc.model_files.gguf import MAX_TEXT_BYTES
 from runner_svc.model_files.tokenizer_folder import read_tokenizer_folder
 from runner_svc.openai_upstream.server_probes import ServerProbes
 from runner_svc.policy.load_plan import LoadValue
-from runner_svc.policy.memory_estimate import EngineHabits
+from runner_svc.policy.memory_estimate import EngineHabits, ModelShape
 from runner_svc.policy.parameters import EngineParameters, ParameterProfile
 from runner_svc.policy.template_abilities import abilities_of_templates
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
@@ -73,6 +73,8 @@ class ModelContext:
     """The installed environments of engines."""
     trained_context_tokens: int = 0
     """Trained context of the model by its file, the maximum for a load; 0: unknown."""
+    shape: ModelShape | None = None
+    """The dimensions of the model by its file; None: unknown."""
     templates: tuple[str, ...] = ()
     """Chat templates of the model, by its file or its settings; empty: unknown."""
     model_file: model_pb2.ModelFile = field(default_factory=model_pb2.ModelFile)
@@ -126,6 +128,7 @@ def file_context(model: FileModelSettings, context: ModelContext, command: tuple
         context,
         command=command,
         trained_context_tokens=facts.context_tokens,
+        shape=facts.shape,
         templates=templates,
         model_file=model_file_of(facts),
     )

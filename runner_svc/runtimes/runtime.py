@@ -71,8 +71,6 @@ class Runtime(Generic[Settings]):
     """Where its engine can compute, for the size of such models."""
     starts_engines: bool = True
     """Whether weft starts and ends the engines; False: it uses servers that run already."""
-    has_port: bool = False
-    """Whether its engine listens on a port that a proxy may call itself, see `lane` of a model."""
     habits: EngineHabits = field(default_factory=EngineHabits)
     """Memory defaults of its engine, for estimates from model files."""
     load_values: "Callable[[Settings], Mapping[str, LoadValue]]" = _no_load_values

@@ -17,7 +17,18 @@ from runner_svc.policy.repository_files import ModelForm
 from weft.kernel.errors import FieldError
 from weft.kernel.model_source import MAX_SOURCE_CHARS, parse_source
 from weft.kernel.request import JournalWord, Operation, OperationName
-from weft.kernel.settings import PUBLIC, SECRET, Before, Checked, Name, PathText, Pattern, Seconds, off_for_false
+from weft.kernel.settings import (
+    PUBLIC,
+    SECRET,
+    Before,
+    Checked,
+    ModelName,
+    Name,
+    PathText,
+    Pattern,
+    Seconds,
+    off_for_false,
+)
 
 NOT_PULLED = Path("/dev/null/not-pulled")
 """A path that cannot exist, of a model whose source was not pulled yet."""
@@ -31,7 +42,6 @@ LanguageCode = Annotated[str, Pattern(r"^[A-Za-z0-9_-]{1,64}$")]
 ThinkingMode = Literal["default", "enabled", "disabled"]
 Repetition = Annotated[Literal["off", "warn", "kill"], Before(off_for_false)]
 """What happens to an answer that repeats itself over and over."""
-LaneKind = Literal["sidecar", "engine"]
 Url = Annotated[str, MaxLen(2048), SECRET]
 Arguments = tuple[str, ...]
 
@@ -116,9 +126,9 @@ class SleepSettings:
 class AdapterSettings:
     """An adapter (LoRA) of a model, which is a model of its own in the mesh."""
 
-    name: Annotated[Name, PUBLIC]
+    name: Annotated[ModelName, PUBLIC]
     """Its name as a model, unique in the mesh."""
-    pool: Annotated[Name, PUBLIC] | None = None
+    pool: Annotated[ModelName, PUBLIC] | None = None
     """Models of one pool answer for each other. Default: it is alone."""
     skills: Annotated[tuple[Skill, ...], MaxLen(8)] = ()
     """What it can do, as of a model. Default: what its model can do."""
@@ -133,12 +143,12 @@ class AdapterSettings:
 class ModelSettings:
     """What every runtime lets an operator say about a model."""
 
-    name: Annotated[Name, PUBLIC]
+    name: Annotated[ModelName, PUBLIC]
     """Unique in the mesh."""
     enabled: Annotated[bool, PUBLIC] = True
     """Whether it is there at all. Of one that is not, only the form of its settings is checked; `weft.local.yaml` may
     enable it on one machine."""
-    pool: Annotated[Name, PUBLIC] | None = None
+    pool: Annotated[ModelName, PUBLIC] | None = None
     """Models of one pool answer for each other."""
     tier: Annotated[Tier, PUBLIC] | None = None
     """How it ranks among the models of the mesh, such as `fast` or `heavy`, for people and selectors."""
@@ -173,9 +183,6 @@ class ModelSettings:
     context_tokens: Annotated[int, Ge(16), Le(16_777_216), PUBLIC] | None = None
     """Context of one slot. Default: 2048 for engines that weft starts; of servers that it does not start it is unknown
     unless it is set here."""
-    lane: Annotated[LaneKind, PUBLIC] = "sidecar"
-    """What a proxy calls that a router's endpoint picker sends to this model: the runner's HTTP API, or the engine's
-    own port, with nothing of weft's in between. docs/runner-api.md says what `engine` leaves out."""
     passthrough: Literal["none", "all"] = "none"
     """Which parameters that weft does not know reach the engine: those it allows for this kind of engine, or all."""
     thinking: bool | None = None
@@ -259,6 +266,9 @@ class StartedModelSettings(SleepingModelSettings):
     """Processor threads. Default: cores minus one."""
     extra_arguments: Annotated[Arguments, PUBLIC] = ()
     """Further flags for the engine's program."""
+    host_memory_mb: Annotated[int, Ge(0), Le(16_777_216), PUBLIC] | None = None
+    """Limit of the host's memory for each process of its engine, in MiB; 0: no limit. Default: twice the estimate of
+    the model and 4 GiB, and at most the memory of the machine less a reserve."""
     environment: Annotated[Mapping[VariableName, VariableValue], MaxLen(64), SECRET] = field(
         default_factory=dict, repr=False
     )

@@ -8,7 +8,6 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Container, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -20,13 +19,13 @@ from runner_svc.backend.port import (
     BackendFacts,
     CallInfo,
     EmbeddingResult,
-    EngineAddress,
     EnginePage,
     LoadOrder,
     RerankResult,
 )
 from runner_svc.openai_upstream.client import HEALTH, Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.tokens import tokenize
+from runner_svc.policy.host_memory import configured_limit
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.engine_figures import FigureSampler, MetricsPage
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
@@ -48,12 +47,18 @@ FIRST_HEALTH_PAUSE_SECONDS = 0.02
 MAX_HEALTH_PAUSE_SECONDS = 1.0
 MAX_PORT_ATTEMPTS = 16
 """Number of ports tried in one start: another program may bind a port between the check and the engine's bind."""
+MAX_FOREIGN_LISTENERS = 2
+"""Number of starts in which another process listens on the port until the start fails: a lost port is a rare race."""
 # Two writers share the pipe, so another line may begin directly after the port: six digits are not a port.
 LISTENING = re.compile(r"listening on http://[^\s:]+:(\d{2,5})(?!\d)|listening, .*port: (\d{2,5})(?!\d)")
-# llama.cpp's message for it, and the operating system's.
-_PORT_TAKEN = re.compile(r"couldn't bind .*socket|address already in use", re.IGNORECASE)
+# llama.cpp's message for it, the operating system's, and Docker's.
+_PORT_TAKEN = re.compile(r"couldn't bind .*socket|address already in use|port is already allocated", re.IGNORECASE)
 _Result = TypeVar("_Result")
 Model = TypeVar("Model", bound=StartedModelSettings)
+
+
+class _ForeignListenerError(WeftError):
+    """None of the server's processes listens on the port on which it seems to answer."""
 
 
 class StartLog:
@@ -111,6 +116,10 @@ class StartedServer(ProcessBackend, Generic[Model]):
     """What the server is called in the log."""
     needs_port: bool = False
     """Whether the server must be told its port, because it does not print the one that it has chosen."""
+    external_listener: bool = False
+    """Whether a process that the server did not start listens on its port: it is then not checked whose port it is."""
+    listener_remedy: str = ""
+    """What to do if the server is right and no process of its own listens on its port; empty: nothing."""
     health_path: str = HEALTH
     """The route that is answered with `healthy_status` once the server takes requests."""
     healthy_status: int = HEALTHY
@@ -260,15 +269,6 @@ class StartedServer(ProcessBackend, Generic[Model]):
         return self.figures.page
 
     @override
-    @property
-    def lent_url(self) -> str:
-        return "" if self._http is None or self._sleeps else self._http.lent_url
-
-    @override
-    def lent(self) -> AbstractContextManager[EngineAddress | None]:
-        return nullcontext() if self._http is None or self._sleeps else self._http.lent()
-
-    @override
     async def responds(self, timeout_seconds: float) -> bool:
         http = self._http
         return http is not None and await http.status_of(self.health_path, timeout_seconds) is not None
@@ -317,16 +317,24 @@ class StartedServer(ProcessBackend, Generic[Model]):
     async def _healthy(self, order: LoadOrder) -> OpenAiHttp:
         """Returns the client of the started server; further ports are tried while other programs take them."""
         tried = set[int]()
+        foreign: list[WeftError] = []
         while True:
-            self._port = self._next_port(tried)
+            try:
+                self._port = self._next_port(tried)
+            except WeftError as error:
+                raise (foreign or [error])[-1] from None
             tried.add(self._port)
             log = self.start_log(order)
             try:
                 return await self._attempt(order, log)
-            except WeftError:
+            except WeftError as error:
                 if (refusal := log.refusal()) is not None:
                     raise refusal from None
-                if not (self._port and log.port_is_taken) or len(tried) == MAX_PORT_ATTEMPTS:
+                if isinstance(error, _ForeignListenerError):
+                    foreign.append(error)
+                elif not (self._port and log.port_is_taken):
+                    raise
+                if len(foreign) == MAX_FOREIGN_LISTENERS or len(tried) == MAX_PORT_ATTEMPTS:
                     raise
                 await StartedServer.stop(self)
 
@@ -343,13 +351,14 @@ class StartedServer(ProcessBackend, Generic[Model]):
         secret = {self.key_variable: key} if key else {}
         environment = {**self.context.environment, **self.environment(order), **secret}
         arguments = [*(self.context.command or self.command), *self.arguments(order, self._port)]
-        await self._process.start(arguments, environment, log.read, self.folder)
+        limit_bytes = configured_limit(self.model.host_memory_mb, order.host_limit_bytes)
+        await self._process.start(arguments, environment, log.read, self.folder, limit_bytes)
         endpoint = self.endpoint(await self._while_loading(self.address(log)), key)
         self._http = http = OpenAiHttp(endpoint, self.context.timeouts, self._explain_break)
         await self._while_loading(self.until_ready(http, log))
-        if self.needs_port and not await self._process.listens_on(self._port):
-            log.port_is_taken = True
-            raise WeftError(Reason.CONNECT_FAILED, f"another program listens on port {self._port}, not the server")
+        if self.needs_port and not self.external_listener and not await self._process.listens_on(self._port):
+            message = f"another program listens on port {self._port}, not the server{self.listener_remedy}"
+            raise _ForeignListenerError(Reason.CONNECT_FAILED, message)
         log.finish(self._port)
         self._memory = log.memory
         return http

@@ -6,7 +6,7 @@ server itself wrote.
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
+from contextlib import aclosing, contextmanager
 from typing import Generic, TypeVar
 
 from typing_extensions import override
@@ -17,7 +17,6 @@ from runner_svc.backend.port import (
     BackendFacts,
     CallInfo,
     EmbeddingResult,
-    EngineAddress,
     ExitReport,
     LoadOrder,
     RerankResult,
@@ -124,15 +123,6 @@ class UnmanagedServer(Backend, Generic[Model]):
             raise
         self._http = http
         return BackendFacts(operations=self.operations, context_tokens=self.model.context_tokens or 0)
-
-    @override
-    @property
-    def lent_url(self) -> str:
-        return "" if self._http is None or self.is_provider else self._http.lent_url
-
-    @override
-    def lent(self) -> AbstractContextManager[EngineAddress | None]:
-        return nullcontext() if self._http is None or self.is_provider else self._http.lent()
 
     @override
     async def wait_exit(self) -> ExitReport:

@@ -1,11 +1,10 @@
 """Admission of data-plane requests: the ticket, the instance, the slot, and the runner's part of the receipt."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import grpc
@@ -16,22 +15,18 @@ from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.instance import Instance
 from runner_svc.session.clock_offset import ClockOffset
 from weft.api.common.v1 import event_pb2, receipt_pb2
-from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
+from weft.api.runner.v1 import serve_options_pb2
 from weft.dispatch.parameter_checks import granted_priority_of, handling_of
 from weft.dispatch.payload_description import Payload, untaken_words_of
-from weft.dispatch.placement import OnCancelled, request_cancelled
 from weft.dispatch.tickets import Permit, TicketGate
 from weft.kernel.clock import Clock, clock_off
 from weft.kernel.errors import WeftError
+from weft.kernel.failures import quotes_model
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import TRACEPARENT, trace_id_of, traceparent_of
 
 log = get_logger("weft.runner")
-
-
-VOIDED_BY = "router"
-"""Who cancelled a request that comes with a ticket which its router has voided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +36,6 @@ class RunnerIdentity:
     runner: str
     incarnation: str
     host: str
-
-
-class FoundByCancel(Enum):
-    """What the cancellation of a request with a ticket found."""
-
-    UNDER_WAY = "under way"
-    UNUSED = "unused"
-    """The ticket had not been used: it admits nothing any more."""
-    ENDED = "ended"
 
 
 class RequestAdmission:
@@ -74,8 +60,6 @@ class RequestAdmission:
         self._remote_models = remote_models
         self._clock = clock
         self.caches = caches
-        self._cancellations: dict[str, OnCancelled] = {}
-        """Cancels the request of a reserved ticket, by the ticket's id."""
 
     def hold(
         self,
@@ -114,33 +98,6 @@ class RequestAdmission:
             raise WeftError(Reason.TICKET_INVALID, "the ticket does not allow this request a remote model")
         return permit, instance
 
-    def reserve(self, tickets: Iterable[ticket_pb2.Ticket]) -> tuple[ticket_pb2.Ticket, ticket_pb2.TicketClaims]:
-        """Returns the ticket that is made out to this runner, see `TicketGate.reserve`, for a request over HTTP."""
-        return self._gate.reserve(tickets, now=self._clock.utc_now().timestamp())
-
-    def release(self, claims: ticket_pb2.TicketClaims) -> None:
-        """See `TicketGate.release`."""
-        self._gate.release(claims)
-        self._cancellations.pop(claims.ticket_id, None)
-
-    def watch_cancellation(self, claims: ticket_pb2.TicketClaims, on_cancelled: OnCancelled) -> None:
-        """Calls `on_cancelled` when the request of a reserved ticket is cancelled, until its `release`."""
-        self._cancellations[claims.ticket_id] = on_cancelled
-
-    def cancel(self, ticket: ticket_pb2.Ticket, cancelled_by: str) -> FoundByCancel:
-        """Cancels the request of a ticket that a proxy brings, or has brought. Raises as `TicketGate.void`."""
-        claims, was_used = self._gate.void(ticket, cancelled_by, now=self._clock.utc_now().timestamp())
-        cancel = self._cancellations.get(claims.ticket_id)
-        if cancel is None:
-            return FoundByCancel.ENDED if was_used else FoundByCancel.UNUSED
-        cancel(request_cancelled(cancelled_by))
-        return FoundByCancel.UNDER_WAY
-
-    def void(self, ticket: ticket_pb2.Ticket) -> bool:
-        """Returns whether a ticket had not been used: it admits nothing from now on. Raises as `TicketGate.void`."""
-        _, was_used = self._gate.void(ticket, VOIDED_BY, now=self._clock.utc_now().timestamp())
-        return not was_used
-
     def started(self, permit: Permit) -> event_pb2.InferenceEvent:
         """The event that names the runner and the model of the attempt."""
         return event_pb2.InferenceEvent(
@@ -166,17 +123,13 @@ class RequestAdmission:
 
 
 def require_abilities(instance: Instance, model: str, payload: Payload) -> None:
-    """Raise MODALITY_UNSUPPORTED for a payload that the model is known not to take.
+    """Raise MODALITY_UNSUPPORTED for a payload whose last turn the model is known not to take.
 
     Routers refuse it first, by the report of the runner; this is for one that was granted before that report, and for
     languages, which routers do not compare.
     """
     if untaken := untaken_words_of(payload, instance.abilities_of(model)):
         raise WeftError(Reason.MODALITY_UNSUPPORTED, f"{model} {untaken}")
-
-
-_QUOTING = frozenset({Reason.TOOL_CALL_INVALID, Reason.REPEATED_LINE_LOOP})
-"""Errors whose messages quote model output, which must not be logged."""
 
 
 def log_attempt(event: str, call: CallInfo, model: str) -> None:
@@ -194,7 +147,7 @@ def log_failure(call: CallInfo, model: str, error: WeftError) -> None:
         trace_id=trace_id_of(call.traceparent),
         model=model,
         reason=error.reason.name.lower(),
-        message=None if error.reason in _QUOTING else error.message,
+        message=None if quotes_model(error.reason) else error.message,
     )
 
 

@@ -1,6 +1,6 @@
 """The reports of a runner about itself: to the registry with every heartbeat, to people through Describe."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -10,9 +10,9 @@ from runner_svc.config import RunnerConfig
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.load_messages import options_message, parameter_message
 from runner_svc.instance.settings import HibernationSettings, ServedAdapter, ServedModel
-from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.memory.port import leased_bytes
 from runner_svc.policy.lifecycle import MAX_HOW_CHARS
+from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.redaction import redact_local_addresses
 from runner_svc.request_records import RequestRecord
@@ -29,6 +29,7 @@ from weft.wake.recipes import MAX_WAIT_SECONDS, set_defaults
 
 MAX_QUANTIZATION_CHARS = 64
 """Characters of a quantization's name that is reported."""
+RESIDENT_STEP_BYTES = 8 * MEBIBYTE
 MAX_REPORTED_TOOLS = 1_024
 """Tools that are reported to the mesh, the first by name; requests for others are not routed here on purpose."""
 
@@ -54,8 +55,8 @@ class RunnerReport:
         self._servers = servers
         self._config = config
         self._cache_figures = cache_figures
-        self.lane_url = ""
-        """Where its HTTP API takes requests with tickets; empty: nowhere."""
+        self.followed_servers: Callable[[], Sequence[runner_pb2.FollowedServer]] = list
+        """The servers of whose lists it serves the models."""
         self._incarnation = incarnation
         self._instances = instances
         self.models = list(config.models)
@@ -79,8 +80,8 @@ class RunnerReport:
             adds_models=self._config.adder is not None and self._config.max_added_models > 0,
             attaches_servers=self._config.server_adder is not None and self._config.max_added_models > 0,
             attached_servers=self._servers(),
+            followed_servers=self.followed_servers(),
             tool_names=self._tool_names()[:MAX_REPORTED_TOOLS],
-            lane_url=self.lane_url,
         )
 
     def runner(self) -> runner_pb2.Runner:
@@ -98,8 +99,15 @@ class RunnerReport:
     def manifests(self) -> list[model_pb2.ModelManifest]:
         """The manifests of the published models."""
         memory_wait_seconds = 0.0 if self._config.observer is None else self._config.memory_wait_seconds
+        digests = {
+            name: instance.digest if name == instance.model else instance.adapter_digests.get(name, "")
+            for instance in self._instances
+            for name in instance.names
+        }
         return [
-            _manifest(model, model.adapter(name), memory_wait_seconds) for model in self.models for name in model.names
+            _manifest(model, model.adapter(name), memory_wait_seconds, digests)
+            for model in self.models
+            for name in model.names
         ]
 
     def agents(self) -> list[agent_pb2.AgentManifest]:
@@ -123,7 +131,7 @@ class RunnerReport:
 
     def _state(self, instance: Instance, name: str) -> runner_pb2.InstanceState:
         """The state of a model, or of an adapter: then its memory is that of its model, and counts there."""
-        is_adapter, takes_proxies = name != instance.model, self._takes_proxies(instance, name)
+        is_adapter = name != instance.model
         return runner_pb2.InstanceState(
             model=name,
             base_model=instance.model if is_adapter else "",
@@ -133,7 +141,7 @@ class RunnerReport:
             load_progress=instance.load_progress,
             context_tokens=instance.loader.context_tokens,
             detail=self.redact(instance.detail),
-            memory=None if is_adapter else _memory(instance.memory),
+            memory=None if is_adapter else _memory(instance),
             unload_time=optional_stamp(instance.unload_at),
             pinned=instance.memory.pinned,
             load_eta=optional_duration(instance.load_eta_seconds),
@@ -145,14 +153,9 @@ class RunnerReport:
             added_source="" if instance.config.added is None else instance.config.added.source,
             model_file=None if is_adapter else _model_file(instance),
             runtime=self._own_runtime(instance.config),
-            engine_lane=takes_proxies,
-            engine_lane_is_local=takes_proxies and instance.config.engine_lane_is_local,
-            engine_lane_url=instance.backend.lent_url if takes_proxies else "",
+            keep_alive=optional_duration(instance.keep_alive_seconds),
+            tokens_per_second=None if is_adapter else instance.records.tokens_per_second,
         )
-
-    def _takes_proxies(self, instance: Instance, name: str) -> bool:
-        """Whether proxies call the engine of a model itself: not that of an adapter, nor behind a relay."""
-        return instance.config.engine_lane and name == instance.model and not self._config.conceals_local_addresses
 
     def _own_runtime(self, model: ServedModel) -> str:
         """Returns the runtime of a model that has another one than the runner; empty: it has the runner's."""
@@ -184,9 +187,10 @@ def _model_file(instance: Instance) -> model_pb2.ModelFile | None:
     )
 
 
-def _memory(memory: ModelMemory) -> runner_pb2.InstanceMemory | None:
+def _memory(instance: Instance) -> runner_pb2.InstanceMemory | None:
+    memory, resident = instance.memory, instance.backend.resident_bytes()
     grant, expected = memory.grant, memory.expected
-    if grant is None and expected is None:
+    if grant is None and expected is None and resident is None:
         return None
     return runner_pb2.InstanceMemory(
         leased_bytes=0 if grant is None else leased_bytes(grant),
@@ -194,10 +198,14 @@ def _memory(memory: ModelMemory) -> runner_pb2.InstanceMemory | None:
         estimated_bytes=0 if expected is None else expected.bytes,
         estimate_source="" if expected is None else expected.source.value,
         device_indexes=[] if grant is None else [share.device_index for share in grant.shares],
+        # In steps, so that a report does not change with each page.
+        resident_bytes=None if resident is None else round(resident / RESIDENT_STEP_BYTES) * RESIDENT_STEP_BYTES,
     )
 
 
-def _manifest(model: ServedModel, adapter: ServedAdapter | None, memory_wait_seconds: float) -> model_pb2.ModelManifest:
+def _manifest(
+    model: ServedModel, adapter: ServedAdapter | None, memory_wait_seconds: float, digests: Mapping[str, str]
+) -> model_pb2.ModelManifest:
     operations = model.operations if adapter is None else model.adapter_operations
     skills = model.skills if adapter is None else adapter.skills or model.skills
     manifest = model_pb2.ModelManifest(
@@ -209,6 +217,7 @@ def _manifest(model: ServedModel, adapter: ServedAdapter | None, memory_wait_sec
         skills=[skill.value for skill in sorted(skills)],  # type: ignore[misc]  # same numbers
         tags=model.tags if model.tags.ByteSize() else None,
         upstream=model.upstream_name,
+        digest=digests.get(model.name if adapter is None else adapter.name, ""),
         journal=model.journal.value,  # type: ignore[arg-type]  # same numbers
     )
     hibernation = model.hibernation

@@ -32,6 +32,12 @@ class CgroupLeaf:
         with suppress(OSError):
             (self.path / "cgroup.kill").write_text("1")
 
+    def limit_memory(self, limit_bytes: int) -> None:
+        """Limit the memory of all members together, where the memory controller is enabled."""
+        with suppress(OSError):
+            (self.path / "memory.max").write_text(str(limit_bytes))
+            (self.path / "memory.oom.group").write_text("1")
+
     def oom_kills(self) -> int | None:
         """Returns the number of members that the kernel's OOM killer ended; None without the memory controller."""
         return _count(self.path / "memory.events")

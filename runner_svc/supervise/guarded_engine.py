@@ -53,6 +53,19 @@ class EngineEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLimits:
+    """What the kernel lets a program and its descendants take; only Linux has these."""
+
+    memory_bytes: int | None = None
+    """Private memory of each process, and memory of all of them where they have a cgroup of their own; None: any."""
+    oom_score: int = 0
+    """How much sooner than the runner the kernel ends it when memory runs out: 0 to 1000, added to the runner's own."""
+
+
+NO_LIMITS = ProcessLimits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStart:
     """Command, environment and output of an engine to start."""
 
@@ -65,6 +78,7 @@ class EngineStart:
     """File descriptor of its stdout and stderr."""
     folder: Path | None = None
     """The folder in which it is started; None: the runner's."""
+    limits: ProcessLimits = NO_LIMITS
 
 
 class GuardedEngine(asyncio.Protocol):
@@ -311,8 +325,12 @@ def _spawn_guardian(system: System, start: EngineStart, lifeline: int) -> "subpr
     Without asyncio's watchers: they need a thread, which cannot be started when the process limit is reached.
     """
     leaf = "" if start.leaf is None else str(start.leaf.path)
+    limits = start.limits
+    if start.leaf is not None and limits.memory_bytes is not None:
+        start.leaf.limit_memory(limits.memory_bytes)
+    numbers = (str(limits.memory_bytes or 0), str(limits.oom_score))
     return subprocess.Popen(  # noqa: S603 - fixed arguments, never a shell
-        [sys.executable, "-I", "-S", _GUARDIAN, str(lifeline), str(os.getpid()), leaf, system.guardian_mode],
+        [sys.executable, "-I", "-S", _GUARDIAN, str(lifeline), str(os.getpid()), leaf, system.guardian_mode, *numbers],
         env={**start.env, TAG_VARIABLE: start.tag},
         stdin=subprocess.DEVNULL,
         stdout=start.output,

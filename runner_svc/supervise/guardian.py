@@ -1,15 +1,19 @@
-"""The guardian of an engine, a process of its own: `python -I -S guardian.py <socket> <runner's pid> <leaf> <mode>`.
+"""The guardian of an engine, a process of its own.
 
-It becomes the sub-reaper of the engine's descendants, so that none can leave its tree, starts the engine in its own
-session, and waits. When the runner dies, sends KILL_ALL, or the engine has ended, every descendant is killed, whatever
-its session or group. It is a program of its own, because the runner has many threads and must not run Python in a fork
-of itself, and because it must outlive the runner by a moment. Standard library only.
+It is run as `python -I -S guardian.py <socket> <runner's pid> <leaf> <mode> <bytes> <score>`. It becomes the sub-reaper
+of the engine's descendants, so that none can leave its tree, starts the engine in its own session, and waits. When the
+runner dies, sends KILL_ALL, or the engine has ended, every descendant is killed, whatever its session or group. It is a
+program of its own, because the runner has many threads and must not run Python in a fork of itself, and because it must
+outlive the runner by a moment. Standard library only.
 
 The socket is its lifeline. From the runner: the engine's command line (4 bytes of length, then NUL between arguments;
 not in the guardian's own arguments, where a search for the engine's name would find it), later KILL_ALL. To the runner,
 lines: `started <pid> <errno of entering the leaf, or 0>` or `failed <errno>`, then
 `ended exited|killed|dumped <number>`, and `left <pid>...` for processes that could not be
 killed. End of file: the peer has ended.
+
+`bytes` limits the private memory of each process of the engine (0: no limit), and `score` is added to their
+oom_score_adj; both in mode `linux` alone. The guardian itself keeps the runner's score.
 
 Mode `linux` uses prctl and /proc; mode `portable` has neither and finds descendants through ps, except those that have
 left their parent's tree before.
@@ -36,6 +40,8 @@ MAX_PAUSE_SECONDS = 0.05
 PARENT_CHECK_MILLISECONDS = 1000
 """Poll interval where no signal reports the parent's death."""
 LEAF_REMOVAL_TRIES = 20
+MAX_OOM_SCORE = 1000
+"""Linux's maximum of oom_score_adj."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -91,11 +97,13 @@ def descendants(root: int, table: Iterable[tuple[int, int, str]]) -> set[int]:
 class Guardian:
     """The guardian of one engine and its descendants."""
 
-    def __init__(self, lifeline: int, runner: int, leaf: str, mode: str) -> None:
+    def __init__(self, lifeline: int, runner: int, leaf: str, mode: str, memory_bytes: int, oom_score: int) -> None:
         self._lifeline = lifeline
         self._runner = runner
         self._leaf = leaf
         self._linux = mode == LINUX
+        self._memory_bytes = memory_bytes
+        self._oom_score = oom_score
         self._engine = 0
         self._end_is_told = False
         self._reaped = False
@@ -169,6 +177,7 @@ class Guardian:
             os.setsid()
             if self._linux:
                 _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                _limit(self._memory_bytes, self._oom_score)
             if os.getppid() != guardian:
                 os._exit(1)
             signal.set_wakeup_fd(-1)
@@ -290,6 +299,23 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
+def _limit(memory_bytes: int, oom_score: int) -> None:
+    """Limit the memory of this process and its later children. A limit that is stricter already stays."""
+    if oom_score:
+        with suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+") as file:  # noqa: PTH123 - as above
+            score = min(int(file.read()) + oom_score, MAX_OOM_SCORE)
+            file.seek(0)
+            file.write(str(score))
+    if memory_bytes:
+        import resource  # noqa: PLC0415 - Windows lacks it, and imports this module
+
+        # Not the address space: CUDA and garbage collectors reserve far more of it than they use.
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
 def _read_exactly(fd: int, size: int) -> bytes:
     """Reads `size` bytes, fewer at the end of the file."""
     whole = b""
@@ -328,7 +354,8 @@ def _remove_leaf(path: str) -> None:
 
 def main() -> None:
     """Run the guardian with the program's arguments."""
-    Guardian(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]).run()
+    lifeline, runner, leaf, mode, memory_bytes, oom_score = sys.argv[1:]
+    Guardian(int(lifeline), int(runner), leaf, mode, int(memory_bytes), int(oom_score)).run()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,14 @@ from typing_extensions import override
 
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.supervise.cgroup import CgroupLeaf
-from runner_svc.supervise.guarded_engine import EngineEnd, EngineStart, GuardedEngine, start_guarded
+from runner_svc.supervise.guarded_engine import (
+    NO_LIMITS,
+    EngineEnd,
+    EngineStart,
+    GuardedEngine,
+    ProcessLimits,
+    start_guarded,
+)
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.system import System, this_system
@@ -89,8 +96,9 @@ class SupervisedProcess:
         env: Mapping[str, str],
         on_line: Callable[[str], None] | None = None,
         folder: Path | None = None,
+        limits: ProcessLimits = NO_LIMITS,
     ) -> None:
-        """Start `argv` with the environment `env` and a tag, in `folder` where one is given.
+        """Start `argv` with the environment `env` and a tag, in `folder` where one is given, within `limits`.
 
         Raises CONNECT_FAILED when it cannot be run at all, UNSUPPORTED_OPERATION on a system where processes cannot be
         supervised. `on_line` is called with every complete line of output (stdout and stderr are one stream). Call it
@@ -104,7 +112,7 @@ class SupervisedProcess:
             self._leftovers.note(tag, leaf=leaf.path if leaf is not None else None)
         self.ended_by_us = False
         try:
-            self._engine = await self._start_in(leaf, argv, env, on_line, folder)
+            self._engine = await self._start_in(leaf, argv, env, on_line, folder, limits)
         except BaseException as error:
             if leaf is not None:
                 leaf.remove()
@@ -123,12 +131,15 @@ class SupervisedProcess:
         env: Mapping[str, str],
         on_line: Callable[[str], None] | None,
         folder: Path | None,
+        limits: ProcessLimits,
     ) -> GuardedEngine:
         assert self._system is not None, "known by now"
         readable, writable = os.pipe()
         try:
             self._output = await _drain(readable, self._log, on_line)
-            start = EngineStart(argv=argv, env=env, tag=self._tag, leaf=leaf, output=writable, folder=folder)
+            start = EngineStart(
+                argv=argv, env=env, tag=self._tag, leaf=leaf, output=writable, folder=folder, limits=limits
+            )
             return await start_guarded(self._system, start)
         finally:
             os.close(writable)

@@ -1,4 +1,4 @@
-"""Processor time and GPU time of processes; the latter from NVIDIA's management library (NVML).
+"""Memory, processor time and GPU time of processes; the last from NVIDIA's management library (NVML).
 
 The GPU time is tested with fakes of the `pynvml` module and of the library behind it, not on hardware. NVML samples the
 use of each GPU by every process, in percent of its multiprocessors; the samples are added up to seconds. It identifies
@@ -42,6 +42,15 @@ class TreeTime:
         self._ended_seconds += sum(seconds for process, seconds in self._spent.items() if process not in spent)
         self._spent = spent
         return self._ended_seconds + sum(spent.values())
+
+
+def resident_bytes(members: Collection[int]) -> int | None:
+    """Returns the main memory in which processes are resident together; None: none of them runs."""
+    sizes: list[int] = []
+    for pid in members:
+        with suppress(psutil.Error):
+            sizes.append(psutil.Process(pid).memory_info().rss)
+    return sum(sizes) if sizes else None
 
 
 __all__ = ["HANG_SECONDS", "GpuTime"]

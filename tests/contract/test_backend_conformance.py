@@ -3,16 +3,18 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import SkipTest
 
 import pytest
 from kit.demo_answers import without_end
 from kit.engine_settings import engine_settings
 from kit.warm_python import warm
+from warm_guardian import warm_guardians
 
+from runner_svc.backend import engine_process
 from runner_svc.backend.port import CallInfo
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
@@ -30,13 +32,33 @@ from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_app.compose.demo import demo_model_path
-from weft_testing.conformance.backend import BackendConformance, Engine
+from weft_testing.conformance.backend import (
+    BackendConformance,
+    BackendRuns,
+    Engine,
+    LoadOrderChecks,
+    ProcessChecks,
+    RequestChecks,
+)
 from weft_testing.conformance.backend_port import ANSWER_TOKENS, MAX_LOG_BYTES, Call
 from weft_testing.conformance.backend_steps import chat, collect, failure, run
 from weft_testing.fake_backend.process import fake_backend_command
 
+
+@pytest.fixture(autouse=True, scope="module")
+def _warm_engines() -> Iterator[None]:
+    """Forks the fakes and their guardians; the real engine and its guardian are ordinary programs.
+
+    Looks ten times as often whether a load moves, too.
+    """
+    with warm_guardians(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_process, "LOAD_CHECK_SECONDS", 0.05)
+        yield
+
+
 PROGRAM = warm("weft_testing.fake_backend")
-SHORT_GRACES = StopGraces(first_term_seconds=0.5, second_term_seconds=0.5)
+SHORT_GRACES = StopGraces(first_term_seconds=0.3, second_term_seconds=0.3)
+MANY_PROCESSES = pytest.mark.slow("a process per check; the checks of one fake are in the fast tier")
 
 FAKE_SWITCHES: dict[Engine, dict[str, Any]] = {
     Engine.NORMAL: {"answer_tokens": 2 * ANSWER_TOKENS},
@@ -49,6 +71,17 @@ FAKE_SWITCHES: dict[Engine, dict[str, Any]] = {
 }
 
 
+def fake_command(*arguments: str, **switches: Any) -> tuple[str, ...]:
+    """Of the warm server: how this program starts is not the subject here."""
+    command = fake_backend_command(*arguments, **switches)
+    return (*PROGRAM, *command[len(PROGRAM) :])
+
+
+def stall_seconds(engine: Engine) -> float:
+    """A start that moves is left its time."""
+    return 0.3 if engine is Engine.NEVER_READY else 1.5
+
+
 class TestLlamaServerBackendOverTheFake(BackendConformance):
     def make_variant(self) -> Path:
         return Path(__file__).with_name("test_placement_conformance.py")
@@ -57,16 +90,17 @@ class TestLlamaServerBackendOverTheFake(BackendConformance):
         return LlamaServerBackend(
             *engine_settings(
                 LlamaServerModel,
-                command=tuple(fake_backend_command(**FAKE_SWITCHES[engine])),
+                command=fake_command(**FAKE_SWITCHES[engine]),
                 path=Path(__file__),
                 name="fake",
                 slots=1 if engine is Engine.SLOW else 4,
-                load_stall_seconds=1.5,
+                load_stall_seconds=stall_seconds(engine),
                 graces=SHORT_GRACES,
             )
         )
 
 
+@MANY_PROCESSES
 class TestServerBackendOverTheFake(BackendConformance):
     """The suite on a program that is told its port and takes its key from a variable of its own."""
 
@@ -76,17 +110,18 @@ class TestServerBackendOverTheFake(BackendConformance):
         return ServerBackend(
             *engine_settings(
                 ServerModel,
-                command=fake_backend_command(*flags, "--embeddings", **switches),
+                command=fake_command(*flags, "--embeddings", **switches),
                 name="fake",
                 key_variable="A_KEY",
                 operations=("chat", "completion", "embedding"),
                 slots=1 if engine is Engine.SLOW else 4,
-                load_stall_seconds=1.5,
+                load_stall_seconds=stall_seconds(engine),
                 graces=SHORT_GRACES,
             )
         )
 
 
+@MANY_PROCESSES
 class TestVllmServeBackendOverTheFake(BackendConformance):
     def make_variant(self) -> Path:
         return Path(__file__).with_name("test_placement_conformance.py")
@@ -95,11 +130,11 @@ class TestVllmServeBackendOverTheFake(BackendConformance):
         return VllmServeBackend(
             *engine_settings(
                 VllmServeModel,
-                command=tuple(fake_backend_command(**FAKE_SWITCHES[engine])),
+                command=fake_command(**FAKE_SWITCHES[engine]),
                 model="org/model",
                 name="fake",
                 slots=1 if engine is Engine.SLOW else 4,
-                load_stall_seconds=1.5,
+                load_stall_seconds=stall_seconds(engine),
                 graces=SHORT_GRACES,
             )
         )
@@ -115,10 +150,8 @@ class SeparateServer:
         self.begin_again()
 
     def begin_again(self) -> None:
-        command = fake_backend_command("--die-with-parent", *self._flags, "--port", self._port, **self._switches)
-        # From the warm server: how this program starts is not the subject here.
-        warm_command = [*PROGRAM, *command[len(PROGRAM) :]]
-        self._process = subprocess.Popen(warm_command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        command = fake_command("--die-with-parent", *self._flags, "--port", self._port, **self._switches)
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().removeprefix("listening on ").strip()
         self._port = self.url.rpartition(":")[2]
@@ -132,14 +165,18 @@ class SeparateServer:
         return self._process.poll() is None
 
 
+@MANY_PROCESSES
 class TestAttachedServerOverTheFake(BackendConformance):
     """The suite on a server that weft did not start: what it says about processes and their output is turned round."""
 
-    @pytest.fixture(autouse=True)
-    def _servers(self) -> Iterator[None]:
-        self.servers: list[SeparateServer] = []
+    servers: ClassVar[list[SeparateServer]] = []
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _servers(cls) -> Iterator[None]:
+        cls.servers = []
         yield
-        for server in self.servers:
+        for server in cls.servers:
             server.end()
 
     def make_backend(self, engine: Engine) -> AttachedServer:
@@ -170,7 +207,7 @@ class TestAttachedServerOverTheFake(BackendConformance):
         starting.cancel()
         await asyncio.wait({starting}, timeout=self.stop_seconds)
         assert starting.cancelled()
-        assert self.servers[0].runs
+        assert self.servers[-1].runs
 
     async def test_a_killed_engine_is_reported_by_wait_exit_and_to_the_running_stream(self) -> None:
         async with self._running(Engine.SLOW) as (backend, _):
@@ -178,7 +215,7 @@ class TestAttachedServerOverTheFake(BackendConformance):
             stream = backend.generate(chat(max_tokens=2000), Call())
             await anext(stream)
             assert not watch.done()
-            self.servers[0].end()
+            self.servers[-1].end()
             async with asyncio.timeout(self.notice_seconds):
                 assert await failure(collect(stream)) is Reason.SERVER_DIED
                 report = await watch
@@ -186,19 +223,19 @@ class TestAttachedServerOverTheFake(BackendConformance):
 
     async def test_a_backend_starts_again_after_its_engine_died(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):
-            self.servers[0].end()
+            self.servers[-1].end()
             async with asyncio.timeout(self.notice_seconds):
                 await backend.wait_exit()
             await backend.stop()
             assert await failure(self._start(backend)) is Reason.CONNECT_FAILED
-            self.servers[0].begin_again()
+            self.servers[-1].begin_again()
             await self._start(backend)
             assert await run(backend, chat())
 
     async def test_stop_leaves_no_process_and_may_be_repeated(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):
             await self._stop(backend)
-        assert self.servers[0].runs, "the server is not ours to end"
+        assert self.servers[-1].runs, "the server is not ours to end"
 
     async def test_a_stopped_backend_starts_again(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):
@@ -237,7 +274,7 @@ class TestOpenAiRemoteOverTheFake(TestAttachedServerOverTheFake):
             stream = backend.generate(chat(max_tokens=2000), Call())
             await anext(stream)
             assert not watch.done()
-            self.servers[0].end()
+            self.servers[-1].end()
             async with asyncio.timeout(self.notice_seconds):
                 # What became of it there, nobody can look at.
                 assert await failure(collect(stream)) is Reason.BACKEND_PROTOCOL_ERROR
@@ -260,9 +297,9 @@ class EndlessLlamaServer(LlamaServerBackend):
 
 
 @pytest.mark.real
-@pytest.mark.heavy
+@pytest.mark.nightly("same checks as of llama_server over it, and of this runtime over the fake")
 class TestServerBackendOverLlamaCpp(BackendConformance):
-    """The suite on llama.cpp's server as a program that weft knows nothing of; a part of it is below."""
+    """The suite on llama.cpp's server as a program that weft knows nothing of."""
 
     stop_seconds = 20.0
 
@@ -285,27 +322,9 @@ class TestServerBackendOverLlamaCpp(BackendConformance):
         )
 
 
-@pytest.mark.real
-@pytest.mark.parametrize(
-    "promise",
-    [
-        TestServerBackendOverLlamaCpp.test_a_stream_ends_with_exactly_one_finished_that_has_usage,
-        TestServerBackendOverLlamaCpp.test_a_cancelled_reader_frees_the_engine,
-        TestServerBackendOverLlamaCpp.test_a_killed_engine_is_reported_by_wait_exit_and_to_the_running_stream,
-        TestServerBackendOverLlamaCpp.test_stop_leaves_no_process_and_may_be_repeated,
-    ],
-    ids=["answer", "cancel", "kill", "stop"],
-)
-async def test_a_program_that_weft_knows_nothing_of_serves_the_real_model(
-    promise: Callable[[BackendConformance], Awaitable[None]],
-) -> None:
-    """What `make test` runs of the suite above: the rest runs on the fake."""
-    await promise(TestServerBackendOverLlamaCpp())
+class LlamaCppRuns(BackendRuns):
+    """llama.cpp's server behind the backend of llama_server."""
 
-
-@pytest.mark.real
-@pytest.mark.heavy
-class TestLlamaServerBackendOverLlamaCpp(BackendConformance):
     stop_seconds = 20.0
 
     @pytest.fixture(autouse=True)
@@ -333,25 +352,12 @@ class TestLlamaServerBackendOverLlamaCpp(BackendConformance):
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(
-    "promise",
-    [
-        TestLlamaServerBackendOverLlamaCpp.test_a_load_parameter_holds_for_one_load,
-        TestLlamaServerBackendOverLlamaCpp.test_a_variant_is_loaded_where_the_order_names_one,
-        TestLlamaServerBackendOverLlamaCpp.test_the_signs_of_an_engine_that_works_move,
-        TestLlamaServerBackendOverLlamaCpp.test_every_choice_gets_one_finish_reason_and_nothing_after_it,
-        TestLlamaServerBackendOverLlamaCpp.test_a_completion_of_two_prompts_is_generated_where_the_model_offers_it,
-        TestLlamaServerBackendOverLlamaCpp.test_a_prompt_beyond_the_context_is_named_as_such,
-        TestLlamaServerBackendOverLlamaCpp.test_embeddings_come_in_input_order_or_are_refused,
-        TestLlamaServerBackendOverLlamaCpp.test_tokens_of_a_chat_are_as_many_as_the_engine_counts_when_it_answers,
-        TestLlamaServerBackendOverLlamaCpp.test_a_cancelled_reader_frees_the_engine,
-    ],
-    ids=["parameter", "variant", "signs", "choices", "prompts", "context", "embeddings", "tokens", "cancel"],
-)
-async def test_llama_cpp_keeps_the_promises_that_its_fake_could_break(
-    promise: Callable[[BackendConformance], Awaitable[None]], tmp_path: Path
-) -> None:
-    """What `make test` runs of the suite above: what llama.cpp itself decides. The rest runs on its fake."""
-    suite = TestLlamaServerBackendOverLlamaCpp()
-    suite._tmp_path = tmp_path
-    await promise(suite)
+@pytest.mark.slow("a real engine")
+class TestLlamaServerBackendOverLlamaCpp(LlamaCppRuns, LoadOrderChecks, RequestChecks):
+    """Its answers, and what it is started with."""
+
+
+@pytest.mark.real
+@pytest.mark.nightly("same checks as over the fake, with ten more starts of a real engine")
+class TestLlamaServerProcessOverLlamaCpp(LlamaCppRuns, ProcessChecks):
+    """Its start, death and stop."""

@@ -1,4 +1,7 @@
-"""The backend suite's checks of load orders find the backends that they are there to find."""
+"""The backend suite's checks of load orders find the backends that they are there to find.
+
+`test_backend_conformance` has the backend that passes them.
+"""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -7,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from kit.engine_settings import engine_settings
+from kit.warm_python import warm
 
 from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.policy.timeouts import StopGraces
@@ -15,6 +19,10 @@ from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.gpu.snapshot import ProcessId
 from weft_testing.conformance.backend import Engine, LoadOrderChecks
 from weft_testing.fake_backend.process import fake_backend_command
+
+pytestmark = pytest.mark.slow("starts up to three engines per check")
+
+PROGRAM = warm("weft_testing.fake_backend")
 
 
 class DeafBackend(LlamaServerBackend):
@@ -66,7 +74,8 @@ class _Suite(LoadOrderChecks):
         command = fake_backend_command(fork_grandchild=engine is Engine.WITH_DESCENDANT)
         config = engine_settings(
             LlamaServerModel,
-            command=tuple(command),
+            # Of the warm server: how this program starts is not the subject here.
+            command=(*PROGRAM, *command[len(PROGRAM) :]),
             path=Path(__file__),
             name="fake",
             graces=StopGraces(first_term_seconds=0.5),
@@ -101,5 +110,3 @@ async def test_a_backend_that_is_wrong_about_loads_is_found_out(kind: type[Llama
     async with _suite(kind) as suite:
         with pytest.raises(AssertionError):
             await getattr(suite, check)()
-    async with _suite(LlamaServerBackend) as suite:
-        await getattr(suite, check)()

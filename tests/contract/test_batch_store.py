@@ -243,6 +243,7 @@ async def test_cancelling_ends_every_line_that_is_not_at_its_end_and_its_attempt
     assert await world.batches.cancel("ann", made.id) == found
 
 
+@pytest.mark.slow("a large batch")
 async def test_a_large_batch_is_cancelled_to_its_last_line(world: World) -> None:
     made = await world.batches.create(world.new_batch(), many(2_500))
     found = await world.batches.cancel("ann", made.id)

@@ -16,6 +16,7 @@ from router_svc.store.tables import SCHEMA as ROUTER
 from weft.sql.schema import Schema, bring_up_to_date, migrate
 
 pytest_plugins = ("database_fixtures",)
+pytestmark = pytest.mark.usefixtures("made_by_services")
 
 SCHEMAS = [pytest.param(REGISTRY, id="registry"), pytest.param(ROUTER, id="router")]
 
@@ -102,6 +103,7 @@ def test_the_newest_revision_is_the_one_that_the_code_names(schema: Schema) -> N
     assert ScriptDirectory(str(schema.scripts)).get_current_head() == schema.newest
 
 
+@pytest.mark.slow("two processes that import the router")
 def test_a_start_on_a_new_or_a_current_database_needs_no_migration_tool(tmp_path: Path) -> None:
     """It takes 7 MB of a host, for as long as that lives."""
     program = (

@@ -29,6 +29,7 @@ from stored_values import (
 from registry_svc.mesh.domain import Standing
 from registry_svc.mesh.rows import DeclaredRecords, StoredMesh, StoredPulse, StoredSession
 from registry_svc.mesh.store import SqlStore, Store
+from weft.api.registry.v1 import event_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
@@ -72,6 +73,14 @@ class StoreSuite:
     async def test_what_was_saved_comes_back_whole(self, store: Store) -> None:
         expected = await fill(store)
         assert await store.load() == expected
+
+    async def test_the_newest_events_come_back_in_their_order(self, store: Store) -> None:
+        first, second, third, again = (
+            event_pb2.Event(sequence=number, name=name) for number, name in ((8, "a"), (9, "b"), (10, "c"), (10, "d"))
+        )
+        await store.save_events([first, second, third], 8)
+        await store.save_events([again], 9)
+        assert (await store.load()).events == (second, again)
 
     async def test_everything_comes_back_in_the_order_of_bytes_not_of_a_language(self, store: Store) -> None:
         names = ("Zeta", "_z", "alpha", "b-1", "b.1", "b1")
@@ -187,6 +196,7 @@ class StoreSuite:
         await store.save_session(stored(models=()))
         assert await loaded_sessions(store) == [stored(models=())]
 
+    @pytest.mark.slow("5,000 rows")
     async def test_more_rows_than_one_statement_takes_are_no_trouble(self, store: Store) -> None:
         names = tuple(f"n{number:05}" for number in range(2500))
         await store.save_session(stored(models=names, agents=names))

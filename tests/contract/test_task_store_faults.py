@@ -24,7 +24,7 @@ from weft_testing.postgres_server import PYTHON_OF_THE_WHEEL, PostgresServer, ru
 
 pytest_plugins = ("database_fixtures",)
 
-PATIENCE_MS = 200
+PATIENCE_MS = 100
 MOST_BYTES = 512 * 1024
 LOCKS_IT = """
 import sqlite3, sys
@@ -57,7 +57,7 @@ async def kept(monkeypatch: pytest.MonkeyPatch, file: Path) -> AsyncIterator[Sql
 def locked(file: Path) -> Iterator[None]:
     """By another process, as a backup may."""
     with subprocess.Popen(
-        [sys.executable, "-c", LOCKS_IT, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-S", "-c", LOCKS_IT, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"locked\n"
@@ -218,6 +218,7 @@ async def test_a_postgres_whose_connections_are_cut_loses_nothing(
     await store.stop()
 
 
+@pytest.mark.slow("a PostgreSQL server")
 @pytest.mark.skipif(sys.version_info[:2] > PYTHON_OF_THE_WHEEL, reason="there is no wheel pgserver for this Python")
 async def test_a_postgres_that_is_restarted_is_found_again_with_its_news() -> None:
     with running_postgres() as server, server.fresh_database() as name:

@@ -193,6 +193,7 @@ def names_of(plan: str) -> set[str]:
     return {unnamed.get(word, word) for word in re.findall(r"\w+", plan)}
 
 
+@pytest.mark.slow("explains every statement over 6,000 rows")
 async def test_hot_statements_use_their_index(connection: AsyncConnection) -> None:
     wrong = {}
     for name, (use, index) in USES.items():
@@ -226,6 +227,7 @@ async def steps_of(connection: AsyncConnection, use: Use) -> int:
     return steps
 
 
+@pytest.mark.slow("fills 50,000 rows")
 async def test_finding_and_claiming_costs_the_same_with_many_waiting(sqlite_url: str) -> None:
     store = store_on(sqlite_url)
     await store.start()

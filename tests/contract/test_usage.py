@@ -268,6 +268,7 @@ class Chaos:
         self.unwritten[place].clear()
 
 
+@pytest.mark.slow("hundreds of transactions")
 @pytest.mark.parametrize("seed", range(2))
 async def test_usage_adds_up_with_the_receipts_whatever_happens(database_url: str, seed: int) -> None:
     chaos = Chaos(database_url, seed)
@@ -283,6 +284,7 @@ async def test_usage_adds_up_with_the_receipts_whatever_happens(database_url: st
         await router.stop()
 
 
+@pytest.mark.slow("many kills of a store")
 async def test_an_end_that_is_counted_twice_or_never_is_found(sqlite_url: str) -> None:
     chaos = Chaos(sqlite_url, seed=3)
     await chaos.run(100)

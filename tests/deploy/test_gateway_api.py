@@ -1,4 +1,4 @@
-"""The overlays of deploy/gateway-api: built by kustomize, checked by schemas and by what weft and gateways need."""
+"""deploy/gateway-api: built by kustomize, checked by schemas and by what weft and gateways need."""
 
 import copy
 import shutil
@@ -9,10 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from typer.main import get_command
 
-from weft.kernel.lane_names import PICKER_HEALTH_PORT, PICKER_PORT
-from weft_app.cli.serve import app as serve_app
 from weft_app.config.loader import load_config
 
 pytestmark = [
@@ -23,8 +20,6 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "gateway-api"
 CHECK = ROOT / ".venv-deploy" / "bin" / "kubernetes-validate"
-GATEWAYS = ("istio", "agentgateway", "envoy-ai-gateway")
-OVERLAYS = pytest.mark.parametrize("overlay", GATEWAYS)
 
 PORT = {"type": "integer", "minimum": 1, "maximum": 65_535}
 NAME = {"type": "string", "pattern": r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", "maxLength": 253}
@@ -48,33 +43,6 @@ def resource(version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     return strict(fields, *fields)
 
 
-POOL_SPEC = strict(
-    {
-        "selector": strict({"matchLabels": {**LABELS, "minProperties": 1, "maxProperties": 64}}, "matchLabels"),
-        "targetPorts": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 8,
-            "uniqueItems": True,
-            "items": strict({"number": PORT}, "number"),
-        },
-        "appProtocol": {"enum": ["http", "kubernetes.io/h2c"]},
-        "endpointPickerRef": strict(
-            {
-                "group": GROUP,
-                "kind": {"type": "string"},
-                "name": NAME,
-                "port": strict({"number": PORT}, "number"),
-                "failureMode": {"enum": ["FailOpen", "FailClose"]},
-            },
-            "name",
-            "port",
-        ),
-    },
-    "selector",
-    "targetPorts",
-    "endpointPickerRef",
-)
 BACKEND = strict(
     {
         "group": GROUP,
@@ -135,39 +103,17 @@ GATEWAY_SPEC = strict(
     "gatewayClassName",
     "listeners",
 )
-RULE_SPEC = strict(
-    {
-        "host": {"type": "string"},
-        "trafficPolicy": strict(
-            {
-                "tls": strict(
-                    {
-                        "mode": {"enum": ["DISABLE", "SIMPLE", "MUTUAL", "ISTIO_MUTUAL"]},
-                        "insecureSkipVerify": {"type": "boolean"},
-                    },
-                    "mode",
-                )
-            }
-        ),
-    },
-    "host",
-)
 SCHEMAS = {
-    "InferencePool": resource("inference.networking.k8s.io/v1", "InferencePool", POOL_SPEC),
     "HTTPRoute": resource("gateway.networking.k8s.io/v1", "HTTPRoute", ROUTE_SPEC),
     "Gateway": resource("gateway.networking.k8s.io/v1", "Gateway", GATEWAY_SPEC),
-    "DestinationRule": resource("networking.istio.io/v1", "DestinationRule", RULE_SPEC),
 }
 """The fields of kinds that are none of Kubernetes itself, with the limits of their own definitions."""
 
 
-def _built(overlay: str) -> str:
-    command = ["kubectl", "kustomize", str(FOLDER / overlay)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def _documents(overlay: str) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(_built(overlay)))
+@pytest.fixture(scope="module")
+def documents() -> list[dict[str, Any]]:
+    built = subprocess.run(["kubectl", "kustomize", str(FOLDER)], capture_output=True, text=True, check=True)
+    return list(yaml.safe_load_all(built.stdout))
 
 
 def _one(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
@@ -175,20 +121,9 @@ def _one(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any
     return found
 
 
-def _container(documents: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    container: dict[str, Any] = _one(documents, "StatefulSet", name)["spec"]["template"]["spec"]["containers"][0]
-    return container
-
-
-def _ports(container: dict[str, Any]) -> dict[str, int]:
-    return {port["name"]: port["containerPort"] for port in container["ports"]}
-
-
-@OVERLAYS
-def test_an_overlay_is_made_of_known_fields(overlay: str, tmp_path: Path) -> None:
-    documents = _documents(overlay)
+def test_the_folder_is_made_of_known_fields(documents: list[dict[str, Any]], tmp_path: Path) -> None:
     own = [each for each in documents if each["kind"] in SCHEMAS]
-    assert {each["kind"] for each in own} >= {"InferencePool", "HTTPRoute", "Gateway"}
+    assert {each["kind"] for each in own} == set(SCHEMAS)
     for document in own:
         jsonschema.validate(document, SCHEMAS[document["kind"]])
     file = tmp_path / "documents.yaml"
@@ -201,17 +136,14 @@ def test_an_overlay_is_made_of_known_fields(overlay: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("kind", "place", "wrong"),
     [
-        ("InferencePool", ("spec", "extensionRef"), {"name": "old"}),
-        ("InferencePool", ("spec", "targetPorts"), []),
-        ("InferencePool", ("spec", "endpointPickerRef", "failureMode"), "failOpen"),
         ("HTTPRoute", ("spec", "rules"), [{"backendRefs": [{"name": "weft", "kind": "Pool"}]}]),
         ("Gateway", ("spec", "gatewayClass"), "istio"),
-        ("DestinationRule", ("spec", "trafficPolicy", "tls", "mode"), "simple"),
     ],
 )
-def test_an_unknown_field_or_value_is_found(kind: str, place: tuple[str, ...], wrong: object) -> None:
-    (found,) = (each for each in _documents("istio") if each["kind"] == kind)
-    changed = inner = copy.deepcopy(found)
+def test_an_unknown_field_or_value_is_found(
+    documents: list[dict[str, Any]], kind: str, place: tuple[str, ...], wrong: object
+) -> None:
+    changed = inner = copy.deepcopy(_one(documents, kind, "weft"))
     for step in place[:-1]:
         inner = inner[step]
     inner[place[-1]] = wrong
@@ -219,65 +151,15 @@ def test_an_unknown_field_or_value_is_found(kind: str, place: tuple[str, ...], w
         jsonschema.validate(changed, SCHEMAS[kind])
 
 
-@OVERLAYS
-def test_gateway_route_pool_and_picker_find_each_other(overlay: str) -> None:
-    documents = _documents(overlay)
-    pool, service = _one(documents, "InferencePool", "weft"), _one(documents, "Service", "weft-picker")
-    reference = pool["spec"]["endpointPickerRef"]
-    assert reference["name"] == service["metadata"]["name"]
-    (port,) = service["spec"]["ports"]
-    assert port["port"] == reference["port"]["number"] == PICKER_PORT
-    router, runner = _container(documents, "weft-router"), _container(documents, "weft-runner")
-    assert _ports(router)[port["targetPort"]] == PICKER_PORT
-    assert pool["spec"]["targetPorts"] == [{"number": _ports(runner)["http"]}]
-    workloads = {each["metadata"]["name"]: each for each in documents if each["kind"] == "StatefulSet"}
-    for selector, name in ((service["spec"]["selector"], "weft-router"), (pool["spec"]["selector"], "weft-runner")):
-        chosen = selector.get("matchLabels", selector)
-        labels = workloads[name]["spec"]["template"]["metadata"]["labels"]
-        assert chosen.items() <= labels.items()
+def test_every_request_goes_to_wefts_gateways_without_a_limit_of_time(documents: list[dict[str, Any]]) -> None:
     route = _one(documents, "HTTPRoute", "weft")["spec"]
     assert route["parentRefs"] == [{"name": _one(documents, "Gateway", "weft")["metadata"]["name"]}]
-    services = {each["metadata"]["name"] for each in documents if each["kind"] == "Service"}
-    named = [backend for rule in route["rules"] for backend in rule["backendRefs"]]
-    assert {backend["name"] for backend in named if "kind" not in backend} <= services
-    assert {backend["name"] for backend in named if backend.get("kind") == "InferencePool"} == {"weft"}
+    (rule,) = route["rules"]
+    (backend,) = rule["backendRefs"]
+    service = _one(documents, "Service", backend["name"])
+    assert backend["port"] in [port["port"] for port in service["spec"]["ports"]]
+    assert rule["timeouts"]["request"] == "0s"
 
 
-@OVERLAYS
-def test_the_picker_is_started_with_flags_that_it_has(overlay: str) -> None:
-    container = _container(_documents(overlay), "weft-router")
-    arguments = container["args"]
-    assert arguments[:2] == ["serve", "picker"]
-    command = get_command(serve_app).commands["picker"]  # type: ignore[attr-defined]
-    known = {option for parameter in command.params for option in parameter.opts}
-    given = dict(argument.partition("=")[::2] for argument in arguments[2:])
-    assert set(given) <= known
-    assert (given["--grpc-port"], given["--grpc-health-port"]) == (str(PICKER_PORT), str(PICKER_HEALTH_PORT))
-    assert "--secure-serving" in given
-    assert _ports(container) == {"grpc": 7071, "metrics": 9464, "ext-proc": PICKER_PORT, "health": PICKER_HEALTH_PORT}
-
-
-@OVERLAYS
-def test_gateways_reach_the_picker_and_the_runners_and_nothing_else(overlay: str) -> None:
-    policies = [each for each in _documents(overlay) if each["kind"] == "NetworkPolicy"]
-    labelled = {"namespaceSelector": {"matchLabels": {"weft-gateways": "true"}}}
-    opened = {
-        (policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/name"], port["port"])
-        for policy in policies
-        for rule in policy["spec"].get("ingress", [])
-        for port in rule["ports"]
-        if labelled in rule["from"]
-    }
-    assert opened == {("weft-router", "ext-proc"), ("weft-runner", "http")}
-
-
-def test_pods_have_no_token_of_kubernetes_and_no_role() -> None:
-    documents = _documents("istio")
-    assert not [each for each in documents if each["kind"] in ("Role", "ClusterRole", "RoleBinding")]
-    for each in documents:
-        if each["kind"] in ("StatefulSet", "Deployment"):
-            assert each["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
-
-
-def test_the_settings_are_those_of_weft() -> None:
-    assert load_config(FOLDER / "base" / "weft.yaml").gateway.tls_terminated_elsewhere
+def test_the_pods_take_plain_http_from_the_gateway() -> None:
+    assert load_config(ROOT / "deploy" / "kubernetes" / "base" / "weft.yaml").gateway.tls_terminated_elsewhere

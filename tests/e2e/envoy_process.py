@@ -69,7 +69,7 @@ def running_config(folder: Path, text: str, port: int) -> Iterator[None]:
     log = folder / "envoy.out"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "--concurrency", "1", "-l", "warn", "--use-dynamic-base-id"],
+            [*command, "--concurrency", "1", "-l", "warn", "--disable-hot-restart"],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

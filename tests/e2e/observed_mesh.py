@@ -87,8 +87,7 @@ def running_observed(folder: Path) -> Iterator[Observed]:
     router = {"queue_depth_per_runner": 1, "tasks": {"sweep_interval_seconds": 0.5}}
     metrics = {"tenants": ["default"]}
     runners = (box, dying, remote, server, *pair)
-    picker = {"listen": f"127.0.0.1:{free_ports(1)}"}
-    config = write_config(folder, *runners, accelerators=BUDGET, router=router, metrics=metrics, picker=picker)
+    config = write_config(folder, *runners, accelerators=BUDGET, router=router, metrics=metrics)
     with running_receiver() as collector, pytest.MonkeyPatch.context() as environment:
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         environment.setenv("OTEL_TRACES_SAMPLER_ARG", "1")

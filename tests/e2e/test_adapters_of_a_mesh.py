@@ -11,7 +11,7 @@ from mesh_process import MeshProcess, run_weft, running_mesh, write_config
 
 from weft_app.compose.demo import demo_model_path
 
-pytestmark = [pytest.mark.real, pytest.mark.heavy]
+pytestmark = [pytest.mark.real, pytest.mark.slow("a real engine")]
 
 
 @pytest.fixture(scope="module")

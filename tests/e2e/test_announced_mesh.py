@@ -117,6 +117,7 @@ async def test_what_is_announced_is_listed_and_holds_no_secret(
     assert f"and for this fingerprint: {facts['fingerprint']}" in banner
 
 
+@pytest.mark.nightly("joins that are refused, one after the other")
 async def test_a_forged_announcement_gets_no_token(
     world: LanWorld, mesh: MeshProcess, laptop_config: Path, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ async def test_services_in_processes_of_their_own_serve_a_request(mesh: Apart) -
     assert _tokens(lines) == 5
 
 
+@pytest.mark.nightly("services apart, replaced in the redesign")
 async def test_commands_on_the_host_of_a_router_find_the_registry_that_its_configuration_names(tmp_path: Path) -> None:
     with running_apart(tmp_path, write_config(tmp_path), ("registry",)) as mesh:
         host = tmp_path / "host"
@@ -91,6 +92,7 @@ async def test_commands_on_the_host_of_a_router_find_the_registry_that_its_confi
     assert "WEFT_REGISTRY is not set, and no `weft up` or `weft serve` of this home names an address" in err
 
 
+@pytest.mark.nightly("services apart, replaced in the redesign")
 async def test_a_router_that_dies_breaks_no_granted_stream(mesh: Apart) -> None:
     async with aiohttp.ClientSession() as http:
         await _ready(http, mesh)
@@ -103,6 +105,7 @@ async def test_a_router_that_dies_breaks_no_granted_stream(mesh: Apart) -> None:
     assert _tokens(lines) == 40
 
 
+@pytest.mark.nightly("services apart, replaced in the redesign")
 async def test_a_request_without_a_router_is_placed_when_one_is_back(mesh: Apart) -> None:
     async with aiohttp.ClientSession() as http:
         await _ready(http, mesh)
@@ -129,6 +132,7 @@ async def test_requests_are_served_while_the_registry_is_away_and_the_runner_is_
         assert (await _stream(http, mesh, 5, asyncio.Event()))[-1] == "[DONE]"
 
 
+@pytest.mark.nightly("services apart, replaced in the redesign")
 async def test_a_runner_refuses_work_without_a_ticket(mesh: Apart) -> None:
     async with open_channel(f"unix:{mesh.home}/run/runner-a.sock") as channel:
         stub = cast("GenerationServiceAsyncStub", generation_service_pb2_grpc.GenerationServiceStub(channel))
@@ -137,6 +141,7 @@ async def test_a_runner_refuses_work_without_a_ticket(mesh: Apart) -> None:
     assert error_from_call(refused.value, Reason.WORKER_LOST).reason is Reason.TICKET_INVALID
 
 
+@pytest.mark.nightly("services apart, replaced in the redesign")
 async def test_a_drained_runner_is_gone_from_the_mesh_at_once(mesh: Apart) -> None:
     async with aiohttp.ClientSession() as http:
         await _ready(http, mesh)
@@ -148,6 +153,7 @@ async def test_a_drained_runner_is_gone_from_the_mesh_at_once(mesh: Apart) -> No
             assert 1 <= int(response.headers["retry-after"]) <= 60
 
 
+@pytest.mark.nightly("services apart, replaced in the redesign")
 async def test_one_trace_id_is_in_the_logs_of_every_service_that_had_a_part(tmp_path: Path) -> None:
     trace_id = "0af7651916cd43dd8448eb211c80319c"
     headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
@@ -165,6 +171,7 @@ async def test_one_trace_id_is_in_the_logs_of_every_service_that_had_a_part(tmp_
     assert events == {"gateway.log": {"request"}, "router.log": {"rejected"}, "runner.log": {"attempt failed"}}
 
 
+@pytest.mark.nightly("services apart, replaced in the redesign")
 async def test_the_command_line_finds_services_of_a_home_without_an_up(mesh: Apart) -> None:
     async with aiohttp.ClientSession() as http:
         await _ready(http, mesh)
@@ -175,6 +182,7 @@ async def test_the_command_line_finds_services_of_a_home_without_an_up(mesh: Apa
     assert (code, out.split()) == (0, ["tok0", "tok1", "tok2"]), error
 
 
+@pytest.mark.nightly("services apart, replaced in the redesign")
 async def test_a_new_router_that_knows_nothing_of_running_streams_lets_requests_wait_for_their_slots(
     tmp_path: Path,
 ) -> None:

@@ -76,6 +76,7 @@ async def test_one_that_no_runner_could_make_is_made_and_continued_after_a_resta
     assert again == first
 
 
+@pytest.mark.nightly("kills a router under a response")
 async def test_one_whose_router_is_killed_while_it_is_told_begins_anew_and_says_so(tmp_path: Path) -> None:
     config = write_config(
         tmp_path, fake_runner("a", tokens_per_second=SLOW, answer_tokens=30), router={"tasks": QUICK_TASKS}

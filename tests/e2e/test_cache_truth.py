@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from mesh_process import MeshProcess, running_mesh
+from mesh_process import MeshProcess, running_mesh, write_config
+from shallow_model import write_shallow_model
 
 from weft.client import connect
-from weft_app.compose.demo import DEMO_MODEL
+from weft_app.compose.demo import DEMO_MODEL, demo_runner_document
 
-pytestmark = [pytest.mark.heavy, pytest.mark.real]
+pytestmark = [pytest.mark.slow("a real engine"), pytest.mark.real]
 
 MIN_HIT_TOKENS = 40
 STORY = "Once upon a time there was a lighthouse on a rock far out in the sea, and nobody lived there. " * 4
@@ -21,7 +22,11 @@ STORY = "Once upon a time there was a lighthouse on a rock far out in the sea, a
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
-    with running_mesh(tmp_path_factory.mktemp("cache") / "home", "--port", "0") as mesh:
+    folder = tmp_path_factory.mktemp("cache")
+    (model,) = demo_runner_document()["models"]
+    model["path"] = str(write_shallow_model(folder / "shallow.gguf"))
+    config = write_config(folder, {"name": "local", "models": [model]})
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
         yield mesh
 
 

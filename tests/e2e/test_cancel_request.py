@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,12 @@ ENDLESS: dict[str, Any] = {"answer_tokens": 0, "tokens_per_second": 20}
 Answer = tuple[int, dict[str, Any] | str]
 
 
-@pytest.fixture(scope="module")
-def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
-    folder = tmp_path_factory.mktemp("cancel")
-    with running_mesh(folder / "home", "--config", str(write_config(folder, fake_runner("a", slots=1)))) as mesh:
-        yield mesh
-
-
 @pytest.fixture
-async def mesh(shared_mesh: MeshProcess) -> MeshProcess:
-    await shared_mesh.reset("a")
-    async with await shared_mesh.backend("a") as backend:
+async def mesh(common_mesh: MeshProcess) -> MeshProcess:
+    """Its answers do not end."""
+    async with await common_mesh.backend("a") as backend:
         await backend.set_behaviour(**ENDLESS)
-    return shared_mesh
+    return common_mesh
 
 
 async def _ask(
@@ -89,17 +81,17 @@ async def test_a_request_in_mid_answer_is_ended_by_the_command_line(mesh: MeshPr
             # Before its first token a stream has no status yet, and is answered as one that has not begun.
             await began.wait()
         code, out, err = await run_weft("cancel", "request", request_id, home=mesh.home)
-        assert (code, out) == (0, f"request/{request_id} cancelled by local\n"), err
+        assert (code, out) == (0, f"request/{request_id} cancelled by an operator on this machine\n"), err
         await backend.wait_for_state(lambda state: state.active_requests == 0)
         status, answer = await asking
         if stream:
             assert status == 200
             assert '"code":"cancelled"' in str(answer).replace(" ", "")
-            assert "cancelled by local" in str(answer)
+            assert "cancelled by an operator on this machine" in str(answer)
         else:
             assert isinstance(answer, dict)
             assert (status, answer["error"]["code"]) == (499, "cancelled")
-            assert "cancelled by local" in answer["error"]["message"]
+            assert "cancelled by an operator on this machine" in answer["error"]["message"]
         record = await _reach(http, request_id, "ended")
     _, audited, _ = await run_weft("audit", "list", "-o", "json", home=mesh.home)
     found = [entry for entry in json.loads(audited)["items"] if request_id in entry["detail"]]
@@ -141,11 +133,11 @@ async def test_another_tenant_with_the_same_id_ends_nothing(mesh: MeshProcess) -
             assert refused.status == 404
         assert not asking.done()
         code, out, err = await run_weft("cancel", "request/req-same", "--tenant", "acme", home=mesh.home)
-        assert (code, out) == (0, "request/req-same cancelled by local\n"), err
+        assert (code, out) == (0, "request/req-same cancelled by an operator on this machine\n"), err
         assert (await asking)[0] == 499
 
 
-@pytest.mark.parametrize("kills", [False, True])
+@pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.nightly("kills a runner too"))])
 async def test_a_gateway_far_from_the_router_ends_a_request_also_when_its_runner_is_killed(
     tmp_path: Path, kills: bool
 ) -> None:
@@ -179,15 +171,18 @@ async def test_the_attempt_of_a_task_is_ended_and_with_it_the_task(mesh: MeshPro
     async with await mesh.backend("a") as backend:
         await backend.wait_for_state(lambda state: state.active_requests == 1)
         code, out, err = await run_weft("cancel", "request", task_id, home=mesh.home)
-        assert (code, out) == (0, f"request/{task_id} cancelled by local\n"), err
+        assert (code, out) == (0, f"request/{task_id} cancelled by an operator on this machine\n"), err
         await backend.wait_for_state(lambda state: state.active_requests == 0)
     code, _, _ = await run_weft("wait", "task", task_id, home=mesh.home)
     assert code == 1
     _, shown, _ = await run_weft("describe", "task", task_id, "-o", "json", home=mesh.home)
     found = json.loads(shown)
-    assert (found["state"], found["error"]["message"]) == ("cancelled", "the request was cancelled by local")
+    assert (found["state"], found["error"]["message"]) == (
+        "cancelled",
+        "the request was cancelled by an operator on this machine",
+    )
     (attempt,) = found["attempts"]
-    assert "cancelled by local" in attempt["error"]["message"]
+    assert "cancelled by an operator on this machine" in attempt["error"]["message"]
     assert attempt["receipt"]["cancelledBy"] == "local"
 
 
@@ -254,8 +249,8 @@ async def test_a_request_over_grpc_is_ended_by_its_id_alone(mesh: MeshProcess) -
         await backend.wait_for_state(lambda state: state.active_requests == 1)
         request_id = await _running(http)
         code, out, err = await run_weft("cancel", request_id, home=mesh.home)
-        assert (code, out) == (0, f"request/{request_id} cancelled by local\n"), err
-        with pytest.raises(WeftError, match="cancelled by local") as ended:
+        assert (code, out) == (0, f"request/{request_id} cancelled by an operator on this machine\n"), err
+        with pytest.raises(WeftError, match="cancelled by an operator on this machine") as ended:
             await asking
         assert ended.value.reason is Reason.CANCELLED
         await backend.wait_for_state(lambda state: state.active_requests == 0)
@@ -271,10 +266,11 @@ async def test_the_run_of_an_agent_is_ended_with_its_engine(mesh: MeshProcess, t
         await backend.wait_for_state(lambda state: state.active_requests == 1)
         await _reach(http, "req-agent", "running")
         code, out, err = await run_weft("cancel", "req-agent", home=mesh.home)
-        assert (code, out) == (0, "request/req-agent cancelled by local\n"), err
+        assert (code, out) == (0, "request/req-agent cancelled by an operator on this machine\n"), err
         await backend.wait_for_state(lambda state: state.active_requests == 0)
         async with await asking as answer:
             assert (answer.status, (await answer.json())["error"]["code"]) == (499, "cancelled")
+    assert (await run_weft("delete", "agent", "writer", home=mesh.home))[0] == 0
 
 
 async def test_a_batch_is_ended_with_the_requests_of_its_lines(mesh: MeshProcess, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import aiohttp
 import psutil
 import pytest
 import yaml
-from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import MeshProcess, eventually, run_weft
 
 from weft_testing.counting_provider import WORDS, CountingProvider, Reply, counting_provider
 from weft_testing.free_port import free_port
@@ -24,13 +24,10 @@ PORT = free_port()
 URL = f"http://127.0.0.1:{PORT}/v7"
 
 
-@pytest.fixture(scope="module")
-def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+@pytest.fixture
+def mesh(common_mesh: MeshProcess) -> MeshProcess:
     """A mesh whose file names no provider."""
-    folder = tmp_path_factory.mktemp("central")
-    config = write_config(folder, fake_runner("left"))
-    with running_mesh(folder / "home", "--config", str(config)) as mesh:
-        yield mesh
+    return common_mesh
 
 
 @pytest.fixture
@@ -295,8 +292,8 @@ async def test_what_cannot_be_served_is_refused_with_its_option(mesh: MeshProces
     ):
         code, error = await create(*options)
         assert (code, words in error) == (2, True), error
-    code, error = await _refused(mesh, "create", "model", "m-left", "--url", URL)
-    assert (code, "m-left" in error) == (4, True)
+    code, error = await _refused(mesh, "create", "model", "m-a", "--url", URL)
+    assert (code, "m-a" in error) == (4, True)
 
 
 @pytest.mark.usefixtures("provider")

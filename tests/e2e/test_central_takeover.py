@@ -15,6 +15,8 @@ from tls_mesh import TlsMesh, weft
 from weft.kernel.names import CENTRAL_RUNNER
 from weft_testing.counting_provider import CountingProvider, counting_provider
 
+pytestmark = pytest.mark.nightly("kills a registry of a pair")
+
 MODEL, KEY = "frontier", "sk-canary-0123456789"
 NAMES = ("central-one", "central-two")
 TASKS = "/api/v1/inference-tasks"

@@ -58,7 +58,9 @@ async def _described(mesh: Apart, words: str) -> None:
     await eventually(is_shown, NOTED_SECONDS, f"{words!r} is not shown")
 
 
-@pytest.mark.parametrize("seconds", ["31", "-31"])
+@pytest.mark.parametrize(
+    "seconds", [pytest.param("31", marks=pytest.mark.nightly("the same, another direction")), "-31"]
+)
 async def test_a_runner_whose_clock_is_half_a_minute_off_serves_and_that_is_shown(tmp_path: Path, seconds: str) -> None:
     """Every request was refused with `ticket_expired`, or its ticket was good for twice as long."""
     with _mesh(tmp_path, runner=seconds) as mesh:
@@ -70,6 +72,7 @@ async def test_a_runner_whose_clock_is_half_a_minute_off_serves_and_that_is_show
         assert code in (0, 1), out
 
 
+@pytest.mark.nightly("a clock that is wrong")
 @pytest.mark.parametrize("seconds", ["600", "-600"])
 async def test_beyond_the_bound_callers_describe_and_doctor_say_clock(tmp_path: Path, seconds: str) -> None:
     way = "ahead of" if seconds == "600" else "behind"
@@ -81,6 +84,7 @@ async def test_beyond_the_bound_callers_describe_and_doctor_say_clock(tmp_path: 
         assert (code, f"runner a: {words}; it takes no requests" in out) == (1, True)
 
 
+@pytest.mark.nightly("a clock that is wrong")
 @pytest.mark.parametrize("service", ["router", "registry", "gateway"])
 async def test_the_clock_of_no_other_service_stops_requests(tmp_path: Path, service: str) -> None:
     off: dict[str, str] = {service: "61"}
@@ -88,6 +92,7 @@ async def test_the_clock_of_no_other_service_stops_requests(tmp_path: Path, serv
         await _served(mesh)
 
 
+@pytest.mark.nightly("a clock that jumps")
 async def test_a_clock_that_is_set_while_the_runner_works(tmp_path: Path) -> None:
     """NTP steps it back by a minute, then somebody sets it wrong, and right again."""
     seconds = tmp_path / "seconds"
@@ -102,6 +107,7 @@ async def test_a_clock_that_is_set_while_the_runner_works(tmp_path: Path) -> Non
         await _served(mesh)
 
 
+@pytest.mark.nightly("a clock that jumps")
 async def test_the_registrys_clock_is_set_while_the_mesh_works(tmp_path: Path) -> None:
     """The mesh's time goes on evenly: no ticket is void, before or after the next heartbeat."""
     seconds = tmp_path / "seconds"

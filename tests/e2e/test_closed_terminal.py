@@ -104,6 +104,7 @@ async def test_a_stream_runs_to_its_end_when_the_terminal_of_the_mesh_closes(tmp
         assert [event["choices"][0]["finish_reason"] for event in heard[:-1] if event["choices"]][-1] == "stop"
 
 
+@pytest.mark.nightly("more ways in which a terminal closes")
 async def test_a_stream_that_outlasts_the_drain_after_a_hangup_ends_with_an_error_event(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"), drain_seconds=1.0)
     with mesh_on_a_terminal(tmp_path, "--config", str(config)) as (mesh, terminal):
@@ -115,6 +116,7 @@ async def test_a_stream_that_outlasts_the_drain_after_a_hangup_ends_with_an_erro
         assert heard[-1]["error"]["code"] == "shutting_down"
 
 
+@pytest.mark.nightly("more ways in which a terminal closes")
 async def test_a_mesh_under_nohup_goes_on_after_a_hangup(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     with running_mesh(tmp_path / "home", "--config", str(config), within=("nohup",)) as mesh:
@@ -151,6 +153,7 @@ def mesh_without_a_reader(folder: Path, *arguments: str) -> Iterator[MeshProcess
         process.wait(STOP_SECONDS)
 
 
+@pytest.mark.nightly("more ways in which a terminal closes")
 async def test_a_mesh_whose_output_nobody_reads_any_more_serves_on_and_stops_in_order(tmp_path: Path) -> None:
     """`weft up --verbose | head -1`: each line that is logged is a write to a broken pipe."""
     config = write_config(tmp_path, fake_runner("a"))

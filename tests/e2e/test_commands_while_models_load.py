@@ -11,7 +11,7 @@ import pytest
 from mesh_process import START_SECONDS, WEFT, MeshProcess, eventually, fake_runner, run_weft, user_environment
 from mesh_process import write_config as write
 
-from weft_app.cli.options import EXIT_NOT_FOUND, EXIT_OK
+from weft_app.cli.options import EXIT_CONFLICT, EXIT_NOT_FOUND, EXIT_OK
 from weft_app.compose.home import WeftHome, has_started
 
 
@@ -113,10 +113,26 @@ async def test_a_start_in_the_background_returns_when_the_models_are_ready_and_n
         assert start.process.returncode is None
         assert not has_started(start.home.running())
         await start.let_load()
-        assert await start.process.wait() == EXIT_OK
+        assert start.process.stdout is not None
+        shown = (await start.process.stdout.read()).decode()
+        assert await start.process.wait() == EXIT_OK, shown
         assert has_started(start.home.running())
+        owner, home = start.home.owner(), start.home.root
+        assert "weft is up" in shown
+        assert "stop with Ctrl-C" not in shown
+        assert f"(pid {owner})" in shown
+        assert str(home / "logs" / "up.out") in shown
+        code, answer, error = await start.weft("chat", "m-a", "hello")
+        assert (code, bool(answer.strip())) == (EXIT_OK, True), error
+        code, _, error = await start.weft("up", "-d", "--config", str(tmp_path / "weft.yaml"))
+        assert (code, f"another weft (pid {owner}) runs on {home}" in error) == (EXIT_CONFLICT, True), error
+        assert start.home.owner() == owner, "the second start changed nothing"
+        code, shown, error = await start.weft("down")
+        assert (code, shown) == (EXIT_OK, f"stopped the mesh on {home}\n"), error
+        assert (await start.weft("status"))[0] == EXIT_NOT_FOUND
 
 
+@pytest.mark.nightly("repeats restarts of a mesh")
 async def test_a_mesh_whose_model_still_loads_is_restarted(tmp_path: Path) -> None:
     async with started(tmp_path, never_healthy=True) as start:
         await start.loading()
@@ -126,7 +142,11 @@ async def test_a_mesh_whose_model_still_loads_is_restarted(tmp_path: Path) -> No
         assert has_started(start.home.running())
 
 
-@pytest.mark.parametrize("arguments", [(), ("-d",)], ids=["in front", "in the background"])
+@pytest.mark.parametrize(
+    "arguments",
+    [(), pytest.param(("-d",), marks=pytest.mark.nightly("the same, in the background"))],
+    ids=["in front", "in the background"],
+)
 async def test_a_start_that_fails_after_its_services_listened_leaves_no_announcement(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:

@@ -101,6 +101,7 @@ def test_the_edge_refuses_a_caller_without_a_key_and_too_many_headers(edge: Edge
         assert http.get(f"{edge.url}/livez", headers={f"x-{n}": "x" for n in range(200)}).status_code == 431
 
 
+@pytest.mark.nightly("a matrix of kills")
 @pytest.mark.parametrize("name", ["gateway-1", "router-1", "registry-1", "gateway-2", "router-2", "registry-2"])
 def test_the_mesh_goes_on_without_any_one_of_its_services(edge: Edge, name: str) -> None:
     edge.mesh.kill(name)

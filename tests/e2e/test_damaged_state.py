@@ -49,7 +49,16 @@ def _folder(path: Path) -> None:
     (path / "in the way").mkdir(parents=True)
 
 
-@pytest.mark.parametrize("damage", [_garbage, _empty, _truncated, _folder])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _garbage,
+        *(
+            pytest.param(damage, marks=pytest.mark.nightly("a matrix of damages"))
+            for damage in (_empty, _truncated, _folder)
+        ),
+    ],
+)
 async def test_a_runner_killed_beside_a_damaged_session_file_serves_again_and_callers_hear_no_401(
     mesh: MeshProcess, damage: Callable[[Path], None]
 ) -> None:
@@ -88,10 +97,14 @@ async def test_the_end_of_a_runner_is_one_line_on_the_terminal(mesh: MeshProcess
     ("task", "command"),
     [
         ("registry-sweeper", ["serve", "registry"]),
-        ("task-engine", ["serve", "router"]),
-        ("fleet-watcher", ["serve", "gateway", "--port", "0"]),
-        ("runner-session", ["serve", "runner"]),
-        ("ledger-settle", ["up"]),
+        pytest.param("task-engine", ["serve", "router"], marks=pytest.mark.nightly("a matrix of tasks that die")),
+        pytest.param(
+            "fleet-watcher",
+            ["serve", "gateway", "--port", "0"],
+            marks=pytest.mark.nightly("a matrix of tasks that die"),
+        ),
+        pytest.param("runner-session", ["serve", "runner"], marks=pytest.mark.nightly("a matrix of tasks that die")),
+        pytest.param("ledger-settle", ["up"], marks=pytest.mark.nightly("a matrix of tasks that die")),
     ],
 )
 async def test_a_process_whose_critical_task_dies_ends_with_one_sentence_and_exit_code_1(

@@ -81,6 +81,7 @@ async def late(http: aiohttp.ClientSession, path: str, *, stream: bool) -> tuple
     return response.status, error.get("code", ""), error["message"]
 
 
+@pytest.mark.nightly("another loss of a router")
 async def test_an_answer_that_is_to_be_kept_ends_at_its_deadline_too(tmp_path: Path) -> None:
     with running_apart(tmp_path, write_config(tmp_path, fake_runner("a"))) as mesh:
         async with caller(mesh) as http:
@@ -90,7 +91,7 @@ async def test_an_answer_that_is_to_be_kept_ends_at_its_deadline_too(tmp_path: P
                         assert response.status == 504, await response.text()
 
 
-@pytest.mark.parametrize("lost", [killed, frozen])
+@pytest.mark.parametrize("lost", [killed, pytest.param(frozen, marks=pytest.mark.nightly("another loss of a router"))])
 async def test_a_deadline_is_kept_by_the_gateway_when_the_router_is_lost(tmp_path: Path, lost: Any) -> None:
     """It was answered five seconds late, the log said that the caller had cancelled, and the health was fine."""
     with running_apart(tmp_path, write_config(tmp_path, fake_runner("a"))) as mesh:

@@ -311,7 +311,7 @@ async def test_wait_ends_with_what_it_waits_for(mesh: MeshProcess) -> None:
         assert await process.wait() == 0
     for target in ("model/m-a", "agent/coder", "runner/a", "pool/pool"):
         assert _weft(mesh, "wait", target)[0] == 0
-    code, _, error = _weft(mesh, "wait", "agent/coder", "--for", "delete", "--timeout", "100ms")
+    code, _, error = _weft(mesh, "wait", "agent/coder", "--for", "delete", "--timeout", "1s")
     assert (code, "it is active" in error) == (5, True)
 
 

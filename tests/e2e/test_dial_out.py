@@ -376,6 +376,7 @@ async def test_joining_through_an_http2_proxy(plain_mesh: MeshProcess, tmp_path:
             await backend.wait_for_state(lambda state: state.requests_cancelled == 1)
 
 
+@pytest.mark.nightly("services apart, replaced in the redesign")
 async def test_a_relay_beside_a_router_that_runs_apart(tmp_path: Path) -> None:
     config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"})
     with running_apart(tmp_path, config, ("registry", "router", "gateway")) as mesh:

@@ -92,6 +92,7 @@ async def test_a_token_that_is_revoked_meanwhile_keeps_the_link_and_ends_the_com
             assert "Traceback" not in laptop.output
 
 
+@pytest.mark.nightly("a clock that is wrong")
 @pytest.mark.parametrize("seconds", [-3 * DAY_SECONDS, 3 * DAY_SECONDS])
 async def test_a_laptop_whose_clock_is_off_works_all_the_same(
     plain_mesh: MeshProcess, tmp_path: Path, seconds: int
@@ -127,7 +128,11 @@ async def _joined_with_limit(mesh: MeshProcess, folder: Path, backend: FakeBacke
     return running_join(folder / "laptop", url, token, "--config", str(config))
 
 
-@pytest.mark.parametrize("flaps", [FLAPS, pytest.param(MANY_FLAPS, marks=pytest.mark.heavy)])
+@pytest.mark.nightly("cuts a link by turns")
+@pytest.mark.parametrize(
+    "flaps",
+    [FLAPS, pytest.param(MANY_FLAPS, marks=pytest.mark.nightly("repeats kills, cuts or swaps of a whole mesh"))],
+)
 async def test_a_laptop_whose_link_is_up_and_down_by_turns_dials_soon_after_each_loss(
     plain_mesh: MeshProcess, tmp_path: Path, flaps: int
 ) -> None:

@@ -63,6 +63,7 @@ async def _leases(mesh: MeshProcess) -> list[dict[str, Any]]:
         return [lease for host in (await response.json())["hosts"] for lease in host["leases"]]
 
 
+@pytest.mark.nightly("swaps models again, over a link")
 async def test_models_of_a_joined_laptop_give_way_to_each_other(mesh: MeshProcess) -> None:
     for model in (*MODELS, *MODELS):
         await eventually(partial(_answers, mesh, model), SECONDS, f"{model} does not answer")
@@ -80,6 +81,7 @@ async def test_a_model_of_a_joined_laptop_is_loaded_and_unloaded_by_the_registry
         await eventually(is_so, SECONDS, f"after {command} the leases are not {left}")
 
 
+@pytest.mark.nightly("swaps models again, over a link")
 async def test_a_joined_runner_beside_others_on_one_host_shares_their_book(tmp_path: Path) -> None:
     async with _joined(tmp_path, 5000, _section("box", ("third",))) as mesh:
         for model in ("third", "first"):

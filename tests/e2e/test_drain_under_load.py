@@ -14,7 +14,17 @@ def _start(mesh: MixedMesh) -> None:
         mesh.start(name)
 
 
-@pytest.mark.parametrize("names", [("registry",), ("router",), GATEWAYS, RUNNERS], ids=lambda names: names[0])
+@pytest.mark.parametrize(
+    "names",
+    [
+        *(
+            pytest.param(names, marks=pytest.mark.nightly("a matrix of drains"))
+            for names in (("registry",), ("router",), GATEWAYS)
+        ),
+        RUNNERS,
+    ],
+    ids=lambda names: names[0],
+)
 async def test_a_process_that_is_ended_in_order_loses_no_request(tmp_path: Path, names: tuple[str, ...]) -> None:
     with running_mixed(tmp_path) as mesh:
         await asyncio.to_thread(_start, mesh)

@@ -31,8 +31,8 @@ def _body(**fields: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     folder = tmp_path_factory.mktemp("edge")
-    config = write_config(folder, fake_runner("a"))
-    with running_mesh(folder / "home", "--config", str(config), "--edge", "envoy") as mesh:
+    config = write_config(folder, fake_runner("a"), edge={"proxy": "envoy"})
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
         yield mesh
 
 
@@ -183,24 +183,37 @@ async def test_a_foreign_host_is_refused_as_by_the_gateway(http: aiohttp.ClientS
         assert answer.status == 403
 
 
-async def test_an_envoy_that_is_killed_is_started_again_at_the_same_port(tmp_path: Path) -> None:
-    config = write_config(tmp_path, fake_runner("a"))
-    with running_mesh(tmp_path / "home", "--config", str(config), "--edge", "envoy") as mesh:
-        killed = _envoy(mesh)
-        killed.kill()
-        async with aiohttp.ClientSession(mesh.url) as http:
+async def test_it_is_in_the_health_of_the_mesh_and_in_the_doctors_findings(mesh: MeshProcess, tmp_path: Path) -> None:
+    code, out, err = await run_weft("status", "-o", "json", home=mesh.home)
+    assert code == 0, err
+    (component,) = [each for each in _components(json.loads(out)) if each["name"] == "edge"]
+    assert component["state"] == "ok"
+    config = write_config(tmp_path, fake_runner("a"), edge={"proxy": "envoy"})
+    code, out, _ = await run_weft("doctor", "--config", str(config), "-o", "json", home=tmp_path / "home")
+    (finding,) = [each for each in json.loads(out)["items"] if each["check"] == "edge"]
+    assert finding["verdict"] == "ok"
 
-            async def answers() -> bool:
-                try:
-                    async with http.post(CHAT, json=_body()) as answer:
-                        return answer.status == 200
-                except aiohttp.ClientError:
-                    return False
 
-            await eventually(answers, RESTART_SECONDS, "it does not come back")
-        await eventually(lambda: _new_envoy(mesh) not in {None, killed.pid}, RESTART_SECONDS, "its pid is not said")
-        (ended,) = mesh.log_lines("envoy ended")
-        assert "SIGKILL" in ended["why"]
+def _components(status: dict[str, Any]) -> list[dict[str, Any]]:
+    return [component for process in status["health"] for component in process["components"]]
+
+
+async def test_an_envoy_that_is_killed_is_started_again_at_the_same_port(mesh: MeshProcess) -> None:
+    killed = _envoy(mesh)
+    killed.kill()
+    async with aiohttp.ClientSession(mesh.url) as http:
+
+        async def answers() -> bool:
+            try:
+                async with http.post(CHAT, json=_body()) as answer:
+                    return answer.status == 200
+            except aiohttp.ClientError:
+                return False
+
+        await eventually(answers, RESTART_SECONDS, "it does not come back")
+    await eventually(lambda: _new_envoy(mesh) not in {None, killed.pid}, RESTART_SECONDS, "its pid is not said")
+    (ended,) = mesh.log_lines("envoy ended")
+    assert "SIGKILL" in ended["why"]
 
 
 def _new_envoy(mesh: MeshProcess) -> int | None:
@@ -227,7 +240,7 @@ async def test_a_stop_lets_streams_end(tmp_path: Path) -> None:
         assert await asyncio.to_thread(mesh.process.wait, 30.0) == 0
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly("repeats kills, cuts or swaps of a whole mesh")
 @pytest.mark.timeout(300)
 async def test_a_stop_under_1000_streams_loses_none(tmp_path: Path) -> None:
     streams = 1000
@@ -253,22 +266,6 @@ async def test_a_stop_under_1000_streams_loses_none(tmp_path: Path) -> None:
         whole = [text for text in texts if "data: [DONE]" in text and "tok24" in text]
         assert len(whole) == streams
         assert await asyncio.to_thread(mesh.process.wait, 60.0) == 0
-
-
-async def test_it_is_in_the_health_of_the_mesh_and_in_the_doctors_findings(tmp_path: Path) -> None:
-    config = write_config(tmp_path, fake_runner("a"), edge={"proxy": "envoy"})
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
-        code, out, err = await run_weft("status", "-o", "json", home=mesh.home)
-        assert code == 0, err
-        (component,) = [each for each in _components(json.loads(out)) if each["name"] == "edge"]
-        assert component["state"] == "ok"
-    code, out, _ = await run_weft("doctor", "--config", str(config), "-o", "json", home=tmp_path / "home")
-    (finding,) = [each for each in json.loads(out)["items"] if each["check"] == "edge"]
-    assert finding["verdict"] == "ok"
-
-
-def _components(status: dict[str, Any]) -> list[dict[str, Any]]:
-    return [component for process in status["health"] for component in process["components"]]
 
 
 async def test_the_edge_has_the_certificate_of_the_mesh_and_takes_a_new_one(tmp_path: Path) -> None:

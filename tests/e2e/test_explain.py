@@ -2,32 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
 import pytest
-from mesh_process import POOL, MeshProcess, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import POOL, MeshProcess, run_weft
 
 CHAT = "/v1/chat/completions"
 
 
-@pytest.fixture(scope="module")
-def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
-    folder = tmp_path_factory.mktemp("explain")
-    router = {
-        "rate_limits": {"tenants": {"small": ["2req/hour"]}},
-        "clients": {"nightly": {"priority": "low"}},
-    }
-    config = write_config(folder, fake_runner("a", slots=1), router=router)
-    with running_mesh(folder / "home", "--config", str(config)) as mesh:
-        yield mesh
-
-
 @pytest.fixture
-async def mesh(shared_mesh: MeshProcess) -> MeshProcess:
-    await shared_mesh.reset("a")
-    return shared_mesh
+def mesh(common_mesh: MeshProcess) -> MeshProcess:
+    return common_mesh
 
 
 def _body(**fields: Any) -> dict[str, Any]:
@@ -44,25 +30,28 @@ async def _request(http: aiohttp.ClientSession, mesh: MeshProcess, request_id: s
 async def test_a_request_that_waits_and_is_then_served_can_be_followed_and_explained(mesh: MeshProcess) -> None:
     async with aiohttp.ClientSession() as http, await mesh.backend("a") as backend:
         # The first call to a runner is an rpc of its own, whose cancellation may arrive after the next call.
-        assert await _chat(http, mesh, "req-before", max_tokens=1) == 200
+        assert await _chat(http, mesh, "req-told-before", max_tokens=1) == 200
         await backend.set_behaviour(tokens_per_second=10.0, answer_tokens=0)
-        first = asyncio.create_task(_chat(http, mesh, "req-first", max_tokens=4000))
-        while (await _request(http, mesh, "req-first")).get("state") != "running":
+        first = asyncio.create_task(_chat(http, mesh, "req-told-first", max_tokens=4000))
+        while (await _request(http, mesh, "req-told-first")).get("state") != "running":
             assert not first.done()
-        second = asyncio.create_task(_chat(http, mesh, "req-second", x_client_id="nightly"))
-        while (await _request(http, mesh, "req-second")).get("state") != "queued":
+        second = asyncio.create_task(_chat(http, mesh, "req-told-second", x_client_id="nightly"))
+        while (await _request(http, mesh, "req-told-second")).get("state") != "queued":
             assert not second.done()
-        waiting = await _request(http, mesh, "req-second")
+        waiting = await _request(http, mesh, "req-told-second")
         assert (waiting["queued"]["position"], waiting["priority"]) == (1, "low")
         listed = (await run_weft("get", "requests", "-o", "name", home=mesh.home))[1]
-        assert {"req-first", "req-second"} <= set(listed.splitlines())
+        assert {"req-told-first", "req-told-second"} <= set(listed.splitlines())
         first.cancel()
         assert await second == 200
-        done, left = await _request(http, mesh, "req-second"), await _request(http, mesh, "req-first")
+        done, left = (
+            await _request(http, mesh, "req-told-second"),
+            await _request(http, mesh, "req-told-first"),
+        )
     assert (left["state"], left["reason"]) == ("ended", "cancelled")
     assert (done["state"], done["receipt"]["outcome"]) == ("ended", "completed")
     assert [decision["kind"] for decision in done["decisions"]] == ["queued", "placed"]
-    code, text, _ = await run_weft("explain", "req-second", home=mesh.home)
+    code, text, _ = await run_weft("explain", "req-told-second", home=mesh.home)
     assert code == 0
     assert "m-a on a: answered" in text
     clients = json.loads((await run_weft("get", "clients", "-o", "json", home=mesh.home))[1])
@@ -71,15 +60,15 @@ async def test_a_request_that_waits_and_is_then_served_can_be_followed_and_expla
 
 async def test_a_tenant_that_asks_too_often_is_told_everything(mesh: MeshProcess) -> None:
     async with aiohttp.ClientSession() as http:
-        headers = {"X-Tenant-ID": "small", "X-Request-Id": "req-small"}
+        headers = {"X-Tenant-ID": "small", "X-Request-Id": "req-told-small"}
         answers = [await _answer(http, mesh, headers) for _ in range(3)]
     assert [status for status, _, _ in answers] == [200, 200, 429]
     _, told, body = answers[-1]
-    assert body["request_id"] == "req-small"
+    assert body["request_id"] == "req-told-small"
     assert (body["error"]["code"], body["error"]["limit"], body["error"]["remaining"]) == ("rate_limit_exceeded", 2, 0)
     assert 3_000 <= int(told["retry-after"]) <= 3_600
     assert told["x-should-retry"] == "false", "no client waits for an hour"
-    code, text, _ = await run_weft("explain", "req-small", home=mesh.home)
+    code, text, _ = await run_weft("explain", "req-told-small", home=mesh.home)
     assert code == 0
     assert "rate_limit_exceeded" in text
 

@@ -308,7 +308,12 @@ async def test_a_grpc_cancel_and_a_grpc_deadline_reach_the_backend(single: MeshP
 
 
 @pytest.mark.parametrize(
-    "within", [QUICK_PINGS, pytest.param((), marks=pytest.mark.heavy)], ids=["with quick pings", "as it is"]
+    "within",
+    [
+        pytest.param(QUICK_PINGS, marks=pytest.mark.nightly("freezes a runner")),
+        pytest.param((), marks=pytest.mark.nightly("repeats kills, cuts or swaps of a whole mesh")),
+    ],
+    ids=["with quick pings", "as it is"],
 )
 async def test_a_frozen_runner_is_noticed_by_the_ping_timeout_and_not_after_a_minute(
     within: tuple[str, ...], tmp_path: Path

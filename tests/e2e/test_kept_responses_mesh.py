@@ -7,11 +7,13 @@ from pathlib import Path
 import openai
 import pytest
 from apart_mesh import running_apart
-from mesh_process import POOL, fake_runner, running_mesh, write_config
+from mesh_process import POOL, MeshProcess, fake_runner, running_mesh, write_config
 from openai import AsyncOpenAI
 
 
-async def test_a_conversation_goes_on_after_a_restart_and_only_for_its_tenant(tmp_path: Path) -> None:
+async def test_a_conversation_goes_on_after_a_restart_only_for_its_tenant_and_a_cancelled_response_is_kept(
+    tmp_path: Path,
+) -> None:
     config = str(write_config(tmp_path, fake_runner("a", echo=True)))
     home = tmp_path / "home"
     with running_mesh(home, "--config", config) as mesh:
@@ -29,6 +31,7 @@ async def test_a_conversation_goes_on_after_a_restart_and_only_for_its_tenant(tm
                 await other.responses.retrieve(first.id)
             with pytest.raises(openai.NotFoundError) as caught:
                 await other.responses.create(model=POOL, input="Which one?", previous_response_id=first.id)
+            await _require_that_a_cancelled_one_leaves_its_engine_and_is_kept(mesh, client)
     assert kept.output_text == first.output_text
     assert second.usage is not None
     assert first.usage is not None
@@ -37,6 +40,33 @@ async def test_a_conversation_goes_on_after_a_restart_and_only_for_its_tenant(tm
     assert caught.value.code == "previous_response_not_found"
 
 
+async def _require_that_a_cancelled_one_leaves_its_engine_and_is_kept(mesh: MeshProcess, client: AsyncOpenAI) -> None:
+    async with await mesh.backend("a") as backend:
+        await backend.set_behaviour(tokens_per_second=20.0, answer_tokens=0, echo=False)
+        stream = await client.responses.create(model=POOL, input="Count", stream=True)
+        created = await anext(stream)
+        assert created.type == "response.created"
+        response_id = created.response.id
+        said = asyncio.Event()
+        ended = asyncio.create_task(_read(stream, said))
+        await said.wait()
+        cancelled = await client.responses.cancel(response_id)
+        await backend.wait_for_state(lambda state: state.active_requests == 0)
+    with pytest.raises(openai.APIError) as caught:
+        await ended
+    kept = await client.responses.retrieve(response_id)
+    assert cancelled.status == kept.status == "cancelled"
+    assert kept.output_text == cancelled.output_text != ""
+    assert caught.value.code == "cancelled"
+
+
+async def _read(stream: "openai.AsyncStream[openai.types.responses.ResponseStreamEvent]", said: asyncio.Event) -> None:
+    async for event in stream:
+        if event.type == "response.output_text.delta":
+            said.set()
+
+
+@pytest.mark.nightly("kills a router between turns")
 async def test_a_conversation_goes_on_when_its_router_was_killed_between_two_turns(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a", echo=True))
     with running_apart(tmp_path, config) as mesh:
@@ -52,31 +82,3 @@ async def test_a_conversation_goes_on_when_its_router_was_killed_between_two_tur
     assert caught.value.status_code == 503
     assert kept.previous_response_id == first.id
     assert kept.output_text == second.output_text
-
-
-async def test_a_response_that_is_cancelled_leaves_its_engine_and_is_kept(tmp_path: Path) -> None:
-    config = str(write_config(tmp_path, fake_runner("a", tokens_per_second=20.0, answer_tokens=0)))
-    with running_mesh(tmp_path / "home", "--config", config) as mesh:
-        async with AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="unused", max_retries=0) as client:
-            stream = await client.responses.create(model=POOL, input="Count", stream=True)
-            created = await anext(stream)
-            assert created.type == "response.created"
-            response_id = created.response.id
-            said = asyncio.Event()
-            ended = asyncio.create_task(_read(stream, said))
-            await said.wait()
-            cancelled = await client.responses.cancel(response_id)
-            async with await mesh.backend("a") as backend:
-                await backend.wait_for_state(lambda state: state.active_requests == 0)
-            with pytest.raises(openai.APIError) as caught:
-                await ended
-            kept = await client.responses.retrieve(response_id)
-    assert cancelled.status == kept.status == "cancelled"
-    assert kept.output_text == cancelled.output_text != ""
-    assert caught.value.code == "cancelled"
-
-
-async def _read(stream: "openai.AsyncStream[openai.types.responses.ResponseStreamEvent]", said: asyncio.Event) -> None:
-    async for event in stream:
-        if event.type == "response.output_text.delta":
-            said.set()

@@ -31,6 +31,7 @@ async def make_until_it_dies(home: Path, made: list[str], enough: asyncio.Event)
                 enough.set()
 
 
+@pytest.mark.nightly("kills a registry in a storm of creations")
 async def test_every_key_that_was_acknowledged_works_after_a_kill_in_the_midst_of_creations(tmp_path: Path) -> None:
     acknowledged: list[str] = []
     revoked = ""

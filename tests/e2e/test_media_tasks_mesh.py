@@ -94,6 +94,7 @@ async def images_of(tasks: Tasks, task: str) -> list[str]:
     return [event.image.image.file_id for event in events if event.HasField("image")]
 
 
+@pytest.mark.nightly("kills a runner under a task again")
 async def test_an_image_whose_runner_is_killed_in_the_middle_of_its_steps_is_made_once_more_and_has_one_result(
     tmp_path: Path,
 ) -> None:
@@ -112,6 +113,7 @@ async def test_an_image_whose_runner_is_killed_in_the_middle_of_its_steps_is_mad
         assert (await backend.state()).requests_finished == 1
 
 
+@pytest.mark.nightly("kills a router under a task again")
 async def test_an_image_whose_router_is_killed_in_the_middle_is_made_by_the_next_one_and_has_one_result(
     tmp_path: Path,
 ) -> None:

@@ -4,10 +4,12 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
 MODEL_MB = 2000
@@ -48,116 +50,144 @@ async def leases(mesh: MeshProcess) -> list[dict[str, Any]]:
     return [lease for host in found["hosts"] for lease in host["leases"]]
 
 
-async def test_a_request_for_the_model_that_has_no_room_has_the_idle_one_give_way(tmp_path: Path) -> None:
-    with running_mesh(tmp_path / "home", "--config", str(two_models(tmp_path))) as mesh:
-        assert [lease["purpose"] for lease in await leases(mesh)] == ["first"]
-        assert (await processes(mesh))["first"]["memoryBytes"] == MODEL_MB * MIB
-        for model, other in (("second", "first"), ("first", "second")):
-            status, answer = await ask(mesh, model)
-            assert status == 200, answer
-            (lease,) = await leases(mesh)
-            assert (lease["purpose"], lease["state"]) == (model, "held")
-            states = {name: row["state"] for name, row in (await processes(mesh)).items()}
-            assert states == {model: "ready", other: "hibernating"}
+@pytest.fixture(scope="module")
+def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    folder = tmp_path_factory.mktemp("memory")
+    with running_mesh(folder / "home", "--config", str(two_models(folder))) as mesh:
+        yield mesh
 
 
-async def test_a_pinned_model_does_not_give_way_and_the_other_says_who_holds_the_memory(tmp_path: Path) -> None:
-    with running_mesh(tmp_path / "home", "--config", str(two_models(tmp_path))) as mesh:
-        code, _, error = await run_weft("load", "first", "--pin", home=mesh.home)
-        assert code == 0, error
-        loading = asyncio.create_task(run_weft("load", "second", "--watch", home=mesh.home))
-        await asyncio.sleep(1.0)
-        _, listed, _ = await run_weft("operation", "list", "--unfinished", "-o", "json", home=mesh.home)
-        (operation,) = json.loads(listed)["items"]
-        assert operation["action"]["model"] == "second"
-        assert "first" in operation["detail"], operation
-        assert (await run_weft("operation", "cancel", operation["name"], home=mesh.home))[0] == 0
-        code, _, shown = await loading
-        assert code == 1
-        assert "waiting for memory" in shown
-        assert "cancelled" in shown
-        assert [lease["purpose"] for lease in await leases(mesh)] == ["first"]
-        assert (await processes(mesh))["second"]["state"] == "hibernating"
+@pytest.fixture
+async def mesh(shared_mesh: MeshProcess) -> MeshProcess:
+    """The first model is loaded, and not pinned."""
+    for model in ("first", "second"):
+        assert (await run_weft("unload", model, home=shared_mesh.home))[0] == 0
+    assert (await ask(shared_mesh, "first"))[0] == 200
+    return shared_mesh
 
 
-async def test_a_model_is_loaded_with_other_settings_for_this_once(tmp_path: Path) -> None:
-    with running_mesh(tmp_path / "home", "--config", str(two_models(tmp_path))) as mesh:
-        assert (await processes(mesh))["first"]["contextTokens"] == 2048
-        code, out, error = await run_weft("load", "first", "--ctx", "512", "--set", "slots=1", home=mesh.home)
-        assert code == 0, error
-        assert out.startswith("model/first loaded (in ")
-        row = (await processes(mesh))["first"]
-        assert (row["contextTokens"], row["slotsTotal"]) == (512, 1)
-        code, _, error = await run_weft("load", "first", "--set", "temperature=2", home=mesh.home)
-        assert code == 2
-        assert "temperature" in error
-        assert (await run_weft("unload", "first", home=mesh.home))[0] == 0
-        assert (await ask(mesh, "first"))[0] == 200
-        assert (await processes(mesh))["first"]["contextTokens"] == 2048
+async def test_a_request_for_the_model_that_has_no_room_has_the_idle_one_give_way(mesh: MeshProcess) -> None:
+    assert [lease["purpose"] for lease in await leases(mesh)] == ["first"]
+    assert (await processes(mesh))["first"]["memoryBytes"] == MODEL_MB * MIB
+    for model, other in (("second", "first"), ("first", "second")):
+        status, answer = await ask(mesh, model)
+        assert status == 200, answer
+        (lease,) = await leases(mesh)
+        assert (lease["purpose"], lease["state"]) == (model, "held")
+        states = {name: row["state"] for name, row in (await processes(mesh)).items()}
+        assert states == {model: "ready", other: "hibernating"}
 
 
-async def test_a_model_that_can_never_fit_is_refused_with_the_figures(tmp_path: Path) -> None:
-    runner = fake_runner("box")
-    runner["models"][0] |= {"memory_mb": 9000, "start_asleep": True}
+async def test_a_pinned_model_does_not_give_way_and_the_other_says_who_holds_the_memory(mesh: MeshProcess) -> None:
+    code, _, error = await run_weft("load", "first", "--pin", home=mesh.home)
+    assert code == 0, error
+    loading = asyncio.create_task(run_weft("load", "second", "--watch", home=mesh.home))
+    await asyncio.sleep(1.0)
+    _, listed, _ = await run_weft("operation", "list", "--unfinished", "-o", "json", home=mesh.home)
+    (operation,) = json.loads(listed)["items"]
+    assert operation["action"]["model"] == "second"
+    assert "first" in operation["detail"], operation
+    assert (await run_weft("operation", "cancel", operation["name"], home=mesh.home))[0] == 0
+    code, _, shown = await loading
+    assert code == 1
+    assert "waiting for memory" in shown
+    assert "cancelled" in shown
+    assert [lease["purpose"] for lease in await leases(mesh)] == ["first"]
+    assert (await processes(mesh))["second"]["state"] == "hibernating"
+
+
+async def test_a_model_is_loaded_with_other_settings_for_this_once(mesh: MeshProcess) -> None:
+    assert (await processes(mesh))["first"]["contextTokens"] == 2048
+    code, out, error = await run_weft("load", "first", "--ctx", "512", "--set", "slots=1", home=mesh.home)
+    assert code == 0, error
+    assert out.startswith("model/first loaded (in ")
+    row = (await processes(mesh))["first"]
+    assert (row["contextTokens"], row["slotsTotal"]) == (512, 1)
+    code, _, error = await run_weft("load", "first", "--set", "temperature=2", home=mesh.home)
+    assert code == 2
+    assert "temperature" in error
+    assert (await run_weft("unload", "first", home=mesh.home))[0] == 0
+    assert (await ask(mesh, "first"))[0] == 200
+    assert (await processes(mesh))["first"]["contextTokens"] == 2048
+
+
+async def test_a_model_that_can_never_fit_is_refused_with_the_figures_and_told_when_the_mesh_is_up(
+    tmp_path: Path,
+) -> None:
+    runner = fake_runner("box", pool="")
+    model = {"path": __file__, "memory_mb": 9000}
+    runner["models"] = [{"name": "m-box", **model}, {"name": "m-asleep", "start_asleep": True, **model}]
     config = write_config(tmp_path, runner, accelerators=BUDGET)
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
-        code, _, error = await run_weft("load", "m-box", home=mesh.home)
+        (line,) = [line for line in (tmp_path / "home.out").read_text().splitlines() if line.startswith("warn m-box")]
+        assert "m-box: hibernating on box: m-box needs 8.8 GiB" in line
+        code, _, error = await run_weft("load", "m-asleep", home=mesh.home)
         assert code == 1
         assert "8.8 GiB" in error
         assert await leases(mesh) == []
 
 
-def test_a_model_that_was_to_be_loaded_and_got_no_memory_is_told_with_the_reason_when_the_mesh_is_up(
-    tmp_path: Path,
-) -> None:
-    runner = fake_runner("box")
-    runner["models"][0] |= {"memory_mb": 9000}
-    config = write_config(tmp_path, runner, accelerators=BUDGET)
-    with running_mesh(tmp_path / "home", "--config", str(config)):
-        (line,) = [line for line in (tmp_path / "home.out").read_text().splitlines() if line.startswith("warn m-box")]
-    assert "m-box: hibernating on box: m-box needs 8.8 GiB" in line
+async def test_keep_alive_of_a_request_unloads_its_model_when_it_is_over(mesh: MeshProcess) -> None:
+    assert (await ask(mesh, "first", keep_alive="1h"))[0] == 200
+
+    async def is_told() -> bool:
+        row = (await processes(mesh))["first"]
+        return row["unloadAt"] is not None and row["until"] in ("59m", "1h")
+
+    await eventually(is_told, 10.0, "nobody is told how long it stays")
+    assert (await ask(mesh, "first", keep_alive=0))[0] == 200
+
+    async def is_unloaded() -> bool:
+        return (await processes(mesh))["first"]["state"] == "hibernating" and not await leases(mesh)
+
+    await eventually(is_unloaded, 10.0, "it stays loaded")
+    assert (await ask(mesh, "first", keep_alive="soon"))[0] == 400
 
 
-async def test_keep_alive_of_a_request_unloads_its_model_when_it_is_over(tmp_path: Path) -> None:
-    with running_mesh(tmp_path / "home", "--config", str(two_models(tmp_path))) as mesh:
-        assert (await ask(mesh, "first", keep_alive="1h"))[0] == 200
-
-        async def is_told() -> bool:
-            row = (await processes(mesh))["first"]
-            return row["unloadAt"] is not None and row["until"] in ("59m", "1h")
-
-        await eventually(is_told, 10.0, "nobody is told how long it stays")
-        assert (await ask(mesh, "first", keep_alive=0))[0] == 200
-
-        async def is_unloaded() -> bool:
-            return (await processes(mesh))["first"]["state"] == "hibernating" and not await leases(mesh)
-
-        await eventually(is_unloaded, 10.0, "it stays loaded")
-        assert (await ask(mesh, "first", keep_alive="soon"))[0] == 400
-
-
-async def test_a_runner_killed_with_its_model_gives_the_memory_back_and_loads_again(tmp_path: Path) -> None:
-    with running_mesh(tmp_path / "home", "--config", str(two_models(tmp_path))) as mesh:
-        (before,) = await leases(mesh)
-        os.kill(mesh.facts["pids"]["runners"]["box"], signal.SIGKILL)
-
-        async def has_a_new_lease() -> bool:
-            found = await leases(mesh)
-            return [lease["purpose"] for lease in found] == ["first"] and found[0]["leaseId"] != before["leaseId"]
-
-        await eventually(has_a_new_lease, 20.0, "the memory does not come back")
-        assert (await ask(mesh, "second"))[0] == 200
-
-
-async def test_what_was_done_is_in_the_audit_and_the_audit_is_whole(tmp_path: Path) -> None:
-    with running_mesh(tmp_path / "home", "--config", str(two_models(tmp_path))) as mesh:
-        assert (await run_weft("load", "second", "--request-id", "once", home=mesh.home))[0] == 0
-        assert (await run_weft("load", "second", "--request-id", "once", home=mesh.home))[0] == 0
-        code, _, error = await run_weft("unload", "second", "--request-id", "once", home=mesh.home)
-        assert (code, "request_id" in error) == (4, True)
-        assert (await run_weft("unload", "second", home=mesh.home))[0] == 0
+async def test_what_was_done_is_in_the_audit_and_the_audit_is_whole(mesh: MeshProcess) -> None:
+    async def counted() -> tuple[int, int]:
         _, out, _ = await run_weft("audit", "list", "-o", "json", home=mesh.home)
         events = [entry["event"] for entry in json.loads(out)["items"]]
-        assert events.count("operation.accepted") == 2
-        assert events.count("operation.succeeded") == 2
-        assert (await run_weft("audit", "verify", home=mesh.home))[0] == 0
+        return events.count("operation.accepted"), events.count("operation.succeeded")
+
+    before = await counted()
+    assert (await run_weft("load", "second", "--request-id", "once", home=mesh.home))[0] == 0
+    assert (await run_weft("load", "second", "--request-id", "once", home=mesh.home))[0] == 0
+    code, _, error = await run_weft("unload", "second", "--request-id", "once", home=mesh.home)
+    assert (code, "request_id" in error) == (4, True)
+    assert (await run_weft("unload", "second", home=mesh.home))[0] == 0
+    assert await counted() == (before[0] + 2, before[1] + 2)
+    assert (await run_weft("audit", "verify", home=mesh.home))[0] == 0
+
+
+async def test_a_runner_killed_with_its_model_gives_the_memory_back_and_loads_again(mesh: MeshProcess) -> None:
+    (before,) = await leases(mesh)
+    os.kill(mesh.facts["pids"]["runners"]["box"], signal.SIGKILL)
+
+    async def has_a_new_lease() -> bool:
+        found = await leases(mesh)
+        return [lease["purpose"] for lease in found] == ["first"] and found[0]["leaseId"] != before["leaseId"]
+
+    await eventually(has_a_new_lease, 20.0, "the memory does not come back")
+    assert (await ask(mesh, "second"))[0] == 200
+
+
+async def test_a_loaded_model_is_not_deleted_and_a_forced_delete_gives_its_memory_to_the_next(
+    mesh: MeshProcess,
+) -> None:
+    code, out, error = await run_weft("delete", "model", "first", home=mesh.home)
+    assert (code, out) == (4, "")
+    for word in ("box", "weft unload first", "weft.yaml", "--force"):
+        assert word in error
+    async with aiohttp.ClientSession() as http, http.delete(f"{mesh.url}/api/v1/models/first") as response:
+        assert response.status == 409
+    assert (await processes(mesh))["first"]["state"] == "ready"
+    code, out, error = await run_weft("delete", "model", "first", "--force", home=mesh.home)
+    assert (code, out) == (0, "model/first deleted\n"), error
+    assert "model/first comes back when box is started again (weft restart)" in error
+    assert [lease["state"] for lease in await leases(mesh)] in ([], ["releasing"])
+    status, answer = await ask(mesh, "second")
+    assert status == 200, answer
+    assert (await ask(mesh, "first"))[0] == 404
+    code, _, error = await run_weft("unload", "first", home=mesh.home)
+    assert (code, "there is no model or pool first;" in error) == (3, True), error

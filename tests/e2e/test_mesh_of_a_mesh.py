@@ -20,6 +20,19 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
         yield mesh
 
 
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory, upstream: MeshProcess) -> Path:
+    """Of a mesh that names no model of its upstream, and one of them in another section."""
+    named = {"name": "named", "url": upstream.url, "models": [{"name": POOL}]}
+    return write_config(tmp_path_factory.mktemp("mesh"), {"name": "box", "url": upstream.url}, named)
+
+
+@pytest.fixture(scope="module")
+def mesh(config: Path) -> Iterator[MeshProcess]:
+    with running_mesh(config.parent / "home", "--config", str(config)) as mesh:
+        yield mesh
+
+
 def chat(mesh: MeshProcess, model: str, text: str, *, stream: bool = False) -> dict[str, Any]:
     """The usage that a chat is answered with."""
     body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": text}]}
@@ -42,12 +55,10 @@ def counted(usage: dict[str, Any]) -> tuple[int, int, int]:
 
 
 async def test_a_server_that_is_a_mesh_is_named_as_one_by_the_start_and_the_doctor(
-    tmp_path: Path, upstream: MeshProcess
+    tmp_path: Path, config: Path, mesh: MeshProcess
 ) -> None:
     """The start said that it does not answer, or lists no models; the doctor that it is to be started."""
-    config = write_config(tmp_path, {"name": "box", "url": upstream.url})
-    with running_mesh(tmp_path / "home", "--config", str(config)):
-        banner = (tmp_path / "home.out").read_text()
+    banner = (mesh.home.parent / "home.out").read_text()
     assert "warn box: serves no model of its server: it is a weft mesh, whose models are named one by one" in banner
     assert "name them beside its url, such as models: [{name: qwen}]" in banner
     _, shown, _ = await run_weft("doctor", "--config", str(config), home=tmp_path / "other")
@@ -57,13 +68,11 @@ async def test_a_server_that_is_a_mesh_is_named_as_one_by_the_start_and_the_doct
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_the_usage_of_a_model_of_another_mesh_is_what_that_mesh_counts(
-    tmp_path: Path, upstream: MeshProcess, *, stream: bool
+    mesh: MeshProcess, upstream: MeshProcess, *, stream: bool
 ) -> None:
-    config = write_config(tmp_path, {"name": "box", "url": upstream.url, "models": [{"name": POOL}]})
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
-        text = "count the words of this rather long prompt, " * 20 + str(stream)
-        first, again = (counted(chat(mesh, POOL, text, stream=stream)) for _ in range(2))
-        directly = counted(chat(upstream, POOL, text, stream=stream))
+    text = "count the words of this rather long prompt, " * 20 + str(stream)
+    first, again = (counted(chat(mesh, POOL, text, stream=stream)) for _ in range(2))
+    directly = counted(chat(upstream, POOL, text, stream=stream))
     assert first[1] < again[1], "the second one finds its prompt in the cache of the other mesh's engine"
     assert again == directly
     assert (first[0], first[2]) == (directly[0], directly[2])

@@ -1,12 +1,13 @@
 """A central model of a provider with Anthropic's API, through Anthropic's SDK and OpenAI's API."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
 import anthropic
 import pytest
-from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import MeshProcess, eventually, run_weft
 
 from weft_testing.free_port import free_port
 from weft_testing.messages_provider import (
@@ -21,7 +22,7 @@ from weft_testing.messages_provider import (
 )
 
 PORT = free_port()
-KEY, MODEL = "sk-canary-0123456789", "large"
+KEY, MODEL, SECRET = "sk-canary-0123456789", "large", "messages-key"
 PERMIT = {"allow_remote": True}
 TOOL: Any = {
     "name": "look",
@@ -31,11 +32,18 @@ TOOL: Any = {
 }
 
 
-@pytest.fixture(scope="module")
-def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
-    folder = tmp_path_factory.mktemp("messages")
-    with running_mesh(folder / "home", "--config", str(write_config(folder, fake_runner("left")))) as mesh:
-        yield mesh
+@pytest.fixture
+def mesh(common_mesh: MeshProcess) -> MeshProcess:
+    return common_mesh
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _taken_back(mesh_of_the_session: MeshProcess) -> Iterator[None]:
+    """The model and its secret are declared by the first test, for all of this module."""
+    yield
+    for declared in (f"model/{MODEL}", f"secret/{SECRET}"):
+        code, _, error = asyncio.run(run_weft("delete", declared, home=mesh_of_the_session.home))
+        assert code == 0, error
 
 
 @pytest.fixture
@@ -43,8 +51,8 @@ async def provider(mesh: MeshProcess) -> AsyncIterator[MessagesProvider]:
     async with messages_provider(port=PORT) as provider:
         provider.keys.add(KEY)
         if (await run_weft("get", "model", MODEL, home=mesh.home))[0] != 0:
-            await run_weft("create", "secret", "k", "-", home=mesh.home, stdin=KEY.encode())
-            options = ("--api", "anthropic", "--api-key-ref", "secret/k", "--upstream-model", "large-4")
+            await run_weft("create", "secret", SECRET, "-", home=mesh.home, stdin=KEY.encode())
+            options = ("--api", "anthropic", "--api-key-ref", f"secret/{SECRET}", "--upstream-model", "large-4")
             code, _, error = await run_weft("create", "model", MODEL, "--url", provider.url, *options, home=mesh.home)
             assert code == 0, error
         await eventually(lambda: _is_served(mesh), 30.0, "the model was not served")

@@ -7,11 +7,9 @@ from typing import Any
 
 import openai
 import pytest
-from kit.demo_answers import WITHOUT_END
 from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
 from weft.api.registry.v1.runner_pb2 import InstanceState
-from weft_app.compose.demo import demo_model_path
 from weft_testing.model_hub import HubRepository, ModelHub
 
 SOURCE = "hf:acme/tiny-GGUF:Q4_1"
@@ -54,15 +52,6 @@ async def _instance(mesh: MeshProcess) -> InstanceState | None:
     return instances[0] if instances else None
 
 
-@pytest.mark.real
-def test_the_demo_model_is_pulled_from_a_hub_onto_an_empty_home_and_answers(hub: ModelHub, tmp_path: Path) -> None:
-    hub.repositories["acme/smol-GGUF"] = HubRepository(files={"smol-Q4_1.gguf": demo_model_path().read_bytes()})
-    model = {"name": "smol", "source": "hf:acme/smol-GGUF", "context_tokens": 512, "slots": 1}
-    config = str(write_config(tmp_path, {"name": "real", "models": [model]}))
-    with running_mesh(tmp_path / "home", "--config", config) as mesh:
-        assert len(_chat(mesh.url, "smol", max_tokens=16, temperature=0, extra_body=WITHOUT_END).split()) >= 3
-
-
 async def test_a_pull_is_the_progress_of_the_load_and_its_files_are_used(hub: ModelHub, tmp_path: Path) -> None:
     hub.faults.chunk_seconds = 0.3
     with running_mesh(tmp_path / "home", "--config", _config(tmp_path, start_asleep=True)) as mesh:
@@ -89,21 +78,19 @@ async def test_a_pull_is_the_progress_of_the_load_and_its_files_are_used(hub: Mo
     assert lines
 
 
-def test_a_model_that_was_pulled_is_served_without_the_hub_at_the_next_start(hub: ModelHub, tmp_path: Path) -> None:
-    with running_mesh(tmp_path / "home", "--config", _config(tmp_path)) as mesh:
-        assert _chat(mesh.url)
-    hub.requests.clear()
-    with running_mesh(tmp_path / "home", "--config", _config(tmp_path)) as mesh:
-        assert _chat(mesh.url)
-    assert hub.requests == []
-
-
-def test_two_models_of_one_source_pull_it_once(hub: ModelHub, tmp_path: Path) -> None:
+def test_two_models_of_one_source_pull_it_once_and_are_served_without_the_hub_at_the_next_start(
+    hub: ModelHub, tmp_path: Path
+) -> None:
     hub.faults.chunk_seconds = 0.02
     with running_mesh(tmp_path / "home", "--config", _config(tmp_path, replicas=2)) as mesh:
         assert _chat(mesh.url, NAME)
         assert _chat(mesh.url, f"{NAME}-2")
     assert hub.sent_bytes == len(WEIGHTS) + 1000
+    hub.requests.clear()
+    with running_mesh(tmp_path / "home", "--config", _config(tmp_path, replicas=2)) as mesh:
+        assert _chat(mesh.url, NAME)
+        assert _chat(mesh.url, f"{NAME}-2")
+    assert hub.requests == []
 
 
 async def test_a_failed_pull_is_said_is_no_crash_loop_and_the_next_request_tries_again(

@@ -20,6 +20,8 @@ from weft_testing.model_hub import HubRepository, ModelHub
 if TYPE_CHECKING:
     from weft.api.runner.v1.runner_service_pb2_grpc import RunnerServiceAsyncStub
 
+pytestmark = pytest.mark.nightly("repeats kills and restarts of a mesh")
+
 SOURCE = "hf:acme/smol-GGUF"
 NAME = "smol"
 

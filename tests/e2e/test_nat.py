@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from join_process import JoinProcess, make_token, relay_facts, running_join
 from mesh_process import eventually, fake_runner, running_mesh, write_config
 from nat_world import (
@@ -22,6 +23,8 @@ from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc
 from weft.client import connect_async
 from weft.client._channel import mesh_address
 from weft.kernel.rpc import open_channel
+
+pytestmark = pytest.mark.nightly("a network of its own that is cut")
 
 CABLE_SECONDS = 45.0
 """Keepalive finds out within 20 s; dialing again waits up to 30 s."""

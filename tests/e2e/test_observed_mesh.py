@@ -8,7 +8,7 @@ from kit.promql import series_of, unmatched
 from mesh_process import eventually
 from observed_mesh import Observed, asked_expressions, live_through, running_observed
 
-pytestmark = pytest.mark.heavy
+pytestmark = pytest.mark.nightly("repeats kills, cuts or swaps of a whole mesh")
 
 DEADLINE_SECONDS = 20.0
 

@@ -32,7 +32,7 @@ from weft_testing.torture.history import (
 )
 
 pytest_plugins = ("database_fixtures",)
-pytestmark = pytest.mark.heavy
+pytestmark = pytest.mark.nightly("repeats kills, cuts or swaps of a whole mesh")
 
 WAIT_SECONDS = 60.0
 CALLERS = 2

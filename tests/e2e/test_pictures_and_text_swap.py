@@ -64,6 +64,7 @@ async def held(mesh: MeshProcess) -> set[str]:
     return {lease["purpose"] for host in found["hosts"] for lease in host["leases"] if lease["state"] == "held"}
 
 
+@pytest.mark.nightly("swaps models again, of other runtimes")
 async def test_a_model_of_images_and_one_of_text_give_way_to_each_other(mesh: MeshProcess) -> None:
     assert await held(mesh) == {"words"}
     for ask, name in ((paint, "pictures"), (write, "words"), (paint, "pictures")):
@@ -72,6 +73,7 @@ async def test_a_model_of_images_and_one_of_text_give_way_to_each_other(mesh: Me
         assert await held(mesh) == {name}
 
 
+@pytest.mark.nightly("swaps models again, of other runtimes")
 async def test_both_are_served_when_many_want_them_and_they_swap_seldom(mesh: MeshProcess) -> None:
     before = len(mesh.log_lines("woke"))
     answers = await asyncio.gather(*(ask(mesh) for _ in range(8) for ask in (paint, write)))

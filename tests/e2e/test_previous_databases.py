@@ -17,6 +17,7 @@ _ADDED = {"models": {"upstream"}, "tasks": {"caller"}}
 """Fields that later releases show in addition."""
 
 
+@pytest.mark.nightly("a second release")
 @pytest.mark.parametrize("release", RELEASES, ids=lambda folder: folder.name)
 def test_a_mesh_shows_all_that_the_databases_of_an_earlier_release_hold(release: Path, tmp_path: Path) -> None:
     kept = json.loads((release / "shown.json").read_text())

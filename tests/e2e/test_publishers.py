@@ -312,6 +312,7 @@ async def test_a_result_that_is_no_json_ends_its_task(edge: Edge, ann: Publisher
     assert (status, body["error"]["code"]) == (502, "backend_protocol_error")
 
 
+@pytest.mark.nightly("waits for a stall")
 async def test_a_task_without_a_result_stalls_and_one_that_is_alive_does_not(edge: Edge, ann: Publisher) -> None:
     asked = asyncio.create_task(edge.whole("ann-model"))
     task = await ann.next_task()
@@ -349,6 +350,7 @@ async def test_a_publisher_that_hangs_up_is_lost_and_its_begun_answer_ends(edge:
         assert (status, body["error"]["code"]) == (404, "session_unknown")
 
 
+@pytest.mark.nightly("waits for silent publishers")
 async def test_a_publisher_without_heartbeats_is_lost_though_its_stream_is_open(edge: Edge) -> None:
     async with edge.publishing("bob", model("bob-model")) as bob:
         await edge.until_ready("bob")
@@ -485,6 +487,7 @@ async def test_a_publisher_comes_back_to_a_mesh_that_was_killed(tmp_path: Path) 
             assert (await asked)[1]["choices"][0]["message"]["content"] == "back"
 
 
+@pytest.mark.nightly("services apart, replaced in the redesign")
 async def test_publishers_beside_a_router_that_runs_apart(tmp_path: Path) -> None:
     port = free_port()
     limits = {**LIMITS, "listen": f"127.0.0.1:{port}"}
@@ -697,6 +700,7 @@ async def test_the_publisher_in_node_serves_streams_and_leaves(edge: Edge) -> No
     await edge.until_lost("noddy")
 
 
+@pytest.mark.nightly("loses a publisher again")
 @needs_node
 async def test_the_publisher_in_node_passes_a_server_on_and_registers_again_after_a_loss(edge: Edge) -> None:
     async with run_fake_backend(answer_tokens=5) as backend:
@@ -716,6 +720,7 @@ async def test_the_publisher_in_node_passes_a_server_on_and_registers_again_afte
     await edge.until_lost("noddy")
 
 
+@pytest.mark.nightly("every promise again, of another runner")
 @needs_node
 async def test_the_publisher_in_node_honours_what_every_runner_must(edge: Edge) -> None:
     async with run_fake_backend(answer_tokens=0, tokens_per_second=200, prefill_seconds=0.2) as backend:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 import yaml
 from apart_mesh import Apart, running_apart
 from mesh_process import POOL, eventually, fake_runner, run_weft, running_mesh, write_config
@@ -170,6 +171,7 @@ async def until_completed(http: aiohttp.ClientSession, request_id: str) -> Mappi
     return found
 
 
+@pytest.mark.nightly("a matrix of kills of routers")
 async def test_a_stream_that_completes_after_its_router_was_killed_is_recorded_as_completed_with_its_tokens(
     tmp_path: Path,
 ) -> None:
@@ -208,6 +210,7 @@ async def test_a_stream_that_completes_after_its_router_was_killed_is_recorded_a
             assert await request(http, "r-long") == found
 
 
+@pytest.mark.nightly("a matrix of kills of routers")
 async def test_ends_beyond_the_bound_of_a_gateway_are_counted_and_said_and_their_records_stay_lost(
     tmp_path: Path,
 ) -> None:
@@ -241,6 +244,7 @@ async def test_ends_beyond_the_bound_of_a_gateway_are_counted_and_said_and_their
     assert dropped == [("overflow", 1)]
 
 
+@pytest.mark.nightly("a matrix of kills of routers")
 async def test_a_router_whose_database_is_in_memory_has_forgotten_everything(tmp_path: Path) -> None:
     """The negative control of the test above."""
     router = QUICK | {"database_url": "sqlite+aiosqlite://"}
@@ -260,6 +264,7 @@ async def test_a_router_whose_database_is_in_memory_has_forgotten_everything(tmp
             assert await clients(http) == {}
 
 
+@pytest.mark.nightly("a matrix of kills of routers")
 async def test_a_mesh_of_one_process_remembers_over_a_kill_of_it(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"), router=QUICK)
     home = tmp_path / "home"
@@ -308,6 +313,7 @@ async def owner_of_pool(mesh: Apart) -> str | None:
     return owners[0] if owners and len(items) == 2 else None
 
 
+@pytest.mark.nightly("a matrix of kills of routers")
 async def test_another_router_on_the_database_finds_what_a_killed_one_knew(tmp_path: Path, postgres_url: str) -> None:
     with two_routers(tmp_path, postgres_url) as (mesh, homes):
         async with aiohttp.ClientSession(mesh.url) as http:
@@ -337,6 +343,7 @@ async def test_another_router_on_the_database_finds_what_a_killed_one_knew(tmp_p
             await asyncio.gather(cut_off, return_exceptions=True)
 
 
+@pytest.mark.nightly("a matrix of kills of routers")
 async def test_the_end_of_a_stream_whose_router_was_killed_is_recorded_by_the_next_owner_of_its_domain(
     tmp_path: Path, postgres_url: str
 ) -> None:
@@ -357,6 +364,7 @@ async def test_the_end_of_a_stream_whose_router_was_killed_is_recorded_by_the_ne
             assert (await request(http, "r-long"))["receipt"] == found["receipt"]
 
 
+@pytest.mark.nightly("a matrix of kills of routers")
 async def test_a_request_that_no_router_answers_says_so_in_its_error_and_in_the_gateways_log(tmp_path: Path) -> None:
     gateway = {"router_outage_limit_seconds": 1.0}
     with running_apart(tmp_path, write_config(tmp_path, fake_runner("a"), gateway=gateway)) as mesh:

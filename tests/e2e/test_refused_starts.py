@@ -90,7 +90,11 @@ def _small_disk() -> None:
 
 @pytest.mark.parametrize(
     ("command", "owner"),
-    [(["up"], "registry"), (["serve", "registry"], "registry"), (["serve", "router"], "router")],
+    [
+        pytest.param(["up"], "registry", marks=pytest.mark.nightly("the same, another command")),
+        (["serve", "registry"], "registry"),
+        pytest.param(["serve", "router"], "router", marks=pytest.mark.nightly("the same, another command")),
+    ],
     ids=["up", "registry", "router"],
 )
 async def test_a_disk_that_is_full_before_the_database_is_made_is_one_sentence(

@@ -96,6 +96,7 @@ def test_a_standby_serves_nothing_names_the_owner_and_takes_over_when_it_is_kill
     assert not first.serves
 
 
+@pytest.mark.nightly("freezes and cuts an owner of the database")
 def test_a_frozen_owner_is_replaced_and_neither_writes_nor_serves_when_it_goes_on(
     pair: Pair, postgres: PostgresServer, postgres_database: str
 ) -> None:
@@ -135,6 +136,7 @@ async def test_status_and_doctor_say_who_owns_the_database_and_who_waits(pair: P
     assert f"{first.address} owns the database; {second.address} is its standby" in shown
 
 
+@pytest.mark.nightly("another end of an owner")
 async def test_commands_on_the_host_of_a_standby_go_on_to_the_owner(pair: Pair) -> None:
     first, second = pair.members
     known = second.home / "run" / "registry.owner"
@@ -152,6 +154,7 @@ async def test_commands_on_the_host_of_a_standby_go_on_to_the_owner(pair: Pair) 
     assert not known.exists()
 
 
+@pytest.mark.nightly("another end of an owner")
 def test_an_owner_that_is_stopped_in_order_hands_over(pair: Pair) -> None:
     first, second = pair.members
     first.send(signal.SIGTERM)
@@ -159,6 +162,7 @@ def test_an_owner_that_is_stopped_in_order_hands_over(pair: Pair) -> None:
     until(lambda: second.serves)
 
 
+@pytest.mark.nightly("freezes and cuts an owner of the database")
 def test_a_standby_that_is_stopped_or_killed_disturbs_nobody(pair: Pair) -> None:
     first, second = pair.members
     second.send(signal.SIGTERM)
@@ -189,6 +193,7 @@ def test_a_standby_needs_the_pepper_that_keys_were_made_with(pair: Pair, tmp_pat
         third.end()
 
 
+@pytest.mark.nightly("freezes and cuts an owner of the database")
 def test_an_owner_that_is_cut_off_from_the_database_answers_nothing_once_it_was_replaced(
     tmp_path: Path, postgres: PostgresServer, postgres_database: str, postgres_url: str
 ) -> None:
@@ -215,6 +220,7 @@ def test_an_owner_that_is_cut_off_from_the_database_answers_nothing_once_it_was_
         assert tokens(second) == ["after", "before"]
 
 
+@pytest.mark.nightly("freezes and cuts an owner of the database")
 def test_a_postgres_that_crashes_leaves_one_owner_with_everything_that_was_acknowledged(
     pair: Pair, postgres: PostgresServer, postgres_database: str
 ) -> None:
@@ -227,6 +233,7 @@ def test_a_postgres_that_crashes_leaves_one_owner_with_everything_that_was_ackno
     assert tokens(owner) == ["after", "before"]
 
 
+@pytest.mark.nightly("freezes and cuts an owner of the database")
 def test_connections_that_are_cut_leave_one_owner(pair: Pair, postgres: PostgresServer, postgres_database: str) -> None:
     make_token(pair.members[0], "before")
     for _ in range(3):

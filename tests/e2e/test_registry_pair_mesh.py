@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from weft.api.operations.v1.operation_service_pb2_grpc import OperationServiceAsyncStub
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
 
+pytestmark = pytest.mark.nightly("kills and freezes registries of a pair")
+
 pytest_plugins = ("database_fixtures",)
 
 SILENCE_SECONDS = 3.0

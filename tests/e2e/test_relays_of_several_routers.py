@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 import yaml
 from apart_mesh import Apart
 from join_process import JoinProcess, laptop_server, running_join
@@ -18,6 +19,8 @@ from mesh_process import eventually, run_weft, write_config
 
 from weft_app.compose.certificate import self_signed_certificate
 from weft_testing.free_port import free_port
+
+pytestmark = pytest.mark.nightly("active-active routers, removed in the redesign")
 
 ROUTERS = ("r1", "r2")
 LIMIT_SECONDS = 30.0

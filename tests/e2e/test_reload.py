@@ -125,6 +125,7 @@ async def mesh(running: Reloadable) -> Reloadable:
     return running
 
 
+@pytest.mark.nightly("repeats reloads")
 async def test_a_stream_on_an_unchanged_model_goes_on_through_ten_reloads(mesh: Reloadable) -> None:
     tokens = 800
     steady = _runner("box", _model("steady"), command=_slow_command())
@@ -167,6 +168,7 @@ async def test_a_changed_model_finishes_its_requests_and_comes_back_with_its_set
     assert after["steady"]["pid"] == before["steady"]["pid"]
 
 
+@pytest.mark.nightly("swaps models in a reload")
 async def test_a_changed_model_that_does_not_fit_beside_the_old_one_is_loaded_after_it(tmp_path: Path) -> None:
     """Both were in memory until the old one was idle, or the new one took the memory of other models."""
     device = {"nvidia": False, "declared": [{"name": "card", "memory_mb": 4096}]}
@@ -352,6 +354,7 @@ async def test_a_runner_with_other_settings_is_started_again_and_requests_wait_f
     assert await mesh.names() == ["other", "steady"]
 
 
+@pytest.mark.nightly("kills a mesh in a reload")
 async def test_a_mesh_killed_in_the_middle_of_a_reload_starts_as_its_file_says(tmp_path: Path) -> None:
     path = write_config(tmp_path, BOX, _runner("guest", _model("visitor")))
     home = tmp_path / "home"

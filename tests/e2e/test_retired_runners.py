@@ -47,8 +47,14 @@ def _said(mesh: MeshProcess) -> str:
     return (mesh.home.parent / f"{mesh.home.name}.out").read_text()
 
 
+@pytest.mark.nightly("repeats restarts of a mesh")
 @pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.heavy), signal.SIGKILL], ids=["stopped", "killed"]
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.nightly("repeats kills, cuts or swaps of a whole mesh")),
+        signal.SIGKILL,
+    ],
+    ids=["stopped", "killed"],
 )
 async def test_models_taken_out_of_the_file_are_gone_at_the_next_start(tmp_path: Path, number: signal.Signals) -> None:
     home = tmp_path / "home"
@@ -68,6 +74,7 @@ async def test_models_taken_out_of_the_file_are_gone_at_the_next_start(tmp_path:
         assert "not in the configuration" not in _said(mesh)
 
 
+@pytest.mark.nightly("repeats restarts of a mesh")
 async def test_a_model_taken_out_of_a_runner_that_stays_is_gone_at_the_next_start(tmp_path: Path) -> None:
     home, runner = tmp_path / "home", fake_runner("a", pool="pool-a")
     both = {**runner, "models": [*runner["models"], {"name": "m-old", "pool": "old", "path": __file__}]}
@@ -78,6 +85,7 @@ async def test_a_model_taken_out_of_a_runner_that_stays_is_gone_at_the_next_star
         assert await _names(mesh, "pools") == ["pool-a"]
 
 
+@pytest.mark.nightly("repeats restarts of a mesh")
 async def test_tasks_that_wait_for_a_retired_model_are_said_and_kept(tmp_path: Path) -> None:
     home, slow = tmp_path / "home", {"answer_tokens": 0, "tokens_per_second": 5}
     with running_mesh(home, "--config", str(_config(tmp_path, "a", "b", **slow))) as mesh:

@@ -15,6 +15,8 @@ import yaml
 from apart_mesh import Apart, running_apart
 from mesh_process import POOL, eventually, fake_runner, run_weft, write_config
 
+pytestmark = pytest.mark.nightly("active-active routers, removed in the redesign")
+
 ROUTERS = ("r1", "r2", "r3")
 CHAT: dict[str, Any] = {"model": POOL, "messages": [{"role": "user", "content": "hi"}]}
 OUTAGE_SECONDS = 30.0

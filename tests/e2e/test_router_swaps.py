@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from mesh_process import (
     WEFT,
     MeshProcess,
@@ -94,6 +95,7 @@ async def test_a_request_waits_in_the_queue_for_the_memory_that_a_busy_model_hol
             assert await loaded_models(mesh) == {"first"}
 
 
+@pytest.mark.nightly("a storm of requests")
 async def test_a_cold_request_is_served_within_the_bound_under_a_constant_stream_of_more_urgent_ones(
     tmp_path: Path,
 ) -> None:
@@ -122,6 +124,7 @@ async def test_a_cold_request_is_served_within_the_bound_under_a_constant_stream
             await asyncio.gather(*streams)
 
 
+@pytest.mark.nightly("a storm of requests")
 async def test_three_models_with_room_for_one_are_all_served_and_take_turns(tmp_path: Path) -> None:
     names = ("a", "b", "c")
     with running_mesh(tmp_path / "home", "--config", str(models_for_one_place(tmp_path, *names))) as mesh:
@@ -163,6 +166,7 @@ async def test_a_model_larger_than_its_host_is_refused_at_once_with_the_figures(
             assert await loaded_models(mesh) == {"small"}, "nobody gives way in vain"
 
 
+@pytest.mark.nightly("memory that another program takes")
 async def test_a_load_whose_memory_a_program_took_keeps_neither_its_requests_nor_other_models_waiting(
     tmp_path: Path,
 ) -> None:

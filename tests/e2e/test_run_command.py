@@ -58,6 +58,6 @@ async def test_a_pull_that_is_interrupted_goes_on_and_ends_in_a_real_answer_of_o
     assert f"weft: {SOURCE} is served as smol-q4_1\n" in said
     assert "weft:   context 8192: all that the model was trained for; 360 MiB of KV cache\n" in said
     assert "weft:   2 slots: the usual number on processors\n" in said
-    assert re.search(r"weft:   in the host's memory, without an accelerator: about \d+ MiB in .* GiB of", said)
+    assert re.search(r"weft:   in the host's memory, without an accelerator: about [\d.]+ [MG]iB in .* GiB of", said)
     assert f"`weft up --home {home}` keeps one running" in said
     assert not WeftHome(home).is_claimed()

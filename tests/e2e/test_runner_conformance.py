@@ -44,6 +44,7 @@ def test_our_own_runner_honours_every_promise(mesh: MeshProcess) -> None:
     assert "0 broken" in done.stderr
 
 
+@pytest.mark.nightly("every promise again, of another runner")
 def test_a_runner_of_a_server_program_honours_every_promise_and_its_preset_every_claim(tmp_path: Path) -> None:
     dialect = Dialect(
         owned_by="sglang",

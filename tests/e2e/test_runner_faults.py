@@ -183,6 +183,7 @@ async def test_a_client_that_resets_its_connection_frees_the_backend(pair: MeshP
         await backend.wait_for_state(lambda state: state.busy_slots == 0, seconds=2.0)
 
 
+@pytest.mark.nightly("a storm of clients that vanish")
 async def test_hundreds_of_clients_that_vanish_at_once_free_every_slot_and_disturb_nobody(pair: MeshProcess) -> None:
     await _configure(pair, **LONG)
     begun = asyncio.Event()
@@ -211,6 +212,7 @@ async def test_hundreds_of_clients_that_vanish_at_once_free_every_slot_and_distu
     assert (await _ask(pair, max_tokens=1))[0] == 200
 
 
+@pytest.mark.nightly("more faults of the same kind")
 async def test_a_full_disk_under_the_logs_costs_no_request(tmp_path: Path) -> None:
     logs = tmp_path / "home" / "logs"
     logs.mkdir(parents=True)
@@ -229,6 +231,7 @@ async def test_a_full_disk_under_the_logs_costs_no_request(tmp_path: Path) -> No
         await eventually(serves, 10.0, "it does not serve again")
 
 
+@pytest.mark.nightly("more faults of the same kind")
 async def test_a_host_killed_in_mid_answer_leaves_nothing_not_even_a_grandchild_in_a_session_of_its_own(
     tmp_path: Path,
 ) -> None:

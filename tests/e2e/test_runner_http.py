@@ -90,29 +90,35 @@ def one_runner(
     assert set(codes) == {0}
 
 
-async def test_it_tells_what_it_can_do_and_answers(tmp_path: Path) -> None:
-    with one_runner(tmp_path) as runner:
-        told = await runner.until_serving()
-        assert (told["runnerId"], told["runnerType"].split("-")[0]) == ("a", "llama_server")
-        assert told["models"]["loaded"][0]["id"] == "m-a"
-        assert told["models"]["loaded"][0]["contextLength"] == 2048
-        assert (told["resources"]["gpuIds"], told["health"]) == ([], "healthy")
-        status, answer, headers = await runner.chat(X_Tenant_ID="community-x", X_Priority="high")
-        assert (status, answer["choices"][0]["message"]["content"]) == (200, "tok0 tok1 tok2 tok3")
-        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-        assert headers["x-cache-hit"] == "false"
-        for name in ("x-cache-tokens-reused", "x-queue-wait-ms"):
-            assert headers[name].isdigit()
-        assert "x-gpu-time-ms" not in headers, "no accelerator has computed it"
-        status, health, _ = await runner.ask("GET", "/health")
-        assert (status, health["status"], health["modelsLoaded"]) == (200, "healthy", 1)
-        _, metrics, _ = await runner.ask("GET", "/metrics")
-        line = 'weft_runner_requests_total{model="m-a",status="success",tenant="community-x"} 1.0'
-        assert line in metrics
-        status, models, _ = await runner.ask("GET", "/v1/models")
-        assert {model["id"] for model in models["data"]} == {"pool"}
-        status, answer, _ = await runner.chat(model="m-b")
-        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneRunner]:
+    with one_runner(tmp_path_factory.mktemp("runner")) as runner:
+        yield runner
+
+
+async def test_it_tells_what_it_can_do_and_answers(shared: OneRunner) -> None:
+    runner = shared
+    told = await runner.until_serving()
+    assert (told["runnerId"], told["runnerType"].split("-")[0]) == ("a", "llama_server")
+    assert told["models"]["loaded"][0]["id"] == "m-a"
+    assert told["models"]["loaded"][0]["contextLength"] == 2048
+    assert (told["resources"]["gpuIds"], told["health"]) == ([], "healthy")
+    status, answer, headers = await runner.chat(X_Tenant_ID="community-x", X_Priority="high")
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "tok0 tok1 tok2 tok3")
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert headers["x-cache-hit"] == "false"
+    for name in ("x-cache-tokens-reused", "x-queue-wait-ms"):
+        assert headers[name].isdigit()
+    assert "x-gpu-time-ms" not in headers, "no accelerator has computed it"
+    status, health, _ = await runner.ask("GET", "/health")
+    assert (status, health["status"], health["modelsLoaded"]) == (200, "healthy", 1)
+    _, metrics, _ = await runner.ask("GET", "/metrics")
+    line = 'weft_runner_requests_total{model="m-a",status="success",tenant="community-x"} 1.0'
+    assert line in metrics
+    status, models, _ = await runner.ask("GET", "/v1/models")
+    assert {model["id"] for model in models["data"]} == {"pool"}
+    status, answer, _ = await runner.chat(model="m-b")
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
 
 
 async def test_requests_to_it_and_the_operations_that_they_ask_for_are_traced(
@@ -234,6 +240,7 @@ async def test_a_wrong_variable_stops_the_start_and_is_named(tmp_path: Path, mon
         pass
 
 
+@pytest.mark.nightly("what the contracts of imports say, of a process")
 @pytest.mark.parametrize("extra", [[], ["--http-port", "0"]])
 async def test_only_a_runner_with_the_surface_loads_the_web_stack(tmp_path: Path, extra: list[str]) -> None:
     """Held by what the interpreter says that it imports."""
@@ -241,7 +248,6 @@ async def test_only_a_runner_with_the_surface_loads_the_web_stack(tmp_path: Path
     python, *weft = COLD_WEFT
     mesh = Apart(tmp_path / "home", config)
     try:
-        mesh.start("registry")
         mesh.start(
             "runner",
             *extra,
@@ -286,30 +292,30 @@ async def ended_task(runner: OneRunner, task: str) -> dict[str, Any]:
     return dict(await eventually(over, SECONDS, "the task does not end"))
 
 
-async def test_a_model_is_unloaded_flushed_and_loaded_again(tmp_path: Path) -> None:
-    with one_runner(tmp_path) as runner:
-        await runner.until_serving()
-        status, flushed, _ = await runner.ask("POST", "/v1/cache/flush", {"scope": "all"})
-        assert (status, flushed["flushed"]) == (200, True)
-        status, unloaded, _ = await runner.ask("POST", "/v1/models/unload", {"modelId": "m-a"})
-        assert status == 200
-        assert unloaded == {"modelId": "m-a", "gpuMemoryFreedMB": 0, "kvCacheFlushed": True}
+async def test_a_model_is_unloaded_flushed_and_loaded_again(shared: OneRunner) -> None:
+    runner = shared
+    await runner.until_serving()
+    status, flushed, _ = await runner.ask("POST", "/v1/cache/flush", {"scope": "all"})
+    assert (status, flushed["flushed"]) == (200, True)
+    status, unloaded, _ = await runner.ask("POST", "/v1/models/unload", {"modelId": "m-a"})
+    assert status == 200
+    assert unloaded == {"modelId": "m-a", "gpuMemoryFreedMB": 0, "kvCacheFlushed": True}
 
-        async def asleep() -> bool:
-            return bool((await runner.ask("GET", "/v1/capabilities"))[1]["models"]["available"] == ["m-a"])
+    async def asleep() -> bool:
+        return bool((await runner.ask("GET", "/v1/capabilities"))[1]["models"]["available"] == ["m-a"])
 
-        await eventually(asleep, SECONDS, "an unloaded model is not available")
-        wanted = {"modelId": "m-a", "requestId": "again-1"}
-        status, accepted, _ = await runner.ask("POST", "/v1/models/load", wanted)
-        assert (status, set(accepted)) == (202, {"taskId", "status", "progress", "eta"})
-        done = await ended_task(runner, accepted["taskId"])
-        assert (done["status"], done["modelId"], done["gpuMemoryUsedMB"]) == ("completed", "m-a", None)
-        assert done["loadTimeMs"] >= 0
-        _, repeated, _ = await runner.ask("POST", "/v1/models/load", wanted)
-        assert (repeated["taskId"], repeated["status"]) == (accepted["taskId"], "completed")
-        assert (await runner.until_serving())["models"]["loaded"][0]["id"] == "m-a"
-        assert (await runner.chat())[0] == 200
-        assert (await runner.ask("GET", "/v1/models/load/op-nobody"))[0] == 404
+    await eventually(asleep, SECONDS, "an unloaded model is not available")
+    wanted = {"modelId": "m-a", "requestId": "again-1"}
+    status, accepted, _ = await runner.ask("POST", "/v1/models/load", wanted)
+    assert (status, set(accepted)) == (202, {"taskId", "status", "progress", "eta"})
+    done = await ended_task(runner, accepted["taskId"])
+    assert (done["status"], done["modelId"], done["gpuMemoryUsedMB"]) == ("completed", "m-a", None)
+    assert done["loadTimeMs"] >= 0
+    _, repeated, _ = await runner.ask("POST", "/v1/models/load", wanted)
+    assert (repeated["taskId"], repeated["status"]) == (accepted["taskId"], "completed")
+    assert (await runner.until_serving())["models"]["loaded"][0]["id"] == "m-a"
+    assert (await runner.chat())[0] == 200
+    assert (await runner.ask("GET", "/v1/models/load/op-nobody"))[0] == 404
 
 
 async def test_a_cancelled_load_leaves_nothing_loaded(tmp_path: Path) -> None:

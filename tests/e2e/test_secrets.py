@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from join_process import make_token, relay_facts, running_join
 from mesh_process import COLD_WEFT, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 from test_runner_http import op_token
@@ -121,6 +122,7 @@ async def test_no_secret_is_in_logs_answers_or_lists_of_processes_at_the_level_d
         assert _found(await _said(mesh, url), {"key of an engine": keys, **secrets}) == []
 
 
+@pytest.mark.nightly("the same, of a laptop")
 async def test_what_a_laptop_proves_itself_with_is_in_no_log_of_either_side(tmp_path: Path) -> None:
     (tmp_path / "laptop").mkdir()
     runner = fake_runner("laptop")

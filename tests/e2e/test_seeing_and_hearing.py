@@ -13,10 +13,10 @@ import aiohttp
 import pytest
 from kit.tiny_projector import IMAGE_TOKENS, write_audio_projector, write_vision_projector
 from mesh_process import MeshProcess, run_weft, running_mesh, write_config
+from shallow_model import write_shallow_model
 
 from weft.client import WeftError, connect
 from weft.kernel.reasons import Reason
-from weft_app.compose.demo import demo_model_path
 from weft_testing.media_files import png, wav
 
 pytestmark = pytest.mark.real
@@ -31,7 +31,7 @@ LIMIT = 4
 
 
 def runner(folder: Path) -> dict[str, Any]:
-    common = {"path": str(demo_model_path()), "slots": 1, "context_tokens": 2048}
+    common = {"path": str(write_shallow_model(folder / "shallow.gguf")), "slots": 1, "context_tokens": 2048}
     eyes, ears = folder / "eyes-mmproj.gguf", folder / "ears-mmproj.gguf"
     return {
         "name": "box",

@@ -23,6 +23,8 @@ from weft.kernel.request import Operation
 from weft.kernel.rpc import open_channel
 from weft_testing.postgres_server import PostgresServer, running_postgres
 
+pytestmark = pytest.mark.nightly("active-active routers, removed in the redesign")
+
 ROUTERS = ("r1", "r2", "r3")
 WAIT_SECONDS = 60.0
 PROMPT_TOKENS = 50
@@ -159,7 +161,7 @@ async def loaded(mesh: Mesh) -> AsyncIterator[Mesh]:
             await task
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly("repeats kills, cuts or swaps of a whole mesh")
 async def test_limits_hold_while_routers_are_killed_and_the_database_is_stopped(loaded: Mesh) -> None:
     mesh = loaded
     began = time.monotonic()

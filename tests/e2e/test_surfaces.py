@@ -61,7 +61,7 @@ def _body(**changes: Any) -> dict[str, Any]:
     return {"model": POOL, "messages": [{"role": "user", "content": "hi"}], **changes}
 
 
-@pytest.mark.parametrize("service", ["", "liveness", "readiness", *MESH_SERVICES, *RUNNER_SERVICES])
+@pytest.mark.parametrize("service", ["", "readiness", *MESH_SERVICES, *RUNNER_SERVICES])
 async def test_health_answers_for_every_service(mesh: MeshProcess, service: str) -> None:
     address = await _runner_address(mesh) if service in RUNNER_SERVICES else mesh.grpc
     with grpc.insecure_channel(address) as channel:

@@ -63,6 +63,7 @@ async def test_a_submission_that_was_kept_and_not_acknowledged_is_the_same_task_
     await _is_done_once(mesh, tasks, again.task.id)
 
 
+@pytest.mark.nightly("a matrix of kills in a task")
 async def test_a_task_that_was_claimed_and_not_begun_waits_again_when_its_lease_is_over(
     mesh: TaskMesh, tasks: Tasks
 ) -> None:
@@ -82,6 +83,7 @@ async def test_a_task_that_was_claimed_and_not_begun_waits_again_when_its_lease_
     assert first.owner != second.owner
 
 
+@pytest.mark.nightly("a matrix of kills in a task")
 async def test_a_task_whose_router_was_killed_with_its_clock_an_hour_ahead_is_begun_again(
     mesh: TaskMesh, tasks: Tasks
 ) -> None:
@@ -97,6 +99,7 @@ async def test_a_task_whose_router_was_killed_with_its_clock_an_hour_ahead_is_be
     assert (await _is_done_once(mesh, tasks, again.task.id)).attempt == 2
 
 
+@pytest.mark.nightly("a matrix of kills in a task")
 async def test_acknowledged_tasks_that_a_damaged_log_loses_are_said_to_be_missing_and_the_mesh_goes_on(
     mesh: TaskMesh, tasks: Tasks
 ) -> None:
@@ -118,6 +121,7 @@ async def test_acknowledged_tasks_that_a_damaged_log_loses_are_said_to_be_missin
     next(mesh.home.glob("router.promised.*")).unlink()
 
 
+@pytest.mark.nightly("a matrix of kills in a task")
 async def test_a_result_that_was_kept_and_told_to_nobody_is_the_end_and_nothing_is_run_again(
     mesh: TaskMesh, tasks: Tasks
 ) -> None:

@@ -108,7 +108,7 @@ async def test_a_cancel_reaches_the_backend_of_a_laptop_that_dialled_out(tmp_pat
                 assert (await backend.state()).active_requests == 0
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly("repeats kills, cuts or swaps of a whole mesh")
 async def test_a_thousand_tasks_outlive_their_router_and_each_ends_once(mesh: TaskMesh, tasks: Tasks) -> None:
     turns = asyncio.Semaphore(SUBMIT_AT_ONCE)
 
@@ -147,6 +147,7 @@ async def _journaled_chat(mesh: TaskMesh, request_id: str, until: asyncio.Event)
         return code
 
 
+@pytest.mark.nightly("kills a runner and a router")
 async def test_a_journaled_chat_goes_on_over_a_killed_runner_and_a_killed_router_without_its_caller(
     mesh: TaskMesh, tasks: Tasks
 ) -> None:

@@ -43,7 +43,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
         fake_runner("b", pool=TIMED, tokens_per_second=SLOW, answer_tokens=20),
         fake_runner("c", pool=ENDLESS, tokens_per_second=SLOW, answer_tokens=0),
     )
-    with running_mesh(folder / "home", "--config", str(write_config(folder, *runners))) as mesh:
+    limits = {"rate_limits": {"tenants": {"slow": ["2req/sec"]}}}
+    with running_mesh(folder / "home", "--config", str(write_config(folder, *runners, router=limits))) as mesh:
         yield mesh
 
 
@@ -51,30 +52,38 @@ def client_of(mesh: MeshProcess) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="unused", max_retries=0)
 
 
-async def test_a_task_for_a_model_that_is_away_is_done_when_the_model_comes_over_a_restart_of_the_mesh(
+async def test_over_a_restart_a_task_waits_for_its_model_and_one_that_ran_is_handed_back_at_no_attempt(
     tmp_path: Path,
 ) -> None:
-    home = tmp_path / "home"
-    without = str(write_config(tmp_path, fake_runner("b", pool="other")))
-    with running_mesh(home, "--config", without):
+    home, path = tmp_path / "home", "/api/v1/inference-tasks"
+    body = {"model": ENDLESS, "max_attempts": 1, "body": {"messages": [{"role": "user", "content": "Count"}]}}
+    endless = fake_runner("b", pool=ENDLESS, tokens_per_second=SLOW, answer_tokens=0)
+    with running_mesh(home, "--config", str(write_config(tmp_path, endless, drain_seconds=0.5))) as mesh:
         code, out, err = await run_weft("chat", POOL, "--async", "-m", "Hello", home=home)
         assert (code, out) == (3, "")
         assert "--wait-for-model" in err
         code, out, err = await run_weft("chat", POOL, "--async", "--wait-for-model", "-m", "Hello", home=home)
         assert (code, out.count("\n")) == (0, 1), err
-        task_id = out.strip()
+        away = out.strip()
         _, shown, _ = await run_weft("get", "tasks", "-o", "json", home=home)
         (pending,) = json.loads(shown)["items"]
-        assert (pending["id"], pending["state"], pending["attempt"]) == (task_id, "pending", 0)
-    with_it = str(write_config(tmp_path, fake_runner("a")))
+        assert (pending["id"], pending["state"], pending["attempt"]) == (away, "pending", 0)
+        async with aiohttp.ClientSession(mesh.url) as session, session.post(path, json=body) as answer:
+            ran = (await answer.json())["id"]
+        code, _, err = await run_weft("wait", "task", ran, "--for", "status=running", home=home)
+        assert code == 0, err
+    with_it = str(write_config(tmp_path, fake_runner("a"), fake_runner("b", pool=ENDLESS)))
     with running_mesh(home, "--config", with_it):
-        code, out, err = await run_weft("wait", "task", task_id, "--timeout", "30s", home=home)
-        assert (code, out) == (0, f"task/{task_id}: completed\n"), err
-        _, said, _ = await run_weft("logs", f"task/{task_id}", home=home)
-        _, described, _ = await run_weft("describe", "task", task_id, home=home)
+        for task in (away, ran):
+            code, out, err = await run_weft("wait", "task", task, "--timeout", "30s", home=home)
+            assert (code, out) == (0, f"task/{task}: completed\n"), err
+        _, said, _ = await run_weft("logs", f"task/{away}", home=home)
+        _, described, _ = await run_weft("describe", "task", away, home=home)
+        _, shown, _ = await run_weft("describe", "task", ran, "-o", "json", home=home)
     assert said.startswith("tok0")
     assert "  1. claimed" in described
     assert "completed" in described
+    assert [each.get("error", {}).get("reason") for each in json.loads(shown)["attempts"]] == ["shutting_down", None]
 
 
 async def test_a_cancelled_task_leaves_its_engine(shared: MeshProcess) -> None:
@@ -87,22 +96,6 @@ async def test_a_cancelled_task_leaves_its_engine(shared: MeshProcess) -> None:
         await backend.wait_for_state(lambda state: state.active_requests == 0)
     code, _, err = await run_weft("wait", "task", task_id, home=shared.home)
     assert code == 1
-
-
-async def test_a_mesh_that_is_stopped_hands_its_running_task_back_and_that_costs_no_attempt(tmp_path: Path) -> None:
-    home, path = tmp_path / "home", "/api/v1/inference-tasks"
-    body = {"model": POOL, "max_attempts": 1, "body": {"messages": [{"role": "user", "content": "Count"}]}}
-    endless = fake_runner("a", tokens_per_second=SLOW, answer_tokens=0)
-    with running_mesh(home, "--config", str(write_config(tmp_path, endless, drain_seconds=0.5))) as mesh:
-        async with aiohttp.ClientSession(mesh.url) as session, session.post(path, json=body) as answer:
-            task_id = (await answer.json())["id"]
-        code, _, err = await run_weft("wait", "task", task_id, "--for", "status=running", home=home)
-        assert code == 0, err
-    with running_mesh(home, "--config", str(write_config(tmp_path, fake_runner("a")))) as mesh:
-        code, out, err = await run_weft("wait", "task", task_id, "--timeout", "30s", home=home)
-        assert (code, out) == (0, f"task/{task_id}: completed\n"), err
-        _, shown, _ = await run_weft("describe", "task", task_id, "-o", "json", home=home)
-    assert [each.get("error", {}).get("reason") for each in json.loads(shown)["attempts"]] == ["shutting_down", None]
 
 
 async def test_a_batch_of_the_openai_client_comes_back_whole_and_in_order(shared: MeshProcess, tmp_path: Path) -> None:
@@ -203,6 +196,7 @@ async def test_an_idempotent_submission_is_one_task_and_another_tenants_is_not_f
     assert made["id"] == same["id"]
 
 
+@pytest.mark.nightly("a real engine, again")
 @pytest.mark.real
 async def test_a_batch_runs_on_the_real_model(tmp_path: Path) -> None:
     home = tmp_path / "home"
@@ -220,26 +214,23 @@ async def test_a_batch_runs_on_the_real_model(tmp_path: Path) -> None:
     assert all(body["choices"][0]["message"]["content"].strip() for body in bodies)
 
 
-async def test_tasks_of_a_tenant_wait_for_its_limit_and_none_of_them_fails(tmp_path: Path) -> None:
-    limits = {"router": {"rate_limits": {"tenants": {"slow": ["2req/sec"]}}}}
-    config = write_config(tmp_path, fake_runner("a", echo=True), **limits)
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
-        async with aiohttp.ClientSession(mesh.url, headers={"X-Tenant-ID": "slow"}) as http:
-            body = {"model": POOL, "body": {"messages": [{"role": "user", "content": "Hello"}]}}
-            began, tasks = asyncio.get_running_loop().time(), []
-            for _ in range(6):
-                async with http.post("/api/v1/inference-tasks", json=body) as response:
-                    assert response.status == 202
-                    tasks.append((await response.json())["id"])
+async def test_tasks_of_a_tenant_wait_for_its_limit_and_none_of_them_fails(shared: MeshProcess) -> None:
+    async with aiohttp.ClientSession(shared.url, headers={"X-Tenant-ID": "slow"}) as http:
+        body = {"model": POOL, "body": {"messages": [{"role": "user", "content": "Hello"}]}}
+        began, tasks = asyncio.get_running_loop().time(), []
+        for _ in range(6):
+            async with http.post("/api/v1/inference-tasks", json=body) as response:
+                assert response.status == 202
+                tasks.append((await response.json())["id"])
 
-            async def ended() -> list[tuple[str, int]]:
-                found = []
-                for task in tasks:
-                    async with http.get(f"/api/v1/inference-tasks/{task}") as response:
-                        shown = await response.json()
-                        found.append((shown["state"], len(shown["attempts"])))
-                return found if {state for state, _ in found} == {"completed"} else []
+        async def ended() -> list[tuple[str, int]]:
+            found = []
+            for task in tasks:
+                async with http.get(f"/api/v1/inference-tasks/{task}") as response:
+                    shown = await response.json()
+                    found.append((shown["state"], len(shown["attempts"])))
+            return found if {state for state, _ in found} == {"completed"} else []
 
-            found = await eventually(ended, 60.0, "the tasks are not completed")
-            assert found == [("completed", 1)] * 6, "a refusal for the limit is no attempt"
-            assert asyncio.get_running_loop().time() - began > 2, "two in any second"
+        found = await eventually(ended, 60.0, "the tasks are not completed")
+        assert found == [("completed", 1)] * 6, "a refusal for the limit is no attempt"
+        assert asyncio.get_running_loop().time() - began > 2, "two in any second"

@@ -1,24 +1,20 @@
 """Tenants of a mesh: declared while it runs, counted by its router, and told to callers in headers."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import POOL, MeshProcess, eventually, run_weft
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tenants" / "teams.yaml"
 
 
-@pytest.fixture(scope="module")
-def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
-    folder = tmp_path_factory.mktemp("tenants")
-    router = {"tenants": {"filed": {"weight": 2.0}}, "rate_limits": {"tenants": {"filed": ["3req/month"]}}}
-    config = write_config(folder, fake_runner("a", answer_tokens=4), router=router)
-    with running_mesh(folder / "home", "--config", str(config)) as mesh:
-        yield mesh
+@pytest.fixture
+def mesh(common_mesh: MeshProcess) -> MeshProcess:
+    return common_mesh
 
 
 async def weft(mesh: MeshProcess, *words: str, stdin: str = "") -> str:
@@ -72,7 +68,8 @@ async def test_the_example_is_applied_and_shown_with_what_is_used(mesh: MeshProc
     page = await weft(mesh, "describe", "tenant", "interns")
     assert "Max running:" in page
     assert "200000 tok/day" in page
-    assert "by local" in page, "calls without a key"
+    assert "by an operator on this machine" in page, "calls without a key"
+    await weft(mesh, "delete", "tenant", "research", "interns")
 
 
 async def test_a_limit_is_told_kept_and_changed_without_a_restart(mesh: MeshProcess) -> None:

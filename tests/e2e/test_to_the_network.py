@@ -143,6 +143,7 @@ def _fingerprint(mesh: MeshProcess) -> str:
     return f"sha256:{shown[:64]}"
 
 
+@pytest.mark.nightly("repeats starts of a mesh")
 async def test_the_first_key_is_made_once_and_kept_from_the_output(tmp_path: Path, world: NatWorld) -> None:
     with _mesh_for_others(tmp_path, world, "--insecure") as mesh:
         key, line = await _first_access(mesh)

@@ -17,14 +17,13 @@ from mesh_process import (
     COLD_WEFT,
     POOL,
     STOP_SECONDS,
-    fake_runner,
+    MeshProcess,
     run_weft,
-    running_mesh,
     user_environment,
-    write_config,
 )
 
 CHAT = {"model": POOL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+REQUEST = "req-seen-in-top"
 READ_BYTES = 65_536
 SHOWN_SECONDS = 30.0
 """The longest silence of a page that is awaited."""
@@ -66,32 +65,35 @@ class Terminal:
         return code
 
 
-async def test_top_is_a_document_for_scripts_and_a_page_that_obeys_keys(tmp_path: Path) -> None:
-    config = write_config(tmp_path, fake_runner("a"))
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
-        async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=CHAT) as answer:
-            assert answer.status == 200
-        _, written, _ = await run_weft("top", "--once", "-o", "json", home=mesh.home)
-        once = json.loads(written)
-        assert [model["model"] for model in once["models"]] == ["m-a"]
-        assert [(ended["outcome"], ended["target"]) for ended in once["ended"]] == [("completed", POOL)]
-        assert once["tokensPerSecond"] > 0
-        code, text, _ = await run_weft("top", "--once", home=mesh.home)
-        assert code == 0
-        assert "MODEL" in text
+async def test_top_is_a_document_for_scripts_and_a_page_that_obeys_keys(common_mesh: MeshProcess) -> None:
+    mesh = common_mesh
+    headers = {"X-Request-Id": REQUEST}
+    async with (
+        aiohttp.ClientSession(headers=headers) as http,
+        http.post(f"{mesh.url}/v1/chat/completions", json=CHAT) as answer,
+    ):
+        assert answer.status == 200
+    _, written, _ = await run_weft("top", "--once", "-o", "json", home=mesh.home)
+    once = json.loads(written)
+    assert "m-a" in [model["model"] for model in once["models"]]
+    own = [ended for ended in once["ended"] if ended["id"] == REQUEST]
+    assert [(ended["outcome"], ended["target"]) for ended in own] == [("completed", POOL)]
+    code, text, _ = await run_weft("top", "--once", home=mesh.home)
+    assert code == 0
+    assert "MODEL" in text
 
-        top = Terminal(mesh.home, columns=80, rows=24)
-        await top.until("(now name)")
-        os.write(top.ours, b"m")
-        await top.until("(now memory)")
-        os.write(top.ours, b"p")
-        await top.until("p go on")
-        top.resize(30, 8)
-        await top.until("weft top")
-        os.write(top.ours, b"q")
-        assert await top.ended() == 0
+    top = Terminal(mesh.home, columns=80, rows=24)
+    await top.until("(now name)")
+    os.write(top.ours, b"m")
+    await top.until("(now memory)")
+    os.write(top.ours, b"p")
+    await top.until("p go on")
+    top.resize(30, 8)
+    await top.until("weft top")
+    os.write(top.ours, b"q")
+    assert await top.ended() == 0
 
-        top = Terminal(mesh.home, columns=80, rows=24)
-        await top.until("(now name)")
-        top.process.send_signal(signal.SIGINT)
-        assert await top.ended() == 0
+    top = Terminal(mesh.home, columns=80, rows=24)
+    await top.until("(now name)")
+    top.process.send_signal(signal.SIGINT)
+    assert await top.ended() == 0

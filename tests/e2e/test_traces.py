@@ -181,6 +181,7 @@ def _is_call(span: ReceivedSpan, trace: str) -> bool:
     return span.trace_id == trace and "InferenceService" in span.name
 
 
+@pytest.mark.nightly("a collector that hangs")
 def test_a_mesh_whose_collector_hangs_answers_and_ends_as_ever(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a", answer_tokens=2))
     with running_receiver() as collector, pytest.MonkeyPatch.context() as environment:

@@ -38,7 +38,7 @@ def mesh(tmp_path: Path) -> Iterator[MeshProcess]:
         yield running
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly("repeats kills, cuts or swaps of a whole mesh")
 async def test_engines_that_swap_under_mixed_load_never_share_memory_and_every_request_ends(mesh: MeshProcess) -> None:
     async with watched(mesh) as stage:
         await mixed_load(stage, requests=REQUESTS, turns=TURNS)
@@ -49,9 +49,13 @@ async def test_engines_that_swap_under_mixed_load_never_share_memory_and_every_r
     assert {len(lease.shares) for lease in stage.checker.granted(NARROW)} == {1}
 
 
+@pytest.mark.nightly("kills a runner of a real engine")
 @pytest.mark.parametrize(
     ("runner", "model"),
-    [(SERVED, WIDE), pytest.param(QUANTIZED, NARROW, marks=pytest.mark.heavy)],
+    [
+        (SERVED, WIDE),
+        pytest.param(QUANTIZED, NARROW, marks=pytest.mark.nightly("repeats kills, cuts or swaps of a whole mesh")),
+    ],
     ids=[SERVED, QUANTIZED],
 )
 async def test_the_lease_of_a_killed_runner_ends_when_its_engine_has_and_not_before(

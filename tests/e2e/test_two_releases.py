@@ -39,6 +39,7 @@ def _start(mesh: MixedMesh, names: tuple[str, ...], of_before: tuple[str, ...], 
         mesh.start(name, previous.weft if name in of_before else WEFT)
 
 
+@pytest.mark.nightly("a second release")
 @pytest.mark.parametrize("of_before", MIXES.values(), ids=MIXES)
 async def test_a_mesh_of_two_releases_serves_chats_tasks_and_heartbeats(
     previous: PreviousRelease, tmp_path: Path, of_before: tuple[str, ...]
@@ -82,6 +83,7 @@ async def _require_examined(mesh: MixedMesh) -> None:
         assert any(detail.startswith(name) for detail in details), (name, details)
 
 
+@pytest.mark.nightly("a second release")
 async def test_an_upgrade_in_the_documented_order_loses_no_request(previous: PreviousRelease, tmp_path: Path) -> None:
     with running_mixed(tmp_path) as mesh:
         await asyncio.to_thread(_start, mesh, ORDER, ORDER, previous)
@@ -97,6 +99,7 @@ async def test_an_upgrade_in_the_documented_order_loses_no_request(previous: Pre
         assert callers.lost == []
 
 
+@pytest.mark.nightly("a second release")
 async def test_going_back_in_the_reverse_order_loses_no_request(previous: PreviousRelease, tmp_path: Path) -> None:
     """A service whose schema has changed since does not go back on this database: see the next test."""
     changed = {name for name, schema in SCHEMAS.items() if _newest(previous, name) != schema.newest}
@@ -115,6 +118,7 @@ def _newest(previous: PreviousRelease, service: str) -> str:
     return previous.evaluate(f"from {MODULES[service]} import SCHEMA", "SCHEMA.newest")
 
 
+@pytest.mark.nightly("a second release")
 @pytest.mark.parametrize("service", SCHEMAS)
 def test_the_previous_release_refuses_a_newer_database_and_leaves_it_as_it_is(
     previous: PreviousRelease, tmp_path: Path, service: str

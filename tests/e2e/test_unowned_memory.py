@@ -1,37 +1,18 @@
-"""Memory whose owner is gone: a model that is deleted while it is loaded, a runner that is frozen with its lease."""
+"""Memory whose owner is gone: a runner that is frozen with its lease."""
 
 import asyncio
 import os
 import signal
 from pathlib import Path
 
-import aiohttp
+import pytest
 from mesh_process import eventually, fake_runner, run_weft, running_mesh, write_config
-from test_memory_swap import BUDGET, MODEL_MB, ask, leases, processes, two_models
+from test_memory_swap import BUDGET, MODEL_MB, ask
 
 ANSWER_LIMIT_SECONDS = 90.0
 
 
-async def test_a_loaded_model_is_not_deleted_and_a_forced_delete_gives_its_memory_to_the_next(tmp_path: Path) -> None:
-    with running_mesh(tmp_path / "home", "--config", str(two_models(tmp_path))) as mesh:
-        code, out, error = await run_weft("delete", "model", "first", home=mesh.home)
-        assert (code, out) == (4, "")
-        for word in ("box", "weft unload first", "weft.yaml", "--force"):
-            assert word in error
-        async with aiohttp.ClientSession() as http, http.delete(f"{mesh.url}/api/v1/models/first") as response:
-            assert response.status == 409
-        assert (await processes(mesh))["first"]["state"] == "ready"
-        code, out, error = await run_weft("delete", "model", "first", "--force", home=mesh.home)
-        assert (code, out) == (0, "model/first deleted\n"), error
-        assert "model/first comes back when box is started again (weft restart)" in error
-        assert [lease["state"] for lease in await leases(mesh)] in ([], ["releasing"])
-        status, answer = await ask(mesh, "second")
-        assert status == 200, answer
-        assert (await ask(mesh, "first"))[0] == 404
-        code, _, error = await run_weft("unload", "first", home=mesh.home)
-        assert (code, "there is no model or pool first;" in error) == (3, True), error
-
-
+@pytest.mark.nightly("waits for memory that is not given back")
 async def test_a_request_behind_memory_that_nobody_gives_back_ends_with_the_queue_timeout(tmp_path: Path) -> None:
     """It had waited in vain for as long as a load may take, and for the next load, and so on."""
     holder, other = fake_runner("holder", pool="ph"), fake_runner("other", pool="po")

@@ -27,19 +27,12 @@ from mesh_process import (
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES
 
 
-@pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[MeshProcess]:
-    """Started as by a user: how processes end is the subject here, and forked ones end without Python's teardown."""
-    config = write_config(tmp_path, fake_runner("a", tokens_per_second=20, answer_tokens=20))
-    with running_mesh(tmp_path / "home", "--config", str(config), weft=COLD_WEFT) as mesh:
-        yield mesh
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[MeshProcess]:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     """A mesh whose start and end are not the subject."""
-    config = write_config(tmp_path, fake_runner("a", tokens_per_second=20, answer_tokens=20))
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+    folder = tmp_path_factory.mktemp("up")
+    config = write_config(folder, fake_runner("a", tokens_per_second=20, answer_tokens=20))
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
         yield mesh
 
 
@@ -47,17 +40,6 @@ async def _chat(mesh: MeshProcess) -> tuple[int, dict[str, object]]:
     body = {"model": POOL, "messages": [{"role": "user", "content": "hi"}]}
     async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
         return response.status, await response.json()
-
-
-async def test_up_json_is_one_line_with_url_and_pids_and_goes_with_the_mesh(mesh: MeshProcess) -> None:
-    text = (mesh.home / "run" / "up.json").read_text()
-    assert text.count("\n") == 1
-    facts = json.loads(text)
-    assert facts["pids"]["host"] == mesh.process.pid
-    assert psutil.pid_exists(facts["pids"]["runners"]["a"])
-    assert (await _chat(mesh))[0] == 200
-    assert mesh.stop() == 0
-    assert not (mesh.home / "run" / "up.json").exists()
 
 
 async def test_a_second_up_on_the_same_home_refuses_and_names_the_first(running: MeshProcess) -> None:
@@ -69,9 +51,15 @@ async def test_a_second_up_on_the_same_home_refuses_and_names_the_first(running:
     assert (await _chat(running))[0] == 200, "the first one was disturbed"
 
 
-async def test_ctrl_c_lets_a_running_request_finish_and_refuses_new_ones(tmp_path: Path) -> None:
+async def test_ctrl_c_lets_a_running_request_finish_and_up_json_goes_with_the_mesh(tmp_path: Path) -> None:
+    """Started as by a user: how processes end is the subject, and forked ones end without Python's teardown."""
     config = write_config(tmp_path, fake_runner("a", tokens_per_second=10, answer_tokens=20), drain_seconds=60.0)
     with running_mesh(tmp_path / "home", "--config", str(config), weft=COLD_WEFT) as mesh:
+        text = (mesh.home / "run" / "up.json").read_text()
+        assert text.count("\n") == 1
+        facts = json.loads(text)
+        assert facts["pids"]["host"] == mesh.process.pid
+        assert psutil.pid_exists(facts["pids"]["runners"]["a"])
         # Found before the request: on a busy machine that takes longer than an answer.
         async with await mesh.backend("a") as backend:
             asking = asyncio.create_task(_chat(mesh))
@@ -81,6 +69,7 @@ async def test_ctrl_c_lets_a_running_request_finish_and_refuses_new_ones(tmp_pat
         assert status == 200
         assert answer["usage"]["completion_tokens"] == 20  # type: ignore[index]  # a JSON object
         assert mesh.stop() == 0
+        assert not (mesh.home / "run" / "up.json").exists()
 
 
 async def test_a_second_ctrl_c_does_not_wait_for_running_requests(tmp_path: Path) -> None:
@@ -99,17 +88,13 @@ async def test_a_second_ctrl_c_does_not_wait_for_running_requests(tmp_path: Path
         await asyncio.gather(asking, return_exceptions=True)
 
 
-async def test_kill_minus_nine_of_the_host_leaves_no_process(mesh: MeshProcess) -> None:
-    family = mesh.family()
-    assert len(family) >= 3, "host, runner and backend"
-    os.kill(mesh.process.pid, signal.SIGKILL)
-    await eventually(lambda: not alive(family), 2.0, "processes outlived the host")
-
-
-async def test_a_home_of_a_killed_host_can_be_used_again(tmp_path: Path) -> None:
+async def test_kill_minus_nine_of_the_host_leaves_no_process_and_a_home_that_can_be_used_again(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        family = mesh.family()
+        assert len(family) >= 3, "host, runner and backend"
         os.kill(mesh.process.pid, signal.SIGKILL)
+        await eventually(lambda: not alive(family), 2.0, "processes outlived the host")
         mesh.process.wait()
         assert (mesh.home / "run" / "up.json").exists()
         (mesh.home / "run" / "up.json").write_text("left behind")
@@ -141,21 +126,18 @@ async def test_everything_lives_under_the_home(running: MeshProcess) -> None:
     assert not outside
 
 
-async def test_two_meshes_run_side_by_side(running: MeshProcess, tmp_path: Path) -> None:
-    config = write_config(tmp_path, fake_runner("a", text="the other mesh"))
-    with running_mesh(tmp_path / "other", "--config", str(config)) as other:
-        _, answer = await _chat(other)
-        assert "the other mesh" in json.dumps(answer)
-        assert "the other mesh" not in json.dumps((await _chat(running))[1])
-
-
-async def test_a_home_with_a_path_too_long_for_a_socket_works_all_the_same(tmp_path: Path) -> None:
+async def test_a_home_with_a_path_too_long_for_a_socket_runs_beside_another_mesh(
+    running: MeshProcess, tmp_path: Path
+) -> None:
     home = tmp_path / ("deep" * 30)
     assert len(os.fsencode(home)) > MAX_SOCKET_PATH_BYTES
-    config = write_config(tmp_path, fake_runner("a"))
-    with running_mesh(home, "--config", str(config)) as mesh:
-        assert mesh.grpc.startswith("127.0.0.1:")
-        assert (await _chat(mesh))[0] == 200
+    config = write_config(tmp_path, fake_runner("a", text="the other mesh"))
+    with running_mesh(home, "--config", str(config)) as other:
+        assert other.grpc.startswith("127.0.0.1:")
+        status, answer = await _chat(other)
+        assert (status, "the other mesh" in json.dumps(answer)) == (200, True)
+        status, answer = await _chat(running)
+        assert (status, "the other mesh" in json.dumps(answer)) == (200, False)
 
 
 @pytest.mark.parametrize(

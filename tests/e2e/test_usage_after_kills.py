@@ -16,7 +16,7 @@ import pytest
 from apart_mesh import running_apart
 from mesh_process import POOL, eventually, fake_runner, write_config
 
-pytestmark = pytest.mark.heavy
+pytestmark = pytest.mark.nightly("repeats kills, cuts or swaps of a whole mesh")
 
 ROUNDS = 4
 BESIDE = 6

@@ -163,6 +163,7 @@ async def test_a_model_that_weft_runs_itself_is_unloaded_when_idle_and_loaded_by
             assert (await _ask(http, mesh.url))[0] == 200
 
 
+@pytest.mark.nightly("a real engine, again")
 @pytest.mark.real
 async def test_a_real_model_is_loaded_by_a_request_put_to_sleep_when_idle_and_loaded_again(tmp_path: Path) -> None:
     model = {"name": MODEL, "path": str(demo_model_path()), "start_asleep": True, "sleep": {"after_seconds": 2.0}}
@@ -267,6 +268,7 @@ async def test_the_mesh_wakes_a_host_whose_runner_is_gone_with_a_magic_packet(tm
                 assert (await asking)[0] == 200
 
 
+@pytest.mark.nightly("a registry is away")
 async def test_while_the_registry_is_away_models_wake_and_sleep_and_no_request_fails(tmp_path: Path) -> None:
     runner = fake_runner("box") | {"load_stall_seconds": 20.0}
     runner["models"][0] |= {"name": MODEL, "pool": None, "start_asleep": True, "sleep": {"after_seconds": 1.0}}

@@ -33,7 +33,7 @@ def running_envoy(document: dict[str, Any], folder: Path) -> Iterator[str]:
     file, addresses, log = folder / "envoy.json", folder / "admin.address", folder / "envoy.out"
     admin = {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}}}
     file.write_text(json.dumps({"admin": admin, **document}))
-    command = [str(PROGRAM), "-c", str(file), "--concurrency", "1", "-l", "warn", "--use-dynamic-base-id"]
+    command = [str(PROGRAM), "-c", str(file), "--concurrency", "1", "-l", "warn", "--disable-hot-restart"]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, "--admin-address-path", str(addresses)],

@@ -45,12 +45,21 @@ class Held:
         ]
 
 
+_kept: set[tuple[int, float]] = set()
+
+
+def keep(process_id: int) -> None:
+    """Takes a process for one of the session: it is no module's, and whoever started it ends it after the last test."""
+    _kept.add((process_id, psutil.Process(process_id).create_time()))
+
+
 def held_now() -> Held:
     """Returns what this process holds."""
     processes = {}
     for child in own_children():
         with suppress(psutil.NoSuchProcess):
-            processes[(child.pid, child.create_time())] = f"{child.pid}: {_described(child)}"
+            if (identity := (child.pid, child.create_time())) not in _kept:
+                processes[identity] = f"{child.pid}: {_described(child)}"
     main = threading.main_thread()
     threads = {
         thread.ident or 0: thread.name for thread in threading.enumerate() if not thread.daemon and thread is not main

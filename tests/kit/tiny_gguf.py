@@ -5,6 +5,8 @@ from array import array
 from pathlib import Path
 from random import Random
 
+from runner_svc.model_files.gguf import read_gguf_header
+
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     "{% if tools %}{{ tools | length }} tools{% endif %}{% if enable_thinking %}[think]{% endif %}[assistant]"
@@ -68,6 +70,18 @@ def write_adapter(
             data += _padded(numbers.tobytes())
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(entries)) + b"".join([*entries, *tensors])
     path.write_bytes(_padded(head) + data)
+    return path
+
+
+def write_with_template(path: Path, source: Path, template: str) -> Path:
+    """A copy of a model file with another chat template. Its length changes by whole blocks: tensors are aligned."""
+    header = read_gguf_header(source)
+    assert header.chat_template is not None
+    old, new = _text(header.chat_template), template.encode()
+    padding = (len(header.chat_template.encode()) - len(new)) % _ALIGNMENT
+    raw = source.read_bytes()
+    assert raw.count(old) == 1
+    path.write_bytes(raw.replace(old, _text(template + "\n" * padding)))
     return path
 
 

@@ -134,7 +134,7 @@ async def test_progress_is_told_in_seconds_of_the_recording(fox: Path) -> None:
 async def test_prompt_temperature_voice_detection_and_translation_reach_the_model(fox: Path) -> None:
     async with _running(voice_detection=True, beam_size=2) as (backend, _):
         for fields in (
-            {"prompt": "A sentence about animals.", "temperature": 0.0},
+            {"prompt": "A fox and a lazy dog.", "temperature": 0.0},
             {"temperature": 0.2, "voice_detection": False, "language": "en"},
             {"translate": True},
         ):

@@ -12,6 +12,7 @@ from native_builds import built_llama_server
 from runner_svc.backend.port import LoadOrder
 from runner_svc.memory.estimate import read_model_facts
 from runner_svc.policy.memory_estimate import MEBIBYTE, compute_bytes, context_bytes, settings_for
+from runner_svc.runtimes.llama_server.arguments import habits_of
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft_app.compose.demo import demo_model_path
@@ -70,23 +71,27 @@ async def test_the_estimate_of_the_header_is_what_the_server_reserves(
     llama_server: Path, parameters: dict[str, int | str]
 ) -> None:
     """Context to the byte, room to compute as an upper bound that is not twice too high."""
+    shape = read_model_facts(demo_model_path()).shape
+    assert shape is not None
     backend = LlamaServerBackend(
         *engine_settings(
             LlamaServerModel,
             command=(str(llama_server),),
             path=demo_model_path(),
+            shape=shape,
             name="smollm2",
-            extra_arguments=("--log-verbosity", "4"),
         )
     )
     async with asyncio.timeout(60.0):
         facts = await backend.start(LoadOrder(parameters=parameters))
     log = "\n".join(backend.log_lines(10_000))
+    load = backend.engine_load
     await backend.stop()
     reserved = {kind: float(size) for kind, size in _BUFFER.findall(log)}
-    settings = settings_for(0, 0, parameters)
+    settings = settings_for(0, 0, parameters, habits_of(backend.model))
     assert (facts.context_tokens, facts.slots) == (settings.context_tokens, settings.slots)
-    shape = read_model_facts(demo_model_path()).shape
-    assert shape is not None
     assert context_bytes(shape, settings) / MEBIBYTE == pytest.approx(reserved["KV"], abs=0.01)
+    assert load is not None
+    assert load.kv_cache_bytes == round(reserved["KV"] * MEBIBYTE)
+    assert load.weight_bytes == pytest.approx(shape.weight_bytes, rel=0.01)
     assert reserved["compute"] <= compute_bytes(shape, settings) / MEBIBYTE < 2 * reserved["compute"]

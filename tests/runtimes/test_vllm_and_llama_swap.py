@@ -19,7 +19,11 @@ from two_devices import (
 
 from weft_app.compose.demo import demo_model_path
 
-pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
+pytestmark = [
+    pytest.mark.runtimes,
+    pytest.mark.timeout(3700),
+    pytest.mark.nightly("many starts of vLLM: 40 s of both processors each"),
+]
 
 START_SECONDS = 600.0
 REQUESTS = 3

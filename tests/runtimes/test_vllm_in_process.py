@@ -39,6 +39,8 @@ from weft.kernel.telemetry import new_traceparent
 from weft_testing.conformance.backend_steps import chat
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
+AT_NIGHT = pytest.mark.nightly("each start of vLLM takes 40 s of both processors")
+
 
 START_SECONDS = 900.0
 ANSWER_SECONDS = 180.0
@@ -206,6 +208,7 @@ async def test_one_life_of_a_model() -> None:
     assert alive(members) == []
 
 
+@AT_NIGHT
 async def test_requests_are_batched_and_follow_their_parameters() -> None:
     async with _running() as (backend, _):
         # Two streams at once are computed in the same steps.
@@ -270,6 +273,7 @@ def _schema() -> chat_pb2.JsonSchemaFormat:
     return chat_pb2.JsonSchemaFormat(name="person", schema=schema)
 
 
+@AT_NIGHT
 @pytest.mark.parametrize("victim", ["host", "engine", "worker"])
 async def test_the_death_of_any_of_its_processes_ends_all_of_them_and_the_answer(victim: str) -> None:
     async with _running() as (backend, _):
@@ -295,6 +299,7 @@ async def test_the_death_of_any_of_its_processes_ends_all_of_them_and_the_answer
         assert alive(members) == []
 
 
+@AT_NIGHT
 async def test_a_host_that_is_stopped_answers_no_probe() -> None:
     async with _running() as (backend, _):
         assert await backend.responds(NOTICE_SECONDS)
@@ -318,6 +323,7 @@ async def test_a_model_for_embeddings_gives_vectors() -> None:
         assert result.usage.prompt_tokens > 0
 
 
+@AT_NIGHT
 async def test_adapters_answer_by_their_own_names_and_find_no_prefix_of_each_other(tmp_path: Path) -> None:
     adapters = tuple(
         VllmAdapter(name=name, path=str(write_peft_adapter(tmp_path / name, strength=strength)))
@@ -374,6 +380,7 @@ def _engines(mesh: MeshProcess) -> list[psutil.Process]:
     return [process for process in mesh.family() if process.memory_info().rss > 300 * MEBIBYTE]
 
 
+@AT_NIGHT
 async def test_a_request_wakes_a_model_that_sleeps_and_a_hung_worker_is_noticed_by_its_missing_tokens(
     mesh: MeshProcess,
 ) -> None:
@@ -397,6 +404,7 @@ async def test_a_request_wakes_a_model_that_sleeps_and_a_hung_worker_is_noticed_
     assert [Reason(restart.reason) for restart in description.restarts] == [Reason.STALL_TIMEOUT]
 
 
+@AT_NIGHT
 async def test_weft_conformance_is_green_and_an_unload_frees_the_memory(mesh: MeshProcess) -> None:
     done = await asyncio.to_thread(_weft, mesh, "conformance", "gpu", "-o", "json")
     findings: list[dict[str, Any]] = json.loads(done.stdout)["items"]

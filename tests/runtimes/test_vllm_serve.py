@@ -38,6 +38,12 @@ from weft.kernel.telemetry import new_traceparent
 from weft_testing.conformance.backend_steps import chat
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
+AT_NIGHT = pytest.mark.nightly("each start of vLLM takes 40 s of both processors")
+
+
+def _at_night(value: str) -> Any:
+    return pytest.param(value, marks=AT_NIGHT)
+
 
 START_SECONDS = 600.0
 NOTICE_SECONDS = 30.0
@@ -188,7 +194,7 @@ async def test_one_life_of_a_model() -> None:
     assert alive(members) == []
 
 
-@pytest.mark.parametrize("victim", ["server", "engine", "worker"])
+@pytest.mark.parametrize("victim", [_at_night("server"), _at_night("engine"), "worker"])
 async def test_the_death_of_any_of_its_processes_ends_all_of_them_and_the_answer(victim: str) -> None:
     async with _running() as (backend, _):
         members = _members(backend)
@@ -299,6 +305,7 @@ async def test_a_request_wakes_a_model_that_sleeps_and_a_hung_worker_is_noticed_
     assert [Reason(restart.reason) for restart in description.restarts] == [Reason.STALL_TIMEOUT]
 
 
+@AT_NIGHT
 async def test_weft_conformance_is_green_and_an_unload_frees_the_memory(mesh: MeshProcess) -> None:
     done = await asyncio.to_thread(_weft, mesh, "conformance", "gpu", "-o", "json")
     findings: list[dict[str, Any]] = json.loads(done.stdout)["items"]
@@ -311,6 +318,7 @@ async def test_weft_conformance_is_green_and_an_unload_frees_the_memory(mesh: Me
     await eventually(lambda: not _engines(mesh), NOTICE_SECONDS, "vLLM still has memory")
 
 
+@AT_NIGHT
 async def test_adapters_answer_by_their_own_names_and_find_no_prefix_of_each_other(tmp_path: Path) -> None:
     adapters = tuple(
         VllmAdapter(name=name, path=str(write_peft_adapter(tmp_path / name, strength=strength)))

@@ -17,10 +17,10 @@ from weft_testing.torture.mesh import Folder, namespaces_missing
 from weft_testing.torture.plan import CLUSTER_WEIGHTS, STALE_ROUTERS, Plan
 from weft_testing.torture.run import Outcome, torture
 
-pytestmark = pytest.mark.heavy
-
+NIGHTLY = pytest.mark.nightly("kills processes for minutes")
 SEED = 20261120
 USUAL = Plan(seed=SEED, kills=25, tasks=250, max_minutes=3.0)
+SHORT = Plan(seed=SEED, kills=8, tasks=80, max_minutes=1.5)
 SMALL = Plan(seed=SEED, kills=10, tasks=100, max_minutes=2.0)
 CLUSTER = Plan(
     seed=SEED,
@@ -68,12 +68,18 @@ def _told(outcome: Outcome) -> str:
 
 
 @pytest.mark.timeout(300)
-async def test_nothing_acknowledged_is_lost_and_nothing_ends_twice_while_everything_is_killed(folder: Folder) -> None:
-    outcome = await torture(USUAL, folder)
+@pytest.mark.parametrize(
+    "plan", [pytest.param(SHORT, marks=pytest.mark.slow("kills processes")), pytest.param(USUAL, marks=NIGHTLY)]
+)
+async def test_nothing_acknowledged_is_lost_and_nothing_ends_twice_while_everything_is_killed(
+    folder: Folder, plan: Plan
+) -> None:
+    outcome = await torture(plan, folder)
     assert outcome.is_good, _told(outcome)
     assert outcome.again, "no kill has ever hit a task at work"
 
 
+@NIGHTLY
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(sys.version_info[:2] > PYTHON_OF_THE_WHEEL, reason="there is no wheel pgserver for this Python")
 async def test_nothing_acknowledged_is_lost_on_postgresql_while_everything_is_killed(folder: Folder) -> None:
@@ -82,6 +88,7 @@ async def test_nothing_acknowledged_is_lost_on_postgresql_while_everything_is_ki
     assert outcome.is_good, _told(outcome)
 
 
+@NIGHTLY
 @pytest.mark.timeout(420)
 @pytest.mark.skipif(sys.version_info[:2] > PYTHON_OF_THE_WHEEL, reason="there is no wheel pgserver for this Python")
 async def test_no_stream_breaks_but_those_of_killed_gateways_and_no_task_is_lost_in_a_cluster(folder: Folder) -> None:
@@ -91,6 +98,7 @@ async def test_no_stream_breaks_but_those_of_killed_gateways_and_no_task_is_lost
     assert outcome.events[Kind.STREAM_ENDED], _told(outcome)
 
 
+@NIGHTLY
 @pytest.mark.timeout(420)
 @pytest.mark.skipif(sys.version_info[:2] > PYTHON_OF_THE_WHEEL, reason="there is no wheel pgserver for this Python")
 async def test_a_database_that_is_restarted_and_cut_off_costs_a_cluster_no_stream_and_no_task(folder: Folder) -> None:
@@ -104,6 +112,7 @@ async def test_a_database_that_is_restarted_and_cut_off_costs_a_cluster_no_strea
     assert outcome.events[Kind.STREAM_ENDED], _told(outcome)
 
 
+@NIGHTLY
 @pytest.mark.timeout(420)
 @pytest.mark.skipif(sys.version_info[:2] > PYTHON_OF_THE_WHEEL, reason="there is no wheel pgserver for this Python")
 @pytest.mark.skipif(bool(namespaces_missing()), reason=f"hosts need namespaces: {namespaces_missing()}")
@@ -118,6 +127,7 @@ async def test_several_routers_that_are_killed_admit_no_tenant_more_than_its_lim
     assert set(rules_broken(outcome.violations)) == ({"over limit"} if is_limit_lax else set()), _told(outcome)
 
 
+@NIGHTLY
 @pytest.mark.timeout(180)
 async def test_a_router_that_slept_longer_than_its_leases_ends_nothing_that_another_one_has(folder: Folder) -> None:
     outcome = await torture(STALE, folder)
@@ -125,6 +135,7 @@ async def test_a_router_that_slept_longer_than_its_leases_ends_nothing_that_anot
     assert outcome.events[Kind.LEASE_LOST], _told(outcome)
 
 
+@NIGHTLY
 @pytest.mark.timeout(180)
 async def test_without_the_fence_the_checker_finds_doubles(folder: Folder) -> None:
     outcome = await torture(replace(STALE, is_fenced=False), folder)

@@ -17,10 +17,19 @@ from weft.dispatch.payload_description import (
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX, is_resource_id, require_name
+from weft.kernel.names import (
+    AGENT_PREFIX,
+    AUTO_MODEL,
+    KIND_PREFIXES,
+    ROUTE_PREFIX,
+    WORKFLOW_PREFIX,
+    is_resource_id,
+    require_name,
+    require_name_of_model,
+)
 from weft.kernel.principal import USE_MODELS, Principal
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Skill
 from weft.kernel.rpc_auth import caller
 from weft.kernel.unknown_names import FOR_TASKS, unknown_field_target, unknown_target
 
@@ -40,17 +49,13 @@ def agent_name_of(model: str) -> str | None:
     return model.removeprefix(AGENT_PREFIX) if model.startswith(AGENT_PREFIX) else None
 
 
-_PREFIXES = (AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX)
-
-
 def require_model_name(text: str, field: str) -> str:
     """Returns `text` if it is a valid model of a request. Raises INVALID_ARGUMENT naming `field`.
 
-    It is a name, or one of `_PREFIXES` and a name.
+    It is a model's name, or one of `KIND_PREFIXES` and a name.
     """
-    prefix = next((each for each in _PREFIXES if text.startswith(each)), "") if "/" in text else ""
-    require_name(text.removeprefix(prefix), field)
-    return text
+    prefix = next((each for each in KIND_PREFIXES if text.startswith(each)), "") if "/" in text else ""
+    return f"{prefix}{require_name(text.removeprefix(prefix), field)}" if prefix else require_name_of_model(text, field)
 
 
 def named(view: FleetView, model: str) -> str:
@@ -76,8 +81,10 @@ def name_asked_for(model: str) -> str:
 
 def require_target(text: str, field: str) -> str:
     """Returns `text` if a router accepts it: a name, or ROUTE_PREFIX and a name. Raises INVALID_ARGUMENT."""
-    require_name(text.removeprefix(ROUTE_PREFIX), field)
-    return text
+    if text.startswith(ROUTE_PREFIX):
+        require_name(text.removeprefix(ROUTE_PREFIX), field)
+        return text
+    return require_name_of_model(text, field)
 
 
 def require_chat(context: RequestContext) -> None:
@@ -262,3 +269,10 @@ def models_behind(view: FleetView, name: str) -> list[ModelView]:
         workflow = view.workflows.get(name.removeprefix(WORKFLOW_PREFIX))
         return [] if workflow is None else view.pool_members(workflow.manifest.model)
     return view.pool_members(name)
+
+
+def skills_lacking_behind(view: FleetView, name: str) -> frozenset[Skill]:
+    """Returns the skills that all models behind a target are known to lack; none for an unknown target."""
+    models = view.models.values() if name == AUTO_MODEL else models_behind(view, name)
+    lacking = [abilities_in(view, model).lacking for model in models]
+    return frozenset.intersection(*lacking) if lacking else frozenset()

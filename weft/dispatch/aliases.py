@@ -6,8 +6,8 @@ from weft.api.registry.v1.alias_pb2 import AliasManifest
 from weft.api.router.v1.task_pb2 import TaskSpec
 from weft.dispatch.agents import named
 from weft.dispatch.fleet import FleetView
-from weft.kernel.alias_rules import ANY, PREFIXES, matches
-from weft.kernel.names import AUTO_MODEL, is_resource_id
+from weft.kernel.alias_rules import ANY, matches
+from weft.kernel.names import AUTO_MODEL, KIND_PREFIXES, is_resource_id
 from weft.kernel.value import value_class
 
 
@@ -28,7 +28,7 @@ def asked_name(view: FleetView, text: str, tenant: str) -> AskedName:
     step.
     """
     model = named(view, text)
-    if model in view.models or model == AUTO_MODEL or model.startswith(PREFIXES) or is_resource_id(model):
+    if model in view.models or model == AUTO_MODEL or model.startswith(KIND_PREFIXES) or is_resource_id(model):
         return AskedName(model)
     found = alias_for((each.manifest for each in view.aliases.values()), model, tenant)
     # Pools last: the look at all models takes longest.

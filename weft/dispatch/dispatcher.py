@@ -5,16 +5,30 @@ operations is in `weft.dispatch.operations`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import grpc
 
-from weft.api.common.v1 import agent_behaviour_pb2, receipt_pb2, usage_pb2, workflow_pb2
+from weft.api.common.v1 import (
+    agent_behaviour_pb2,
+    chat_pb2,
+    completion_pb2,
+    receipt_pb2,
+    usage_pb2,
+    workflow_pb2,
+)
 from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
-from weft.dispatch.agents import agent_name_of, known_names, require_chat, resolve, usable_names
+from weft.dispatch.agents import (
+    agent_name_of,
+    known_names,
+    require_chat,
+    resolve,
+    skills_lacking_behind,
+    usable_names,
+)
 from weft.dispatch.call import Call, RequestDispatcher
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetView
@@ -23,10 +37,8 @@ from weft.dispatch.operations import CHAT, ChunkT, OperationSpec, PayloadT, ende
 from weft.dispatch.parameter_checks import serve_options
 from weft.dispatch.payload_description import Payload, affinity_key, describe
 from weft.dispatch.placement import (
-    NO_LANE,
     Decision,
     Grant,
-    LanePlacement,
     PlacementPort,
     PlacementRequest,
     canceller_of,
@@ -34,13 +46,14 @@ from weft.dispatch.placement import (
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import RequestContext, RequestTrace, log_internal, log_receipt
+from weft.dispatch.token_counter import TokenCounter
 from weft.dispatch.workflows import require_images, resolve_workflow, workflow_name_of
 from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import LACKED_ROUTER, WeftError
 from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Skill
 from weft.kernel.rpc import ChannelPool, error_from_call
 from weft.kernel.rpc_auth import caller
 from weft.kernel.telemetry import TRACEPARENT
@@ -116,21 +129,7 @@ _FAILURES = frozenset({receipt_pb2.OUTCOME_FAILED, receipt_pb2.OUTCOME_REJECTED}
 """Outcomes whose traces are always recorded; callers cancel too many requests for that."""
 
 
-class _Calls(RequestDispatcher):
-    """Turns requests into calls."""
-
-    def __init__(self, deps: CallDeps) -> None:
-        self._deps = deps
-        self._run = partial(_chunks, deps)
-
-    def call(
-        self, spec: OperationSpec[PayloadT, ChunkT], context: RequestContext, payload: PayloadT, *, whole: bool = False
-    ) -> Call[ChunkT]:
-        """See `RequestDispatcher.call`."""
-        return Call(spec, context, payload, self._run, whole=whole)
-
-
-class Dispatcher(_Calls):
+class Dispatcher(RequestDispatcher):
     """Turns requests into calls. One per process that has callers: each gateway, each router."""
 
     def __init__(
@@ -146,7 +145,14 @@ class Dispatcher(_Calls):
     ) -> None:
         """`fleet` knows the agents; without it there are none. `service` is the one that it runs in, for `tracing`."""
         clock, steady = clock or SystemClock(), steady or ReconnectConfig()
-        super().__init__(CallDeps(placement, channels, Carriers(channels), clock, steady, fleet, tracing, service))
+        self._deps = CallDeps(placement, channels, Carriers(channels), clock, steady, fleet, tracing, service)
+        self._run = partial(_chunks, self._deps)
+
+    def call(
+        self, spec: OperationSpec[PayloadT, ChunkT], context: RequestContext, payload: PayloadT, *, whole: bool = False
+    ) -> Call[ChunkT]:
+        """See `RequestDispatcher.call`."""
+        return Call(spec, context, payload, self._run, whole=whole)
 
     def add_own(self, address: str, calls: OwnCalls) -> None:
         """Make calls to the runner of this process, at its address, without a connection."""
@@ -157,10 +163,6 @@ class Dispatcher(_Calls):
         self._deps = replace(self._deps, ends=ends)
         self._run = partial(_chunks, self._deps)
 
-    def over(self, placement: PlacementPort) -> RequestDispatcher:
-        """Returns a dispatcher over another placement, with the connections of this one. It may be for one request."""
-        return _Calls(replace(self._deps, placement=placement, ends=None))
-
 
 def placement_request(
     context: RequestContext,
@@ -168,11 +170,14 @@ def placement_request(
     *,
     seconds_left: float | None,
     behaviour: agent_behaviour_pb2.AgentBehaviour | None = None,
-    lane: LanePlacement = NO_LANE,
+    unread: Callable[[], frozenset[Skill]] = frozenset,
 ) -> PlacementRequest:
-    """Returns a request as schedulers see it; `seconds_left` is the time to its deadline, None: it has none."""
+    """Returns a request as schedulers see it; `seconds_left` is the time to its deadline, None: it has none.
+
+    `unread` returns the skills that all models of its target lack.
+    """
     salt = f"{context.tenant}\0{context.handling.cache_tag}"
-    description = describe(payload, salt=salt, behaviour=behaviour)
+    description = describe(payload, salt=salt, behaviour=behaviour, unread=unread)
     return PlacementRequest(
         request_id=context.request_id,
         tenant=context.tenant,
@@ -195,9 +200,6 @@ def placement_request(
         asked_model=context.asked_model,
         caller=context.caller,
         task_id=context.task_id,
-        report_to=lane.report_to,
-        fallbacks=lane.fallbacks,
-        only_runners=lane.only_runners,
     )
 
 
@@ -254,14 +256,15 @@ class _RequestRun(Generic[T]):
                         finally:
                             attempt.cancel()
                 except Exception as error:
-                    await placement.report_finished(_reason_of(error), self._close_failed(error))
+                    receipt = self.trace.with_engine_logs(self._close_failed(error))
+                    await placement.report_finished(_reason_of(error), receipt)
                     raise
                 except BaseException:
                     # Its caller left: the router counts what is known of it.
                     self._close_left()
                     await self._report_left(placement)
                     raise
-                await placement.report_finished(Reason.UNSPECIFIED, call.receipt)
+                await placement.report_finished(Reason.UNSPECIFIED, self.trace.with_engine_logs(call.receipt))
         except Exception as error:
             self._name_close_ones(error)
             name_alias(error, self.context)
@@ -316,10 +319,16 @@ class _RequestRun(Generic[T]):
             self.workflow = found.workflow
 
     def _place(self) -> ReconnectingPlacement:
-        seconds_left = self._seconds_to_deadline()
+        request = placement_request(
+            self.context,
+            self.payload,
+            seconds_left=self._seconds_to_deadline(),
+            behaviour=self.behaviour,
+            unread=lambda: skills_lacking_behind(self.deps.view(), self.context.model),
+        )
         self._placing = ReconnectingPlacement(
             self.deps.placement,
-            placement_request(self.context, self.payload, seconds_left=seconds_left, behaviour=self.behaviour),
+            request,
             self.deps.clock,
             self.deps.steady,
             knows=lambda name: name in known_names(self.deps.view()),
@@ -347,14 +356,14 @@ class _RequestRun(Generic[T]):
 
     async def _fail_attempt(self, placement: ReconnectingPlacement, grant: Grant, error: WeftError) -> None:
         """Reports a failed attempt; raises its error if content was already sent."""
-        self.trace.note_attempt_failed(error.reason, self.deps.clock.monotonic())
+        self.trace.note_attempt_failed(error, self.deps.clock.monotonic())
         if self.trace.first_content is not None:
             error.metadata["content_started"] = "true"
             raise error
         if error is self.cancelled:
             raise error
         self._last_error = error
-        await placement.report_attempt_failed(grant.attempt, error.reason)
+        await placement.report_attempt_failed(grant.attempt, error.reason, self.trace.attempts[-1].message)
 
     def seconds_left(self, grant: Grant) -> float | None:
         """Returns the time limit of an attempt that starts now, from the caller's deadline and the request's route."""
@@ -397,7 +406,7 @@ class _RequestRun(Generic[T]):
         """Reports the end of a request whose caller left."""
         receipt = self.call.receipt
         assert receipt is not None, "it is closed"
-        await placement.report_finished(reason_of(receipt.reason), receipt)
+        await placement.report_finished(reason_of(receipt.reason), self.trace.with_engine_logs(receipt))
 
     def _close_left(self) -> None:
         """Writes the receipt of a request whose caller left, or whose deadline passed, unless it has one."""
@@ -417,6 +426,9 @@ class _Attempt:
         self._rpc: Any = None
         self._is_complete = False
         self.has_content = False
+        payload = run.payload
+        is_text = isinstance(payload, (chat_pb2.ChatPayload, completion_pb2.CompletionPayload))
+        run.trace.seen = TokenCounter(payload, whole=run.call.whole) if is_text else None
 
     async def next(self) -> Any:
         """Returns the next chunk; None after the last one. Raises the WeftError that ended the attempt."""
@@ -510,6 +522,10 @@ class _Attempt:
     def note_content(self) -> None:
         self.has_content = True
         self._run.trace.note_first_content(self._run.deps.clock.monotonic())
+
+    def note_frame(self, frame: Frame) -> None:
+        if (seen := self._run.trace.seen) is not None:
+            seen.note(frame)
 
     def note_usage(self, usage: usage_pb2.Usage) -> None:
         self._run.trace.usage = usage

@@ -6,10 +6,11 @@ A bounded buffer, repeated until a router has answered. It is in memory: a proce
 import asyncio
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.attempt_reporter import MAX_RETRY_SECONDS, OnFate, ReportFate
 from weft.dispatch.placement import EndPort, PlacementRequest
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -31,6 +32,25 @@ _REPEATED = frozenset(
     }
 )
 """Failures of a report after which it is sent again."""
+
+
+MAX_RETRY_SECONDS = 5.0
+
+
+class EndFate(StrEnum):
+    """What became of the report of an end."""
+
+    ACCEPTED = "accepted"
+    UNKNOWN = "unknown"
+    """The router knows the end already."""
+    REFUSED = "refused"
+    OVERFLOW = "overflow"
+    """Dropped: too many wait."""
+    GAVE_UP = "gave_up"
+    """Dropped: no router answered in time."""
+
+
+OnFate = Callable[[EndFate], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +76,7 @@ class EndReporter:
         self._keys = itertools.count()
         self._held: dict[int, _HeldEnd] = {}
         """In the order in which they are tried next."""
-        self._dropped: Counter[ReportFate] = Counter()
+        self._dropped: Counter[EndFate] = Counter()
         """Ends that were dropped since the last log line about it."""
         self._sender: asyncio.Task[None] | None = None
 
@@ -71,7 +91,7 @@ class EndReporter:
         One end too many is dropped, counted and logged.
         """
         if len(self._held) >= self._limits.max_held:
-            self._drop(ReportFate.OVERFLOW)
+            self._drop(EndFate.OVERFLOW)
             return
         now = self._clock.monotonic()
         self._held[next(self._keys)] = _HeldEnd(_names_of(request), receipt, arrived_at, now)
@@ -85,7 +105,7 @@ class EndReporter:
             await stop_tasks([self._sender])
             self._sender = None
         for _ in range(len(self._held)):
-            self._drop(ReportFate.GAVE_UP)
+            self._drop(EndFate.GAVE_UP)
         self._held.clear()
         self._log_dropped()
 
@@ -118,7 +138,7 @@ class EndReporter:
                 self.on_fate(fate)
         return was_answered
 
-    async def _fate_of(self, end: _HeldEnd) -> ReportFate | None:
+    async def _fate_of(self, end: _HeldEnd) -> EndFate | None:
         """Returns what became of an end; None: it is to be sent again."""
         request = replace(end.request, age_seconds=self._clock.monotonic() - end.arrived_at)
         try:
@@ -129,16 +149,16 @@ class EndReporter:
             if error.reason in _REPEATED:
                 return None
             log.warning("the end of a request was refused", request_id=request.request_id, why=error.message)
-            return ReportFate.REFUSED
-        return ReportFate.ACCEPTED if is_recorded else ReportFate.UNKNOWN
+            return EndFate.REFUSED
+        return EndFate.ACCEPTED if is_recorded else EndFate.UNKNOWN
 
     def _give_up(self) -> None:
         oldest = self._clock.monotonic() - self._limits.give_up_seconds
         for key in [key for key, end in self._held.items() if end.held_at <= oldest]:
             del self._held[key]
-            self._drop(ReportFate.GAVE_UP)
+            self._drop(EndFate.GAVE_UP)
 
-    def _drop(self, fate: ReportFate) -> None:
+    def _drop(self, fate: EndFate) -> None:
         self.on_fate(fate)
         self._dropped[fate] += 1
 

@@ -66,8 +66,6 @@ class RunnerView:
     """How far its clock is ahead of the mesh's; negative: behind; 0: not notably."""
     worker_hosts: tuple[str, ...] = ()
     """Other hosts that have a part of its models."""
-    lane_url: str = ""
-    """Where its HTTP API takes requests with tickets; empty: nowhere. See `weft.dispatch.lane`."""
     clock_refused: bool = False
     """Whether that exceeds the allowed deviation, so that it gets no requests."""
 
@@ -98,7 +96,7 @@ class ModelView:
     digest: str = ""
     """Digest of its file, "sha256:<64 hex digits>"; empty: unknown."""
     expected: bool = False
-    """Whether only its configuration is known, because its runner is still starting."""
+    """Whether its runner is still starting; of a model of weft.yaml only its configuration is known then."""
     journal: JournalMode = JournalMode.UNSET
     """Whether its requests are durable tasks."""
     id: str = ""
@@ -247,7 +245,6 @@ def _runner(watched: registry_service_pb2.WatchedRunner) -> RunnerView:
         clock_offset_seconds=runner.capability.clock_offset.ToNanoseconds() / 1e9,
         clock_refused=runner.capability.clock_refused,
         worker_hosts=tuple(runner.capability.worker_hosts),
-        lane_url=runner.capability.lane_url,
     )
 
 
@@ -277,6 +274,8 @@ def _model(model: model_pb2.Model) -> ModelView:
         skills=_skills(manifest),
         journal=journal_in(manifest.journal),
         digest=manifest.digest,
+        # The mesh itself serves it: its runner is started with the first one.
+        expected=not model.runner and manifest.HasField("provider"),
         id=model.id,
     )
 

@@ -48,6 +48,10 @@ class Attempt(Protocol):
         """Record the first content: from here on there is no failover."""
         ...
 
+    def note_frame(self, frame: Frame) -> None:
+        """Record what the frame of a generation has, also for an answer that breaks off."""
+        ...
+
     def note_usage(self, usage: usage_pb2.Usage) -> None:
         """Record the usage so far."""
         ...
@@ -113,6 +117,7 @@ class OperationSpec(Generic[PayloadT, ChunkT]):
 
 def _frame(attempt: Attempt, response: generation_service_pb2.GenerateResponse) -> Frame:
     frame = list(response.events)
+    attempt.note_frame(frame)
     if not attempt.has_content and has_content(frame):
         attempt.note_content()
     last = frame[-1].WhichOneof("event") if frame else None

@@ -4,7 +4,7 @@ The prompt itself stays with the dispatcher. Pure.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from weft.api.common.v1 import (
@@ -17,7 +17,9 @@ from weft.api.common.v1 import (
     rerank_pb2,
     tokenize_pb2,
 )
+from weft.dispatch.history import SYSTEM_ROLES, media_skills, unread_media
 from weft.dispatch.media_work import work_of
+from weft.dispatch.volatile_text import steady_text
 from weft.kernel.abilities import Abilities, ThinkingMode, untaken_languages, untaken_words
 from weft.kernel.request import Skill
 from weft.kernel.value import value_class
@@ -46,6 +48,8 @@ WholePayload = (
 """Payloads that are answered without generated tokens."""
 Payload = GeneratingPayload | WholePayload
 
+_NO_SKILLS: frozenset[Skill] = frozenset()
+
 
 @value_class(kw_only=True)
 class Description:
@@ -61,16 +65,30 @@ class Description:
 
 
 def describe(
-    payload: Payload, *, salt: str, behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
+    payload: Payload,
+    *,
+    salt: str,
+    behaviour: agent_behaviour_pb2.AgentBehaviour | None = None,
+    unread: Callable[[], frozenset[Skill]] = frozenset,
 ) -> Description:
-    """Describes a payload. Prefixes with different salts (tenant and cache tag) have different digests."""
+    """Describes a payload. Prefixes with different salts (tenant and cache tag) have different digests.
+
+    `unread` returns the skills that all its models lack: media of earlier turns that need them reach no engine.
+    """
     prompt = _prompt_of(payload)
+    skills = _NO_SKILLS
+    # Most prompts are text alone: no look at each part once more.
+    if not prompt.is_text_alone:
+        skills = needed_skills(payload)
+        if isinstance(payload, chat_pb2.ChatPayload) and (earlier := media_skills(payload, earlier=True)):
+            lacking = unread()
+            skills |= earlier - lacking
+            prompt = prompt._replace(media=prompt.media - unread_media(payload, lacking))
     return Description(
         prompt_tokens=_prompt_tokens(payload, prompt),
         max_output_tokens=_max_output_tokens(payload),
         work=work_of(payload),
-        # Most prompts are text alone: no look at each part once more.
-        skills=_NO_SKILLS if prompt.is_text_alone else needed_skills(payload),
+        skills=skills,
         thinking=needed_thinking(payload),
         tools=frozenset(behaviour.tools) if behaviour is not None else frozenset(),
         prefix_digests=prefix_digests(prompt.pieces, salt),
@@ -120,9 +138,6 @@ class _Prompt(NamedTuple):
     """Whether it is a chat without media and tools."""
 
 
-_NO_SKILLS: frozenset[Skill] = frozenset()
-
-
 def _prompt_of(payload: Payload) -> _Prompt:
     match payload:
         case chat_pb2.ChatPayload():
@@ -145,9 +160,10 @@ def _chat_prompt(chat: chat_pb2.ChatPayload) -> _Prompt:
     is_text_alone, media = not pieces, 0
     for message in chat.messages:
         pieces.append(f"\0{message.role}\0")
+        is_system = message.role in SYSTEM_ROLES
         for part in message.content:
             if text := part.text:
-                pieces.append(text)
+                pieces.append(steady_text(text)[0] if is_system else text)
             else:
                 media += 1
         pieces += [call.arguments_text for call in message.tool_calls]
@@ -191,22 +207,18 @@ def _max_output_tokens(payload: Payload) -> int | None:
 
 
 def needed_skills(payload: Payload) -> frozenset[Skill]:
-    """Returns what a model must be able to do for a payload, beyond text."""
+    """Returns what a model must be able to do for a payload, beyond text.
+
+    Media of earlier turns need no skill: a model that lacks it gets notes in their place (`weft.dispatch.history`).
+    """
     if isinstance(payload, tokenize_pb2.TokenizePayload):
         payload = payload.chat
     if not isinstance(payload, chat_pb2.ChatPayload):
         return frozenset()
-    found: set[Skill] = set()
-    for message in payload.messages:
-        for part in message.content:
-            kind = part.WhichOneof("kind")
-            if kind == "image":
-                found.add(Skill.IMAGE)
-            elif kind == "audio":
-                found.add(Skill.AUDIO)
+    found = media_skills(payload, earlier=False)
     if payload.tools and payload.tool_choice.mode != chat_pb2.ToolChoice.MODE_NONE:
-        found.add(Skill.TOOLS)
-    return frozenset(found)
+        return found | {Skill.TOOLS}
+    return found
 
 
 _TEMPLATE_ARGUMENTS, _ENABLE_THINKING = "chat_template_kwargs", "enable_thinking"

@@ -13,6 +13,7 @@ from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import WeftError
+from weft.kernel.principal import actor_words
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority, Skill
 from weft.kernel.value import value_class
@@ -67,26 +68,6 @@ class PlacementRequest:
     """The task that it is an attempt of; empty: none. Tasks are placed inside the router: it does not travel."""
     unreachable_routers: frozenset[str] = frozenset()
     """Routers that its dispatcher cannot reach; they own no domain for it. At most MAX_UNREACHABLE_ROUTERS."""
-    fallbacks: int = 0
-    """Endpoints that a proxy may try after the first one, each with a ticket of its own. At most MAX_FALLBACKS."""
-    only_runners: frozenset[str] = frozenset()
-    """Runners that may serve it, by name, at most MAX_ONLY_RUNNERS; empty: any. One that starts later is not meant."""
-    report_to: str = ""
-    """The router that hears from the runner how an attempt ended, by its name, of one that a proxy carries there;
-    empty: its dispatcher calls the runner."""
-
-
-@value_class(kw_only=True)
-class LanePlacement:
-    """What the placement of a request is that a proxy carries. Fields as in `PlacementRequest`."""
-
-    report_to: str = ""
-    fallbacks: int = 0
-    only_runners: frozenset[str] = frozenset()
-
-
-NO_LANE = LanePlacement()
-"""Of a request that its dispatcher carries."""
 
 
 @value_class(kw_only=True)
@@ -133,13 +114,6 @@ class Grant:
     """Until the answer must be complete, by the request or its route; None: as the request says."""
     rate_limits: RateLimitStatus | None = None
     """How much more its caller may ask for. The first decision has it where a limit counts the request. Read-only."""
-    queue_wait_seconds: float = 0.0
-    """How long the request waited before its dispatcher had it, loads not counted ..."""
-    load_wait_seconds: float = 0.0
-    """... and for loads: of one that a proxy carried to its runner."""
-    fallbacks: "tuple[Grant, ...]" = ()
-    """Permits for other runners, in order, which a proxy uses where this one fails before any content. No slot is kept
-    for them."""
 
 
 Decision = WaitingInQueue | LoadingModel | Grant
@@ -168,19 +142,22 @@ end the request; then it goes on."""
 CANCELLED_BY = "cancelled_by"
 """Key of an error's metadata with the name of who cancelled the request."""
 MAX_CANCELLER_CHARS = 256
+MAX_ATTEMPT_MESSAGE_CHARS = 512
+"""Characters of an attempt's error that the record of its request has."""
 
 
 def request_cancelled(cancelled_by: str) -> WeftError:
     """Returns the error CANCELLED of a request that a separate call cancelled, with the name of its caller."""
     return WeftError(
-        Reason.CANCELLED, f"the request was cancelled by {cancelled_by}", metadata={CANCELLED_BY: cancelled_by}
+        Reason.CANCELLED,
+        f"the request was cancelled by {actor_words(cancelled_by)}",
+        metadata={CANCELLED_BY: cancelled_by},
     )
 
 
 PLACED_AGAIN = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.NO_ROUTER_AVAILABLE, Reason.MOVED})
 """Reasons of a router after which a request is placed again: none of them is its end."""
 MAX_UNREACHABLE_ROUTERS = 16
-MAX_ONLY_RUNNERS = 1_024
 
 
 def request_moved(target: str, owner: str, address: str) -> WeftError:
@@ -226,8 +203,11 @@ class Placement(Protocol):
         """The answer has begun: no failover from here on. Never raises."""
         ...
 
-    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
-        """The attempt failed before any content; the next decision grants another runner or raises. Never raises."""
+    async def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> None:
+        """The attempt failed before any content; the next decision grants another runner or raises. Never raises.
+
+        `message`: its error in words, at most `MAX_ATTEMPT_MESSAGE_CHARS`, for the record of the request.
+        """
         ...
 
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
@@ -237,13 +217,6 @@ class Placement(Protocol):
         lost.
         """
         ...
-
-    def free_slot_at_once(self) -> None:
-        """Gives the slot back of an answer that has ended, where the scheduler is in this process.
-
-        The request goes on until its end is reported, which charges it.
-        """
-        return
 
     def end_at_once(
         self,

@@ -189,8 +189,8 @@ class ReconnectingPlacement(Placement):
         return self._report(self._place.report_first_content(attempt))
 
     @override
-    def report_attempt_failed(self, attempt: int, reason: Reason) -> Coroutine[Any, Any, None]:
-        return self._report(self._place.report_attempt_failed(attempt, reason))
+    def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> Coroutine[Any, Any, None]:
+        return self._report(self._place.report_attempt_failed(attempt, reason, message))
 
     @override
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
@@ -212,10 +212,6 @@ class ReconnectingPlacement(Placement):
         if not self._is_reported and self._ends is not None:
             self._ends.send(self._request, receipt, self._opened_at - self._request.age_seconds)
         self._is_reported = True
-
-    @override
-    def free_slot_at_once(self) -> None:
-        self._place.free_slot_at_once()
 
     @override
     def end_at_once(self, reason: Reason, receipt: receipt_pb2.Receipt, *, content_of: int | None) -> bool:

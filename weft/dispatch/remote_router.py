@@ -2,10 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, cast
 
 import grpc
 from google.protobuf import duration_pb2
@@ -40,8 +39,8 @@ from weft.dispatch.placement import (
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import task_is_cancelled
-from weft.kernel.lane_names import MAX_FALLBACKS
 from weft.kernel.log import get_logger
+from weft.kernel.principal import VIEW_RUNNERS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.rpc import calling, error_from_call
@@ -178,17 +177,16 @@ class RemotePlace(Placement):
             return
         response = reading.result()
         if isinstance(response, pb.PlaceResponse) and response.WhichOneof("kind") == "cancelled":
-            # Its router learns that nothing can end the request by its going on.
-            with suppress(WeftError):
-                self._on_cancelled(request_cancelled(response.cancelled.cancelled_by))
+            self._on_cancelled(request_cancelled(response.cancelled.cancelled_by))
 
     @override
     async def report_first_content(self, attempt: int) -> None:
         await self._write(pb.PlaceRequest(first_content=pb.FirstContent(attempt=attempt)))
 
     @override
-    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
-        failed = pb.AttemptFailed(attempt=attempt, reason=reason.value)  # type: ignore[arg-type]  # same numbers
+    async def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> None:
+        number: Any = reason.value
+        failed = pb.AttemptFailed(attempt=attempt, reason=number, message=message)
         await self._write(pb.PlaceRequest(attempt_failed=failed))
 
     @override
@@ -238,9 +236,6 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
         caller=request.caller,
         unreachable_routers=sorted(request.unreachable_routers),
         is_counted=request.is_counted,
-        report_to=request.report_to,
-        fallback_count=request.fallbacks,
-        only_runners=sorted(request.only_runners),
     )
     message.age.FromNanoseconds(int(request.age_seconds * 1e9))
     if request.seconds_left is not None:
@@ -289,7 +284,6 @@ def _grant_of(granted: pb.Granted, rate_limits: RateLimitStatus | None) -> Grant
         priority=Priority.from_wire(granted.priority) if granted.priority else None,
         seconds_left=_seconds(granted.time_left) if granted.HasField("time_left") else None,
         rate_limits=rate_limits,
-        fallbacks=tuple(_grant_of(each, None) for each in granted.fallbacks[:MAX_FALLBACKS]),
     )
 
 
@@ -529,6 +523,14 @@ class RemoteRequests(RequestSource):
                     yield response.figures
         finally:
             call.cancel()
+
+
+def shown_to(caller: Principal, record: request_pb2.RequestRecord) -> request_pb2.RequestRecord:
+    """Returns the record, without log lines of engines unless the caller may see runners."""
+    if not caller.may(VIEW_RUNNERS):
+        for attempt in record.receipt.attempts:
+            attempt.ClearField("engine_log")
+    return record
 
 
 def not_remembered(request_id: str) -> WeftError:

@@ -1,6 +1,6 @@
 """The trace of one request, collected while it runs and written as its receipt."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -8,8 +8,10 @@ from google.protobuf.duration_pb2 import Duration
 
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame
-from weft.dispatch.placement import Grant, LoadingModel, WaitingInQueue
+from weft.dispatch.placement import MAX_ATTEMPT_MESSAGE_CHARS, Grant, LoadingModel, WaitingInQueue
+from weft.dispatch.token_counter import TokenCounter
 from weft.kernel.errors import WeftError
+from weft.kernel.failures import quotes_model
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority
@@ -115,10 +117,24 @@ class AttemptRecord:
     ended: float | None = None
     """When it failed; None: it is the last one, and ended with the request."""
     reason: Reason = Reason.UNSPECIFIED
+    message: str = ""
+    """Its error in words, at most `MAX_ATTEMPT_MESSAGE_CHARS`; empty for one that is no record's to keep."""
+    engine_exit: str = ""
+    engine_log: Sequence[str] = ()
+    """See `WeftError`."""
     answered: bool = False
     span_id: int = field(default_factory=new_span_id)
     generation_id: int = field(default_factory=new_span_id)
     """The span of the runner's work; the parent of the engine's own spans."""
+
+    def note_error(self, error: WeftError) -> None:
+        """Records its error; what callers do not get is taken from it."""
+        self.reason = error.reason
+        # The words of an internal error are for the log alone, and what a model wrote is for the caller alone.
+        is_kept = error.reason is not Reason.INTERNAL and not quotes_model(error.reason)
+        self.message = error.message[:MAX_ATTEMPT_MESSAGE_CHARS] if is_kept else ""
+        self.engine_exit, self.engine_log = error.engine_exit, error.engine_log
+        error.engine_exit, error.engine_log = "", ()
 
     @property
     def may_have_left(self) -> bool:
@@ -154,6 +170,8 @@ class RequestTrace:
     load_wait: float = 0.0
     usage: usage_pb2.Usage | None = None
     """Usage that the runner reported during the answer."""
+    seen: TokenCounter | None = None
+    """What was seen of the present attempt's answer; None: it is no text."""
     left_premises: bool = False
     """Whether a tool was seen to send bytes off the premises."""
     waits: list[WaitPeriod] = field(default_factory=list)
@@ -192,15 +210,14 @@ class RequestTrace:
         """Records a new attempt; `remote`: its runner may send the request off the premises."""
         self._end_load_wait(now)
         self._end_wait(now)
-        self.arrived -= grant.queue_wait_seconds + grant.load_wait_seconds
-        self.load_wait += grant.load_wait_seconds
         self.granted, self.usage = now, None
         self._load_wait_at_grant = self.load_wait
         self.attempts.append(AttemptRecord(grant, remote, now))
 
-    def note_attempt_failed(self, reason: Reason, now: float) -> None:
-        """Records that the current attempt failed."""
-        self.attempts[-1].reason, self.attempts[-1].ended = reason, now
+    def note_attempt_failed(self, error: WeftError, now: float) -> None:
+        """Records that the current attempt failed; see `AttemptRecord.note_error`."""
+        self.attempts[-1].note_error(error)
+        self.attempts[-1].ended = now
 
     def note_first_content(self, now: float) -> None:
         """Records the first content."""
@@ -227,6 +244,9 @@ class RequestTrace:
             receipt.ClearField("attempts")
         elif self.usage is not None:
             receipt.usage.CopyFrom(self.usage)
+        elif self.seen is not None and self.seen.has_begun:
+            # Its caller left, or its runner or engine broke off.
+            receipt.usage.CopyFrom(self.seen.usage)
         receipt.request_id = self.context.request_id
         receipt.task_id = self.context.task_id
         receipt.asked_model = self.context.asked_model
@@ -241,6 +261,8 @@ class RequestTrace:
                 runner_incarnation=attempt.grant.runner_incarnation,
                 reason=attempt.reason.value,  # same numbers
                 model=attempt.grant.model,
+                message=attempt.message,
+                engine_exit=attempt.engine_exit,
             )
         if self.granted is not None:
             waited = self.granted - self.arrived - self._load_wait_at_grant
@@ -255,6 +277,16 @@ class RequestTrace:
         if self.first_content is not None:
             set_seconds(receipt.time_to_first_token, self.first_content - self.arrived)
         return receipt
+
+    def with_engine_logs(self, receipt: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
+        """Returns this request's receipt as routers get it: with log lines of engines, which callers do not get."""
+        if not any(attempt.engine_log for attempt in self.attempts):
+            return receipt
+        full = receipt_pb2.Receipt()
+        full.CopyFrom(receipt)
+        for shown, attempt in zip(full.attempts, self.attempts, strict=True):
+            shown.engine_log.extend(attempt.engine_log)
+        return full
 
     def _outcome(self, reason: Reason) -> "receipt_pb2.Outcome.ValueType":
         if reason is Reason.UNSPECIFIED:

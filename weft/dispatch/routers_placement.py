@@ -138,9 +138,9 @@ class LinkedPlace(Placement):
             await self._place.report_first_content(attempt)
 
     @override
-    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
+    async def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> None:
         if not self._link.is_lost:
-            await self._place.report_attempt_failed(attempt, reason)
+            await self._place.report_attempt_failed(attempt, reason, message)
 
     @override
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
@@ -176,7 +176,7 @@ class _NoRouter(Placement):
         pass
 
     @override
-    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
+    async def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> None:
         pass
 
     @override

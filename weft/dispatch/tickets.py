@@ -5,17 +5,13 @@ parsed; the algorithm is never taken from the ticket. Permits are signed with a 
 passes for the other.
 """
 
-import base64
-import binascii
 import hashlib
 import hmac
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
 from weft.api.runner.v1 import permit_pb2, ticket_pb2
-from weft.dispatch.placement import request_cancelled
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
@@ -30,48 +26,6 @@ RETRY_AFTER_SECONDS = 1.0
 def sign(claims: bytes, key: bytes) -> bytes:
     """The authentication code of serialized claims."""
     return hmac.digest(key, claims, hashlib.sha256)
-
-
-TICKET_HEADER = "x-weft-ticket"
-"""The header of a request that a proxy carries to a runner: tickets as `ticket_text`, comma-separated."""
-MAX_HEADER_TICKETS = 8
-"""Tickets that one header may have: one for each runner that the proxy may try."""
-MAX_TICKET_TEXT_CHARS = 4_096
-
-
-def ticket_text(claims: bytes, mac: bytes) -> str:
-    """Returns a ticket as a header has it: claims and authentication code in base64url, joined by a dot."""
-    return f"{_base64url(claims)}.{_base64url(mac)}"
-
-
-def tickets_in(text: str) -> tuple[ticket_pb2.Ticket, ...]:
-    """Returns the tickets of a header, in order.
-
-    Raises TICKET_INVALID for more than MAX_HEADER_TICKETS, and for one that is malformed or too long. Claims are only
-    decoded: they say nothing before a `TicketGate` has checked them.
-    """
-    parts = text.split(",")
-    if len(parts) > MAX_HEADER_TICKETS:
-        raise _refused(Reason.TICKET_INVALID)
-    return tuple(_ticket_of(part.strip()) for part in parts)
-
-
-def _ticket_of(text: str) -> ticket_pb2.Ticket:
-    claims, dot, mac = text.partition(".")
-    if not dot or len(text) > MAX_TICKET_TEXT_CHARS:
-        raise _refused(Reason.TICKET_INVALID)
-    try:
-        return ticket_pb2.Ticket(claims=_from_base64url(claims), mac=_from_base64url(mac))
-    except (binascii.Error, ValueError):
-        raise _refused(Reason.TICKET_INVALID) from None
-
-
-def _base64url(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-def _from_base64url(text: str) -> bytes:
-    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
 
 
 @value_class(kw_only=True)
@@ -97,10 +51,6 @@ class TicketGate:
         self._incarnation = incarnation
         self._key: bytes | None = None
         self._used: OrderedDict[str, float] = OrderedDict()
-        self._reserved: set[str] = set()
-        """Ids of used tickets that `admit` takes once more."""
-        self._voided: dict[str, str] = {}
-        """Who cancelled the request of a ticket before it came, by the ticket's id."""
 
     def use_key(self, key: bytes) -> None:
         """Accept tickets of the session whose key this is, and of no other."""
@@ -115,10 +65,7 @@ class TicketGate:
         claims = self._verified(ticket)
         if claims is None:
             raise _refused(Reason.TICKET_INVALID)
-        if claims.ticket_id in self._reserved:
-            self._reserved.remove(claims.ticket_id)
-        else:
-            self._use(claims, now)
+        self._use(claims, now)
         return Permit(
             request_id=claims.request_id,
             tenant=claims.tenant,
@@ -126,45 +73,6 @@ class TicketGate:
             attempt=claims.attempt,
             allow_remote=claims.allow_remote,
         )
-
-    def reserve(
-        self, tickets: Iterable[ticket_pb2.Ticket], *, now: float
-    ) -> tuple[ticket_pb2.Ticket, ticket_pb2.TicketClaims]:
-        """Returns the one of several tickets that is made out to this runner, and its claims; it is used up by this.
-
-        `admit` takes it once more, also after it has expired: its request may take long to arrive. The caller must
-        `release` it. Raises as `admit`, and `request_cancelled` for a void ticket.
-        """
-        for ticket in tickets:
-            claims = self._verified(ticket)
-            if claims is not None:
-                if claims.ticket_id in self._voided:
-                    raise request_cancelled(self._voided[claims.ticket_id])
-                self._use(claims, now)
-                self._reserved.add(claims.ticket_id)
-                return ticket, claims
-        raise _refused(Reason.TICKET_INVALID)
-
-    def release(self, claims: ticket_pb2.TicketClaims) -> None:
-        """Let `admit` take a reserved ticket no longer. Idempotent."""
-        self._reserved.discard(claims.ticket_id)
-
-    def void(self, ticket: ticket_pb2.Ticket, cancelled_by: str, *, now: float) -> tuple[ticket_pb2.TicketClaims, bool]:
-        """Returns the claims of a ticket, and whether it had been used; if not, it admits nothing from now on.
-
-        Raises TICKET_INVALID for one that is not signed for this runner, BACKEND_NOT_READY as `admit`.
-        """
-        claims = self._verified(ticket)
-        if claims is None:
-            raise _refused(Reason.TICKET_INVALID)
-        if claims.ticket_id in self._voided:
-            return claims, False
-        if claims.ticket_id in self._used:
-            return claims, True
-        if now < _expiry(claims):
-            self._use(claims, now)
-            self._voided[claims.ticket_id] = cancelled_by
-        return claims, False
 
     def _verified(self, ticket: ticket_pb2.Ticket) -> ticket_pb2.TicketClaims | None:
         """Returns the claims of a ticket that is signed for this runner; None: it is not."""
@@ -187,8 +95,7 @@ class TicketGate:
         if now >= expires:
             raise _refused(Reason.TICKET_EXPIRED)
         while self._used and next(iter(self._used.values())) <= now:
-            gone, _ = self._used.popitem(last=False)
-            self._voided.pop(gone, None)
+            self._used.popitem(last=False)
         if claims.ticket_id in self._used or len(self._used) >= MAX_REMEMBERED_TICKETS:
             raise _refused(Reason.TICKET_INVALID)
         self._used[claims.ticket_id] = expires

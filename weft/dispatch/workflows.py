@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from weft.api.common.v1 import image_pb2, workflow_pb2
 from weft.api.registry.v1 import workflow_pb2 as registered_pb2
-from weft.dispatch.fleet import FleetView, ModelView
+from weft.dispatch.fleet import FleetView
 from weft.dispatch.request_trace import RequestContext
 from weft.dispatch.workflow_graph import input_values
 from weft.kernel.errors import WeftError
@@ -58,11 +58,6 @@ def resolve_workflow(
     input_values(found.manifest.workflow, payload, name=name)
     target = _require_model(view, found)
     return WorkflowRequest(context=replace(context, model=target), workflow=found.manifest.workflow)
-
-
-def models_of(view: FleetView, workflow: registered_pb2.RegisteredWorkflow) -> list[ModelView]:
-    """Returns the models that run a workflow; empty: its model does not exist."""
-    return view.pool_members(workflow.manifest.model)
 
 
 def _require_model(view: FleetView, workflow: registered_pb2.RegisteredWorkflow) -> str:

@@ -79,7 +79,7 @@ def agent_conditions(agent: Agent) -> tuple[Condition, ...]:
 
 
 def runner_conditions(runner: Runner) -> tuple[Condition, ...]:
-    """Returns Connected and Ready of a runner."""
+    """Returns Connected and Ready of a runner, and Served where it serves some of a server's models only."""
     if runner.status != Runner.STATUS_ACTIVE:
         inactive_since = moment_of(runner, "inactive_time")
         since = f" since {_time(inactive_since)}" if inactive_since is not None else ""
@@ -95,7 +95,19 @@ def runner_conditions(runner: Runner) -> tuple[Condition, ...]:
     if instances and all(instance.phase in UNUSABLE for instance in instances):
         return connected, _holds(READY, False, "NoUsableModel", _unusable(instances))
     but = f"; {offset_words(offset)}" if offset else ""
-    return connected, _holds(READY, True, "TakesRequests", f"it takes requests{but}")
+    ready = _holds(READY, True, "TakesRequests", f"it takes requests{but}")
+    left_out = left_out_words(runner)
+    return (connected, ready, _holds("Served", False, "ModelsLeftOut", left_out)) if left_out else (connected, ready)
+
+
+def left_out_words(runner: Runner) -> str:
+    """Returns how many models of which servers a runner serves, and what changes it; empty: all of them."""
+    counts = ", ".join(
+        f"{server.served_count} of {server.listed_count} models of server {server.name}"
+        for server in runner.capability.followed_servers
+        if server.served_count < server.listed_count
+    )
+    return f"runner {runner.name} serves {counts}; raise its max_listed_models in weft.yaml" if counts else ""
 
 
 def _unusable(instances: Sequence[InstanceState]) -> str:

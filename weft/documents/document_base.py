@@ -8,7 +8,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from weft.kernel.field_docstrings import field_docstrings
-from weft.kernel.names import MAX_NAME_CHARS, is_name
+from weft.kernel.names import MAX_NAME_CHARS, MODEL_NAME_PATTERN, MODEL_NAME_WORDS, is_model_name, is_name
 
 
 def _name(text: str) -> str:
@@ -23,6 +23,19 @@ Name = Annotated[
     str,
     AfterValidator(_name),
     Field(json_schema_extra={"pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]*$", "minLength": 1, "maxLength": MAX_NAME_CHARS}),
+]
+
+
+def _model_name(text: str) -> str:
+    if not is_model_name(text):
+        raise ValueError(f"must be {MODEL_NAME_WORDS}")
+    return text
+
+
+ModelName = Annotated[
+    str,
+    AfterValidator(_model_name),
+    Field(json_schema_extra={"pattern": MODEL_NAME_PATTERN, "minLength": 1, "maxLength": MAX_NAME_CHARS}),
 ]
 
 

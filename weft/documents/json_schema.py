@@ -32,7 +32,7 @@ from weft.documents.codec import (
 )
 from weft.documents.computed import COMPUTED
 from weft.kernel.field_rules import DURATION, TIMESTAMP, enum_words, rules_of
-from weft.kernel.names import MAX_NAME_CHARS
+from weft.kernel.names import MAX_NAME_CHARS, MODEL_NAME_PATTERN
 from weft.kernel.units import MAX_DURATION_CHARS
 
 _BLOCK = re.compile(r"(?:message|enum|oneof)\s+(\w+)\s*\{")
@@ -308,6 +308,7 @@ def _scalar_schema(field: FieldDescriptor, rules: pb.FieldRules, unit: int) -> S
 _PATTERNS: Mapping[int, Schema] = MappingProxyType(
     {
         pb.FORMAT_NAME: {"pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]*$", "minLength": 1, "maxLength": MAX_NAME_CHARS},
+        pb.FORMAT_MODEL_NAME: {"pattern": MODEL_NAME_PATTERN, "minLength": 1, "maxLength": MAX_NAME_CHARS},
         pb.FORMAT_SIGNAL_NAME: {"pattern": "^[A-Z][A-Z0-9_]{0,63}$", "minLength": 1, "maxLength": 64},
         pb.FORMAT_DIGEST: {"pattern": "^(sha256:[0-9a-f]{64})?$"},
         pb.FORMAT_WEB_URL: {"pattern": r"^https?://[^\s]+$"},

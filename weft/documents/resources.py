@@ -94,6 +94,13 @@ class ModelDocument(Document[ModelDeclaration, Model]):
     """Its state on its runner, while that is known."""
 
     @property
+    def shown_state(self) -> str:
+        """Its state in one word: the phase of its engine while its runner is there, such as "ready"."""
+        if self.instance is None or self.state != "active":
+            return self.state
+        return word_of(self.instance, "phase")
+
+    @property
     def manifest(self) -> ModelManifest:
         """Its manifest as declared or published."""
         return self.declared.manifest

@@ -2,12 +2,11 @@
 
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import (
-    AGENT_PREFIX,
     AUTO_MODEL,
+    KIND_PREFIXES,
     MAX_NAME_CHARS,
     MAX_TENANT_CHARS,
-    ROUTE_PREFIX,
-    WORKFLOW_PREFIX,
+    is_model_name,
     is_name,
     is_resource_id,
     is_token,
@@ -15,7 +14,6 @@ from weft.kernel.names import (
 
 ANY = "*"
 """Ends a pattern that stands for every name that begins so."""
-PREFIXES = (AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX)
 
 
 def check_alias(name: str, pattern: str, target: str, tenant: str, field: str = "") -> None:
@@ -23,8 +21,8 @@ def check_alias(name: str, pattern: str, target: str, tenant: str, field: str = 
     within = f"{field}." if field else ""
     pattern = pattern or name
     _check_pattern(pattern, f"{within}pattern")
-    prefix = next((prefix for prefix in PREFIXES if target.startswith(prefix)), "")
-    if not is_name(target.removeprefix(prefix)):
+    prefix = next((prefix for prefix in KIND_PREFIXES if target.startswith(prefix)), "")
+    if not (is_name(target.removeprefix(prefix)) if prefix else is_model_name(target)):
         raise invalid_field(
             f"{within}target", "must be a model or a pool by name, agent/NAME, route/NAME or workflow/NAME"
         )
@@ -47,5 +45,5 @@ def _check_pattern(pattern: str, field: str) -> None:
             f"must be one name, or a beginning of names and '*', such as claude-*: at most {MAX_NAME_CHARS} letters, "
             "digits or '._:@/+=-', starting with a letter or digit",
         )
-    if pattern == AUTO_MODEL or pattern.startswith(PREFIXES) or is_resource_id(pattern):
+    if pattern == AUTO_MODEL or pattern.startswith(KIND_PREFIXES) or is_resource_id(pattern):
         raise invalid_field(field, "must not be 'auto', an id, or begin with agent/ or route/: these have a meaning")

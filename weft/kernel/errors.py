@@ -25,6 +25,8 @@ class WeftError(Exception):
     `message` is one sentence for a person: the cause, then the remedy where there is one; no paths, keys or traces.
     `metadata` names the things concerned (model, runner, limits), all values strings.
     `retry_after_seconds` is set where waiting helps; surfaces clamp it to 1..60.
+    `engine_exit` ("signal SIGKILL") and `engine_log` (its last log lines) are what a runner saw of its engine, for the
+    record of the attempt. Dispatchers remove them: callers never get them.
     """
 
     def __init__(
@@ -40,6 +42,8 @@ class WeftError(Exception):
         self.message = message
         self.metadata: dict[str, str] = dict(metadata or {})
         self.retry_after_seconds = retry_after_seconds
+        self.engine_exit = ""
+        self.engine_log: tuple[str, ...] = ()
 
     @property
     def traits(self) -> ReasonTraits:

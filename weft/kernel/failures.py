@@ -58,6 +58,11 @@ def may_be_the_requests(reason: Reason) -> bool:
     return reason in {Reason.BACKEND_ERROR, Reason.OUT_OF_MEMORY}
 
 
+def quotes_model(reason: Reason) -> bool:
+    """Whether the message of an error with this reason quotes what a model wrote: it is for the caller alone."""
+    return reason in {Reason.TOOL_CALL_INVALID, Reason.REPEATED_LINE_LOOP}
+
+
 def classify(reason: Reason) -> FailureKind:
     """Returns what a failure with this reason means.
 
@@ -70,8 +75,3 @@ def classify(reason: Reason) -> FailureKind:
     if reason in _LACKS:
         return FailureKind.LACKS
     return FailureKind.BROKE if reason in _BREAKS else FailureKind.FINAL
-
-
-def may_succeed_elsewhere(reason: Reason) -> bool:
-    """Whether another runner may answer a request that failed with this reason before any content."""
-    return classify(reason) is not FailureKind.FINAL

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from weft.api.common.v1 import document_pb2 as pb
 from weft.kernel.errors import MAX_REFUSALS, invalid_field
-from weft.kernel.names import MAX_NAME_CHARS, is_name, is_token
+from weft.kernel.names import MAX_NAME_CHARS, MODEL_NAME_WORDS, is_model_name, is_name, is_token
 
 DURATION, TIMESTAMP = "google.protobuf.Duration", "google.protobuf.Timestamp"
 _NANOSECONDS = 1e9
@@ -447,6 +447,7 @@ _FORMATS: Mapping[int, tuple[Callable[[str], bool] | None, Callable[[pb.FieldRul
                 f"must be 1 to {MAX_NAME_CHARS} letters, digits, '.', '_', ':' or '-', starting with a letter or digit"
             ),
         ),
+        pb.FORMAT_MODEL_NAME: (is_model_name, lambda _: f"must be {MODEL_NAME_WORDS}"),
         pb.FORMAT_TOKEN: (
             lambda text: is_token(text, len(text)),
             lambda rules: (

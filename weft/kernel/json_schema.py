@@ -5,15 +5,17 @@ definition that only refers to itself ends in an error of the engine, or in its 
 metaschema; references are followed here, since the library names no place for one that leads nowhere.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import unquote
 
 from annotated_types import Ge, Le
 
 from weft.kernel.errors import invalid_field
+from weft.kernel.json_schema_bounds import contradiction
 
 if TYPE_CHECKING:
     import jsonschema_rs
@@ -48,6 +50,30 @@ class SchemaLimits:
     """Length of a pattern."""
     max_patterns: Annotated[int, Ge(1), Le(10_000)] = 256
     """Patterns of all schemas together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaFault:
+    """What is wrong with a schema, and the part whose removal repairs it."""
+
+    field: str
+    """The path of the place."""
+    message: str
+    holder: Mapping[str, Any] | list[Any]
+    """The object or list with the part ..."""
+    keys: tuple[str | int, ...]
+    """... and its keys or its index there."""
+    is_schema: bool = False
+    """Whether a schema must stand there: it becomes one without keywords, which allows anything."""
+
+
+OnFault = Callable[[SchemaFault], None]
+"""Called with each fault that is found. It may raise: then that fault is the only one."""
+
+
+def refuse_fault(fault: SchemaFault) -> None:
+    """Raises INVALID_ARGUMENT for a fault."""
+    raise invalid_field(fault.field, fault.message)
 
 
 SCHEMA_TYPES: Final = ("array", "boolean", "integer", "null", "number", "object", "string")
@@ -130,17 +156,24 @@ _NEW_WORDS: Final = {
 
 
 def require_json_schema(
-    schema: Mapping[str, Any], field: str, *, max_branches: int | None = None, has_old_words: bool = True
+    schema: Mapping[str, Any],
+    field: str,
+    *,
+    max_branches: int | None = None,
+    has_old_words: bool = True,
+    on_fault: OnFault = refuse_fault,
 ) -> list[tuple[str, Mapping[str, Any]]]:
     """Raises INVALID_ARGUMENT naming the keyword, below `field`, that makes this no JSON schema.
 
     `schema` is bounded in depth and size already. `max_branches`: how many combinations of anyOf, oneOf and allOf it
-    may have; None: any number. `has_old_words`: whether keywords may be used as drafts before 2020-12 do. Returns the
-    schemas, with their places, that references lead to and that stand below no keyword for schemas.
+    may have; None: any number. `has_old_words`: whether keywords may be used as drafts before 2020-12 do. `on_fault` is
+    called in place of raising; references are only followed if every keyword is right. Returns the schemas, with their
+    places, that references lead to and that stand below no keyword for schemas.
     """
     keywords = _metaschema(has_old_words)
-    _require_keywords(schema, field, keywords)
-    references = _References(schema, field, keywords, max_branches)
+    if not _has_right_keywords(schema, field, keywords, on_fault):
+        return []
+    references = _References(schema, field, keywords, max_branches, on_fault)
     references.require_progress()
     return references.beside
 
@@ -165,12 +198,41 @@ def _metaschema(has_old_words: bool) -> "jsonschema_rs.Draft7Validator":
     return jsonschema_rs.Draft7Validator({**_METASCHEMA, "properties": {**_METASCHEMA["properties"], **_NEW_WORDS}})
 
 
-def _require_keywords(schema: Mapping[str, Any], field: str, keywords: "jsonschema_rs.Draft7Validator") -> None:
+def _has_right_keywords(
+    schema: Mapping[str, Any], field: str, keywords: "jsonschema_rs.Draft7Validator", on_fault: OnFault
+) -> bool:
     if keywords.is_valid(schema):
-        return
-    error = next(keywords.iter_errors(schema))
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step[:SHOWN_CHARS]}" for step in error.instance_path)
-    raise invalid_field(field + "".join(steps), _words(error.kind.name, error.kind.as_dict()))
+        return True
+    for error in keywords.iter_errors(schema):
+        steps = (f"[{step}]" if isinstance(step, int) else f".{step[:SHOWN_CHARS]}" for step in error.instance_path)
+        place = field + "".join(steps)
+        on_fault(_fault_at(schema, error.instance_path, place, _words(error.kind.name, error.kind.as_dict())))
+    return False
+
+
+def _fault_at(schema: Any, path: Sequence[str | int], field: str, message: str) -> SchemaFault:
+    """Returns the fault at the end of a path from the schema: its part is a keyword, or an entry that is no schema."""
+    holder = value = schema
+    key: str | int = ""
+    place = _Place.SCHEMA
+    for step in path:
+        if place is _Place.OTHER:
+            break
+        holder, key, value = value, step, value[step]
+        place = _place_of(key, value) if place is _Place.SCHEMA else _Place.SCHEMA
+    is_schema = place is _Place.SCHEMA
+    return SchemaFault(field=field, message=message, holder=holder, keys=(key,), is_schema=is_schema)
+
+
+class _Place(Enum):
+    SCHEMA, SCHEMAS, OTHER = range(3)
+
+
+def _place_of(key: str | int, value: object) -> _Place:
+    """Returns what stands under a keyword of a schema."""
+    if key in MAP_KEYS or (key in LIST_KEYS and isinstance(value, list)):
+        return _Place.SCHEMAS
+    return _Place.SCHEMA if key in SCHEMA_KEYS else _Place.OTHER
 
 
 def _words(keyword: str, details: Mapping[str, Any]) -> str:
@@ -199,11 +261,13 @@ class _References:
         field: str,
         keywords: "jsonschema_rs.Draft7Validator",
         most_branches: int | None,
+        on_fault: OnFault,
     ) -> None:
         self._root = root
         self._field = field
         self._keywords = keywords
         self._most = most_branches
+        self._on_fault = on_fault
         self.beside: list[tuple[str, Mapping[str, Any]]] = []
         self._places: dict[int, str] = {}
         self._resources: dict[int, Mapping[str, Any]] = {}
@@ -220,6 +284,8 @@ class _References:
                 schemas += self._follow(schema, key)
         for schema in schemas:
             self._count(schema)
+        for schema in schemas:
+            self._require_possible(schema)
 
     def _collect(
         self, schema: Mapping[str, Any], place: str, resource: Mapping[str, Any]
@@ -244,11 +310,13 @@ class _References:
         """The schemas at the end of a reference that stand where no keyword for schemas is."""
         target = self._target(schema, key)
         if target is None:
-            self._refuse(schema, f".{key}", "refers to a place that this schema does not have")
+            self._refuse(schema, "refers to a place that this schema does not have", key)
+            return
         if isinstance(target, bool) or id(target) in self._places:
             return
         place = self._field + schema[key].removeprefix("#").replace("/", ".")[:SHOWN_CHARS]
-        _require_keywords(target, place, self._keywords)
+        if not _has_right_keywords(target, place, self._keywords, self._on_fault):
+            return
         self.beside.append((place, target))
         yield from self._collect(target, place, self._root)
 
@@ -270,18 +338,41 @@ class _References:
         if known is not None:
             return known
         if id(schema) in self._open:
-            self._refuse(schema, "", "must not be defined by itself alone: a reference leads back to where it stands")
+            self._refuse(schema, "must not be defined by itself alone: a reference leads back to where it stands")
+            return 1
         if not schema.keys() & _IN_PLACE:
             return 1
         if len(self._open) == _MAX_REFERENCES_IN_A_ROW:
-            self._refuse(schema, "", f"must not lead through more than {_MAX_REFERENCES_IN_A_ROW} references in a row")
+            self._refuse(schema, f"must not lead through more than {_MAX_REFERENCES_IN_A_ROW} references in a row")
+            return 1
         self._open.add(id(schema))
         count = self._combined(schema)
         if self._most is not None and count > self._most:
-            self._refuse(schema, "", f"has more than {self._most} combinations of anyOf, oneOf and allOf")
+            self._refuse(schema, f"has more than {self._most} combinations of anyOf, oneOf and allOf")
+            count = 1
         self._open.remove(id(schema))
         self._known[id(schema)] = count
         return count
+
+    def _require_possible(self, schema: Mapping[str, Any]) -> None:
+        found = contradiction(schema, self._referred)
+        if found is None:
+            return
+        low, high = found
+        own = [key for key in schema if key in {low, high, f"exclusiveM{low[1:]}", f"exclusiveM{high[1:]}"}]
+        place = self._places[id(schema)] + (f".{own[0]}" if own else "")
+        keys = tuple(own or schema.keys() & _IN_PLACE)
+        what = "the alternatives and the bounds beside them" if low in _ALTERNATIVES else f"{low} and {high}"
+        message = f"leaves no value: {what} contradict each other; correct or remove one of them"
+        self._on_fault(SchemaFault(field=place, message=message, holder=schema, keys=keys))
+
+    def _referred(self, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Returns the target of the references of a schema; None: it has none."""
+        for key in REFERENCE_KEYS:
+            target = self._target(schema, key) if key in schema else None
+            if isinstance(target, Mapping):
+                return target
+        return None
 
     def _combined(self, schema: Mapping[str, Any]) -> int:
         count = 1
@@ -290,17 +381,18 @@ class _References:
                 count *= sum(self._count(inner) for _, inner in inner_schemas(key, schema[key])) or 1
         for _, inner in inner_schemas("allOf", schema.get("allOf")):
             count *= self._count(inner)
-        for key in REFERENCE_KEYS:
-            target = self._target(schema, key) if key in schema else None
-            if isinstance(target, Mapping):
-                count *= self._count(target)
+        if (target := self._referred(schema)) is not None:
+            count *= self._count(target)
         for key in (*_IN_PLACE_KEYS, *_IN_PLACE_MAPS):
             for _, inner in inner_schemas(key, schema.get(key)):
                 self._count(inner)
         return count
 
-    def _refuse(self, schema: Mapping[str, Any], keyword: str, message: str) -> NoReturn:
-        raise invalid_field(self._places[id(schema)] + keyword, message)
+    def _refuse(self, schema: Mapping[str, Any], message: str, key: str = "") -> None:
+        """Report a fault of one keyword; without it, of those that apply to the value itself."""
+        place = self._places[id(schema)]
+        field, keys = (f"{place}.{key}", (key,)) if key else (place, tuple(schema.keys() & _IN_PLACE))
+        self._on_fault(SchemaFault(field=field, message=message, holder=schema, keys=keys))
 
 
 def _at(root: object, pointer: str) -> object:

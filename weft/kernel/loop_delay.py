@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import grpc
+from prometheus_client import Histogram
 from typing_extensions import override
 
 from weft.kernel.clock import Clock
 from weft.kernel.metrics import MetricsPage
-from weft.kernel.prometheus_parts import Histogram
 from weft.kernel.service import Service, start_restarting, stop_tasks
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from weft.kernel.prometheus_parts import Exemplar, Metric, Sample, floatToGoString
+from prometheus_client.core import Exemplar, Metric, Sample
+from prometheus_client.utils import floatToGoString
 
 _BOUND = "\0"
 """Stands for the bound of a bucket: no label has it."""

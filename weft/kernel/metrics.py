@@ -10,19 +10,15 @@ from functools import partial
 from itertools import chain
 from typing import Generic, TypeVar
 
+from prometheus_client import CollectorRegistry, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from weft.kernel.metric_cells import Counter, Histogram
 from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.passed_on_metrics import merged
-from weft.kernel.prometheus_parts import (
-    Collector,
-    CollectorRegistry,
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    Metric,
-    disable_created_metrics,
-)
 from weft.kernel.tracing import SpanCounts, TraceContext, Tracing
 
 OTHER = "_other"
@@ -181,9 +177,6 @@ class MetricsPage(Collector):
 
     async def render(self, accept: str = "") -> RenderedPage:
         """Returns the page, as OpenMetrics with exemplars where the `Accept` header asks for it."""
-        # It imports HTTP servers and clients, 1 MB that a mesh which nothing scrapes does not need.
-        from prometheus_client.exposition import choose_encoder  # noqa: PLC0415, TID251
-
         for prepare in self._before:
             await prepare()
         encode, content_type = choose_encoder(accept)

@@ -19,25 +19,36 @@ MAX_SESSION_CHARS = 256
 
 DEFAULT_TENANT = "default"
 AGENT_PREFIX = "agent/"
-"""Prefix of an agent's name in the model of a request; names themselves have no '/'."""
+"""Prefix of an agent's name in the model of a request; the name itself has no '/'."""
 ROUTE_PREFIX = "route/"
 """Prefix of a route's name in the model of a request."""
 WORKFLOW_PREFIX = "workflow/"
 """Prefix of a workflow's name in the model of a request."""
+KIND_PREFIXES = (AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX)
+"""Prefixes in the model of a request, with which the name of no model begins."""
 AUTO_MODEL = "auto"
 """Model of a request that leaves the choice to the client's profile in the router."""
 CENTRAL_RUNNER = "central-models"
 """Name of the runner of the mesh itself, which serves the models of providers that operators declare."""
 
-# One form for models, pools, runners and agents. ASCII only, so that no two names look alike; the first character
-# keeps a name from being read as an option or a hidden file.
+MODEL_NAME_WORDS = (
+    f"1 to {MAX_NAME_CHARS} letters, digits, '.', '_', ':' or '-', starting with a letter or digit, "
+    "or several such parts joined by '/', the first one not agent, route or workflow"
+)
+"""The form of a model's name."""
+# One form for runners, agents and other resources, and for each part of a model's name. ASCII only, so that no two
+# names look alike; the first character keeps a name from being read as an option or a hidden file.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
+# Models and pools may have an owner before their name, as at a hub.
+_MODEL_NAME = re.compile(rf"{_NAME.pattern}(/{_NAME.pattern})*")
+MODEL_NAME_PATTERN = f"^{_MODEL_NAME.pattern}$"
+"""The form of a model's name for JSON schemas, without its length and the prefixes that it may not have."""
 # Ids and tenants travel as gRPC metadata and HTTP headers: printable ASCII without spaces and separators.
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=-]*")
 _RANDOM_BYTES = 12
 _ID_DIGITS = 2 * _RANDOM_BYTES
 _NAME_END = "/"
-"""What is between the name of a process and the rest of its id; no name has it."""
+"""What is between the name of a process and the rest of its id; no name of a process has it."""
 _RESOURCE_ID = re.compile(rf"(?:model|agent|route)-[0-9a-f]{{{_ID_DIGITS}}}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -45,6 +56,12 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]+")
 def is_name(text: str) -> bool:
     """Whether `text` may name a resource."""
     return 0 < len(text) <= MAX_NAME_CHARS and _NAME.fullmatch(text) is not None
+
+
+def is_model_name(text: str) -> bool:
+    """Whether `text` may name a model or a pool: names that are joined by '/', such as `Qwen/Qwen3-8B`."""
+    is_valid = 0 < len(text) <= MAX_NAME_CHARS and _MODEL_NAME.fullmatch(text) is not None
+    return is_valid and not text.startswith(KIND_PREFIXES)
 
 
 def is_token(text: str, max_chars: int) -> bool:
@@ -59,6 +76,13 @@ def require_name(text: str, field: str) -> str:
             field,
             f"must be 1 to {MAX_NAME_CHARS} letters, digits, '.', '_', ':' or '-', starting with a letter or digit",
         )
+    return text
+
+
+def require_name_of_model(text: str, field: str) -> str:
+    """Return `text` if it may name a model or a pool; otherwise raise INVALID_ARGUMENT naming `field`."""
+    if not is_model_name(text):
+        raise invalid_field(field, f"must be {MODEL_NAME_WORDS}")
     return text
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from weft.kernel.prometheus_parts import Metric, Sample, text_string_to_metric_families
+from prometheus_client.core import Metric, Sample
+from prometheus_client.parser import text_string_to_metric_families
 
 MAX_LABELS = 32
 """Labels of one series; one with more is left out."""

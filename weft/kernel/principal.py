@@ -14,7 +14,7 @@ from enum import Enum
 from hashlib import sha256
 
 from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.names import DEFAULT_TENANT, is_name
+from weft.kernel.names import DEFAULT_TENANT, is_model_name
 from weft.kernel.reasons import Reason
 
 KEY_PREFIX = "weft"
@@ -99,14 +99,14 @@ EDIT_MODELS = Access(Resource.MODELS, Role.EDIT)
 """Scope that declaring and deleting models, agents and routes needs."""
 VIEW_MODELS = Access(Resource.MODELS, Role.VIEW)
 """Scope that seeing models, pools, agents and routes needs."""
+VIEW_RUNNERS = Access(Resource.RUNNERS, Role.VIEW)
+"""Scope that seeing runners, and what their engines print, needs."""
 USE_MODELS = Access(Resource.INFERENCE, Role.CREATE)
 """Scope that requests to models, agents and routes need."""
 OPERATE = Access(Resource.OPERATIONS, Role.CREATE)
 """Scope that loads, unloads and flushes need."""
 EDIT_SETTINGS = Access(Resource.SETTINGS, Role.EDIT)
 """Scope that declaring and deleting tenants needs: their limits bind those who may declare models."""
-VIEW_SETTINGS = Access(Resource.SETTINGS, Role.VIEW)
-"""Scope that seeing tenants needs."""
 USE_SECRETS = Access(Resource.SECRETS, Role.CREATE)
 """Scope that declaring a model with a secret needs: the secret is sent to the address that the declaration names."""
 ANY_SOURCE = Access(Resource.MODELS, Role.EDIT)
@@ -186,6 +186,11 @@ LOCAL = Principal(name="local", access=_EVERYTHING, names_tenants=True)
 """The caller over a socket that only this machine's user can reach, or over loopback where no keys are required."""
 
 
+def actor_words(name: str) -> str:
+    """Returns the name of a caller as text for people: LOCAL's would read like that of a runner or a user."""
+    return "an operator on this machine" if name == LOCAL.name else name
+
+
 def service_principal(name: str) -> Principal:
     """Returns the principal of a service with a client certificate."""
     return Principal(name=f"service:{name}", access=_EVERYTHING, names_tenants=True)
@@ -214,7 +219,7 @@ def parse_scope(text: str, field_name: str) -> frozenset[Access]:
 
 def _require_pattern(name: str, resources: Iterable[Resource], field_name: str) -> None:
     """Raises INVALID_ARGUMENT for what limits no scope: no name or beginning, or another resource."""
-    if not is_name(name.removesuffix(ANY)):
+    if not is_model_name(name.removesuffix("/" + ANY).removesuffix(ANY)):
         raise invalid_field(
             field_name, f"'{name[:64]}' must be a name, or the beginning of names and *, such as team-a or team-*"
         )

@@ -1,7 +1,4 @@
-"""Bounds of what runners and gateways report to routers until it is answered.
-
-`weft.dispatch.attempt_reporter` and `weft.dispatch.end_reporter` keep them.
-"""
+"""Bounds of the reports of ends to routers, which `weft.dispatch.end_reporter` keeps until they are answered."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -175,7 +175,10 @@ class ChannelPool:
 
 
 def error_to_status(error: WeftError) -> status_pb2.Status:
-    """The status of an error: one ErrorInfo, a RetryInfo where waiting helps, a BadRequest where a field is wrong."""
+    """The status of an error: one ErrorInfo, a RetryInfo where waiting helps, a BadRequest where a field is wrong.
+
+    A DebugInfo has what a runner saw of its engine.
+    """
     info = error_details_pb2.ErrorInfo(reason=error.reason.name, domain=ERROR_DOMAIN, metadata=error.metadata)
     details = [_packed(info)]
     if error.retry_after_seconds is not None:
@@ -185,12 +188,18 @@ def error_to_status(error: WeftError) -> status_pb2.Status:
     if isinstance(error, FieldError):
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
         details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
+    if error.engine_exit or error.engine_log:
+        seen = error_details_pb2.DebugInfo(detail=error.engine_exit, stack_entries=error.engine_log)
+        details.append(_packed(seen))
     code = code_pb2.Code.Value(error.traits.grpc_code)
     return status_pb2.Status(code=code, message=error.message, details=details)
 
 
 def _packed(
-    message: any_pb2.Any | error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo | error_details_pb2.BadRequest,
+    message: error_details_pb2.ErrorInfo
+    | error_details_pb2.RetryInfo
+    | error_details_pb2.BadRequest
+    | error_details_pb2.DebugInfo,
 ) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)
@@ -301,12 +310,16 @@ def error_from_details(status: status_pb2.Status) -> WeftError | None:
     if reason is Reason.INVALID_ARGUMENT and "field" in info.metadata:
         field = info.metadata["field"]
         return FieldError(field, status.message.removeprefix(f"{field}: "))
-    return WeftError(
+    found = WeftError(
         reason,
         status.message,
         metadata=dict(info.metadata),
         retry_after_seconds=retry.retry_delay.ToNanoseconds() / 1e9 if has_retry else None,
     )
+    seen = error_details_pb2.DebugInfo()
+    if any(detail.Unpack(seen) for detail in status.details):
+        found.engine_exit, found.engine_log = seen.detail, tuple(seen.stack_entries)
+    return found
 
 
 class answering:  # noqa: N801 - reads as a statement: `async with answering(context):`

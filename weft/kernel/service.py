@@ -49,8 +49,7 @@ class Service(Protocol):
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the package has no types
     """grpc.health.v1 for one server: the empty name is live, a service's name is whether it can do its work.
 
-    `liveness` and `readiness` repeat those two for callers of the endpoint-picker protocol. Each message says what
-    holds when it is sent, not what held at the last change.
+    Each message says what holds when it is sent, not what held at the last change.
     """
 
     def __init__(self) -> None:
@@ -84,7 +83,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the packa
 
     def set_live(self) -> None:
         """Report the process as alive."""
-        self._answers.update(dict.fromkeys(_LIVENESS, _yes))
+        self._answers[""] = _yes
         self.tell()
 
     def follow(self, service_names: Iterable[str], source: HealthSource) -> None:
@@ -94,7 +93,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the packa
         """
         self._answers.update({name: partial(_serves, source, name) for name in service_names})
         self._answers["readiness"] = lambda: source.report.is_ready
-        self._answers.update(dict.fromkeys(_LIVENESS, lambda: source.report.is_live))
+        self._answers[""] = lambda: source.report.is_live
         self.tell()
 
     def tell(self) -> None:
@@ -131,9 +130,6 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the packa
         if answer is None:
             return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         return health_pb2.HealthCheckResponse.SERVING if answer() else health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-_LIVENESS = ("", "liveness")
 
 
 def _yes() -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Ge, Gt, Le
 
 from weft.kernel.errors import FieldError
-from weft.kernel.names import is_name
+from weft.kernel.names import MODEL_NAME_WORDS, is_model_name, is_name
 from weft.kernel.units import Rate, parse_any_rate, parse_rate, parse_rates, parse_size
 
 if TYPE_CHECKING:
@@ -93,6 +93,12 @@ def _require_name(text: str) -> str:
     return text
 
 
+def _require_model_name(text: str) -> str:
+    if not is_model_name(text):
+        raise ValueError(f"must be {MODEL_NAME_WORDS}")
+    return text
+
+
 def _reason(error: FieldError) -> ValueError:
     return ValueError(error.message.removeprefix(f"{error.field}: "))
 
@@ -138,7 +144,9 @@ def word_for_flag(value: Any) -> Any:
 
 
 Name = Annotated[str, Checked(_require_name)]
-"""A name of a model, pool, runner, agent or tool."""
+"""A name of a runner, agent, tool or another resource that is no model."""
+ModelName = Annotated[str, Checked(_require_model_name)]
+"""A name of a model or a pool."""
 Seconds = Annotated[float, Gt(0), Le(86_400 * 365)]
 """A length of time of at most a year."""
 Port = Annotated[int, Ge(0), Le(65_535)]

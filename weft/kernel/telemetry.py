@@ -6,6 +6,7 @@ a request has the same trace id on every hop.
 """
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -27,7 +28,7 @@ _TRACE_ID_BITS, _SPAN_ID_BITS = 128, 64
 
 
 class BoundedLogFile:
-    """A log file that is rotated to `<name>.1` at its size limit.
+    """A log file that is rotated to `<name>.1` at its size limit, and made anew once it was moved or removed.
 
     Writers get no error for a full or broken disk: failed writes are dropped, and their number is written once the file
     can be written again.
@@ -45,11 +46,31 @@ class BoundedLogFile:
 
     def _open(self) -> None:
         self._file = self._path.open("ab", buffering=0)
-        self._size = self._path.stat().st_size
+        self._identity = os.fstat(self._file.fileno())
+        self._size = self._identity.st_size
+
+    def _follow(self) -> None:
+        """Open the file again if its path names another one or none: logrotate, or a user, has moved or removed it.
+
+        Without a new file, writes go on to the old one.
+        """
+        found = None
+        with suppress(OSError):
+            found = self._path.stat()
+        if found is not None and os.path.samestat(found, self._identity):
+            # Somebody may have emptied it.
+            self._size = found.st_size
+            return
+        before = self._file
+        with suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._open()
+            before.close()
 
     def write(self, text: str) -> int:
         """Append `text`, one or more whole lines; they are never split between files."""
         try:
+            self._follow()
             if self._size > self._max_bytes:
                 self._begin_anew()
             if self.dropped:

@@ -11,7 +11,7 @@ from weft.kernel.reasons import Reason
 TARGET = "model, pool, agent, route or workflow"
 """What a request can name: all kinds share one namespace."""
 MODEL, POOL, AGENT, ROUTE, RUNNER, SECRET = "model", "pool", "agent", "route", "runner", "secret"
-WORKFLOW = "workflow"
+WORKFLOW, ALIAS, PROFILE, TENANT = "workflow", "alias", "profile", "tenant"
 MODEL_OR_POOL = "model or pool"
 RESOURCE = "model, agent, runner, pool, route, alias, profile, workflow or tenant"
 """What `weft get NAME` can name."""
@@ -30,14 +30,17 @@ MAX_SOME_NAMES = 5
 _TARGETS_LISTED = "`weft get models` (GET /v1/models)"
 _LISTED: Mapping[str, str] = MappingProxyType(
     {
-        AGENT: "`weft get agents` (GET /v1/models)",
-        ROUTE: "`weft get routes` (GET /v1/models)",
-        WORKFLOW: "`weft get workflows` (GET /v1/models)",
-        POOL: "`weft get pools` (GET /v1/models)",
+        AGENT: "`weft get agents` (GET /api/v1/agents)",
+        ROUTE: "`weft get routes` (GET /api/v1/routes)",
+        WORKFLOW: "`weft get workflows` (GET /api/v1/workflows)",
+        POOL: "`weft get pools` (GET /api/v1/pools)",
         RUNNER: "`weft get runners` (GET /api/v1/runners)",
         RESOURCE: "`weft get all`",
         LOGGED: "`weft get all`",
         SECRET: "`weft get secrets` (GET /v1/admin/secrets)",
+        ALIAS: "`weft get aliases` (GET /api/v1/aliases)",
+        PROFILE: "`weft get profiles` (GET /api/v1/profiles)",
+        TENANT: "`weft get tenants` (GET /api/v1/tenants)",
     }
 )
 _PREFIXED_KINDS = (AGENT, ROUTE, WORKFLOW)
@@ -83,7 +86,7 @@ def kind_and_name(target: str) -> tuple[str, str]:
 
 
 def among(error: WeftError, names: Iterable[str]) -> WeftError:
-    """Returns an error with the close ones of `names` in place of those that it has; any other error as it is.
+    """Returns an unknown-name error that suggests the closest of `names`; other errors are returned unchanged.
 
     For an edge that knows which names its caller may see.
     """

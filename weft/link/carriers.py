@@ -1,4 +1,4 @@
-"""Calls of a dispatcher, or of an endpoint picker, to runners on its own machine, carried over one stream per runner.
+"""Calls of a dispatcher to runners on its own machine, carried over one stream per runner.
 
 In Python a gRPC call costs both ends together 500 us, one on a stream that is open anyway 130 us, and an idle one holds
 31 KB more (measured, see docs/decisions/0088-carried-calls.md).

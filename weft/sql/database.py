@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import aiosqlite
-from sqlalchemy import URL, Connection, event
+from sqlalchemy import URL, Connection, event, make_url
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from typing_extensions import override
 
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.sql.engine import AsyncEngine, create_async_engine
 
 log = get_logger("weft.sql")
 
@@ -104,6 +104,7 @@ def _place(owner: str, url: URL) -> str:
 
 
 BUSY_TIMEOUT_MS = 5_000
+SQLITE_DRIVER = "sqlite+aiosqlite"
 CLOSE_WAIT_SECONDS = 6.0
 """Longest wait for the threads of connections; a statement that waits for a lock takes BUSY_TIMEOUT_MS."""
 WRITES = "weft_writes"
@@ -119,6 +120,14 @@ def file_of(url: URL) -> Path | None:
     if name.startswith("file:"):
         raise invalid_field("database_url", "SQLite's file: form is not supported, name the file by its path")
     return Path(name)
+
+
+def url_of(database: str | Path) -> URL:
+    """Returns the URL of a SQLite file, or of a URL as text. Raises SQLAlchemy's ArgumentError, or ValueError.
+
+    In a text, a `?` of a path begins the URL's parameters.
+    """
+    return make_url(database) if isinstance(database, str) else URL.create(SQLITE_DRIVER, database=str(database))
 
 
 def make_private(path: Path) -> None:

@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Column, ColumnElement, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from weft.kernel.clock import CLOCK_MARGIN_SECONDS
-from weft.sql.engine import AsyncConnection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,11 @@
 from collections.abc import Awaitable, Callable
 
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from weft.kernel.clock import Clock
 from weft.kernel.health import WELL, HealthCheck, Observation, down
 from weft.kernel.health_monitor import paced
-from weft.sql.engine import AsyncConnection
 
 
 async def write_nothing(connection: AsyncConnection) -> None:

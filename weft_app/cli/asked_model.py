@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.model_source import GGUF, PathSource, asked_source, is_source
-from weft.kernel.names import MAX_NAME_CHARS, is_name, require_name
+from weft.kernel.model_source import GGUF, HUB_HOSTS, PathSource, SourceScheme, asked_source, is_hub_id, is_source
+from weft.kernel.names import MAX_NAME_CHARS, is_model_name, is_name, require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.short_names import short_names_hint, short_source
 from weft_app.cli.options import note
@@ -41,11 +41,20 @@ def asked_model(text: str) -> AskedModel:
         return AskedModel(source=str(path))
     if not is_source(text):
         return AskedModel(name=require_name(text, MODEL))
+    if _is_long_name(text):
+        return AskedModel(name=text)
     source = asked_source(text, MODEL)
     if isinstance(source, PathSource):
         # A runner has a working folder of its own, and may be on another machine.
         return AskedModel(source=str(Path(source.path).expanduser().absolute()))
     return AskedModel(source=str(source))
+
+
+def _is_long_name(text: str) -> bool:
+    """Whether a text is a model's name with more than an owner before it, which no source looks like."""
+    first = text.partition("/")[0]
+    has_scheme = first.partition(":")[0].lower() in tuple(SourceScheme)
+    return text.count("/") > 1 and is_model_name(text) and first not in HUB_HOSTS and not has_scheme
 
 
 def asked_to_serve(text: str, options: Mapping[str, str]) -> AskedModel:
@@ -103,6 +112,8 @@ def create_operation(
     except WeftError as refusal:
         load = action.load_model
         source = short_source(load.model) if refusal.reason is Reason.MODEL_NOT_FOUND else None
+        if refusal.reason is Reason.MODEL_NOT_FOUND and not load.source and is_hub_id(load.model):
+            refusal.message += f"; the hub's repository of this name is hf:{load.model}"
         # A token is for the action as it was signed.
         if source is None or load.source or authorization:
             raise

@@ -1,16 +1,37 @@
 """`weft attach` and `weft detach`: servers that run already, added to a mesh that runs."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
 
 from weft.api.operations.v1 import operation_pb2
+from weft.documents.field_names import operation_field
 from weft.documents.operation_actions import remove_action
 from weft.kernel.errors import invalid_field
 from weft.kernel.model_source import server_source
 from weft.kernel.names import require_name
 from weft_app.cli.operations import TokenOption, carry_out
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, reporting
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, reporting
+
+_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "name": "--name",
+        "source": "URL",
+        "runner": "--runner",
+        "parameters.api_key_env": "--api-key-env",
+        "parameters.remote": "--remote",
+        "authorization": "--token",
+        "model": "NAME",
+    }
+)
+"""Options and arguments by the fields of operations."""
+
+
+def _option_of(field: str) -> str:
+    name = operation_field(field)
+    return _OPTIONS.get(name, name)
 
 
 def attach(
@@ -46,7 +67,8 @@ def attach(
             load.options.parameters["api_key_env"].word = api_key_env
         if remote is not None:
             load.options.parameters["remote"].flag = remote
-        carry_out(operation_pb2.OperationAction(load_model=load), token=token, home=home)
+        with naming_fields(_option_of):
+            carry_out(operation_pb2.OperationAction(load_model=load), token=token, home=home)
 
 
 def detach(
@@ -58,5 +80,5 @@ def detach(
 
     Example: weft detach box
     """
-    with reporting():
+    with reporting(), naming_fields(_option_of):
         carry_out(remove_action(require_name(name, "NAME")), token=token, home=home)

@@ -30,7 +30,7 @@ _ENTRIES = Listing(
         Column("SEQ", "{sequence}"),
         Column("TIME", "{time:local}"),
         Column("EVENT", "{event}"),
-        Column("ACTOR", "{actor}"),
+        Column("ACTOR", "{actor:actor}"),
         Column("OPERATION", lambda entry: entry.operation.removeprefix("operations/")),
         Column("DETAIL", "{detail}"),
     ),

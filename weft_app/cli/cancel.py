@@ -13,9 +13,10 @@ from weft.client.requests import connect_requests
 from weft.documents.codec import document_of, word_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
+from weft.kernel.principal import actor_words
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_cancelled_kind
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption, exit_code, note
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption, exit_code, note, words_of
 from weft_app.cli.output import print_page, safe_text
 from weft_app.cli.targets import BATCH_WORDS, OPERATION_WORDS, REQUEST_WORDS, TASK_WORDS
 
@@ -102,7 +103,7 @@ def cancel_requests(ids: Sequence[str], tenant: str, output: OutputFormat, home:
                 ended = requests.cancel(require_token(each, "ID", MAX_REQUEST_ID_CHARS), tenant)
             except WeftError as error:
                 failures.append(error)
-                note(f"request {safe_text(each)}: {error.message}{_advice(error)}")
+                note(f"request {safe_text(each)}: {words_of(error)}{_advice(error)}")
             else:
                 line = f"request/{each} {_ended_words(ended)}\n"
                 print_page(output, partial(str, line), partial(document_of, ended))
@@ -121,5 +122,5 @@ def _ended_words(request: RequestRecord) -> str:
     if request.state != RequestRecord.STATE_ENDED:
         return "is cancelled, and its caller has not read the end yet"
     if request.cancelled_by:
-        return f"cancelled by {request.cancelled_by}"
+        return f"cancelled by {actor_words(request.cancelled_by)}"
     return f"had already ended: {word_of(request, 'reason')}" if request.reason else "had already completed"

@@ -32,7 +32,7 @@ from weft.durable.tasks import state_name
 from weft.kernel.alias_rules import matches
 from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, invalid_field
 from weft.kernel.json_objects import plain_object
-from weft.kernel.names import require_name
+from weft.kernel.names import require_name, require_name_of_model
 from weft.kernel.reasons import Reason
 from weft.kernel.units import wait_words
 from weft.kernel.unknown_names import unknown_target
@@ -255,7 +255,10 @@ def resolve(name: str, home: Path) -> tuple[str, str]:
 
     Where the registry cannot be reached, `name` is used as it is: the router resolves it.
     """
-    require_name(_without_prefix(name), "NAME")
+    if (bare := _without_prefix(name)) == name:
+        require_name_of_model(name, "NAME")
+    else:
+        require_name(bare, "NAME")
     try:
         mesh_address(home, "registry")
         with connect_registry(home=home) as registry:

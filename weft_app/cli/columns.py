@@ -45,7 +45,7 @@ _MODEL = (
     Column("NAME", "{name}"),
     Column("POOL", "{manifest.pool_name}"),
     Column("SOURCE", lambda document: source_of(document.observed)),
-    Column("STATUS", "{state}"),
+    Column("STATUS", "{shown_state}"),
     Column("RUNTIME", "{observed.type}"),
     Column("TIER", "{manifest.tags.tier}"),
     Column("RUNNER", "{observed.runner}"),
@@ -59,7 +59,6 @@ _MODEL_WIDE = (
     Column("OWNER", "{manifest.tags.owner}"),
     Column("LABELS", lambda model: labels_text(model.manifest.tags)),
     Column("ID", "{observed.id}"),
-    Column("PHASE", "[{instance.phase}]"),
     Column("ADAPTS", lambda model: model.instance.base_model if model.instance else ""),
     Column("SLOTS", lambda model: slots([model.instance] if model.instance else [])),
     Column("REMOTE", "{manifest.remote:yes}"),
@@ -238,7 +237,7 @@ def weight_of(tenant: TenantManifest) -> float:
 
 
 def remote_text(tenant: TenantManifest) -> str:
-    """Whether a tenant's requests may leave the premises, as a word of documents."""
+    """Returns the word for whether a tenant's requests may leave the premises."""
     return word_of(tenant, "allow_remote") if tenant.allow_remote else "on_request"
 
 

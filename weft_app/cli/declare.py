@@ -25,7 +25,7 @@ from weft.documents.yaml_documents import (
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_with_tasks
-from weft_app.cli.options import DEFAULT_HOME, EXIT_USAGE, HomeOption, exit_code, note, reporting
+from weft_app.cli.options import DEFAULT_HOME, EXIT_USAGE, HomeOption, exit_code, note, reporting, words_of
 from weft_app.cli.output import json_text, say
 from weft_app.cli.secrets import delete_secrets, is_about_secrets
 from weft_app.cli.targets import (
@@ -282,7 +282,7 @@ def _delete(registry: Registry, target: Target, ignore_not_found: bool, *, force
     except WeftError as error:
         if is_missing(error) and ignore_not_found:
             return 0
-        note(error.message)
+        note(words_of(error))
         return exit_code(error)
     say(f"{target} deleted\n")
     if runner:

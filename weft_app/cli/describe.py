@@ -18,14 +18,15 @@ from weft.documents.resources import (
     RouteDocument,
     RunnerDocument,
 )
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
 from weft_app.cli.completion import complete_described
 from weft_app.cli.description import Facts, Rung, description, facts_document
+from weft_app.cli.explain import show_request
 from weft_app.cli.limit_uses import NO_REGISTRY, KnownUses, limit_uses
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import print_page, say
-from weft_app.cli.targets import Target, find, one_named, tenants_named
+from weft_app.cli.targets import REQUEST_WORDS, Target, find, one_named, tenants_named
 from weft_app.cli.tasks import describe_task, is_about_tasks
 
 T = TypeVar("T")
@@ -38,8 +39,8 @@ def describe(
         list[str],
         typer.Argument(
             metavar="[KIND] NAME",
-            help="A model, agent, runner, pool, route, alias, profile, workflow or tenant: KIND NAME, KIND/NAME or "
-            "NAME.",
+            help="A model, agent, runner, pool, route, alias, profile, workflow, tenant, request or task: KIND NAME, "
+            "KIND/NAME or NAME.",
             autocompletion=complete_described,
         ),
     ],
@@ -56,6 +57,13 @@ def describe(
     """
     if is_about_tasks(resources):
         describe_task(resources, output, home)
+        return
+    kind, _, name = resources[0].partition("/")
+    if kind.lower() in REQUEST_WORDS:
+        names = [*filter(None, [name]), *resources[1:]]
+        if len(names) != 1:
+            raise invalid_field("ID", "name one request, as request ID or request/ID")
+        show_request(names[0], output, home)
         return
     try:
         with connect_registry(home=home) as registry:

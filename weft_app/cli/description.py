@@ -80,20 +80,21 @@ def until_text(state: InstanceState) -> str | None:
     if state.pinned:
         return "pinned"
     if unload_at is None:
-        return "never"
+        # It is not counted down while it works on a request.
+        return f"{_seconds(state.keep_alive)} when idle" if state.HasField("keep_alive") else "never"
     return seconds_ago(max(0.0, (unload_at - datetime.now(UTC)).total_seconds()))
 
 
 _MEMORY = (
     "[{leased_bytes:size} leased on device {device_indexes}, {measured_bytes:size} seen"
     "|{leased_bytes:size} leased on device {device_indexes}"
+    "|{resident_bytes:size} of main memory"
     "|none held; would take {estimated_bytes:size} (from: {estimate_source})|none held]"
 )
 _INSTANCE = (
     Column("Phase", _phase),
     Column("Detail", "{detail}"),
     Column("Slots", "{slots_used} of {slots_total} in use"),
-    Column("Lane", lambda state: "proxies call its engine (engine)" if state.engine_lane else None),
     Column("Memory", lambda state: filled(_MEMORY, state.memory) if state.HasField("memory") else None),
     Column("Expires", until_text),
 )
@@ -228,7 +229,7 @@ def _skills(model: ModelDocument) -> str:
 
 _MODEL = (
     Column("Source", lambda model: source_of(model.observed)),
-    Column("Status", "{state}"),
+    Column("Status", "{shown_state}"),
     Column("Runner", "[{observed.runner}|none]"),
     Column("Id", "{observed.id}"),
     Column("Type", "{observed.type}"),
@@ -394,7 +395,6 @@ _RUNNER = (
     Column("Address", "[{observed.address}|-]"),
     Column("Incarnation", "{observed.incarnation}"),
     Column("At once", "[{observed.capability.max_requests} requests|by the slots of its models]"),
-    Column("Lane", "[proxies call {observed.capability.lane_url} (sidecar)|none: its requests go through a gateway]"),
     _HEARTBEAT,
     _GONE,
 )
@@ -491,7 +491,7 @@ def _lines(facts: Facts) -> Iterator[str]:
     yield from block("Routes", map(_user, facts.routes))
     yield from block("Aliases", map(_alias, facts.aliases))
     events = [*table_block("Events", _EVENTS, facts.events)]
-    yield from events or ["Events:       none since the registry started"]
+    yield from events or ["Events:       none"]
 
 
 def facts_document(facts: Facts) -> dict[str, Any]:

@@ -33,7 +33,6 @@ from weft.kernel.clock import offset_words
 from weft.kernel.errors import WeftError
 from weft.kernel.units import size_words
 from weft_app.cli.findings import Finding, Verdict, attempt, failed
-from weft_app.cli.lane_checks import lane_findings
 from weft_app.cli.machine_checks import (
     DRIVER_SECONDS,
     accelerator_findings,
@@ -67,7 +66,7 @@ from weft_app.cli.registry_checks import registry_findings
 from weft_app.cli.secrets import all_secrets
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.environment import environment_of_mesh
-from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome, has_started
+from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome, has_started, is_socket_address
 from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.loader import config_files, load_config
 from weft_app.edge.binary import INSTALL, envoy_binary
@@ -167,7 +166,6 @@ def examine(home: WeftHome, config_path: Path | None, network: NetworkOptions) -
     yield from _requirements(config, home.environments)
     if config.edge.proxy == "envoy":
         yield attempt("edge", lambda: str(envoy_binary(config.edge)), INSTALL)
-    yield from lane_findings(config)
     yield from _programs(config)
     yield from port_findings(config, home.running())
     if home.running() is not None:
@@ -235,13 +233,15 @@ def _kept_tasks(home: WeftHome, config: WeftConfig) -> Finding:
 
 
 def _socket_path(home: WeftHome) -> Finding:
-    length = len(os.fsencode(home.run / "runner-local.sock"))
-    if length > MAX_SOCKET_PATH_BYTES:
+    path = home.run / "runner-local.sock"
+    if not is_socket_address(path):
+        length = len(os.fsencode(path))
+        why = f"the path is {length} bytes long" if length > MAX_SOCKET_PATH_BYTES else "the path has %, ? or #"
         return Finding(
             check="sockets",
             verdict=Verdict.WARNING,
-            detail=f"the path is {length} bytes long, loopback ports are used instead",
-            remedy="a shorter --home",
+            detail=f"{why}, loopback ports are used instead",
+            remedy="another --home",
         )
     return Finding(check="sockets", verdict=Verdict.OK, detail=str(home.run))
 
@@ -346,7 +346,7 @@ def _requirements(config: WeftConfig, environments: EnvironmentFolder) -> Iterat
 
 
 def _programs(config: WeftConfig) -> Iterator[Finding]:
-    """Yields whether the program of each model that has one of its own is installed."""
+    """Checks that the program of each model with a `command` is installed."""
     for runner in config.runners or ():
         find_fault = runner.engine.find_program_fault
         if find_fault is None:

@@ -15,23 +15,23 @@ from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config
 from weft_app.edge.edge_document import edge_document
 from weft_app.edge.fragments import Document
-from weft_app.edge.plan import CertificateFiles, EdgePlan, Endpoint, LanePlan, RelayPlan, endpoint_of, limits_of
+from weft_app.edge.plan import CertificateFiles, EdgePlan, Endpoint, RelayPlan, endpoint_of, limits_of
 from weft_app.edge.relay_document import relay_document
 from weft_app.edge.texts import EdgeKind, json_text, yaml_text
 
 app = typer.Typer(
-    help="Print the configuration of an Envoy in front of gateways, runners or a relay.",
+    help="Print the configuration of an Envoy in front of gateways or a relay.",
     epilog="Example: weft edge config edge --gateway gateway-1:8080 > edge.yaml",
     no_args_is_help=True,
 )
 
 LISTEN, RELAY_LISTEN = "127.0.0.1:8443", "127.0.0.1:7444"
-GATEWAY, RELAY, PICKER = "127.0.0.1:8080", "127.0.0.1:7443", "127.0.0.1:9002"
+GATEWAY, RELAY = "127.0.0.1:8080", "127.0.0.1:7443"
 
 
 @app.callback()
 def edge() -> None:
-    """Print the configuration of an Envoy in front of gateways, runners or a relay."""
+    """Print the configuration of an Envoy in front of gateways or a relay."""
 
 
 class EdgeFormat(StrEnum):
@@ -48,8 +48,6 @@ class _Given:
     listen: str | None
     gateways: tuple[str, ...]
     relay: str | None
-    picker: str | None
-    endpoints: tuple[str, ...]
     certificate: Path | None
     key: Path | None
 
@@ -59,8 +57,6 @@ class _Given:
             ("--listen", self.listen),
             *(("--gateway", each) for each in self.gateways),
             ("--relay", self.relay),
-            ("--picker", self.picker),
-            *(("--endpoint", each) for each in self.endpoints),
             ("--certificate", self.certificate),
             ("--key", self.key),
         ]
@@ -68,18 +64,15 @@ class _Given:
 
     def require_fitting(self, kind: EdgeKind) -> None:
         """Raises INVALID_ARGUMENT for an option that this kind has no use for."""
-        in_front_of_gateways = {EdgeKind.EDGE, EdgeKind.LANE}
         uses = {
-            "--gateway": (bool(self.gateways), in_front_of_gateways),
-            "--certificate": (self.certificate is not None, in_front_of_gateways),
-            "--key": (self.key is not None, in_front_of_gateways),
-            "--picker": (self.picker is not None, {EdgeKind.LANE}),
-            "--endpoint": (bool(self.endpoints), {EdgeKind.LANE}),
-            "--relay": (self.relay is not None, {EdgeKind.RELAY}),
+            "--gateway": (bool(self.gateways), EdgeKind.EDGE),
+            "--certificate": (self.certificate is not None, EdgeKind.EDGE),
+            "--key": (self.key is not None, EdgeKind.EDGE),
+            "--relay": (self.relay is not None, EdgeKind.RELAY),
         }
-        for option, (is_given, kinds) in uses.items():
-            if is_given and kind not in kinds:
-                raise invalid_field(option, f"goes with {' or '.join(sorted(kinds))} only")
+        for option, (is_given, its_kind) in uses.items():
+            if is_given and kind is not its_kind:
+                raise invalid_field(option, f"goes with {its_kind} only")
         if (self.certificate is None) != (self.key is None):
             missing = "--key" if self.key is None else "--certificate"
             raise invalid_field(missing, "is missing: a certificate and its key come together")
@@ -99,11 +92,6 @@ def config(
         typer.Option("--gateway", help=f"Address of a gateway; may be repeated. Default {GATEWAY}."),
     ] = None,
     relay: Annotated[str | None, typer.Option("--relay", help=f"Address of the relay. Default {RELAY}.")] = None,
-    picker: Annotated[str | None, typer.Option("--picker", help=f"Address of the picker. Default {PICKER}.")] = None,
-    endpoint: Annotated[
-        list[str] | None,
-        typer.Option("--endpoint", help="HTTP port of a runner that the picker may name; may be repeated."),
-    ] = None,
     certificate: Annotated[
         Path | None, typer.Option("--certificate", help="PEM chain, as Envoy finds it. Default: plain HTTP.")
     ] = None,
@@ -112,14 +100,12 @@ def config(
 ) -> None:
     """Print an Envoy configuration: its limits are those of weft.yaml (`edge`, `gateway.connections`).
 
-    Example: weft edge config lane --gateway gateway-1:8080 --picker router-1:9002 --endpoint box:8101 > lane.yaml
+    Example: weft edge config edge --gateway gateway-1:8080 --gateway gateway-2:8080 > edge.yaml
     """
     given = _Given(
         listen=listen,
         gateways=tuple(gateway or ()),
         relay=relay,
-        picker=picker,
-        endpoints=tuple(endpoint or ()),
         certificate=certificate,
         key=key,
     )
@@ -137,10 +123,6 @@ def _document(kind: EdgeKind, given: _Given, config: WeftConfig) -> Document:
     if kind is EdgeKind.RELAY:
         listen = _endpoint(given.listen, RELAY_LISTEN, "--listen")
         return relay_document(RelayPlan(listen=listen, relay=_endpoint(given.relay, RELAY, "--relay")))
-    lane = None
-    if kind is EdgeKind.LANE:
-        endpoints = tuple(_endpoint(each, each, "--endpoint") for each in given.endpoints)
-        lane = LanePlan(picker=_endpoint(given.picker, PICKER, "--picker"), endpoints=endpoints)
     files = None
     if given.certificate is not None and given.key is not None:
         files = CertificateFiles(certificate=str(given.certificate), key=str(given.key))
@@ -149,7 +131,6 @@ def _document(kind: EdgeKind, given: _Given, config: WeftConfig) -> Document:
         gateways=tuple(_endpoint(each, each, "--gateway") for each in given.gateways or (GATEWAY,)),
         limits=limits_of(config),
         certificate=files,
-        lane=lane,
     )
     return edge_document(plan)
 

@@ -47,9 +47,6 @@ _WORDS: Mapping[str, str] = MappingProxyType(
 )
 
 
-_CACHE_TYPE_HELP = "Type of the cache: " + ", ".join(CACHE_TYPE_BYTES)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
     """The model that is estimated."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -48,7 +49,7 @@ _REQUEST = (
     Column("State", _state),
 )
 _DECISION = "+{age:.3f} s  {kind:spaced}[ by {policy}]: {detail}"
-_ATTEMPT = "[{model} on ]{runner}: [{reason}|answered]"
+_ATTEMPT = "[{model} on ]{runner}: [{reason}|answered][: {message}]"
 _OUTCOME = Column("Outcome", "{outcome}")
 _USAGE = "{usage.prompt_tokens} in[ ({usage.cached_prompt_tokens} cached)], {usage.completion_tokens} out"
 _ENGINE = (
@@ -59,10 +60,6 @@ _ENGINE = (
     "[, {engine_timings.outside_time:span} outside of it]"
 )
 _DEVICE = "{device_usage.device_time:span} of device time"
-_PROXY = (
-    "[status {proxy.status}, ]{proxy.answer_bytes} bytes of answer[, the first after {proxy.time_to_first_byte:span}]"
-    "[, from {proxy.endpoint}]"
-)
 _GAPS = {
     DeviceUsage.GAP_NOT_SAMPLED: "too short for the sampling interval, or no figures of the driver",
     DeviceUsage.GAP_FOREIGN_PROCESS: "a process of others used the device, or what ran there cannot be seen",
@@ -82,15 +79,6 @@ def _device_usage(receipt: Receipt) -> str | None:
     return filled(_DEVICE, receipt) + f", {usage.energy_millijoules / 1e3:.3g} J"
 
 
-def _proxy(receipt: Receipt) -> str | None:
-    """Returns what the proxy saw that carried the request past the gateways; None: none did, or it said nothing."""
-    if not receipt.HasField("proxy"):
-        return None
-    seen = filled(_PROXY, receipt)
-    flags = f" ({', '.join(receipt.proxy.flags)})" if receipt.proxy.flags else ""
-    return safe_text(seen + flags)
-
-
 def _tokens(receipt: Receipt) -> str | None:
     is_known = receipt.HasField("usage") and has_tokens(receipt.usage)
     return filled(_USAGE, receipt) if is_known else None
@@ -104,10 +92,8 @@ _COSTS = (
     Column("Tokens", _tokens),
     Column("Work", lambda receipt: ", ".join(work_parts(receipt.usage)) or None),
     Column("Remote", "{left_premises:yes}"),
-    Column("Cancelled", "[by {cancelled_by}]"),
+    Column("Cancelled", "[by {cancelled_by:actor}]"),
     Column("Router", lambda receipt: "none answered when it ended" if receipt.lacked_router else None),
-    Column("Proxy", _proxy),
-    Column("Disagreements", lambda receipt: safe_text("; ".join(receipt.proxy.disagreements)) or None),
 )
 
 
@@ -138,6 +124,11 @@ def explain(
 
     Example: weft explain req-5f0c1a
     """
+    show_request(request_id, output, home)
+
+
+def show_request(request_id: str, output: OutputFormat, home: Path) -> None:
+    """Prints all that is known of a request; empty: of the one that ended last."""
     with connect_requests(home=home) as requests:
         found = requests.get(request_id or _last(requests))
     print_page(output, lambda: explanation(found), lambda: document_of(found))
@@ -153,12 +144,18 @@ def explanation(request: RequestRecord) -> str:
 
 def receipt_lines(receipt: Receipt) -> list[str]:
     """Returns the section on what a request has cost."""
-    attempts = [_attempt(place) for place in range(len(receipt.attempts))]
-    return _section("Receipt", page([_OUTCOME, *attempts, *_COSTS], receipt))
+    attempts = [column for place in range(len(receipt.attempts)) for column in _attempt(place)]
+    lines = _section("Receipt", page([_OUTCOME, *attempts, *_COSTS], receipt))
+    for number, attempt in enumerate(receipt.attempts, 1):
+        lines += _section(f"Engine log before attempt {number} failed", map(safe_text, attempt.engine_log))
+    return lines
 
 
-def _attempt(place: int) -> Column:
-    return Column(f"Attempt {place + 1}", lambda receipt: filled(_ATTEMPT, receipt.attempts[place]))
+def _attempt(place: int) -> tuple[Column, Column]:
+    return (
+        Column(f"Attempt {place + 1}", lambda receipt: filled(_ATTEMPT, receipt.attempts[place])),
+        Column("Engine ended", lambda receipt: receipt.attempts[place].engine_exit or None),
+    )
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """`weft get`: tables and documents of resources, requests, clients and tasks."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +14,9 @@ from weft.api.router.v1.request_service_pb2 import ListClientsResponse, ListRequ
 from weft.client.requests import Requests, connect_requests
 from weft.client.resources import Registry, connect_registry
 from weft.documents.codec import document_of, word_of
+from weft.documents.conditions import left_out_words
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import AnyDocument, plain
+from weft.documents.resources import AnyDocument, RunnerDocument, plain
 from weft.documents.selectors import Selector, parse_selector
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -83,11 +84,12 @@ _END = (
     Column("TOKENS", "[{receipt.usage.prompt_tokens}+{receipt.usage.completion_tokens}]"),
     Column("TOOK", lambda request: f"{_seconds_of(request):.3g}s"),
     Column("ENDED", "[{end_time:ago}]", ticks=True),
+    Column("ERROR", "[{message:short}]"),
 )
 _ENDED = Listing(
     empty="no such request has ended in the last hour",
     columns=_END,
-    wide=(*_END, Column("CLIENT", "{client_id}"), Column("MESSAGE", "[{message}]")),
+    wide=(*_END[:-1], Column("CLIENT", "{client_id}"), Column("ERROR", "[{message}]")),
     name=lambda request: request.request_id,
     document=document_of,
 )
@@ -346,6 +348,8 @@ def _show_resources(words: list[str], selector: str, output: ResourceFormat, hom
     )
     # One that was named is printed without a list around it.
     listing.print(documents, output, (lambda: plain(documents[0])) if len(scope.targets) == 1 else None)
+    for line in found.left_out:
+        note(line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +359,8 @@ class _Found:
     documents: dict[ResourceKind, list[AnyDocument]]
     failures: dict[ResourceKind, WeftError]
     """Why there is nothing of a kind."""
+    left_out: list[str] = field(default_factory=list)
+    """What is served of servers whose models are not all served, in words."""
 
 
 def _found(registry: Registry, scope: Scope, wanted: Selector, output: ResourceFormat) -> _Found:
@@ -377,7 +383,16 @@ def _found(registry: Registry, scope: Scope, wanted: Selector, output: ResourceF
             found.failures[kind] = error
     if not found.documents:
         raise next(iter(found.failures.values()))
+    if ResourceKind.MODEL in scope.kinds and not scope.targets and output in TEXTS:
+        found.left_out.extend(_left_out(registry))
     return found
+
+
+def _left_out(registry: Registry) -> list[str]:
+    """Returns what runners serve of servers whose models are not all served, in words."""
+    runners = registry.documents(ResourceKind.RUNNER)
+    states = [each.observed for each in runners if isinstance(each, RunnerDocument) and each.observed is not None]
+    return [words for state in states if (words := left_out_words(state))]
 
 
 def _show_what_a_router_knows(

@@ -47,6 +47,8 @@ def _claude(access: Access) -> Mapping[str, str]:
         "ANTHROPIC_BASE_URL": access.url,
         "ANTHROPIC_AUTH_TOKEN": access.key,
         "ANTHROPIC_SMALL_FAST_MODEL": access.model,
+        # Its billing header differs with every request, and no prefix of the prompt would be cached.
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
 

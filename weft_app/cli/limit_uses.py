@@ -8,6 +8,7 @@ from weft.api.router.v1.request_service_pb2 import LimitSlice, LimitUse
 from weft.client.requests import connect_requests
 from weft.documents.resources import AnyDocument, TenantDocument
 from weft.kernel.errors import WeftError
+from weft.kernel.principal import actor_words
 from weft.kernel.reasons import Reason
 from weft.kernel.units import Rate, RateUnit, wait_words
 from weft_app.cli.follow import AWAY
@@ -76,7 +77,7 @@ class KnownUses:
 
 
 def with_uses(documents: Iterable[AnyDocument], uses: Sequence[LimitUse]) -> list[AnyDocument]:
-    """Returns tenants with what is used of their limits; other documents as they are."""
+    """Returns the documents; tenants among them get the current use of their limits."""
     return [
         replace(document, uses=tuple(use for use in uses if use.tenant == document.name))
         if isinstance(document, TenantDocument)
@@ -99,7 +100,7 @@ def rate_of(use: LimitUse) -> Rate:
 
 
 def _subject(use: LimitUse) -> str:
-    parts = [f" by {use.key}" if use.key else "", f" for {use.model}" if use.model else ""]
+    parts = [f" by {actor_words(use.key)}" if use.key else "", f" for {use.model}" if use.model else ""]
     return "".join([*parts, f" of client {use.client}" if use.client else ""])
 
 

@@ -14,7 +14,7 @@ from runner_svc.runtimes.table import find_runtime
 from weft.client.resources import RunnerOfModel, connect_registry, connect_runner_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_name, require_token
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_name, require_name_of_model, require_token
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_logged
 from weft_app.cli.mesh_logs import (
@@ -142,8 +142,8 @@ def _resolved(name: str, home: Path) -> Logs | RunnerOfModel:
     folder = LogFolder(WeftHome(home.expanduser().absolute()))
     if name == MESH or name in COMPONENTS or name.startswith(RUNNER_PREFIX):
         return folder.require(name)
-    model = require_name(name.removeprefix(MODEL_PREFIX), "NAME")
-    own = folder.find(name) if name == model else None
+    model = require_name_of_model(name.removeprefix(MODEL_PREFIX), "NAME")
+    own = folder.find(name) if is_name(name) else None
     try:
         with connect_registry(home=home) as registry:
             try:
@@ -176,7 +176,7 @@ def _print_engine_lines(request: str, home: Path, output: LinesFormat) -> int:
 
 
 def _engine_line(model: str, line: str, output: LinesFormat) -> str:
-    """Returns a line that an engine printed; it has no time of its own."""
+    """Returns a line that an engine printed, as text or JSON; engines print no time."""
     if output is LinesFormat.JSON:
         return json_line({"event": line, "model": model, "component": "engine"})
     return f"engine of {model}: {safe_text(line)}\n"

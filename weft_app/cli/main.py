@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from weft import __version__
 from weft.kernel.gc_tuning import collect_rarely
+from weft_app.cli.inherited import failures_of_system_in_one_line, make_usable
 from weft_app.cli.plain_values import without_conversion
 
 # gRPC reads it when it is loaded. Its own lines beside the errors of a command, in its own words, help no user.
@@ -221,11 +222,11 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "Check what a mesh on this machine needs. Exit code 1 when something is missing.",
     ),
     "conformance": CommandPlace(
-        "weft_app.cli.conformance:app",
-        "Check a runner of the mesh, or an endpoint picker, against its contract, promise by promise.",
+        "weft_app.cli.conformance:conformance",
+        "Check a runner of the mesh against its contract, promise by promise.",
     ),
     "edge": CommandPlace(
-        "weft_app.cli.edge:app", "Print the configuration of an Envoy in front of gateways, runners or a relay."
+        "weft_app.cli.edge:app", "Print the configuration of an Envoy in front of gateways or a relay."
     ),
     "serve": CommandPlace(
         "weft_app.cli.serve:app",
@@ -343,6 +344,12 @@ class LazyGroup(TyperGroup):
         without_conversion(self)
 
     @override
+    def main(self, *args: Any, **options: Any) -> Any:
+        make_usable()
+        with failures_of_system_in_one_line():
+            return super().main(*args, **options)
+
+    @override
     def list_commands(self, ctx: Any) -> list[str]:
         return [*chain.from_iterable(HELP_PANELS.values()), *super().list_commands(ctx)]
 
@@ -447,14 +454,29 @@ def load(name: str) -> Any:
     if isinstance(found, typer.Typer):
         group = get_group(found)
         group.name = name
-        for command in (group, *group.commands.values()):
-            without_conversion(command)
+        _prepare(group)
         return group
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     alone.command(name)(found)
     command = get_command(alone)
-    without_conversion(command)
+    _prepare(command)
     return command
+
+
+def _prepare(command: Any) -> None:
+    """Has a command and those below it take plain values, and errors of services name what was typed."""
+    without_conversion(command)
+    for each in getattr(command, "commands", {}).values():
+        _prepare(each)
+    typers_own = command.invoke
+
+    def invoke(context: Any) -> Any:
+        from weft_app.cli.options import in_words_of_the_command  # noqa: PLC0415 - as in LazyGroup.invoke
+
+        with in_words_of_the_command():
+            return typers_own(context)
+
+    command.invoke = invoke
 
 
 app = typer.Typer(

@@ -36,6 +36,7 @@ from weft_app.cli.options import (
     exit_code,
     note,
     reporting,
+    words_of,
 )
 from weft_app.cli.output import Column, Listing, document_text, print_page, safe_text, say
 from weft_app.cli.progress import ProgressStyle, shown_progress
@@ -306,7 +307,9 @@ def _server_text(result: OperationResult, *, is_attached: bool) -> str:
     if not is_attached:
         return f"server/{result.added.name} detached; it runs on"
     names = ", ".join(result.models) or "no models yet; those that it lists later are served"
-    return f"server/{result.added.name} attached: {safe_text(names)}"
+    served, listed = len(result.added.server.models), result.added.server.listed_count
+    of_all = f"{served} of {listed} models are served (max_listed_models of its runner): " if served < listed else ""
+    return f"server/{result.added.name} attached: {of_all}{safe_text(names)}"
 
 
 def _model_of(action: OperationAction) -> str:
@@ -482,7 +485,7 @@ def cancel_operations(names: Sequence[str], output: OutputFormat, home: Path) ->
                 last = _cancelled(operations, name)
             except WeftError as error:
                 failures.append(error)
-                note(error.message)
+                note(words_of(error))
             else:
                 line = f"{last.name} {word_of(last, 'state')}\n"
                 print_page(output, partial(str, line), partial(document_of, last))

@@ -1,11 +1,14 @@
 """Options that several commands share, and the exit of a command on an error."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import typer
 
@@ -131,6 +134,58 @@ def naming_fields(option_of: Callable[[str], str]) -> Iterator[None]:
         raise FieldError(option_of(field), why, error.reason) from error
 
 
+_OTHER_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {"page_size": "limit", "after_sequence": "after", "lifetime": "expires"}
+)
+"""Parameters of commands whose fields in messages have other names."""
+_OF_SUBJECTS = frozenset({"name", "id", "request_id", "operation", "lease_id", "model", "runner", "source"})
+"""Fields that say what a request is about: without an option of their own, the last argument of the command."""
+
+
+@contextmanager
+def in_words_of_the_command() -> Iterator[None]:
+    """Changes the message of an error raised in the block as `words_of`."""
+    try:
+        yield
+    except WeftError as error:
+        error.message = words_of(error)
+        raise
+
+
+def words_of(error: WeftError) -> str:
+    """Returns the message of an error. A field of a message that a service refused is named as the command does."""
+    field = error.metadata.get("field", "")
+    is_of_service = type(error.__cause__).__module__.partition(".")[0] == "grpc"
+    if not (field and is_of_service and error.message.startswith(f"{field}: ")):
+        return error.message
+    return f"{_parameter_of(field)}: {error.message.removeprefix(f'{field}: ')}"
+
+
+def _parameter_of(field: str) -> str:
+    """Returns the option or argument of the running command for a field of a message; else its last step."""
+    step = re.sub(r"\[[^\]]*\]", "", field).rpartition(".")[2]
+    name = _OTHER_OPTIONS.get(step, step)
+    option = f"--{name.replace('_', '-')}"
+    parameters = _running_parameters()
+    arguments = [each for each in parameters if each.param_type_name == "argument"]
+    for each in parameters:
+        if option in each.opts or (each.name == name and each not in arguments):
+            return str(max(each.opts, key=len))
+    named = [each for each in arguments if each.name == name] or (arguments[-1:] if step in _OF_SUBJECTS else [])
+    if not named:
+        return step
+    words: list[str] = re.findall(r"[A-Z][A-Z_-]*", named[0].metavar or named[0].name.upper())
+    return next(word for word in words if word != "KIND")
+
+
+def _running_parameters() -> list[Any]:
+    """Returns the options and arguments of the running command; empty: none runs."""
+    # Some releases of typer take its context from click, others have it themselves.
+    package = typer.Context.__mro__[1].__module__.rpartition(".")[0]
+    context = import_module(f"{package}.globals").get_current_context(silent=True)
+    return [] if context is None else context.command.params
+
+
 @contextmanager
 def reporting(*, failed: int = EXIT_FAILED, interrupted: int = EXIT_INTERRUPTED) -> Iterator[None]:
     """Ends the command with one clear line and the exit code of the error's reason.
@@ -141,7 +196,7 @@ def reporting(*, failed: int = EXIT_FAILED, interrupted: int = EXIT_INTERRUPTED)
     try:
         yield
     except WeftError as error:
-        note(error.message)
+        note(words_of(error))
         code = exit_code(error)
         raise typer.Exit(failed if code == EXIT_FAILED else code) from error
     except KeyboardInterrupt:

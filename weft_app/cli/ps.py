@@ -38,7 +38,7 @@ _COLUMNS = (
     Column("RUNTIME", lambda row: row["runtime"]),
     Column("STATE", lambda row: row["state"]),
     Column("SLOTS", lambda row: f"{row['slotsUsed']}/{row['slotsTotal']}"),
-    Column("VRAM", lambda row: size_words(row["memoryBytes"]) if row["memoryBytes"] else "-"),
+    Column("MEMORY", lambda row: size_words(row["memoryBytes"]) if row["memoryBytes"] else "-"),
     Column("EXPIRES", lambda row: row["until"], ticks=True),
     Column("CONTEXT", lambda row: str(row["contextTokens"] or "-")),
     Column("PID", lambda row: str(row["pid"] or "-")),
@@ -160,7 +160,7 @@ def _rows(runner: RunnerDocument) -> Iterator[dict[str, Any]]:
     description = describe_runner(status.address) if active else None
     described = {instance.model: instance for instance in description.instances} if description else {}
     for state in status.capability.instances:
-        yield _row(status, state, described.pop(state.model, None), word_of(state, "phase") if active else "gone")
+        yield _row(status, state, described.pop(state.model, None), word_of(state, "phase") if active else "inactive")
     for instance in described.values():
         if instance.process_id:
             unknown = InstanceState(model=instance.model, detail="the runner no longer publishes it")
@@ -193,8 +193,8 @@ def _row(runner: Runner, state: InstanceState, instance: pb.InstanceDescription 
 
 
 def memory_bytes(state: InstanceState) -> int:
-    """Returns memory that it holds: as observed, else as leased."""
+    """Returns memory that it holds: of accelerators as observed, else as leased; without them, main memory."""
     memory = state.memory
     if not memory.leased_bytes:
-        return 0
+        return memory.resident_bytes
     return memory.measured_bytes if memory.HasField("measured_bytes") else memory.leased_bytes

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import require_name
+from weft.kernel.names import require_name_of_model
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_restarted
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, note
@@ -76,7 +76,7 @@ def _model_in(words: Sequence[str]) -> str:
     if kind.lower() not in ("model", "models") or len(names) != 1:
         name = words[-1][:64]
         raise invalid_field("MODEL", f"weft restart is for a mesh; one model alone: weft restart model {name}")
-    return require_name(names[0], "NAME")
+    return require_name_of_model(names[0], "NAME")
 
 
 def _await_start(home: WeftHome, process: int, before: tuple[object, int], seconds: float, timeout: str) -> str:

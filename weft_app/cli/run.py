@@ -19,6 +19,7 @@ from weft.client.operations import Operations, connect_operations, has_ended
 from weft.documents.codec import document_of
 from weft.documents.operation_actions import LoadSettings, load_options
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import is_model_name
 from weft.kernel.reasons import Reason
 from weft.kernel.short_names import short_names_hint, short_source
 from weft_app.cli.asked_model import MODEL, asked_to_serve
@@ -117,6 +118,8 @@ def run(
         load = operation_pb2.LoadModel(
             model=name or asked.name, source=asked.source, runner=runner, options=load_options(wanted)
         )
+        if asked.source and not (name or runner) and is_model_name(model) and _is_served(model, home):
+            load.model, load.source = model, ""
         running = _running(load, authorization, home)
         mesh = stack.enter_context(connect(home=home))
         if output is not OutputFormat.TABLE and text is not None:
@@ -174,15 +177,17 @@ def _running(load: operation_pb2.LoadModel, authorization: str, home: Path) -> R
 def _short_source(name: str, home: Path) -> str:
     """Returns the source of a short name that the mesh does not serve; empty: it serves it, or it is none."""
     source = short_source(name)
-    if source is None:
-        return ""
+    return "" if source is None or _is_served(name, home) else source
+
+
+def _is_served(name: str, home: Path) -> bool:
     try:
         resolve(name, home)
     except WeftError as error:
         if error.reason is not Reason.MODEL_NOT_FOUND:
             raise
-        return source
-    return ""
+        return False
+    return True
 
 
 def _resolved(name: str, home: Path) -> tuple[str, str]:

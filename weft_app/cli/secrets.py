@@ -19,7 +19,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import SECRET, unknown_name
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, ResourceFormat, exit_code, note
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, ResourceFormat, exit_code, note, words_of
 from weft_app.cli.output import Column, Listing, print_document, say
 from weft_app.cli.record_watch import RecordWatch
 from weft_app.cli.registry_calls import CALL_TIMEOUT_SECONDS, call_registry
@@ -107,7 +107,7 @@ def rotate_secret(
     try:
         updated = call_registry(home, SecretServiceStub, "UpdateSecret", request).secret
     except WeftError as error:
-        raise _with_suggestion(home, name, error) from error
+        raise _with_suggestion(home, name, error) from error.__cause__
     _show(updated, f"rotated, version {updated.version}", output)
 
 
@@ -158,7 +158,7 @@ def _delete(home: Path, name: str, *, ignore_not_found: bool, force: bool) -> in
         if error.reason is Reason.NOT_FOUND and ignore_not_found:
             return 0
         found = _with_suggestion(home, name, error)
-        note(found.message)
+        note(words_of(found))
         return exit_code(found)
     say(f"secret/{name} deleted\n")
     return 0

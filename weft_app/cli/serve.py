@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.kernel.errors import invalid_field
 from weft.kernel.gc_tuning import large_imports
 from weft.kernel.log import get_logger
 from weft.kernel.telemetry import configure_logging
+from weft_app.cli.inherited import leave_deleted_folder
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
 from weft_app.cli.output import say
 from weft_app.cli.serving import run_service, serving
@@ -93,81 +93,6 @@ def serve_router(
 
         with _known(loaded, folder, "router") as announce:
             run_service(run(loaded, folder, listen, announce))
-
-
-@app.command("picker")
-def serve_picker(
-    home: HomeOption = DEFAULT_HOME,
-    config: ConfigOption = None,
-    listen: Annotated[
-        str | None,
-        typer.Option("--listen", help="Address for the proxy, such as 127.0.0.1:9002 (the default) or unix:/path."),
-    ] = None,
-    health: Annotated[
-        str | None, typer.Option("--health", help="Address of health alone; 127.0.0.1:9003 by default.")
-    ] = None,
-    *,
-    router_listen: Annotated[
-        str | None, typer.Option("--router-listen", help="gRPC address of the router in this process.")
-    ] = None,
-    registry: RegistryOption = None,
-    gateway: Annotated[
-        str | None,
-        typer.Option("--gateway", help="Address of a gateway, ip:port, for the requests that the lane cannot serve."),
-    ] = None,
-    metrics: MetricsOption = None,
-    pool_name: Annotated[
-        str, typer.Option("--pool-name", help="Name of the InferencePool that it is for; the log names it.")
-    ] = "",
-    pool_namespace: Annotated[str, typer.Option("--pool-namespace", help="Namespace of that pool.")] = "default",
-    grpc_port: Annotated[
-        int | None, typer.Option("--grpc-port", min=1, max=65_535, help="Port for the proxy, on all addresses.")
-    ] = None,
-    grpc_health_port: Annotated[
-        int | None, typer.Option("--grpc-health-port", min=1, max=65_535, help="Port of health, on all addresses.")
-    ] = None,
-    secure_serving: Annotated[
-        bool,
-        typer.Option(
-            "--secure-serving", help="TLS with a certificate of its own; a gateway shows none, callers need keys."
-        ),
-    ] = False,
-    conformance_hooks: Annotated[
-        bool, typer.Option("--conformance-hooks", help="For conformance tests alone: callers choose their endpoints.")
-    ] = False,
-) -> None:
-    """Run a router with an endpoint picker: Envoy asks it where to send each request, and carries the bytes itself.
-
-    Example: weft serve picker --registry 127.0.0.1:7070 --router-listen 127.0.0.1:7071 --gateway 127.0.0.1:8080
-    """
-    with serving():
-        rates = partial(with_rates, environment=os.environ)
-        given = {
-            "listen": _picker_address("--listen", listen, "--grpc-port", grpc_port),
-            "health_listen": _picker_address("--health", health, "--grpc-health-port", grpc_health_port),
-            "gateway": gateway,
-        }
-        section = {name: value for name, value in given.items() if value is not None}
-        overrides = _metrics_at(metrics) | ({"picker": section} if section else {})
-        loaded, folder = _prepare("router", home, config, {"registry": registry}, overrides, below=rates)
-        with large_imports():
-            from gateway.picker.service import PickerServing  # noqa: PLC0415 - see the module docstring
-            from weft_app.compose.router import serve_router as run  # noqa: PLC0415
-
-        how = PickerServing(is_secure=secure_serving, for_conformance=conformance_hooks)
-        if pool_name:
-            log.info("endpoint picker of a pool", pool=f"{pool_namespace}/{pool_name}")
-        if conformance_hooks:
-            log.warning("callers can choose their endpoint: the hooks of conformance tests are on")
-        with _known(loaded, folder, "router") as announce:
-            run_service(run(loaded, folder, router_listen, announce, with_picker=how))
-
-
-def _picker_address(option: str, address: str | None, port_option: str, port: int | None) -> str | None:
-    """Returns the address to listen at; a port alone is one on all addresses, as with the reference picker."""
-    if address is not None and port is not None:
-        raise invalid_field(port_option, f"excludes {option}")
-    return address if port is None else f"0.0.0.0:{port}"
 
 
 @app.command("gateway")
@@ -309,6 +234,7 @@ def _prepare(
     loaded = load(config, {**(overrides or {}), "addresses": given}, below)
     folder = WeftHome(home.expanduser().absolute())
     folder.create()
+    leave_deleted_folder(folder.root)
     # On a terminal the log goes there; everywhere else to the file under the home, where people look for it.
     log_file = None if sys.stderr.isatty() else folder.log_file(service, loaded.log.max_file_bytes)
     configure_logging(service, level=loaded.log.level, file=log_file, form=form)

@@ -12,6 +12,7 @@ import typer
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
+from weft_app.cli.inherited import has_working_folder
 from weft_app.cli.options import reporting
 from weft_app.compose.shutdown import error_text
 
@@ -44,10 +45,8 @@ class LastingStream:
 
     def _redirect_to_null(self) -> None:
         # The descriptor itself is replaced, so that buffered text and the output of C libraries go there too.
-        with suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+        with suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -82,13 +81,15 @@ def serving() -> Iterator[None]:
 
     An unforeseen error is one sentence on the terminal, and a traceback in the log.
     """
-    with _lasting_streams(), reporting():
+    with lasting_streams(), reporting():
         require_serving_platform(sys.platform)
         try:
             yield
         except (WeftError, typer.Exit, BrokenPipeError):
             raise
         except Exception as error:
+            if not has_working_folder():
+                raise
             log.critical("the service failed", exc_info=error)
             raise WeftError(
                 Reason.INTERNAL, f"the service failed ({error_text(error)}); its log has the traceback"
@@ -96,7 +97,8 @@ def serving() -> Iterator[None]:
 
 
 @contextmanager
-def _lasting_streams() -> Iterator[None]:
+def lasting_streams() -> Iterator[None]:
+    """Output that cannot be written is lost, and is no failure of the command."""
     before: tuple[TextIO | None, TextIO | None] = sys.stdout, sys.stderr
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         # None is a stream that was closed when the process started.

@@ -10,7 +10,7 @@ from weft.api.registry.v1.tags_pb2 import Tags
 from weft.documents.resource_kinds import ResourceKind, kind_words, parse_kind
 from weft.documents.selectors import Selector, parse_selector, selects
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import require_name
+from weft.kernel.names import require_name_of_model
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import RESOURCE, unknown_name
 
@@ -73,7 +73,7 @@ def scope_of(registry: "Registry", words: list[str]) -> Scope:
     """
     if kinds := whole_kinds(words):
         return Scope(kinds)
-    if "/" in words[0] or words[0].lower() in kind_words():
+    if words[0].partition("/")[0].lower() in kind_words():
         _, targets = parse_targets(words)
     else:
         targets = tuple(named(registry, word) for word in words)
@@ -117,7 +117,7 @@ def named(registry: "Registry", name: str) -> Target:
 
     Raises INVALID_ARGUMENT for a name that several kinds have, and NOT_FOUND for one that none has.
     """
-    require_name(name, "NAME")
+    require_name_of_model(name, "NAME")
     found = [document for kind in ResourceKind if (document := _document(registry, Target(kind, name))) is not None]
     if len(found) > 1:
         found = [document for document in found if not _is_pool_of_one(document)]
@@ -171,7 +171,7 @@ def parse_targets(words: list[str]) -> tuple[ResourceKind, tuple[Target, ...]]:
         targets = tuple(_pair(word) for word in words)
         return targets[0].kind, targets
     kind = parse_kind(words[0])
-    return kind, tuple(Target(kind, require_name(name, "NAME")) for name in words[1:])
+    return kind, tuple(Target(kind, require_name_of_model(name, "NAME")) for name in words[1:])
 
 
 def one_target(words: list[str]) -> Target:
@@ -228,4 +228,4 @@ def _pair(word: str) -> Target:
     kind, separator, name = word.partition("/")
     if not separator:
         raise invalid_field("NAME", f"{word[:64]!r} has no kind; write KIND/NAME for each, or KIND NAME...")
-    return Target(parse_kind(kind), require_name(name, "NAME"))
+    return Target(parse_kind(kind), require_name_of_model(name, "NAME"))

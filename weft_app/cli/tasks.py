@@ -24,6 +24,7 @@ from weft_app.cli.options import (
     ResourceFormat,
     exit_code,
     note,
+    words_of,
 )
 from weft_app.cli.output import Column, Listing, page, print_page, safe_text, say
 from weft_app.cli.record_watch import RecordWatch
@@ -240,7 +241,7 @@ def _for_each(words: Sequence[str], home: Path, act: Callable[[Tasks, str], None
             try:
                 act(tasks, each)
             except WeftError as error:
-                note(error.message)
+                note(words_of(error))
                 codes.append(exit_code(error))
     if codes:
         raise typer.Exit(codes[0])

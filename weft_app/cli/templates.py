@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from weft.documents.codec import word_of
 from weft.kernel.field_rules import enum_words
+from weft.kernel.principal import actor_words
 from weft.kernel.units import size_words, wait_words
 
 MAX_SHORT_CHARS = 60
@@ -120,6 +121,7 @@ def span(seconds: float) -> str:
 
 FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
     {
+        "actor": actor_words,
         "age": age,
         "ago": ago,
         "commas": ",".join,

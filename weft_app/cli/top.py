@@ -5,7 +5,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from weft.documents.codec import word_of
 from weft.documents.mesh_state import MeshState
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
-from weft.kernel.timestamps import datetime_of, seconds_of
+from weft.kernel.timestamps import seconds_of
 from weft_app.cli.follow import follow_resources
 from weft_app.cli.lease_table import hosts_of
 from weft_app.cli.options import DEFAULT_HOME, EXIT_OK, HomeOption, OutputFormat, OutputOption, reporting
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 MAX_SHOWN = 100
 """Requests that are read."""
-SPEED_SECONDS = 60.0
-"""Ended requests of this time count for the tokens per second."""
 INTERVAL_SECONDS = 1.0
 """How often requests and memory are read, which have no watch; models are shown as the registry's watch says."""
 _STYLES: Mapping[Style, str] = {
@@ -98,7 +96,7 @@ def _piped(document: Mapping[str, Any], output: OutputFormat) -> str:
 
 
 class TopSource:
-    """What is known of the mesh: runners by the registry's watch, requests and memory as they are read."""
+    """The state of the mesh: runners from the registry's watch, requests and memory from polling."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -138,7 +136,6 @@ class TopSource:
         """Returns what is known now. Raises SERVICE_UNAVAILABLE once the mesh is gone."""
         if self._failure is not None:
             raise self._failure
-        now = datetime.now(UTC)
         notice, running, total = "", 0, 0
         hosts: list[lease_service_pb2.HostMemory] = []
         waiting: list[RequestRecord] = []
@@ -154,9 +151,9 @@ class TopSource:
             notice = error.message
         return {
             "kind": "Top",
-            "time": now.isoformat(timespec="seconds"),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "notice": notice,
-            "tokensPerSecond": _speed(ended, now),
+            "tokensPerSecond": _speed(self._runners.values(), running),
             "requests": {"running": running, "waiting": len(waiting), "total": total},
             "devices": [device for host in hosts for device in _devices(host)],
             "models": [model for runner in self._runners.values() for model in _models(runner)],
@@ -165,11 +162,16 @@ class TopSource:
         }
 
 
-def _speed(ended: Sequence[RequestRecord], now: datetime) -> float | None:
-    """Returns the tokens per second of requests that ended in the last SPEED_SECONDS; None: none of them is known."""
-    recent = [each for each in ended if (now - datetime_of(each.end_time)).total_seconds() <= SPEED_SECONDS]
-    known = [each.receipt.usage.completion_tokens for each in recent if each.receipt.HasField("usage")]
-    return sum(known) / SPEED_SECONDS if known else None
+def _speed(runners: Iterable[Runner], running: int) -> float | None:
+    """Returns the tokens per second of all models now, as their runners see them; None: unknown."""
+    speeds = [
+        state.tokens_per_second
+        for runner in runners
+        if runner.status == Runner.STATUS_ACTIVE
+        for state in runner.capability.instances
+        if state.HasField("tokens_per_second")
+    ]
+    return sum(speeds) if speeds or not running else None
 
 
 def _devices(host: lease_service_pb2.HostMemory) -> Iterator[dict[str, Any]]:
@@ -191,7 +193,7 @@ def _models(runner: Runner) -> Iterator[dict[str, Any]]:
             "model": state.model,
             "runner": runner.name,
             "host": runner.host,
-            "state": word_of(state, "phase") if is_active else "gone",
+            "state": word_of(state, "phase") if is_active else "inactive",
             "slotsUsed": state.slots_used,
             "slotsTotal": state.slots_total,
             "memoryBytes": memory_bytes(state),
@@ -245,6 +247,8 @@ class TopScreen:
         self._console = Console(highlight=False)
         self._sort = Sort.NAME
         self._is_paused = False
+        self._size = (0, 0)
+        """The size of the terminal as last seen; (0, 0): unknown."""
         self._document = source.document()
 
     def run(self) -> None:
@@ -273,8 +277,9 @@ class TopScreen:
         """
         with suppress(OSError, ValueError):
             columns, rows = os.get_terminal_size(sys.stdout.fileno())
-            if columns and rows and (columns, rows) != tuple(self._console.size):
-                self._console.size = (columns, rows)
+            if columns and rows and (columns, rows) != self._size:
+                # The console's own size follows the terminal until it is set, and would never differ from it.
+                self._console.size = self._size = (columns, rows)
                 return True
         return False
 
@@ -299,7 +304,7 @@ class TopScreen:
 
 @contextmanager
 def _keys_at_once() -> Iterator[None]:
-    """Makes keys readable as they are pressed, not shown; Ctrl-C stays a signal. Nothing where stdin is no terminal."""
+    """Reads keys as they are pressed, without echo; Ctrl-C stays a signal. Does nothing if stdin is not a terminal."""
     if not sys.stdin.isatty():
         yield
         return

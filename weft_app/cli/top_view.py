@@ -11,7 +11,6 @@ from weft_app.cli.output import safe_text
 COLUMN_GAP = "  "
 BAR_CHARS = 10
 MIN_COLUMNS, MIN_ROWS = 20, 6
-_SECTIONS = ("devices", "models", "queue", "ended")
 
 
 class Sort(StrEnum):

@@ -23,6 +23,7 @@ from weft.kernel.telemetry import configure_logging
 from weft_app.cli.background import arguments_of, up_in_background
 from weft_app.cli.discover import Discover, offered
 from weft_app.cli.first_access import first_access
+from weft_app.cli.inherited import leave_deleted_folder
 from weft_app.cli.network_options import (
     AnnounceOption,
     EdgeOption,
@@ -38,7 +39,7 @@ from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, naming_
 from weft_app.cli.output import say
 from weft_app.cli.ready_text import KeptAccess, ready_text
 from weft_app.cli.reload import reload_lines
-from weft_app.cli.serving import run_service, serving
+from weft_app.cli.serving import lasting_streams, run_service, serving
 from weft_app.cli.stages import StageDisplay
 from weft_app.compose.configuration import ConfigurationSource
 from weft_app.compose.discovery import Discovered, discovered_runners, keep_discovered
@@ -119,14 +120,8 @@ def up(
         if verbose:
             raise invalid_field("--verbose", "goes without --detach; weft logs -f shows the logs")
         folder = WeftHome(home.expanduser().absolute())
-        arguments = arguments_of(context, without=frozenset({"detach", "discover"}))
-        # Asked for here, where the terminal is.
-        read_here = load_config(config)
-        found = _offered(read_here, folder, discover, no_demo=no_demo)
-        kept = KeptAccess(folder, read_here.relay.first_invitation_days)
-        arguments += ["--discover", Discover.NO if found is None else Discover.YES]
-        up_in_background(folder, arguments, kept.on_terminal if sys.stdout.isatty() else str)
-        kept.remove_shown()
+        with lasting_streams():
+            _detached(context, folder, load_config(config), discover, no_demo=no_demo)
         return
     with serving():
         network = NetworkOptions(
@@ -157,6 +152,7 @@ def up(
             read = source.read()
         loaded = read.config
         folder.create()
+        leave_deleted_folder(folder.root)
         log_file = None if verbose else folder.log_file("host", loaded.log.max_file_bytes)
         configure_logging("host", level=loaded.log.level, file=log_file)
         with large_imports():
@@ -167,6 +163,19 @@ def up(
             starts_again = run_service(_run(served, loaded, folder, source.files if watch else None))
         if starts_again:
             start_again()
+
+
+def _detached(
+    context: typer.Context, home: WeftHome, read_here: WeftConfig, discover: Discover | None, *, no_demo: bool
+) -> None:
+    """Starts a mesh in the background with the options of this command."""
+    arguments = arguments_of(context, without=frozenset({"detach", "discover"}))
+    # Asked for here, where the terminal is.
+    found = _offered(read_here, home, discover, no_demo=no_demo)
+    kept = KeptAccess(home, read_here.relay.first_invitation_days)
+    arguments += ["--discover", Discover.NO if found is None else Discover.YES]
+    up_in_background(home, arguments, kept.on_terminal if sys.stdout.isatty() else str)
+    kept.remove_shown()
 
 
 def _offered(config: WeftConfig, home: WeftHome, wanted: Discover | None, *, no_demo: bool) -> Discovered | None:

@@ -28,12 +28,12 @@ from weft.documents.operation_actions import (
     unload_action,
 )
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.model_source import parse_source
-from weft.kernel.names import require_name
+from weft.kernel.model_source import is_hub_id, parse_source
+from weft.kernel.names import require_name, require_name_of_model
 from weft.kernel.reasons import Reason
 from weft.kernel.units import keep_alive_seconds, parse_size
 from weft.kernel.validation_words import plain_words
-from weft_app.cli.asked_model import asked_to_serve, existing_path
+from weft_app.cli.asked_model import AskedModel, asked_to_serve, existing_path
 from weft_app.cli.completion import complete_model
 from weft_app.cli.options import naming_fields, reporting
 
@@ -157,13 +157,16 @@ def load(
         field = ".".join(str(step) for step in found["loc"] if step != _KEY)
         raise invalid_field(option_of(field), plain_words(found["msg"])) from None
     if evict:
-        require_name(evict, "--evict")
+        require_name_of_model(evict, "--evict")
     asked = asked_to_serve(model, {"--name": name, "--runner": runner})
-    if asked.source and not asked.name and existing_path(model) is None:
-        parse_source(model, "MODEL")  # unlike `weft run` it takes no bare id, which may be a mistyped name
+    if asked.source and is_hub_id(model) and not (name or runner) and existing_path(model) is None:
+        # Unlike `weft run` it takes no bare id of the hub: a name with its owner may be mistyped.
+        asked = AskedModel(name=model)
+    elif asked.source and not asked.name and existing_path(model) is None:
+        parse_source(model, "MODEL")
     served = name or asked.name
     if not asked.source:
-        require_name(served, "MODEL")
+        require_name_of_model(served, "MODEL")
     return load_action(served, settings, evict_model=evict, replicas=replicas, source=asked.source, runner=runner)
 
 
@@ -185,12 +188,12 @@ def pull(
 
 def remove(model: MembersArgument) -> operation_pb2.OperationAction:
     """Returns the action of a removal. Raises INVALID_ARGUMENT naming the argument."""
-    return remove_action(require_name(model, "MODEL"))
+    return remove_action(require_name_of_model(model, "MODEL"))
 
 
 def unload(model: MembersArgument) -> operation_pb2.OperationAction:
     """Returns the action of an unload. Raises INVALID_ARGUMENT naming the argument."""
-    return unload_action(require_name(model, "MODEL"))
+    return unload_action(require_name_of_model(model, "MODEL"))
 
 
 def flush(
@@ -206,9 +209,10 @@ def flush(
     runner: Annotated[str, typer.Option("--runner", help="Only on this runner.")] = "",
 ) -> operation_pb2.OperationAction:
     """Returns the action of a flush. Raises INVALID_ARGUMENT naming the option."""
-    for option, name in (("--model", model), ("--runner", runner)):
-        if name:
-            require_name(name, option)
+    if model:
+        require_name_of_model(model, "--model")
+    if runner:
+        require_name(runner, "--runner")
     scope = scope or _flush_scope(everything, model, tenant, tag)
     return flush_action(scope, model=model, tenant=tenant, tag=tag, runner=runner)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def router_database(config: WeftConfig, home: WeftHome) -> RouterDatabase:
     """Returns the database of a router; not open yet."""
-    url = config.router.database_url or f"sqlite+aiosqlite:///{home.state / 'router.db'}"
+    url = config.router.database_url or home.state / "router.db"
     return RouterDatabase(url, promise_file=home.promises)
 
 

@@ -22,6 +22,8 @@ MAX_SOCKET_PATH_BYTES = 100
 """The kernel allows 107; the rest is a margin for what gRPC appends."""
 PROBE_BYTES = 4096
 """Bytes written to test whether a folder takes files: a block of the usual file systems."""
+_URI_CHARACTERS = frozenset("%?#")
+"""Characters that gRPC takes for parts of a URI in the path of a Unix socket."""
 SERVED = ("registry", "router", "gateway")
 """Services whose address `weft serve` writes to the home, so that commands find them."""
 RUNNER_FILE = "runner-"
@@ -148,11 +150,9 @@ class WeftHome:
             ) from error
 
     def address(self, name: str) -> str:
-        """Returns a gRPC listen address: a Unix socket of this home, or a loopback port where its path is too long."""
+        """Returns a gRPC listen address: a Unix socket of this home, or a loopback port if its path is no address."""
         path = self.run / f"{name}.sock"
-        if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-            return "127.0.0.1:0"
-        return f"unix:{path}"
+        return f"unix:{path}" if is_socket_address(path) else "127.0.0.1:0"
 
     def running(self) -> dict[str, Any] | None:
         """Returns the description that the `weft up` of this home wrote; None when none runs, or listens yet.
@@ -235,6 +235,11 @@ class WeftHome:
             f"another weft (pid {pid if pid.isdecimal() else 'unknown'}) runs on {self.root}{where}; "
             "stop it, or start a second mesh with --home DIR --port N"
         )
+
+
+def is_socket_address(path: Path) -> bool:
+    """Whether gRPC can address a Unix socket by its path."""
+    return len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES and _URI_CHARACTERS.isdisjoint(str(path))
 
 
 def keep_address(file: Path, address: str | None) -> None:

@@ -1,7 +1,6 @@
 """`weft runner join`: an ordinary runner on a private socket, and the one outbound link that the mesh reaches it by."""
 
 import asyncio
-import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.grpc_host import GrpcHost
-from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
+from weft_app.compose.home import WeftHome, is_socket_address
 from weft_app.compose.join_address import FindAddresses, JoinAddress, JoinDialer, Trust
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.runner import pick_runner, runner_config
@@ -156,7 +155,7 @@ def private_folder(home: WeftHome, runner: str) -> Iterator[Path]:
             lock_file(lock)
         except OSError as error:
             raise WeftError(Reason.ALREADY_EXISTS, f"the runner {runner} of {home.root} is joined already") from error
-        if len(os.fsencode(folder / SOCKET_NAME)) <= MAX_SOCKET_PATH_BYTES:
+        if is_socket_address(folder / SOCKET_NAME):
             yield folder
             return
         with tempfile.TemporaryDirectory(prefix="weft-join-") as elsewhere:

@@ -12,7 +12,6 @@ from runner_svc.settings import RunnerSettings
 from weft.api.operations.v1 import configuration_service_pb2 as pb
 from weft.api.operations.v1 import configuration_service_pb2_grpc
 from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
 from weft.kernel.names import CENTRAL_RUNNER
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
@@ -87,12 +86,6 @@ class MeshRunners:
         """Returns why a runner repeatedly refuses to start; empty: it does not."""
         child = self._children.get(name)
         return "" if child is None else child.refusal
-
-    def require_willing(self) -> None:
-        """Raises LOAD_STALLED when a runner repeatedly refuses to start."""
-        for child in self._children.values():
-            if child.refusal:
-                raise WeftError(Reason.LOAD_STALLED, f"runner {child.name} does not start: {child.refusal}")
 
     async def reload(self, address: str) -> pb.ReloadConfigurationResponse:
         """Has the runner at this address serve the models of its file. Every failure is a WeftError."""

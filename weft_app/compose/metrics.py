@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 def metrics_page(config: WeftConfig) -> "MetricsPage":
     """Returns the page of a process; its parts add their metrics."""
+    from prometheus_client import ProcessCollector  # noqa: PLC0415
+
     from weft.kernel.metrics import MetricsPage  # noqa: PLC0415
-    from weft.kernel.prometheus_parts import ProcessCollector  # noqa: PLC0415
 
     page = MetricsPage(config.metrics)
     ProcessCollector(registry=page.registry)

@@ -41,7 +41,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.service import Service, start_task
 from weft.link.link import LINK_CHANNEL_OPTIONS
 from weft_app.compose.grpc_host import GrpcHost
-from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
+from weft_app.compose.home import WeftHome, is_socket_address
 from weft_app.compose.relay import RelayListener, relay_certificate, split_address
 from weft_app.compose.served_models import runner_context, served_model
 from weft_app.config.config import PublisherSettings, RelaySettings, WeftConfig
@@ -54,7 +54,7 @@ SECRET_BYTES = 32
 MAX_SECRET_CHARS = 256
 KEPT_IDS_PER_SESSION = 4
 """Session ids of earlier publishers that are kept, by the most publishers at once."""
-_LONGEST_NAME = "/p9999999999.sock"
+_LONGEST_NAME = "p9999999999.sock"
 
 
 class PublisherRunner:
@@ -330,7 +330,7 @@ class PublisherListener(Service):
     def _make_folder(self) -> Path:
         """Returns an empty private folder for sockets, whose paths are short enough."""
         folder = self._home.run / "publishers"
-        if len(f"{folder}{_LONGEST_NAME}".encode()) > MAX_SOCKET_PATH_BYTES:
+        if not is_socket_address(folder / _LONGEST_NAME):
             self._temporary = tempfile.TemporaryDirectory(prefix="weft-publishers-")
             return Path(self._temporary.name)
         shutil.rmtree(folder, ignore_errors=True)

@@ -37,7 +37,7 @@ def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
     """Returns the configuration of a registry; its database is under the home by default."""
     section = config.registry
     values = values_of(RegistrySettings, section) | {
-        "database_url": section.database_url or f"sqlite+aiosqlite:///{home.state / 'registry.db'}",
+        "database_url": section.database_url or home.state / "registry.db",
         "allow_cloud_fallback": allow_cloud_fallback(section.allow_cloud_fallback, os.environ),
         "ledger": LedgerConfig(
             **values_of(LedgerSettings, section.ledger), restart_grace_seconds=section.restart_grace_seconds

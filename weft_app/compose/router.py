@@ -22,18 +22,16 @@ from weft_app.compose.join_listeners import join_listeners
 from weft_app.compose.journal import journal_rules
 from weft_app.compose.metrics import metrics_services, page_if_served
 from weft_app.compose.process_service import ProcessService
-from weft_app.compose.security import KeyCheck, channel_security, key_check, key_followers, new_host
+from weft_app.compose.security import channel_security, key_check, key_followers, new_host
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
 from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
-    from gateway.picker.service import PickerServing
     from router_svc.durable.tasks.service import TaskService
     from router_svc.observer import SchedulingObserver
     from weft.kernel.metrics import MetricsPage
     from weft.kernel.service import Service
-    from weft_app.compose.picker import PickerEndpoint
 
 
 def router_config(config: WeftConfig, registry_address: str, address: str = "") -> RouterConfig:
@@ -111,42 +109,13 @@ def _show_tasks(page: "MetricsPage | None", tasks: "TaskService") -> None:
     TaskMetrics(page, lambda: tasks.states, lambda: tasks.released, tasks.utc_now)
 
 
-def _picker(
-    config: WeftConfig,
-    home: WeftHome,
-    service: router_svc.service.RouterService,
-    keys: KeyCheck | None,
-    page: "MetricsPage | None",
-    serving: "PickerServing",
-) -> "PickerEndpoint":
-    """Returns the endpoint picker of a router, bound to its addresses."""
-    # A runner's own router has no picker, and its host no web stack.
-    from weft_app.compose.picker import (  # noqa: PLC0415
-        DEFAULT_HEALTH_LISTEN,
-        DEFAULT_LISTEN,
-        PickerEndpoint,
-        build_picker,
-    )
-
-    built = build_picker(config, service, keys, metrics=page, serving=serving)
-    picker = PickerEndpoint(config, built, service, is_secure=serving.is_secure)
-    wanted = config.picker.listen or DEFAULT_LISTEN, config.picker.health_listen or DEFAULT_HEALTH_LISTEN
-    if serving.is_secure:
-        picker.bind_secure(*wanted, home)
-    else:
-        picker.bind(*wanted)
-    return picker
-
-
 async def serve_router(
     config: WeftConfig,
     home: WeftHome,
     listen: str | None,
     announce: Announce,
-    *,
-    with_picker: "PickerServing | None" = None,
 ) -> None:
-    """Serves a router until a signal arrives; `with_picker`: and an endpoint picker in the same process, how."""
+    """Serves a router until a signal arrives."""
     # A runner's own router (weft_app.compose.runner_http) stores nothing, and its host has no database package.
     from weft_app.compose.durable_services import (  # noqa: PLC0415
         durable_services,
@@ -176,15 +145,6 @@ async def serve_router(
         *key_followers(keys, registry, channel_security(config)),
         join_listeners(config, home, service),
     ]
-    picker = None if with_picker is None else _picker(config, home, service, keys, page, with_picker)
-    if picker is not None:
-        companions.append(picker)
-
-    def announce_all() -> None:
-        announce(address)
-        if picker is not None:
-            announce(f"{picker.address} (endpoint picker)")
-
     checks = [*service.health_checks(config.health), journal_check(database, companions, config.health)]
     monitor = HealthMonitor(checks, SystemClock(), config.health)
     companions += metrics_services(config, page, "router", monitor)
@@ -201,7 +161,7 @@ async def serve_router(
             host,
             service,
             config,
-            announce_all,
+            lambda: announce(address),
             before=[usage_service(config, database, service, page), record_service(config, database, service, page)],
             companions=companions,
             monitor=monitor,

@@ -4,11 +4,9 @@ Only the `weft serve runner` command imports it, and only for a runner with an H
 """
 
 import os
-import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from urllib.parse import urlsplit
 
 import grpc
 from typing_extensions import override
@@ -17,7 +15,7 @@ import gateway.runner_service
 import router_svc.service
 from gateway.operations import OperationsClient
 from gateway.runner_api.operations import callers_field
-from gateway.runner_api.ports import DeviceUse, LanePorts, ModelFacts, RunnerApiPorts, RunnerFacts, RunnerStage
+from gateway.runner_api.ports import DeviceUse, ModelFacts, RunnerApiPorts, RunnerFacts, RunnerStage
 from gateway.runner_api.state import RunnerApiConfig
 from router_svc.service import RouterService
 from runner_svc.config import RunnerConfig
@@ -26,12 +24,8 @@ from runner_svc.runtimes.settings import ModelSettings, SourcedModelSettings
 from runner_svc.service import RunnerService
 from runner_svc.settings import RunnerSettings
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.dispatch.attempt_reporter import AttemptReporter
 from weft.dispatch.dispatcher import Dispatcher
-from weft.dispatch.reconnecting_placement import ReconnectConfig
-from weft.dispatch.ticket_placement import AT_ONCE, TicketRunner
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, Source
-from weft.kernel.address import is_any_host
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.health import HealthSource
 from weft.kernel.metrics import MetricsPage
@@ -114,16 +108,6 @@ class RunnerHttpPlan:
     """0: any free one."""
 
 
-REPORT_GRACE_SECONDS = 2.0
-"""How long a runner that stops waits for the answers to its last reports."""
-
-
-def lane_url(url: str, announced_host: str) -> str:
-    """Returns where others reach the HTTP API at `url`; on all addresses it is announced by its machine's name."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{announced_host}:{parts.port}" if is_any_host(parts.hostname or "") else url
-
-
 class LocalRunner:
     """The runner of this process, as `gateway.runner_api.ports.RunnerPort`."""
 
@@ -204,16 +188,6 @@ class RunnerHttp(Service):
         if page is not None:
             add_span_counts(page, self._tracing)
         self._keys = key_check(plan.config, clock)
-        self._runner, self._announced_host = runner, plan.config.tls.announced_host or socket.gethostname()
-        self._reporter = AttemptReporter(
-            lambda: self._router.registry_view, self._channels, clock, plan.section.lane_reports
-        )
-        lane = LanePorts(
-            tickets=runner.admission,
-            runner=TicketRunner(address=settings.address, host=settings.host),
-            dispatcher=self._dispatcher(settings.address, clock, steady=AT_ONCE).over,
-            reporter=self._reporter,
-        )
         local = LocalRunner(
             runner,
             self._router,
@@ -226,7 +200,7 @@ class RunnerHttp(Service):
             api,
             RunnerApiPorts(
                 runner=local,
-                dispatcher=self._dispatcher(settings.address, clock),
+                dispatcher=self._dispatcher(runner, settings.address, clock),
                 fleet=self._router,
                 queue=self._router,
                 operations=OperationsClient(
@@ -235,24 +209,22 @@ class RunnerHttp(Service):
                 keys=self._keys,
                 health=health,
                 tracing=self._tracing,
-                lane=lane,
             ),
             metrics=page,
             clock=clock,
         )
 
-    def _dispatcher(self, address: str, clock: Clock, *, steady: ReconnectConfig | None = None) -> Dispatcher:
+    def _dispatcher(self, runner: RunnerService, address: str, clock: Clock) -> Dispatcher:
         """Returns a dispatcher that calls the runner of this process, at this address, without a connection."""
         dispatcher = Dispatcher(
             self._router.placement,
             self._channels,
             clock=clock,
-            steady=steady,
             fleet=self._router,
             tracing=self._tracing,
             service=ServiceName.RUNNER,
         )
-        dispatcher.add_own(address, self._runner.carried)
+        dispatcher.add_own(address, runner.carried)
         return dispatcher
 
     @property
@@ -270,12 +242,10 @@ class RunnerHttp(Service):
             await self._keys.follow(self._registry)
         await self._router.start()
         await self._api.start()
-        self._runner.publish_lane(lane_url(self._api.url, self._announced_host))
 
     @override
     async def stop(self, grace_seconds: float) -> None:
         await self._api.stop(grace_seconds)
-        await self._reporter.stop(REPORT_GRACE_SECONDS)
         await self._router.stop(grace_seconds)
         if self._keys is not None:
             await self._keys.stop()

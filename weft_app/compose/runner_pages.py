@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import aiohttp
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from weft.kernel.clock import Clock
 from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.metrics import MetricsPage, add_bounded
 from weft.kernel.passed_on_metrics import PassedOn, passed_on
-from weft.kernel.prometheus_parts import Collector, CounterMetricFamily, Metric
 
 MAX_PAGE_BYTES = 4 * 1024 * 1024
 """Maximum size of a runner's page: 20,000 series."""

@@ -30,7 +30,7 @@ from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
 from weft.kernel.service import start_critical, stop_tasks
-from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
+from weft_app.compose.home import WeftHome, is_socket_address
 from weft_app.config.loader import LOCAL_SETTINGS_VARIABLE
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class StartedRunners:
     async def _answers(self, name: str) -> bool:
         """Whether its process may be alive: its socket is open, or its address is unknown."""
         path = self._home.run / f"runner-{name}.sock"
-        if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        if not is_socket_address(path):
             return True
         try:
             _, writer = await asyncio.open_unix_connection(str(path))

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from datetime import tzinfo
 from ipaddress import IPv4Address
-from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from runner_svc.chat.settings import ChatSettings
@@ -26,7 +25,6 @@ from runner_svc.tools.schemas import object_schema
 from weft.api.common.v1 import sampling_pb2
 from weft.api.registry.v1 import wake_pb2
 from weft.kernel.abilities import ThinkingMode, complete_list
-from weft.kernel.address import is_loopback
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.request import Operation, Skill, journal_mode_of
@@ -76,8 +74,6 @@ def served_model(
         pool=model.pool or "",
         tags=tags_of(model, where),
         upstream_name=model.upstream_name,
-        engine_lane=_engine_lane(section, model, where),
-        engine_lane_is_local=has_local_engine(section, model),
         make_backend=engine.make_backend,
         operations=engine.operations,
         slots=engine.slots,
@@ -113,37 +109,6 @@ def served_model(
             target_languages=model.target_languages,
         ),
     )
-
-
-def has_local_engine(section: RunnerSettings, model: ModelSettings) -> bool:
-    """Whether proxies call the engine of a model itself, and it listens on loopback: each that weft starts does."""
-    if model.lane == "sidecar":
-        return False
-    url = urlsplit(getattr(model, "url", ""))
-    return section.engine.starts_engines or is_loopback(url.hostname or "")
-
-
-def _engine_lane(section: RunnerSettings, model: ModelSettings, where: str) -> bool:
-    """Whether proxies call the engine itself.
-
-    Raises INVALID_ARGUMENT where it has no port for them, and naming a setting that such a request would not have.
-    """
-    if model.lane == "sidecar":
-        return False
-    if not section.engine.has_port:
-        message = f"engines of {section.runtime} have no HTTP port that a proxy may call; leave it out"
-        raise invalid_field(f"{where}.lane", message)
-    done_by_runner = {
-        "tools": model.tools,
-        "platform_prompt": section.platform_prompt if model.platform_prompt is None else model.platform_prompt,
-        "default_params": model.default_params,
-        "default_max_tokens": model.default_max_tokens,
-    }
-    for setting, value in done_by_runner.items():
-        if value:
-            words = "is done by the runner, which requests do not pass with `lane: engine`; leave one of them out"
-            raise invalid_field(f"{where}.{setting}", words)
-    return True
 
 
 def _skills(model: ModelSettings | AdapterSettings) -> frozenset[Skill]:

@@ -35,12 +35,10 @@ from weft.durable.batches import BatchPort, FilePort
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.durable.usage import UsageSource
-from weft.kernel.address import is_address
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.health_monitor import HealthMonitor
-from weft.kernel.lane_names import GATEWAYS
 from weft.kernel.reasons import MODEL_NOT_LISTED, PULLING, WAITING_FOR_PULL, Reason
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
@@ -84,7 +82,6 @@ from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
-    from weft_app.compose.picker import PickerEndpoint
     from weft_app.compose.relay import RelayEndpoint
     from weft_app.edge.process import EdgeProxy
 
@@ -176,8 +173,8 @@ class UpHost:
         self._stack = AsyncExitStack()
         self._listed_models: list[str] = []
         """The models of the servers that runners follow, as far as they were there at the start."""
-        self._not_listed = set[str]()
-        """Configured models that their servers did not have at the start."""
+        self._unusable = set[str]()
+        """Configured models that did not load at the start, or that their servers did not have."""
         self._tracing: Tracing = NO_TRACING
         self._reloads: MeshReload | None = None
         self._is_up = False
@@ -201,8 +198,6 @@ class UpHost:
         """The TCP address of gRPC, once started; empty: none."""
         self.relay: RelayEndpoint | None = None
         """The relay's address, once started; None: no relay."""
-        self.picker_address = ""
-        """Where a proxy asks for endpoints, once started; empty: nowhere."""
         self.publishers_url = ""
         """Where publishers register, once started; empty: nowhere."""
         self._announcer: Announcer | None = None
@@ -240,7 +235,7 @@ class UpHost:
         """A model to try, and the command for it where it does not chat, else an empty text; chat models first."""
         configured = [(model.name, model.tried_by) for runner in self._runners for model in runner.published_models]
         models = [*configured, *((name, "") for name in self._listed_models)]
-        models = [each for each in models if each[0] not in self._not_listed] or models
+        models = [each for each in models if each[0] not in self._unusable] or models
         return min(models, key=lambda each: bool(each[1]), default=("<model>", ""))
 
     @property
@@ -254,7 +249,10 @@ class UpHost:
         return 1 + len(self.models) + sum(runner.follows_server for runner in self._runners)
 
     async def start(self, show: ShowProgress) -> None:
-        """Starts everything and returns once every model is ready. Raises LOAD_STALLED when one cannot become ready."""
+        """Starts everything and returns once every model is ready, or has failed for now.
+
+        Raises LOAD_STALLED when none can be served, or one cannot where the configuration requires all.
+        """
         try:
             require_startable(self._config, self._home)
             require_environments(self._runners, self._home)
@@ -342,7 +340,7 @@ class UpHost:
             watching=registry.watching.listed,
         )
         stores = [registry, usage, records, router, responses, *durable.in_order()]
-        services = [*stores, listeners, *self._pickers(router, keys), self.configuration, process]
+        services = [*stores, listeners, self.configuration, process]
         await host.start(services, self._monitor)
         self.relay = None if listeners.relay is None else listeners.relay.endpoint
         self.publishers_url = "" if listeners.publishers is None else listeners.publishers.url
@@ -358,22 +356,6 @@ class UpHost:
             batches=durable.batches.batches,
             names_waited_for=durable.tasks.names_waited_for,
         )
-
-    def _pickers(self, router: RouterService, keys: KeyCheck | None) -> "list[PickerEndpoint]":
-        """Returns the endpoint picker where it is configured, bound to its addresses."""
-        section = self._config.picker
-        if section.listen is None:
-            return []
-        # A mesh without a picker does not pay for its imports.
-        from weft_app.compose.picker import PickerEndpoint, build_picker  # noqa: PLC0415
-
-        # What the lane cannot do goes to the gateway of this process.
-        own = f"{self._config.host}:{self._config.port}" if is_address(self._config.host) and self._config.port else ""
-        own = own if self._config.edge.proxy == "none" else GATEWAYS
-        service = build_picker(self._config, router, keys, gateway_address=section.gateway or own, metrics=self._page)
-        picker = PickerEndpoint(self._config, service, router)
-        self.picker_address = picker.bind(section.listen, section.health_listen)
-        return [picker]
 
     async def _start_services(self) -> FleetWatcher:
         keys = key_check(self._config, self._clock)
@@ -451,21 +433,19 @@ class UpHost:
         self._stack.push_async_callback(self._stop_runners)
         self._stack.push_async_callback(self._stop_work, edge, side.engine)
         await edge.start()
-        self._note_addresses(await self._start_proxy(config, edge, fleet))
+        self._note_addresses(await self._start_proxy(config, edge))
         return fleet
 
-    async def _start_proxy(self, config: WeftConfig, edge: GatewayService, fleet: FleetWatcher) -> str:
+    async def _start_proxy(self, config: WeftConfig, edge: GatewayService) -> str:
         """Starts the proxy in front of the gateway, where there is to be one; returns the public URL."""
         if config.edge.proxy == "none":
             return edge.url
         # A mesh without a proxy does not pay for its imports.
-        from weft_app.compose.edge_proxy import edge_proxy, lane_endpoints  # noqa: PLC0415
+        from weft_app.compose.edge_proxy import edge_proxy  # noqa: PLC0415
         from weft_app.edge.process import ProxyWatch  # noqa: PLC0415
 
         watch = ProxyWatch(ended=self._notify, restarted=self._note_restart)
         proxy = self._proxy = await edge_proxy(config, self._home, edge.port, self._clock, watch)
-        fleet.subscribe(lambda view: proxy.show_runners(lane_endpoints(view)))
-        proxy.show_runners(lane_endpoints(fleet.view))
         await proxy.start()
         self._monitor.add(proxy.health_check())
         # The mesh is announced only with a known state of its edge; the next round of checks may come later.
@@ -534,12 +514,23 @@ class UpHost:
         for model, runner in waiting.items():
             show(Stage(name=model, detail=f"loading on {runner}"))
         empty = {runner.name for runner in self._runners if not runner.models}
+        expected, failures = len(waiting) + len(empty), list[str]()
         while waiting or empty:
             view = fleet.view
+            for name in [name for name in empty if self._children.refusal(name)]:
+                empty.remove(name)
+                why = f"does not start: {self._children.refusal(name)}"
+                failures.append(f"runner {name} {why}")
+                show(Stage(name=name, detail=why, done=True, is_warning=True))
             empty = {name for name in empty if not await self._has_settled(view, name, show)}
             for model, runner in list(waiting.items()):
-                settled = self._settled(fleet.view, model, runner)
-                if settled is None:
+                failure, settled = self._failure(view, model, runner), self._settled(view, model, runner)
+                if failure:
+                    del waiting[model]
+                    failures.append(failure if failure.startswith("runner ") else f"{model} {failure}")
+                    self._unusable.add(model)
+                    show(Stage(name=model, detail=failure, done=True, is_warning=True))
+                elif settled is None:
                     pulling = pulling_stage(fleet.view, model, runner)
                     if pulling is not None and pulled.get(model) != pulling:
                         pulled[model] = pulling
@@ -547,14 +538,15 @@ class UpHost:
                 else:
                     del waiting[model]
                     if settled.startswith(MODEL_NOT_LISTED):
-                        self._not_listed.add(model)
+                        self._unusable.add(model)
                     is_warning = settled.startswith((MODEL_NOT_LISTED, f"hibernating on {runner}: "))
                     show(Stage(name=model, detail=settled, done=True, is_warning=is_warning))
-            self._children.require_willing()
+            if failures and (self._config.require_all_models or len(failures) == expected):
+                raise WeftError(Reason.LOAD_STALLED, failures[0])
             await self._clock.sleep(MODEL_CHECK_SECONDS)
 
     async def _has_settled(self, view: FleetView, runner_name: str, show: ShowProgress) -> bool:
-        """Whether a runner without models of its own is there, and those of the server that it follows."""
+        """Whether a runner that only follows a server is connected and serves the models of that server."""
         runner = view.runners.get(runner_name)
         if runner is None or not runner.active:
             return False
@@ -579,20 +571,25 @@ class UpHost:
         show(Stage(name=runner_name, detail=detail, done=True, is_warning=not served))
         return True
 
+    def _failure(self, view: FleetView, model: str, runner_name: str) -> str:
+        """Returns why a model is not served for now, and where to read more; empty: nothing failed."""
+        instance = _instance(view, model, runner_name)
+        if self._children.refusal(runner_name):
+            return f"runner {runner_name} does not start: {self._children.refusal(runner_name)}"
+        if instance is None or instance.detail.startswith(MODEL_NOT_LISTED):
+            return ""  # its server is probed again and again
+        if instance.phase in (InstanceState.PHASE_CRASH_LOOP, InstanceState.PHASE_FAILED):
+            log = self._home.logs / f"runner-{runner_name}.log"
+            return f"does not start on {runner_name}: {instance.detail}; see {log}"
+        return ""
+
     def _settled(self, view: FleetView, model: str, runner_name: str) -> str | None:
-        """Returns the state of a model that admits requests, or hibernates; None before. Raises LOAD_STALLED."""
-        runner = view.runners.get(runner_name)
-        instance = runner.instances.get(model) if runner is not None and runner.active else None
+        """Returns the state of a model that admits requests, or hibernates; None before."""
+        instance = _instance(view, model, runner_name)
         if instance is None:
             return None
         if instance.detail.startswith(MODEL_NOT_LISTED):
-            return instance.detail  # its server is probed again and again; the other models are usable
-        if instance.phase in (InstanceState.PHASE_CRASH_LOOP, InstanceState.PHASE_FAILED):
-            raise WeftError(
-                Reason.LOAD_STALLED,
-                f"{model} does not start on {runner_name}: {instance.detail}; "
-                f"see {self._home.logs / f'runner-{runner_name}.log'}",
-            )
+            return instance.detail
         if instance.phase == InstanceState.PHASE_HIBERNATING:
             # The detail names a lack of memory, or a pull that failed, where the model could not be loaded for that.
             not_pulled = f"; {DEMO_NOT_PULLED}" if instance.detail and is_demo_source(self._runners, model) else ""
@@ -637,9 +634,14 @@ def counted_names(names: Sequence[str]) -> str:
 
 def pulling_stage(view: FleetView, model: str, runner_name: str) -> Stage | None:
     """Returns the stage of a model whose files are pulled; None: they are not, or it is not known."""
-    runner = view.runners.get(runner_name)
-    instance = runner.instances.get(model) if runner is not None and runner.active else None
+    instance = _instance(view, model, runner_name)
     if instance is None or not instance.detail.startswith((PULLING, WAITING_FOR_PULL)):
         return None
     share = instance.load_progress if instance.HasField("load_progress") else None
     return Stage(name=model, detail=f"{instance.detail} on {runner_name}", progress=share)
+
+
+def _instance(view: FleetView, model: str, runner_name: str) -> InstanceState | None:
+    """Returns the state of a model on a runner that is there."""
+    runner = view.runners.get(runner_name)
+    return runner.instances.get(model) if runner is not None and runner.active else None

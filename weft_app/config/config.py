@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
 from gateway.config import GatewaySettings
-from gateway.picker.limits import PickerLimits
 from registry_svc.config import RegistrySettings
 from router_svc.settings import RelayLimits, RouterSettings
 from runner_svc.publishers.settings import PublisherLimits
@@ -69,21 +68,6 @@ class PublisherSettings(PublisherLimits):
     listen: Annotated[str | None, PUBLIC] = None
     """Address and port, such as `0.0.0.0:7480`. Default: off. Anything but loopback uses TLS, with the relay's
     certificate."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PickerSettings(PickerLimits):
-    """The endpoint picker, which a proxy asks where to send a request: see envoy-lane.md. It is part of a router."""
-
-    listen: Annotated[str | None, PUBLIC] = None
-    """Address and port of the external processor and the access log service, such as `127.0.0.1:9002`, or `unix:` and a
-    path. Default: off; `weft serve picker` takes 127.0.0.1:9002. Anything but loopback uses TLS, and a proxy with a
-    certificate that `tls.ca_file` vouches for."""
-    health_listen: Annotated[str | None, PUBLIC] = None
-    """Address and port of its health alone, such as `127.0.0.1:9003`. Default: off; `weft serve picker` takes that."""
-    gateway: Annotated[HostAndPort | None, PUBLIC] = None
-    """Where the proxy sends what the lane cannot do: IP address and port of a gateway. Default: nowhere, and such
-    requests are refused; `weft up` names its own gateway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +235,9 @@ class WeftConfig:
     """A loopback TCP port for gRPC besides the Unix socket."""
     drain_seconds: Annotated[float, Ge(0), Le(3600), PUBLIC] = 10.0
     """How long a stop waits for running requests."""
+    require_all_models: Annotated[bool, PUBLIC] = False
+    """Whether a start fails when one of its models cannot be loaded. Otherwise it fails only when none can: the others
+    are served, and what failed is tried again."""
     runners: Annotated[tuple[ConfiguredRunner, ...], MaxLen(64), PUBLIC] | None = None
     """Default: what `discovery` finds, else one runner with the demo model."""
     auth: AuthSettings = field(default_factory=AuthSettings)
@@ -265,8 +252,6 @@ class WeftConfig:
     """Where dial-out runners join."""
     publishers: PublisherSettings = field(default_factory=PublisherSettings)
     """Where publishers register over HTTP."""
-    picker: PickerSettings = field(default_factory=PickerSettings)
-    """The endpoint picker of a proxy."""
     announce: AnnounceSettings = field(default_factory=AnnounceSettings)
     """The announcement on the local network."""
     registry: RegistrySettings = field(default_factory=RegistrySettings)

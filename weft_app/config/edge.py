@@ -31,13 +31,13 @@ class EdgeSettings:
     max_request_burst: Annotated[Count, PUBLIC] = 2000
     """Requests that may come at once after a pause."""
     max_requests: Annotated[Count, PUBLIC] = 4096
-    """Requests at once that are passed on to gateways, and to runners; one more is answered 503."""
+    """Requests at once that are passed on to gateways; one more is answered 503."""
     max_pending_requests: Count = 1024
     """Of these, how many may wait for a connection to a gateway."""
     max_retries: Count = 16
     """Of these, how many may be sent again at once."""
     connect_timeout_seconds: Annotated[float, Gt(0), Le(60)] = 2.0
-    """For a connection to a gateway or a runner."""
+    """For a connection to a gateway."""
     connect_retries: Annotated[int, Ge(0), Le(10)] = 2
     """How often a request that reached no gateway is sent to another one. One that reached a gateway never is."""
     health_interval_seconds: Annotated[float, Ge(0.1), Le(300)] = 1.0
@@ -53,7 +53,3 @@ class EdgeSettings:
     """For one call of its administration, which only this user can reach."""
     certificate_check_seconds: Annotated[float, Gt(0), Le(3600)] = 5.0
     """How often the files of the certificate are compared with what Envoy uses."""
-    log_flush_seconds: Annotated[float, Gt(0), Le(10)] = 0.05
-    """How long the log of requests to runners may be held back before the picker gets it."""
-    log_interval_seconds: Annotated[float, Gt(0), Le(3600)] = 10.0
-    """Interval in which the picker hears of each request to a runner that goes on."""

@@ -15,7 +15,7 @@ from runner_svc.runtimes.settings import ModelSettings, SourcedModelSettings, St
 from runner_svc.runtimes.table import built_in, find_runtime
 from runner_svc.settings import RunnerSettings
 from weft.kernel.errors import invalid_field
-from weft.kernel.names import require_name
+from weft.kernel.names import require_name_of_model
 from weft.kernel.settings import PUBLIC
 
 if TYPE_CHECKING:
@@ -162,14 +162,14 @@ def _numbered(name: str, number: int) -> str:
 
 
 def _with_adapters(replica: ModelSettings, number: int, where: str) -> ModelSettings:
-    """Returns a replica with adapters of its own names, each in a pool with those of the other replicas."""
+    """Returns a replica whose adapters have numbered names; each shares a pool with its copies on other replicas."""
     if not replica.served_adapters:
         return replica
     adapters: Any = tuple(
         replace(
             adapter,
             pool=adapter.pool or adapter.name,
-            name=require_name(_numbered(adapter.name, number), f"{where}.replicas"),
+            name=require_name_of_model(_numbered(adapter.name, number), f"{where}.replicas"),
         )
         for adapter in replica.served_adapters
     )
@@ -200,7 +200,7 @@ def _replicas(section: RunnerSettings, model: ModelSettings) -> list[ModelSettin
                 replicas=1,
                 replica_max=None,
                 pool=model.pool or model.name,
-                name=require_name(name, f"{where}.replicas"),
+                name=require_name_of_model(name, f"{where}.replicas"),
                 start_asleep=model.start_asleep or number > model.replicas,
             ),
             number,

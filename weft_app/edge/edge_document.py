@@ -9,7 +9,6 @@ from weft_app.edge.fragments import (
     socket_address,
     static_cluster,
 )
-from weft_app.edge.lane import lane_clusters, lane_filters, lane_log, lane_routes, not_in_lane, own_headers_removed
 from weft_app.edge.local_replies import local_replies
 from weft_app.edge.plan import CertificateFiles, EdgePlan, ServerCertificate
 
@@ -27,9 +26,8 @@ MAX_CONCURRENT_WINDOW_BYTES = 65_536
 
 def edge_document(plan: EdgePlan) -> Document:
     """Returns the whole configuration."""
-    lane = () if plan.lane is None else lane_clusters(plan, plan.lane)
     document: Document = {
-        "static_resources": {"listeners": [_listener(plan)], "clusters": [_gateways(plan), *lane]},
+        "static_resources": {"listeners": [_listener(plan)], "clusters": [_gateways(plan)]},
         "overload_manager": _connection_limit(plan),
     }
     if plan.admin is not None:
@@ -89,14 +87,6 @@ def _connection_limit(plan: EdgePlan) -> Document:
 
 def _connection_manager(plan: EdgePlan) -> Document:
     limits = plan.limits
-    lane: Document = {}
-    if plan.lane is not None:
-        lane = {
-            "early_header_mutation_extensions": own_headers_removed(),
-            "access_log": lane_log(limits),
-            # A sign of life of each request that goes on.
-            "access_log_options": {"access_log_flush_interval": duration(limits.log_interval_seconds)},
-        }
     return extension(
         "envoy.filters.network.http_connection_manager",
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
@@ -120,20 +110,15 @@ def _connection_manager(plan: EdgePlan) -> Document:
         },
         max_request_headers_kb=max(1, limits.max_header_bytes // 1024),
         normalize_path=True,
-        local_reply_config=local_replies(has_picker=plan.lane is not None),
-        route_config={"virtual_hosts": [{"name": "mesh", "domains": ["*"], "routes": _routes(plan)}]},
-        http_filters=[_rate_limit(plan), *_lane_filters(plan), _router()],
-        **lane,
+        local_reply_config=local_replies(),
+        route_config={"virtual_hosts": [{"name": "mesh", "domains": ["*"], "routes": [_route(plan)]}]},
+        http_filters=[_rate_limit(plan), _router()],
     )
 
 
-def _lane_filters(plan: EdgePlan) -> list[Document]:
-    return [] if plan.lane is None else lane_filters(plan.limits)
-
-
-def _routes(plan: EdgePlan) -> list[Document]:
+def _route(plan: EdgePlan) -> Document:
     previous = "extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
-    to_gateways: Document = {
+    return {
         "match": {"prefix": "/"},
         "route": {
             "cluster": GATEWAYS,
@@ -146,9 +131,6 @@ def _routes(plan: EdgePlan) -> list[Document]:
             },
         },
     }
-    if plan.lane is None:
-        return [to_gateways]
-    return [*lane_routes(plan.limits, to_gateways), {**to_gateways, **not_in_lane()}]
 
 
 def _rate_limit(plan: EdgePlan) -> Document:

@@ -68,15 +68,11 @@ class EdgeLimits:
     connect_retries: int
     health_interval_seconds: float
     buffer_bytes: int
-    log_flush_seconds: float
-    log_interval_seconds: float
     header_timeout_seconds: float
     handshake_timeout_seconds: float
     idle_seconds: float
     max_header_bytes: int
     max_header_count: int
-    max_body_bytes: int
-    request_timeout_seconds: float
 
 
 def limits_of(config: WeftConfig) -> EdgeLimits:
@@ -94,21 +90,17 @@ def limits_of(config: WeftConfig) -> EdgeLimits:
         connect_retries=edge.connect_retries,
         health_interval_seconds=edge.health_interval_seconds,
         buffer_bytes=edge.buffer_bytes,
-        log_flush_seconds=edge.log_flush_seconds,
-        log_interval_seconds=edge.log_interval_seconds,
         header_timeout_seconds=connections.header_timeout_seconds,
         handshake_timeout_seconds=gateway.tls.handshake_timeout_seconds,
         idle_seconds=connections.idle_seconds,
         max_header_bytes=connections.max_header_bytes,
         max_header_count=connections.max_header_count,
-        max_body_bytes=gateway.max_body_bytes,
-        request_timeout_seconds=gateway.request_timeout_seconds,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgePlan:
-    """An Envoy in front of gateways, with or without the lane."""
+    """An Envoy in front of gateways."""
 
     listen: Endpoint
     """Port 0: any free one."""
@@ -116,22 +108,8 @@ class EdgePlan:
     limits: EdgeLimits
     certificate: ServerCertificate | None = None
     """None: plain HTTP."""
-    lane: "LanePlan | None" = None
-    """None: every request goes to a gateway."""
     admin: Admin | None = None
     """None: no administration."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LanePlan:
-    """The way of model calls past the gateway: a picker, and the runners that it may name."""
-
-    picker: Endpoint | Path
-    """A path: a Unix socket."""
-    endpoints: tuple[Endpoint, ...] = ()
-    """The HTTP ports of runners; unused with `endpoints_file`."""
-    endpoints_file: Path | None = None
-    """A file of endpoints that Envoy reads again when it is replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

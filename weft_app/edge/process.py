@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +25,7 @@ from weft_app.config.edge import EdgeSettings
 from weft_app.edge.admin import EnvoyAdmin
 from weft_app.edge.edge_document import CERTIFICATE, edge_document
 from weft_app.edge.fragments import Document, message
-from weft_app.edge.lane import endpoints_document
-from weft_app.edge.plan import Admin, EdgePlan, Endpoint, FollowedCertificate
+from weft_app.edge.plan import Admin, EdgePlan, FollowedCertificate
 
 log = get_logger("weft.edge")
 
@@ -61,18 +60,13 @@ class EdgeFiles:
         """The certificate with its key; Envoy reads it again when it is replaced."""
         return self.folder / "envoy-certificate.json"
 
-    @property
-    def endpoints(self) -> Path:
-        """The HTTP ports of runners; Envoy reads it again when it is replaced."""
-        return self.folder / "envoy-endpoints.json"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyWatch:
-    """What is called when Envoy ends by itself, and when it serves again."""
+    """Callbacks for an Envoy that ends unexpectedly and for its restart."""
 
     ended: Callable[[str], None] = lambda _: None
-    """Gets a sentence."""
+    """Called with a sentence that says how it ended."""
     restarted: Callable[[], None] = lambda: None
 
 
@@ -108,7 +102,6 @@ class EdgeProxy:
         self._deaths = RestartHistory()
         self._fault = "it has not been started"
         self._certificate_version = 0
-        self._runners: frozenset[Endpoint] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -138,7 +131,6 @@ class EdgeProxy:
         self._folder = SocketFolder("weft-envoy-")
         if self._tls is not None:
             self._write_certificate(self._tls)
-        self.show_runners(self._runners or ())
         try:
             await self._start_once()
         except BaseException:
@@ -148,21 +140,8 @@ class EdgeProxy:
         if self._tls is not None:
             self._tasks.append(start_task(self._follow_certificate(self._tls), name="edge-certificate"))
 
-    def show_runners(self, endpoints: Iterable[Endpoint]) -> None:
-        """Has Envoy know these HTTP ports of runners, and no others. Does nothing where it knows them already."""
-        found = frozenset(endpoints)
-        if found == self._runners:
-            return
-        try:
-            replace_file(self._files.endpoints, json.dumps(endpoints_document(found)).encode())
-        except OSError as error:
-            # Tried again with the next change; single endpoints are called without it.
-            log.error("endpoints of runners cannot be written", why=error.strerror)  # noqa: TRY400 - the reason is enough
-            return
-        self._runners = found
-
     async def drain(self) -> None:
-        """Has it close its port after the time of notice; requests that run go on. Does nothing where it is not up."""
+        """Closes the port after `drain_notice_seconds`; running requests continue. Does nothing while Envoy is down."""
         if self._fault:
             return
         try:

@@ -15,8 +15,6 @@ class EdgeKind(StrEnum):
 
     EDGE = "edge"
     """Gateways: every request goes to one of them."""
-    LANE = "lane"
-    """Gateways and runners: model calls go to the runner that the picker names."""
     RELAY = "relay"
     """The relay of a router, where runners join."""
 
@@ -42,19 +40,6 @@ _COMMENTS = MappingProxyType(
     {
         EdgeKind.EDGE: f"""\
 The edge of a mesh: TLS, limits, and the gateways behind it.
-
-{_IN_FRONT_OF_GATEWAYS}""",
-        EdgeKind.LANE: f"""\
-The edge of a mesh with the lane: model calls go straight to the runner that the picker names, all else to gateways.
-
-  ext_proc, request FULL_DUPLEX_STREAMED   the picker reads the whole body, waits in the scheduler's queue and answers
-                                           endpoint and ticket; message_timeout is the deadline of every request
-  response NONE                            nothing of an answer passes through the picker
-  override_host                            the endpoints that the picker names, in order; the next one while no byte of
-                                           an answer has come (x-envoy-max-retries is the picker's)
-  early_header_mutation                    callers cannot send the mesh's own headers
-  http_grpc access log                     the picker's second witness of how a request ended
-  ai_protocol_manager                      reads the usage of answers for that log
 
 {_IN_FRONT_OF_GATEWAYS}""",
         EdgeKind.RELAY: """\

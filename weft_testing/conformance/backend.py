@@ -6,8 +6,9 @@
                 raise SkipTest("cannot be made to hang while it loads")
             return MyBackend(...)
 
-Every test starts and stops its own engines and checks that no process is left. Time limits are class
-attributes; an implementation with slower grace periods raises them.
+The tests of a class share the engines to which they only send requests; one that kills, stalls or stops an engine
+starts its own, and checks that no process is left. Time limits are class attributes; an implementation with slower
+grace periods raises them.
 """
 
 import asyncio
@@ -17,9 +18,12 @@ import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import ClassVar
 from unittest import SkipTest
 
 import psutil
+import pytest
+import pytest_asyncio
 
 from weft.api.common.v1 import completion_pb2, embedding_pb2, event_pb2, tokenize_pb2
 from weft.kernel.errors import WeftError
@@ -68,6 +72,20 @@ class BackendRuns:
     """Time for a death, a cancellation or a first token to be noticed."""
     offered = Operation.CHAT
     """What a loaded model offers at least."""
+    shared: ClassVar[dict[Engine, tuple[Backend, Facts]] | None] = None
+    """The running engines of the class, in the event loop of the class; None outside pytest."""
+    pytestmark: ClassVar = [pytest.mark.asyncio(loop_scope="class")]
+
+    @pytest_asyncio.fixture(scope="class", loop_scope="class", autouse=True)
+    @classmethod
+    async def _shared_engines(cls) -> AsyncGenerator[None]:
+        """Stops the engines that the tests of the class shared."""
+        cls.shared = {}
+        yield
+        running, cls.shared = cls.shared, None
+        for backend, _ in running.values():
+            async with asyncio.timeout(cls.stop_seconds):
+                await backend.stop()
 
     def make_backend(self, engine: Engine) -> Backend:
         """A new backend, not started. Raise unittest.SkipTest where there is no such engine."""
@@ -85,6 +103,25 @@ class BackendRuns:
             yield backend, facts
         finally:
             await self._stop(backend)
+
+    @asynccontextmanager
+    async def _serving(self, engine: Engine) -> AsyncGenerator[tuple[Backend, Facts]]:
+        """The engine that the tests of a class share, for a check that only sends requests.
+
+        A failed check ends it. A check that is called without pytest gets an engine of its own.
+        """
+        if self.shared is None:
+            async with self._running(engine) as running:
+                yield running
+            return
+        if engine not in self.shared:
+            backend = self.make_backend(engine)
+            self.shared[engine] = backend, await self._start(backend)
+        try:
+            yield self.shared[engine]
+        except BaseException:
+            await self._stop(self.shared.pop(engine)[0])
+            raise
 
     async def _start(self, backend: Backend, order: Order | None = None) -> Facts:
         async with asyncio.timeout(self.start_seconds):
@@ -342,13 +379,13 @@ class RequestChecks(BackendRuns):
     """Checks of generations, embeddings and token counts: their events, cancellation and errors."""
 
     async def test_the_first_content_comes_alone_in_its_frame(self) -> None:
-        async with self._running(Engine.NORMAL) as (backend, _):
+        async with self._serving(Engine.NORMAL) as (backend, _):
             frames = await run(backend, chat())
         first = next(frame for frame in frames if any(map(has_content, frame)))
         assert len([event for event in first if event.HasField("delta")]) == 1
 
     async def test_a_stream_ends_with_exactly_one_finished_that_has_usage(self) -> None:
-        async with self._running(Engine.NORMAL) as (backend, _):
+        async with self._serving(Engine.NORMAL) as (backend, _):
             events = flat(await run(backend, chat()))
         assert [event.WhichOneof("event") for event in events].count("finished") == 1
         assert events[-1].HasField("finished")
@@ -358,7 +395,7 @@ class RequestChecks(BackendRuns):
         assert {event.WhichOneof("event") for event in events} <= {"delta", "progress", "usage", "finished"}
 
     async def test_every_choice_gets_one_finish_reason_and_nothing_after_it(self) -> None:
-        async with self._running(Engine.NORMAL) as (backend, _):
+        async with self._serving(Engine.NORMAL) as (backend, _):
             events = flat(await run(backend, chat(choice_count=2)))
         deltas = [event.delta for event in events if event.HasField("delta")]
         assert {delta.index for delta in deltas} == {0, 1}
@@ -368,14 +405,14 @@ class RequestChecks(BackendRuns):
         assert events[-1].finished.receipt.usage.completion_tokens == 2 * ANSWER_TOKENS, "usage counts every choice"
 
     async def test_the_token_limit_is_kept_and_named_as_the_finish_reason(self) -> None:
-        async with self._running(Engine.NORMAL) as (backend, _):
+        async with self._serving(Engine.NORMAL) as (backend, _):
             events = flat(await run(backend, chat(max_tokens=3)))
         reasons = [event.delta.finish_reason for event in events if event.HasField("delta")]
         assert reasons[-1] == event_pb2.FINISH_REASON_LENGTH
         assert events[-1].finished.receipt.usage.completion_tokens == 3
 
     async def test_a_completion_of_two_prompts_is_generated_where_the_model_offers_it(self) -> None:
-        async with self._running(Engine.NORMAL) as (backend, facts):
+        async with self._serving(Engine.NORMAL) as (backend, facts):
             if Operation.COMPLETION not in facts.operations:
                 reason = await failure(run(backend, completion()))
                 assert reason is Reason.UNSUPPORTED_OPERATION
@@ -386,12 +423,12 @@ class RequestChecks(BackendRuns):
         assert events[-1].finished.receipt.usage.completion_tokens == 2 * ANSWER_TOKENS
 
     async def test_generations_run_side_by_side(self) -> None:
-        async with self._running(Engine.NORMAL) as (backend, _):
+        async with self._serving(Engine.NORMAL) as (backend, _):
             both = await asyncio.gather(*(run(backend, chat()) for _ in range(2)))
         assert all(flat(frames)[-1].HasField("finished") for frames in both)
 
     async def test_a_prompt_beyond_the_context_is_named_as_such(self) -> None:
-        async with self._running(Engine.NORMAL) as (backend, facts):
+        async with self._serving(Engine.NORMAL) as (backend, facts):
             if not facts.context_tokens:
                 return
             too_long = chat(text="word " * (2 * facts.context_tokens))
@@ -399,7 +436,7 @@ class RequestChecks(BackendRuns):
             assert await run(backend, chat()), "the backend must serve on"
 
     async def test_closing_the_generator_frees_the_engine(self) -> None:
-        async with self._running(Engine.SLOW) as (backend, _):
+        async with self._serving(Engine.SLOW) as (backend, _):
             for _ in range(3):
                 # One slot: the next round gets a token only if the previous generation has ended.
                 stream = backend.generate(chat(max_tokens=2000), Call())
@@ -408,7 +445,7 @@ class RequestChecks(BackendRuns):
                     await stream.aclose()
 
     async def test_a_cancelled_reader_frees_the_engine(self) -> None:
-        async with self._running(Engine.SLOW) as (backend, _):
+        async with self._serving(Engine.SLOW) as (backend, _):
             started = asyncio.Event()
             async with beside(read_on(backend.generate(chat(max_tokens=2000), Call()), started)) as reader:
                 async with asyncio.timeout(self.notice_seconds):
@@ -425,7 +462,7 @@ class RequestChecks(BackendRuns):
     async def test_embeddings_come_in_input_order_or_are_refused(self) -> None:
         inputs = [completion_pb2.PromptInput(text=text) for text in ("a cat", "the stock market", "a cat")]
         payload = embedding_pb2.EmbeddingPayload(inputs=inputs)
-        async with self._running(Engine.NORMAL) as (backend, facts):
+        async with self._serving(Engine.NORMAL) as (backend, facts):
             if Operation.EMBEDDING not in facts.operations:
                 assert await failure(backend.embed(payload, Call())) is Reason.UNSUPPORTED_OPERATION
                 return
@@ -437,7 +474,7 @@ class RequestChecks(BackendRuns):
         assert result.usage.prompt_tokens > 0
 
     async def test_tokens_of_a_chat_are_as_many_as_the_engine_counts_when_it_answers(self) -> None:
-        async with self._running(Engine.NORMAL) as (backend, facts):
+        async with self._serving(Engine.NORMAL) as (backend, facts):
             asked = tokenize_pb2.TokenizePayload(chat=chat())
             if Operation.TOKENIZE not in facts.operations:
                 assert not isinstance(backend, Tokenizes) or (
@@ -453,7 +490,7 @@ class RequestChecks(BackendRuns):
         assert b"".join(text.pieces) == b"One two."
 
     async def test_tokens_are_told_before_their_frame_and_comments_are_not(self) -> None:
-        async with self._running(Engine.SLOW) as (backend, _):
+        async with self._serving(Engine.SLOW) as (backend, _):
             tokens: list[int] = []
             frames = 0
             stream = backend.generate(chat(max_tokens=2000), Call(on_token=lambda: tokens.append(1)))
@@ -466,7 +503,7 @@ class RequestChecks(BackendRuns):
             assert len(tokens) <= frames + 1, "`on_token` was called for something other than a token"
 
     async def test_tokens_that_come_together_are_told_of_before_each_of_their_frames(self) -> None:
-        async with self._running(Engine.NORMAL) as (backend, _):
+        async with self._serving(Engine.NORMAL) as (backend, _):
             tokens: list[int] = []
             frames = 0
             stream = backend.generate(chat(), Call(on_token=lambda: tokens.append(1)))

@@ -130,6 +130,7 @@ class Order:
     hides_devices: bool = False
     parameters: Mapping[str, int | float | str | bool] = field(default_factory=dict)
     model_path: Path | None = None
+    host_limit_bytes: int | None = None
 
 
 class Backend(Protocol):

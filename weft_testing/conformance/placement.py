@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 from weft.api.common.v1 import receipt_pb2
-from weft.api.runner.v1.ticket_pb2 import TicketClaims
 from weft.dispatch.placement import (
     Grant,
     LoadingModel,
@@ -60,13 +59,6 @@ class PlacementConformance:
             assert grant.address
             assert grant.runner_incarnation
             assert grant.priority is Priority.NORMAL
-
-    async def test_the_ticket_of_a_request_that_a_proxy_carries_names_the_router_that_hears_of_it(self) -> None:
-        async with self.placement(slots=1) as port, port.place(_request("r1", report_to="router-1")) as place:
-            claims = TicketClaims.FromString((await _grant(place)).claims)
-            assert claims.lane.report_to == "router-1"
-        async with self.placement(slots=1) as port, port.place(_request("r1")) as place:
-            assert not TicketClaims.FromString((await _grant(place)).claims).HasField("lane")
 
     async def test_a_full_pool_is_waited_for_and_a_finished_request_makes_room(self) -> None:
         async with (

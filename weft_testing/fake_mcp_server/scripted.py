@@ -122,7 +122,7 @@ async def _serve_stdio(server: Server[Any]) -> None:
 
 
 async def _serve_http(server: Server[Any]) -> None:
-    import uvicorn  # noqa: PLC0415, TID251 - only here
+    import uvicorn  # noqa: PLC0415 - only here
 
     listener = socket.create_server(("127.0.0.1", 0))
     sys.stdout.write(f"port {listener.getsockname()[1]}\n")

@@ -6,6 +6,7 @@ that are not chats.
 
 import base64
 import gzip
+import zlib
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -92,8 +93,10 @@ _NOTHING = _delta()
 _UNKNOWN_REASONS: tuple[object, ...] = ("done", "STOP", " stop", "null", "\u0000", "x" * 5_000, 5, True, ["stop"], {})
 
 
-def _finish(word: object, sees: Reason) -> Row:
-    return Row(name=f"finish reason {str(word)[:12]!r}", answer=stream(HI, end(word), USAGE, DONE), sees=sees)
+def _finish(word: object, sees: Reason | None) -> Row:
+    return Row(
+        name=f"finish reason {str(word)[:12]!r}", answer=stream(HI, end(word), USAGE, DONE), sees=sees, text="Hi"
+    )
 
 
 def _bad(name: str, *events: bytes, sees: Reason = PROTOCOL, ask: Ask = Ask.CHAT) -> Row:
@@ -106,14 +109,20 @@ def _good(name: str, *events: bytes, text: str = "Hi") -> Row:
 
 ENDS = (
     *(_finish(word, FAILED) for word in ("error", "abort", "aborted", "cancelled", "failed")),
-    *(_finish(word, PROTOCOL) for word in _UNKNOWN_REASONS),
-    _bad("an empty finish reason on every piece", piece("Hi", finish_reason=""), piece("!", finish_reason=""), DONE),
+    *(_finish(word, None) for word in _UNKNOWN_REASONS),
+    _good(
+        "an empty finish reason on every piece",
+        piece("Hi", finish_reason=""),
+        piece("!", finish_reason=""),
+        DONE,
+        text="Hi!",
+    ),
     _bad("an empty finish reason and no end", piece("Hi", finish_reason="")),
-    _bad("no finish reason, with [DONE]", HI, USAGE, DONE),
+    _good("no finish reason, with [DONE]", HI, USAGE, DONE),
     _bad("no finish reason, without [DONE]", HI, USAGE),
-    _bad("no field for a finish reason", event({"choices": [{"index": 0, "delta": {"content": "Hi"}}]}), DONE),
+    _good("no field for a finish reason", event({"choices": [{"index": 0, "delta": {"content": "Hi"}}]}), DONE),
     _bad("[DONE] at once", DONE),
-    _bad("[DONE] before the finish reason", HI, DONE, end()),
+    _good("[DONE] before the finish reason", HI, DONE, end()),
     _bad("an empty body"),
     _bad("comments alone", b": keep-alive\n\n" * 20),
     _bad("a preamble alone", _delta(role="assistant", content=""), DONE),
@@ -123,7 +132,7 @@ ENDS = (
     _bad("a refusal after the finish reason", HI, end(), _delta(refusal="no"), DONE),
     _bad("a call after the finish reason", HI, end(), _CALL, DONE),
     _bad("text and a second finish reason", HI, end(), piece("more", finish_reason="stop"), DONE),
-    _bad("another finish reason", HI, end("stop"), end("length"), USAGE, DONE),
+    _good("another finish reason", HI, end("stop"), end("length"), USAGE, DONE),
     _bad("a failure after the finish reason", HI, end("stop"), end("error"), USAGE, DONE, sees=FAILED),
     _bad("tool_calls and no call", HI, end("tool_calls"), USAGE, DONE),
     _bad("function_call and no call", HI, end("function_call"), USAGE, DONE),
@@ -136,19 +145,17 @@ ENDS = (
     _bad("a choice that was not asked for", HI, _choice(1, "stop", delta={"content": "you"}), end(), DONE),
     _bad("choice -1", _choice(-1, "stop", delta={"content": "Hi"}), DONE),
     _bad("choice 2^40", _choice(2**40, "stop", delta={"content": "Hi"}), DONE),
-    _bad("choice '0'", _choice("0", "stop", delta={"content": "Hi"}), DONE),
-    _bad("choice null", _choice(None, "stop", delta={"content": "Hi"}), DONE),
+    _good("choice '0'", _choice("0", "stop", delta={"content": "Hi"}), DONE),
+    _good("choice null", _choice(None, "stop", delta={"content": "Hi"}), DONE),
     _bad("the user speaks", HI, _delta(role="user", content="and I"), end(), DONE),
     _bad("a tool speaks", HI, _delta(role="tool", content="result"), end(), DONE),
-    _bad("a role that is no text", _delta(role=5, content="Hi"), end(), DONE),
+    _good("a role that is no text", _delta(role=5, content="Hi"), end(), DONE),
     _bad("one of two choices", *GOOD, ask=Ask.TWO_CHOICES),
-    _bad(
-        "a choice ends twice, another never",
-        HI,
-        end(),
-        end(),
-        _choice(1, None, delta={"content": "a"}),
-        DONE,
+    Row(
+        name="a choice ends twice, another never",
+        answer=stream(HI, end(), end(), _choice(1, None, delta={"content": "a"}), DONE),
+        sees=None,
+        text="Hia",
         ask=Ask.TWO_CHOICES,
     ),
     _bad(
@@ -192,8 +199,13 @@ def _wrong(name: str, **chunk: Any) -> Row:
     return _bad(name, HI, event(chunk), *GOOD[1:])
 
 
+def _unread(name: str, **chunk: Any) -> Row:
+    """Fields beside the content that cannot be read, in an otherwise valid answer."""
+    return _good(name, HI, event(chunk), *GOOD[1:])
+
+
 def _usage(name: str, usage: object) -> Row:
-    return _wrong(f"usage: {name}", choices=[], usage=usage)
+    return _unread(f"usage: {name}", choices=[], usage=usage)
 
 
 def _stated(name: str, *events: bytes) -> tuple[Row, Row]:
@@ -210,19 +222,20 @@ CONTENTS = (
     *(_wrong(f"choices: {value!r}", choices=value) for value in _NO_CHOICES),
     _bad("tool_calls: an object", _bare(tool_calls=_TOOL), end("tool_calls"), DONE),
     _bad("tool_calls: a text", _bare(tool_calls="f()"), end("tool_calls"), DONE),
-    _bad("a call -1", _bare(tool_calls=[{**_TOOL, "index": -1}]), end("tool_calls"), DONE),
+    _good("a call -1", _bare(tool_calls=[{**_TOOL, "index": -1}]), end("tool_calls"), DONE, text=""),
     _bad("a call of a number", _bare(tool_calls=[{"index": 0, "function": {"name": 5}}]), end("tool_calls"), DONE),
-    _bad(
+    _good(
         "arguments: an object",
         _bare(tool_calls=[{"function": {"name": "f", "arguments": {}}}]),
         end("tool_calls"),
         DONE,
+        text="",
     ),
     _bad("reasoning: a number", _bare(reasoning_content=1), *GOOD),
     _bad("refusal: a list", _bare(refusal=["no"]), *GOOD),
-    _wrong("logprobs: a number", choices=[{"delta": {"content": "a"}, "logprobs": 1}]),
-    _wrong("logprobs: no token", choices=[{"delta": {"content": "a"}, "logprobs": {"content": [{"logprob": 0}]}}]),
-    _wrong(
+    _unread("logprobs: a number", choices=[{"delta": {"content": ""}, "logprobs": 1}]),
+    _unread("logprobs: no token", choices=[{"delta": {"content": ""}, "logprobs": {"content": [{"logprob": 0}]}}]),
+    _unread(
         "logprobs: byte 256",
         choices=[{"delta": {}, "logprobs": {"content": [{"token": "a", "logprob": 0, "bytes": [256]}]}}],
     ),
@@ -234,11 +247,11 @@ CONTENTS = (
     _usage("a list", [1, 2]),
     _usage("a number", 5),
     _usage("cached below nothing", {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": -1}}),
-    _wrong("timings: below nothing", choices=[], timings={"prompt_ms": -5.0}),
-    _wrong("timings: a text", choices=[], timings={"prompt_ms": "fast"}),
-    _wrong("timings: no end", choices=[], timings={"predicted_ms": 1e308}),
-    _wrong("prompt_progress: below nothing", choices=[], prompt_progress={"total": -1}),
-    _wrong("prompt_progress: a text", choices=[], prompt_progress="half"),
+    _unread("timings: below nothing", choices=[], timings={"prompt_ms": -5.0}),
+    _unread("timings: a text", choices=[], timings={"prompt_ms": "fast"}),
+    _unread("timings: no end", choices=[], timings={"predicted_ms": 1e308}),
+    _unread("prompt_progress: below nothing", choices=[], prompt_progress={"total": -1}),
+    _unread("prompt_progress: a text", choices=[], prompt_progress="half"),
     *_stated("an error object", event({"error": {"message": "no tea", "type": "server_error", "code": 500}})),
     *_stated("an error text", event({"error": "no tea"})),
     *_stated("an empty error", event({"error": {}})),
@@ -297,6 +310,16 @@ def _with_event(name: str, payload: bytes) -> Row:
     return _bad(name, HI, b"data: " + payload + b"\n\n", *GOOD[1:])
 
 
+def _unread_event(name: str, payload: bytes) -> Row:
+    """This payload, whose only fault is beside the content, inside an otherwise valid answer."""
+    return _good(name, HI, b"data: " + payload + b"\n\n", *GOOD[1:])
+
+
+def _half(name: str, text: bytes, becomes: str) -> Row:
+    """Half a character that no chunk completes."""
+    return _good(name, HI, _BEGIN + text + _END, *GOOD[1:], text=f"Hi{becomes}")
+
+
 def _with_text(name: str, text: bytes) -> Row:
     """This text, including escapes, as a chunk of an answer."""
     return _bad(name, HI, _BEGIN + text + _END, *GOOD[1:])
@@ -317,19 +340,35 @@ TEXTS = (
     _with_event(
         "objects in a field that nobody knows", b'{"choices":[],"x":' + b'{"a":' * DEPTH + b"1" + b"}" * DEPTH + b"}"
     ),
-    _with_event("a number of 5000 digits", b'{"choices":[],"usage":{"prompt_tokens":' + b"9" * 5_000 + b"}}"),
-    _with_event("NaN", b'{"choices":[],"timings":{"prompt_ms":NaN}}'),
-    _with_event("Infinity", b'{"choices":[],"timings":{"prompt_ms":Infinity}}'),
-    _with_event("1e999", b'{"choices":[],"timings":{"prompt_ms":1e999}}'),
+    _unread_event("a number of 5000 digits", b'{"choices":[],"usage":{"prompt_tokens":' + b"9" * 5_000 + b"}}"),
+    _unread_event("NaN", b'{"choices":[],"timings":{"prompt_ms":NaN}}'),
+    _unread_event("Infinity", b'{"choices":[],"timings":{"prompt_ms":Infinity}}'),
+    _unread_event("1e999", b'{"choices":[],"timings":{"prompt_ms":1e999}}'),
     _with_event("UTF-16", '{"choices":[]}'.encode("utf-16-le")),
     _with_text("a byte that is no UTF-8", b"\xff"),
     _with_text("half a character", b"\xf0\x9f\x98"),
     _with_text("an overlong character", b"\xc0\xaf"),
     _with_text("a surrogate in UTF-8", b"\xed\xa0\x80"),
-    _with_text("a high surrogate", b"\\ud83d"),
-    _with_text("a high surrogate before a letter", b"\\ud83dA"),
-    _with_text("a low surrogate", b"\\ude00"),
-    _with_text("surrogates in the wrong order", b"\\ude00\\ud83d"),
+    _half("a high surrogate", b"\\ud83d", "\ufffd"),
+    _half("a high surrogate before a letter", b"\\ud83dA", "\ufffdA"),
+    _half("a low surrogate", b"\\ude00", "\ufffd"),
+    _half("surrogates in the wrong order", b"\\ude00\\ud83d", "\ufffd\ufffd"),
+    _good(
+        "an emoji in two chunks",
+        HI,
+        _BEGIN + b"\\ud83d" + _END,
+        _BEGIN + b"\\ude00" + _END,
+        *GOOD[1:],
+        text="Hi\N{GRINNING FACE}",
+    ),
+    _good(
+        "the bytes of an emoji in two chunks",
+        HI,
+        _BEGIN + b"\xf0\x9f\x98" + _END,
+        _BEGIN + b"\x80!" + _END,
+        *GOOD[1:],
+        text="Hi\N{GRINNING FACE}!",
+    ),
     _with_text("a raw line feed", b"a\nb"),
     _with_text("a raw NUL", b"a\x00b"),
     _with_text("an unknown escape", b"\\x41"),
@@ -339,15 +378,15 @@ TEXTS = (
         end("tool_calls"),
         DONE,
     ),
-    _bad(
+    _good(
         "a surrogate in a finish reason",
         HI,
         b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"\\ud800"}]}\n\n',
         DONE,
     ),
-    _bad("a surrogate in an error", b'data: {"error":{"message":"\\ud800"}}\n\n', DONE),
-    _bad("no UTF-8 in an error", b'data: {"error":{"message":"\xff"}}\n\n', DONE),
-    _bad("a second byte order mark", BOM, *GOOD[:1], BOM + end(), DONE),
+    _bad("a surrogate in an error", b'data: {"error":{"message":"\\ud800"}}\n\n', DONE, sees=FAILED),
+    _bad("no UTF-8 in an error", b'data: {"error":{"message":"\xff"}}\n\n', DONE, sees=FAILED),
+    _good("a second byte order mark", BOM, *GOOD[:1], BOM + end(), DONE),
     _bad("events without an empty line", *(part.rstrip(b"\n") + b"\n" for part in GOOD)),
     _bad("the last event without its empty line", HI, end().rstrip(b"\n")),
     _bad("fields without a colon", b"data\n\n", b"data\n\n"),
@@ -449,12 +488,15 @@ CONNECTIONS = (
         answer(b'{"error":{"message":"bad","type":"invalid_request_error"}}'),
         REJECTED,
     ),
-    _http("gzip", _packed("gzip", gzip.compress(_BODY))),
+    _http("gzip", _packed("gzip", gzip.compress(_BODY)), None),
+    _http("gzip in members", _packed("x-gzip", gzip.compress(_BODY[:40]) + gzip.compress(_BODY[40:])), None),
+    _http("deflate", _packed("deflate", zlib.compress(_BODY)), None),
+    _http("a gzip that is cut", _packed("gzip", gzip.compress(_BODY)[:-30])),
     _http("gzip that is none", _packed("gzip", b"\x1f\x8b no gzip")),
     _http("a gzip that grows", _packed("gzip", gzip.compress(b"\0" * (1 << 20)))),
     _http("brotli", _packed("br", b"\x0b\x02\x80")),
     _http("an unknown encoding", _packed("rot13", _BODY)),
-    _http("two encodings", _packed("gzip, identity", gzip.compress(_BODY))),
+    _http("two encodings", _packed("gzip, identity", gzip.compress(_BODY)), None),
     _status("204 No Content", b"", FAILED),
     _status("206 Partial Content", _BODY, FAILED),
     _status("301 Moved", b"", FAILED, extra="Location: http://127.0.0.1:9/\r\n"),
@@ -522,9 +564,9 @@ def _completion(name: str, *events: bytes, sees: Reason | None = PROTOCOL) -> Ro
     return Row(name=f"completion: {name}", answer=stream(*events), sees=sees, text="Hi", ask=Ask.COMPLETION)
 
 
-def _embedding(name: str, document: object) -> Row:
+def _embedding(name: str, document: object, sees: Reason | None = PROTOCOL) -> Row:
     data = document if isinstance(document, bytes) else _json(document)
-    return Row(name=f"embedding: {name}", answer=data, sees=PROTOCOL, ask=Ask.EMBEDDING)
+    return Row(name=f"embedding: {name}", answer=data, sees=sees, ask=Ask.EMBEDDING)
 
 
 def _vectors(*values: object, places: tuple[object, ...] = (0, 1), **usage: object) -> dict[str, object]:
@@ -532,8 +574,8 @@ def _vectors(*values: object, places: tuple[object, ...] = (0, 1), **usage: obje
     return {"data": data, "usage": {"prompt_tokens": 2, **usage}}
 
 
-def _call(ask: Ask, name: str, document: object) -> Row:
-    return Row(name=f"{ask.value}: {name}", answer=_json(document), sees=PROTOCOL, ask=ask)
+def _call(ask: Ask, name: str, document: object, sees: Reason | None = PROTOCOL) -> Row:
+    return Row(name=f"{ask.value}: {name}", answer=_json(document), sees=sees, ask=ask)
 
 
 def _of_every_call(ask: Ask) -> tuple[Row, ...]:
@@ -559,12 +601,14 @@ def _of_every_call(ask: Ask) -> tuple[Row, ...]:
 
 
 CALLS = (
-    _completion("no finish reason", _completion_text("Hi"), DONE),
-    _completion("an empty finish reason", _completion_text("Hi", ""), _completion_text("!", ""), DONE),
-    _completion("an unknown finish reason", _completion_text("Hi", "done"), DONE),
+    _completion("no finish reason", _completion_text("Hi"), DONE, sees=None),
+    _completion("an empty finish reason", _completion_text("H", ""), _completion_text("i", ""), DONE, sees=None),
+    _completion("an unknown finish reason", _completion_text("Hi", "done"), DONE, sees=None),
     _completion("abort", _completion_text("Hi", "abort"), DONE, sees=FAILED),
     _completion("text after the finish reason", _completion_text("Hi", "stop"), _completion_text("more"), DONE),
-    _completion("another finish reason", _completion_text("Hi", "stop"), _completion_text("", "length"), DONE),
+    _completion(
+        "another finish reason", _completion_text("Hi", "stop"), _completion_text("", "length"), DONE, sees=None
+    ),
     _completion("a text that is none", _completion_text(5, "stop"), DONE),
     _completion(
         "a message", event({"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}), USAGE, DONE
@@ -576,12 +620,15 @@ CALLS = (
     _completion("in order", _completion_text("Hi", "stop"), USAGE, DONE, sees=None),
     *(row for ask in _JSON_ASKS for row in _of_every_call(ask)),
     _embedding("nothing", {}),
-    _embedding("no figures", {"data": [{"index": 0, "embedding": [0.5]}, {"index": 1, "embedding": [0.5]}]}),
+    _embedding("no figures", {"data": [{"index": 0, "embedding": [0.5]}, {"index": 1, "embedding": [0.5]}]}, sees=None),
     _embedding("one too few", _vectors([0.5], places=(0,))),
     _embedding("one too many", _vectors([0.5], [0.5], [0.5], places=(0, 1, 2))),
-    _embedding("one twice", _vectors([0.5], [0.5], places=(0, 0))),
+    _embedding("one twice", _vectors([0.5], [0.5], places=(1, 1))),
+    _embedding("all numbered 0", _vectors([0.5], [0.5], places=(0, 0)), sees=None),
+    _embedding("no numbers", _vectors([0.5], [0.5], places=(None, "b")), sees=None),
+    _embedding("figures that are no numbers", _vectors([0.5], [0.5], prompt_tokens=None), sees=None),
     _embedding("of another input", _vectors([0.5], [0.5], places=(0, 7))),
-    _embedding("below nothing", _vectors([0.5], [0.5], places=(0, -1))),
+    _embedding("below nothing", _vectors([0.5], [0.5], places=(0, -1)), sees=None),
     _embedding("empty vectors", _vectors([], [])),
     _embedding("a vector of texts", _vectors(["a"], ["b"])),
     _embedding("a vector that is a text", _vectors("AAAA", "AAAA")),
@@ -590,8 +637,8 @@ CALLS = (
     _embedding("too small for 32 bits", _vectors([-1e300], [0.5])),
     _embedding("1e999", answer(b'{"data":[{"index":0,"embedding":[1e999]},{"index":1,"embedding":[0]}],"usage":{}}')),
     _embedding("NaN", answer(b'{"data":[{"index":0,"embedding":[NaN]},{"index":1,"embedding":[0]}],"usage":{}}')),
-    _embedding("tokens below nothing", _vectors([0.5], [0.5], prompt_tokens=-1)),
-    _embedding("tokens beyond all numbers", _vectors([0.5], [0.5], prompt_tokens=10**30)),
+    _embedding("tokens below nothing", _vectors([0.5], [0.5], prompt_tokens=-1), sees=None),
+    _embedding("tokens beyond all numbers", _vectors([0.5], [0.5], prompt_tokens=10**30), sees=None),
     _call(Ask.RERANK, "one document twice", {"results": [{"index": 0, "relevance_score": 0.5}] * 2}),
     _call(
         Ask.RERANK,
@@ -613,6 +660,7 @@ CALLS = (
         Ask.IMAGE,
         "figures below nothing",
         {"data": [{"b64_json": base64.b64encode(b"x").decode()}], "usage": {"input_tokens": -1}},
+        sees=None,
     ),
     _call(Ask.TRANSCRIPTION, "no text", {"language": "en"}),
     _call(Ask.TRANSCRIPTION, "a text that is none", {"text": ["a"]}),

@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from weft_ngram.backend import NgramBackend
 from weft_ngram.settings import NgramModel
 
+pytestmark = pytest.mark.slow("starts engine processes")
+
 TEXT = "the weft crosses the warp and the warp carries the weft over and under until the cloth is done again\n"
 
 

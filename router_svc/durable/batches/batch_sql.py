@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Executable, Row, true
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router_svc.durable import statements
 from router_svc.durable.batches.files import is_kept
@@ -24,7 +25,6 @@ from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import BATCH_OUTPUT
 from weft.kernel.timestamps import datetime_of, optional_stamp, stamp_of
-from weft.sql.engine import AsyncConnection
 from weft.sql.moments import BoundedMoment, bring_back
 
 CHANGED_AT_ONCE = 1_000

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sqlalchemy import Row, true
+from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
 from router_svc.durable import statements
@@ -35,7 +36,6 @@ from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token, new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
-from weft.sql.engine import AsyncConnection
 from weft.sql.moments import BoundedMoment, bring_back
 
 REMOVED_AT_ONCE = 16

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Row
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router_svc.durable.tasks import sql_statements
 from router_svc.durable.tasks.store_port import LOST_LEASE, Claim, Lane, NewChunk, PendingTask, TaskRow
@@ -19,7 +20,6 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import Priority
 from weft.kernel.timestamps import optional_stamp, stamp_of
-from weft.sql.engine import AsyncConnection
 
 LOST = task_error(LOST_LEASE, "the router that ran it gave no sign of life")
 MAX_ERROR_CHARS = 2_000

@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Any, ClassVar, TypeVar
 
 from sqlalchemy import ColumnElement, Row
+from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
 from router_svc.durable.tasks import sql_rows, sql_statements
@@ -39,7 +40,6 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
-from weft.sql.engine import AsyncConnection
 from weft.sql.moments import bring_back, is_any_ahead
 
 MAX_CHUNKS_READ = 1_024

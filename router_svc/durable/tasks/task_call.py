@@ -110,9 +110,9 @@ class GatedPlace(Placement):
         await self._place.report_first_content(attempt)
 
     @override
-    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
+    async def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> None:
         self._gated.failed = reason
-        await self._place.report_attempt_failed(attempt, reason)
+        await self._place.report_attempt_failed(attempt, reason, message)
 
     @override
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:

@@ -101,26 +101,6 @@ class CandidateIndex:
             engine_load=endpoint.engine_load.explanation(endpoint.candidate.slots),
         )
 
-    def fallbacks(self, queue: str, pick: PickRequest, chosen: Candidate, most: int) -> tuple[Candidate, ...]:
-        """Return further free candidates beside the chosen one, those with the fewest requests first; none is taken.
-
-        One model may be chosen on one runner only, so that each is on another runner.
-        """
-        steps = self._steps_for(queue, pick)
-        if count_of(steps) == 1:
-            return ()
-        free = [
-            endpoint
-            for step in steps
-            if not step.gate
-            for endpoint in step.permitted(pick.needs, pick.excluded)
-            if endpoint.is_open and endpoint.candidate.runner != chosen.runner
-        ]
-        found: dict[str, Candidate] = {}
-        for endpoint in sorted(free, key=lambda each: (each.in_flight, each.granted)):
-            found.setdefault(endpoint.candidate.runner, endpoint.candidate)
-        return tuple(found.values())[:most]
-
     def considered(self, queue: str, pick: PickRequest, now: float) -> tuple[Considered, ...]:
         """Return the candidates for a request with what keeps each from it, best first; of many only some."""
         self.health.advance(now)
@@ -177,12 +157,6 @@ class CandidateIndex:
             self.table.note_cap_released(pool)
         if endpoint.group is None:
             self.table.forget_if_unused(endpoint)
-
-    def note_gone(self, key: CandidateKey) -> None:
-        """Note that a request has ended there that this router has not granted."""
-        endpoint = self.table.by_key.get(key)
-        if endpoint is not None and endpoint.engine_slots.note_gone():
-            self.table.settle_engine(endpoint)
 
     def in_flight(self, candidate: Candidate) -> int:
         """Requests on this candidate."""
@@ -326,11 +300,10 @@ class HealthMonitor:
         if endpoint is None:
             return
         endpoint.pool.breaks_in_a_row += kind is FailureKind.BROKE
-        # An answer that broke off is not retried: without a replacement, a pause would make others wait for nothing.
-        pauses = not had_begun or self._is_replaceable(endpoint)
-        if endpoint.health.note_failure(kind, now, had_begun=had_begun, pauses=pauses) and self._is_replaceable(
-            endpoint
-        ):
+        # The last endpoint of a queue is never closed: all callers would wait for what one request may have caused.
+        is_replaceable = self._is_replaceable(endpoint)
+        is_outlier = endpoint.health.note_failure(kind, now, had_begun=had_begun, pauses=is_replaceable)
+        if is_outlier and is_replaceable:
             endpoint.health.eject(now)
         self._health_changed(endpoint)
 

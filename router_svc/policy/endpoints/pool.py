@@ -89,13 +89,6 @@ class EngineSlots:
         self.inherited = max(slots - self.granted, min(was, slots - self.requests), 0)
         return self.inherited != was
 
-    def note_gone(self) -> bool:
-        """Note the end of an inherited request. Returns whether one was known."""
-        if not self.inherited:
-            return False
-        self.inherited -= 1
-        return True
-
 
 class Endpoint:
     """One candidate in its pool, with its load and health. Only the pool and the candidate index change it."""

@@ -81,12 +81,8 @@ class LiveRequest:
     erred_on: tuple[Candidate, ...] = ()
     """Candidates whose engines answered it with an error of their own; at most one per attempt."""
     placed_on: Candidate | None = None
-    fallbacks: tuple[Candidate, ...] = ()
-    """While it is placed: where a proxy may take it by itself, in order."""
     holds_slot: bool = True
     """While it is placed: whether it occupies a slot. False: it runs beside the slots."""
-    has_freed_slot: bool = False
-    """While it is placed: whether it has given that slot back already, as its answer has ended."""
     placed_at: float = 0.0
     content_at: float | None = None
     waits_in: "RequestClass | None" = None

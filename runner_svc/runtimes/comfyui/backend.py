@@ -14,6 +14,7 @@ from typing_extensions import override
 from runner_svc.backend.devices import hidden_devices
 from runner_svc.backend.engine_process import LOOPBACK, EngineProcess, ProcessBackend, free_port
 from runner_svc.backend.port import BackendFacts, CallInfo, ExitReport, LoadOrder, not_offered
+from runner_svc.policy.host_memory import configured_limit
 from runner_svc.runtimes.comfyui import messages
 from runner_svc.runtimes.comfyui.api import UPLOAD_FOLDER, ComfyApi, ComfyUnreachableError
 from runner_svc.runtimes.comfyui.image_frames import StepCounter, end_event, image_event, warning_event
@@ -125,7 +126,9 @@ class ComfyUiBackend(ProcessBackend):
         environment = {**engine_environment(self.model, self.context), **hidden_devices(order)}
         place = self.model.working_folder
         argv = [filled(word, values) for word in self._command]
-        await self._process.start(argv, environment, None, None if place is None else place.expanduser())
+        limit_bytes = configured_limit(self.model.host_memory_mb, order.host_limit_bytes)
+        folder_of_it = None if place is None else place.expanduser()
+        await self._process.start(argv, environment, None, folder_of_it, limit_bytes)
         self._api = api = self._client(f"http://{LOOPBACK}:{self._port}")
         timeout = asyncio.timeout(self.model.start_timeout_seconds)
         try:

@@ -16,6 +16,7 @@ from runner_svc.backend.llama_flags import (
 )
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_plan import LoadParameter, LoadValue, context_parameter, whole_parameter, word_parameter
+from runner_svc.policy.memory_estimate import EngineHabits, ModelShape, settings_for, tokens_at_once
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
@@ -61,6 +62,9 @@ NO_HOST_CACHE: Mapping[str, str] = MappingProxyType({"LLAMA_ARG_CACHE_RAM": "0",
 """Environment that switches off the prompt cache in the host's memory (8 GiB by default): through it the server moves
 prompts between slots, so a tenant would find the prompts of another one there (measured with 0.5.0, November 2026).
 Servers from before that cache refuse its flag, and share nothing between slots."""
+MEMORY_LOG: Mapping[str, str] = MappingProxyType({"LLAMA_ARG_LOG_VERBOSITY": "4"})
+"""Environment with which the server prints the size of its buffers. It prints no text of a request below 5 (measured
+with 0.5.0, November 2026). Servers from before that level print the sizes anyway, and ignore the variable."""
 _HOST_CACHE_FLAGS = ("--cache-ram", "-cram")
 ADAPTER_FLAGS = ("--lora", "--lora-scaled", "--lora-init-without-apply")
 TEMPLATE_FLAGS = frozenset({"--chat-template", "--chat-template-file"})
@@ -103,8 +107,10 @@ def names_template(model: LlamaServerModel) -> bool:
     return not TEMPLATE_FLAGS.isdisjoint(model.extra_arguments)
 
 
-def server_arguments(model: LlamaServerModel, order: LoadOrder | None = None, port: int = 0) -> list[str]:
-    """Returns the command line of the server after its command."""
+def server_arguments(
+    model: LlamaServerModel, order: LoadOrder | None = None, port: int = 0, shape: ModelShape | None = None
+) -> list[str]:
+    """Returns the command line of the server after its command. `shape`: as of `ModelContext`."""
     order = order or LoadOrder()
     slots, context = slots_of(model, order), context_of(model, order)
     arguments = [
@@ -136,7 +142,7 @@ def server_arguments(model: LlamaServerModel, order: LoadOrder | None = None, po
         arguments += [*model.extra_arguments, "--parallel", str(slots), "--ctx-size", str(slots * context)]
     else:
         arguments += model.extra_arguments
-    return [*arguments, *_parameter_arguments(order), *_device_arguments(order), *_even_batches(model, order)]
+    return [*arguments, *_parameter_arguments(order), *_device_arguments(order), *_batches(model, order, shape)]
 
 
 def _setting_arguments(model: LlamaServerModel) -> list[str]:
@@ -145,15 +151,30 @@ def _setting_arguments(model: LlamaServerModel) -> list[str]:
     return [word for flag, value in values if value is not None for word in (flag, str(value))]
 
 
-def _even_batches(model: LlamaServerModel, order: LoadOrder) -> list[str]:
-    """Returns batch sizes that the number of slots divides: with mean pooling llama.cpp aborts with others."""
+def habits_of(model: LlamaServerModel) -> EngineHabits:
+    """Returns how the server uses memory for a model."""
+    return EngineHabits(embeds=model.embeddings or reranks(model))
+
+
+def _batches(model: LlamaServerModel, order: LoadOrder, shape: ModelShape | None) -> list[str]:
+    """Returns batch sizes that hold the longest text to embed or rank, which is computed at once.
+
+    The number of slots divides them: with mean pooling llama.cpp aborts with others.
+    """
+    habits = habits_of(model)
+    if not habits.embeds:
+        return []
     slots = slots_of(model, order)
     options = {**configured_parameters(model.extra_arguments), **order.parameters}
     batch = int(options.get("batch_tokens", DEFAULT_BATCH_TOKENS))
-    ubatch = min(batch, int(options.get("ubatch_tokens", DEFAULT_UBATCH_TOKENS)))
-    if not model.embeddings or ubatch % slots == 0:
-        return []
-    even = max(slots, ubatch - ubatch % slots)
+    settings = settings_for(context_of(model, order), slots, options, habits)
+    if settings.embeds:
+        even = -(-tokens_at_once(shape, settings) // slots) * slots
+    else:
+        ubatch = min(batch, settings.ubatch_tokens)
+        if ubatch % slots == 0:
+            return []
+        even = max(slots, ubatch - ubatch % slots)
     return [*(("--batch-size", str(even)) if even > batch else ()), "--ubatch-size", str(even)]
 
 

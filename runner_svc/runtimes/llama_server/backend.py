@@ -7,9 +7,10 @@ its port.
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 from typing_extensions import override
@@ -17,10 +18,13 @@ from typing_extensions import override
 from runner_svc.backend.port import (
     BackendFacts,
     CacheIsolation,
+    CallInfo,
     ErasedCache,
     LoadOrder,
     SlotSnapshot,
 )
+from runner_svc.engine_host.request import rendered_translation
+from runner_svc.engine_host.translation import translates
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.load_plan import LoadParameter, LoadValue
@@ -29,6 +33,7 @@ from runner_svc.policy.template_abilities import abilities_of_templates
 from runner_svc.runtimes.engine_figures import MetricsPage
 from runner_svc.runtimes.llama_props import read_props
 from runner_svc.runtimes.llama_server.arguments import (
+    MEMORY_LOG,
     NO_HOST_CACHE,
     adapter_bodies,
     check_together,
@@ -47,8 +52,10 @@ from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.supervise.process_time import GpuTime
-from runner_svc.templates.sandbox import check_before_load
+from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox, check_before_load
+from weft.api.common.v1 import chat_pb2, tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -64,7 +71,10 @@ ADAPTERS = "/lora-adapters"
 ADAPTERS_SECONDS = 5.0
 """Timeout of GET /lora-adapters."""
 MAX_BUFFER_BYTES = 2**53
-# "load_tensors:        CUDA0 model buffer size =  4095.05 MiB", "llama_kv_cache:   CPU KV buffer size =   180.00 MiB".
+MESSAGE_TEMPLATE = Path(__file__).with_name("message.jinja")
+"""The template of a server whose model translates: it writes a message as it is. Such a model's own template fails with
+the messages on which the server tries it when it starts, so the prompt is rendered here."""
+# "load_tensors:   CPU_Mapped model buffer size =    92.10 MiB", "llama_kv_cache:   CPU KV buffer size =   180.00 MiB".
 # Other buffers, such as those of computation, are neither.
 _BUFFER = re.compile(r"\b(model|KV) buffer size = {1,12}(\d{1,12}(?:\.\d{1,6})?) MiB")
 _UNKNOWN_FLAGS = re.compile(r"error: (?:invalid argument|unrecognized arguments): (--[^\n]{1,1000})")
@@ -178,6 +188,9 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
     def __init__(self, model: LlamaServerModel, context: ModelContext, gpu: GpuTime | None = None) -> None:
         super().__init__(model, context, gpu)
         self._slots: LlamaSlots | None = None
+        self._sandbox = TemplateSandbox()
+        self._translation: ModelTemplates | None = None
+        """The templates of a model that translates; None: the server renders the prompts."""
 
     @property
     @override
@@ -218,11 +231,12 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
 
     @override
     def arguments(self, order: LoadOrder, port: int) -> list[str]:
-        return server_arguments(self.model, order, port)
+        template = [] if self._translation is None else ["--chat-template-file", str(MESSAGE_TEMPLATE)]
+        return [*server_arguments(self.model, order, port, self.context.shape), *template]
 
     @override
     def environment(self, order: LoadOrder) -> Mapping[str, str]:
-        return {**NO_HOST_CACHE, **super().environment(order)}
+        return {**NO_HOST_CACHE, **MEMORY_LOG, **super().environment(order)}
 
     @override
     async def prepare(self, order: LoadOrder) -> None:
@@ -231,6 +245,8 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
         # The server has built-in templates for models without one, and accepts others by name.
         is_known = templates.all and not names_template(self.model)
         self.parameters = replace(self.parameters, templates=templates.all if is_known else None)
+        is_translator = is_known and templates.usual is not None and translates(templates.usual)
+        self._translation = templates if is_translator else None
 
     @override
     def start_log(self, order: LoadOrder) -> StartLog:
@@ -259,9 +275,31 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
         )
 
     @override
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        if isinstance(payload, chat_pb2.ChatPayload):
+            payload = await self._sent(payload)
+        async with aclosing(super().generate(payload, call)) as frames:
+            async for frame in frames:
+                yield frame
+
+    @override
+    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
+        if payload.HasField("chat"):
+            payload = tokenize_pb2.TokenizePayload(chat=await self._sent(payload.chat), with_pieces=payload.with_pieces)
+        return await super().tokenize(payload, call)
+
+    async def _sent(self, chat: chat_pb2.ChatPayload) -> chat_pb2.ChatPayload:
+        if self._translation is None:
+            return chat
+        return await rendered_translation(chat, self._translation, self.parameters, self._sandbox.render)
+
+    @override
     async def stop(self) -> None:
         self._slots = None
-        await super().stop()
+        try:
+            await super().stop()
+        finally:
+            await self._sandbox.stop()
 
 
 class _Adapter(msgspec.Struct):

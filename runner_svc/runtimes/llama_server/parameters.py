@@ -2,7 +2,6 @@
 
 from runner_svc.policy.parameters import (
     LOOK_BACK,
-    MAX_GRAMMAR_CHARS,
     MAX_INT,
     MAX_TEMPLATE_ARGUMENT_CHARS,
     MIROSTAT,
@@ -12,6 +11,7 @@ from runner_svc.policy.parameters import (
     Flag,
     Grammar,
     Number,
+    Schema,
     Texts,
 )
 
@@ -31,7 +31,7 @@ PARAMETERS = EngineParameters(
         "dynatemp_range": Number(0, 5),
         "grammar": Grammar(),
         "ignore_eos": Flag(),
-        "json_schema": Document(MAX_GRAMMAR_CHARS),
+        "json_schema": Schema(),
         "min_keep": Number(0, 1024, whole=True),
         "mirostat": Number(0, 2, whole=True),
         **MIROSTAT,
@@ -48,4 +48,5 @@ PARAMETERS = EngineParameters(
     },
     thinks_by_template=True,
     forces_one_tool=True,
+    format_excludes_calls=True,
 )

@@ -67,6 +67,7 @@ def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
         DRAFT_FLAGS,
         PROJECTOR_FLAGS,
         SETTING_FLAGS,
+        habits_of,
         names_flag,
         operations_of,
     )
@@ -93,7 +94,7 @@ def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
         context,
         lambda: LlamaServerBackend(model, context),
         operations=operations_of(model),
-        habits=RUNTIME.habits,
+        habits=habits_of(model),
         load_values=_load_values(model),
         abilities=file_abilities(model, context.templates),
     )
@@ -107,8 +108,7 @@ RUNTIME = Runtime(
     build=_build,
     formats=frozenset({WeightFormat.GGUF}),
     parameters=PARAMETERS,
-    has_port=True,
-    habits=EngineHabits(),
+    habits=EngineHabits(embeds=True),
     load_values=_load_values,
     requirement=Requirement(name="llama.cpp server", find=_find, remedy="pip install xllamacpp"),
     advice={

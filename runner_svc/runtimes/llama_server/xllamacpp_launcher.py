@@ -50,6 +50,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lora-scaled", type=_adapter, action="append", default=[], help="adapter as FILE:SCALE")
     cache_ram = int(os.environ.get("LLAMA_ARG_CACHE_RAM", "8192"))
     parser.add_argument("--cache-ram", type=int, default=cache_ram, help="MiB for prompts that no slot holds; 0: none")
+    verbosity = int(os.environ.get("LLAMA_ARG_LOG_VERBOSITY", "3"))
+    parser.add_argument("--log-verbosity", "-lv", type=int, default=verbosity, help="3: information, 4: more of it")
     parser.add_argument("--slot-save-path", type=Path, help="folder for saved slots; needed to erase one, too")
     parser.add_argument("--metrics", action="store_true")
     parser.add_argument("--slots", action="store_true")
@@ -121,6 +123,7 @@ def main() -> None:
     _set_load_options(params, options, xllamacpp)
     params.cpuparams.n_threads = options.threads
     params.cpuparams_batch.n_threads = options.threads
+    params.verbosity = options.log_verbosity
     params.endpoint_metrics = options.metrics
     params.endpoint_slots = options.slots
     params.endpoint_props = True

@@ -44,7 +44,6 @@ RUNTIME = Runtime(
     build=_build,
     parameters=PARAMETERS,
     starts_engines=False,
-    has_port=True,
     find_fault=_find_fault,
     no_output="weft did not start this server; its output is where it was started",
     advice={

@@ -1,6 +1,7 @@
 """The backend of the runtime server: any OpenAI-compatible server program as a supervised child process."""
 
 import asyncio
+import math
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -8,7 +9,15 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ErasedCache, LoadOrder, SpeechPart
+from runner_svc.backend.port import (
+    BackendFacts,
+    CacheIsolation,
+    CallInfo,
+    ErasedCache,
+    LoadOrder,
+    ProcessSigns,
+    SpeechPart,
+)
 from runner_svc.openai_upstream import media
 from runner_svc.openai_upstream.client import CHAT, MODELS, Endpoint, OpenAiHttp
 from runner_svc.policy.model_names import listed_models, not_listed_message
@@ -76,10 +85,11 @@ class ServerBackend(StartedServer[ServerModel]):
     """A Backend over one process of a server program.
 
     It is told its port and need not print it. A program that demands no key is not mistaken for another one on this
-    port: one of its own processes must be what listens there.
+    port: one of its own processes must be what listens there, unless `external_listener` is set.
     """
 
     needs_port = True
+    listener_remedy = "; if the command starts it elsewhere, as docker run does, set external_listener: true"
 
     def __init__(self, model: ServerModel, context: ModelContext, gpu: GpuTime | None = None) -> None:
         self.preset = preset_of(model)
@@ -90,9 +100,12 @@ class ServerBackend(StartedServer[ServerModel]):
         self.healthy_status = _OK if ready is None else ready.status
         self.metrics_page = metrics_page_of(self.preset)
         self.folder = None if model.working_folder is None else model.working_folder.expanduser()
+        self.external_listener = model.external_listener
         self._command_line = command_of(model, context.command)
+        # The processor time of the command says nothing about a load elsewhere: start_timeout_seconds bounds it alone.
+        stall_seconds = math.inf if model.external_listener else context.load_stall_seconds
         # The whole command line has placeholders, which are filled with the port of each start.
-        super().__init__(model, replace(context, command=()), gpu)
+        super().__init__(model, replace(context, command=(), load_stall_seconds=stall_seconds), gpu)
 
     @property
     @override
@@ -104,6 +117,11 @@ class ServerBackend(StartedServer[ServerModel]):
     def cache_isolation(self) -> CacheIsolation:
         salts = self.preset.cache_salt if self.model.cache_salt is None else self.model.cache_salt
         return CacheIsolation.SALT if salts else CacheIsolation.NONE
+
+    @override
+    def signs(self) -> ProcessSigns | None:
+        """See Backend.signs. None too if the work is done by a process that is not a descendant of the command."""
+        return None if self.external_listener else super().signs()
 
     @override
     async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:

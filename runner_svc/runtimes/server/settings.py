@@ -73,6 +73,9 @@ class ServerModel(StartedModelSettings):
     key_variable: VariableName | None = None
     """Environment variable from which the program takes the key that it demands; weft makes a new key for each start.
     Default: that of the preset. Without one any user of the machine can send it requests."""
+    external_listener: bool = False
+    """Whether a process that the command did not start listens on the port, as with `docker run`. weft then checks that
+    the port is free before the start, but not which process listens on it."""
     working_folder: PathText | None = None
     """Folder in which the program is started. Default: the runner's."""
     operations: Annotated[tuple[OperationName, ...], MaxLen(len(Operation)), PUBLIC] = ()

@@ -25,6 +25,7 @@ from runner_svc.engine_host.messages import (
     Done,
     Embed,
     EngineFigures,
+    EngineMetrics,
     Forget,
     Generate,
     Ready,
@@ -43,6 +44,8 @@ HEALTH_CHECK_SECONDS = 0.5
 """Interval in which a dead engine is noticed while there is no request."""
 FIGURES_SECONDS = 1.0
 """Shortest interval of the engine's figures."""
+METRICS_SECONDS = 5.0
+"""Shortest interval of its metrics."""
 RESET_TRIES = 10
 RESET_PAUSE_SECONDS = 0.2
 """The cache is emptied only while no request uses it; what an ended request used is freed a little later."""
@@ -75,6 +78,7 @@ class Libraries:
     lora: Any
     exceptions: Any
     engine_exceptions: Any
+    metrics: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +108,7 @@ class VllmEngine:
         self._statistics = StepStatistics(self._schedule_figures)
         self._figures: EngineFigures | None = None
         self._figures_timer: asyncio.TimerHandle | None = None
+        self._metrics_timer: asyncio.TimerHandle | None = None
         self._tokenizing = threading.Lock()
         self._number = 0
         self._loop = asyncio.new_event_loop()
@@ -122,6 +127,8 @@ class VllmEngine:
         }
         self._model = str(arguments.model)
         self._watching = asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
+        # The memory of its cache is known before its first request.
+        self._loop.call_soon_threadsafe(self._schedule_figures)
 
     @property
     def facts(self) -> Ready:
@@ -272,9 +279,11 @@ class VllmEngine:
         return f"weft-{self._number}"
 
     def _schedule_figures(self) -> None:
-        """Send the figures soon, unless that is under way."""
+        """Send the figures and the metrics soon, unless that is under way."""
         if self._figures_timer is None:
             self._figures_timer = self._loop.call_later(FIGURES_SECONDS, self._send_figures)
+        if self._metrics_timer is None:
+            self._metrics_timer = self._loop.call_later(METRICS_SECONDS, self._send_metrics)
 
     def _send_figures(self) -> None:
         self._figures_timer = None
@@ -282,10 +291,22 @@ class VllmEngine:
         figures = self._statistics.figures(
             has_requests=self._engine.get_num_unfinished_requests() > 0,
             kv_cache_tokens=cache.kv_cache_size_tokens or (cache.num_gpu_blocks or 0) * (cache.block_size or 0) or None,
+            kv_cache_bytes=self._cache_bytes(),
         )
         if figures != self._figures:
             self._figures = figures
             self._send(figures)
+
+    def _cache_bytes(self) -> int | None:
+        """Returns the size of the KV cache on all devices where it was set in bytes; None: unknown."""
+        config = self._engine.vllm_config
+        size = config.cache_config.kv_cache_memory_bytes
+        return None if size is None else size * config.parallel_config.world_size
+
+    def _send_metrics(self) -> None:
+        self._metrics_timer = None
+        # vLLM registers its metrics there, beside the loggers that it is given.
+        self._send(EngineMetrics(self._library.metrics.generate_latest().decode()))
 
     def _sampling(self, request: Generate, prompt_tokens: int) -> Any:
         """Returns vLLM's parameters for one prompt. Raises RefusedError."""

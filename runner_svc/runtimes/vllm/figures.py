@@ -40,7 +40,7 @@ class StepStatistics:
     def record_sleep_state(self, is_awake: int = 0, level: int = 0) -> None:
         """Nothing to do: the runner knows whether the engine sleeps."""
 
-    def figures(self, *, has_requests: bool, kv_cache_tokens: int | None) -> EngineFigures:
+    def figures(self, *, has_requests: bool, kv_cache_tokens: int | None, kv_cache_bytes: int | None) -> EngineFigures:
         """Returns the present figures; without requests nothing runs, whatever the last step had."""
         last = self._last.values() if has_requests else ()
         return EngineFigures(
@@ -48,6 +48,7 @@ class StepStatistics:
             waiting_count=sum(stats.num_waiting_reqs + stats.num_skipped_waiting_reqs for stats in last),
             kv_cache_share=max((stats.kv_cache_usage for stats in last), default=0.0),
             kv_cache_tokens=kv_cache_tokens,
+            kv_cache_bytes=kv_cache_bytes,
             preemption_count=self._preemption_count,
             prefix_query_tokens=self._prefix_query_tokens,
             prefix_hit_tokens=self._prefix_hit_tokens,

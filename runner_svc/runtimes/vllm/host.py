@@ -37,6 +37,7 @@ def libraries() -> Libraries:
         lora=import_library("vllm.lora.request"),
         exceptions=import_library("vllm.exceptions"),
         engine_exceptions=import_library("vllm.v1.engine.exceptions"),
+        metrics=import_library("prometheus_client"),
     )
 
 

@@ -1,7 +1,6 @@
 """The request parameters that vLLM takes in process."""
 
 from runner_svc.policy.parameters import (
-    MAX_GRAMMAR_CHARS,
     MAX_INT,
     MAX_TEMPLATE_ARGUMENT_CHARS,
     TEMPLATE_ARGUMENTS,
@@ -10,6 +9,7 @@ from runner_svc.policy.parameters import (
     Flag,
     Grammar,
     Number,
+    StructuredOutputs,
     Texts,
     TokenIds,
 )
@@ -29,7 +29,7 @@ PARAMETERS = EngineParameters(
         "skip_special_tokens": Flag(),
         "spaces_between_special_tokens": Flag(),
         "stop_token_ids": TokenIds(64),
-        "structured_outputs": Document(MAX_GRAMMAR_CHARS),
+        "structured_outputs": StructuredOutputs(),
         "truncate_prompt_tokens": Number(-1, MAX_INT, whole=True),
     },
     untaken=frozenset({"parallel_tool_calls", "reasoning_effort"}),

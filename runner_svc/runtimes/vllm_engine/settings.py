@@ -17,7 +17,6 @@ ModelId = Annotated[str, MaxLen(1024), Pattern(r"^[^-\s\x00][^\x00]*$")]
 Word = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 """A word of vLLM's own lists, which differ by version."""
 Modality = Literal["image", "video", "audio"]
-DEFAULT_SLEEP_LEVEL = 1
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 

@@ -1,7 +1,6 @@
 """The request parameters that vLLM takes."""
 
 from runner_svc.policy.parameters import (
-    MAX_GRAMMAR_CHARS,
     MAX_INT,
     MAX_TEMPLATE_ARGUMENT_CHARS,
     TEMPLATE_ARGUMENTS,
@@ -9,6 +8,7 @@ from runner_svc.policy.parameters import (
     EngineParameters,
     Flag,
     Number,
+    StructuredOutputs,
     Texts,
     TokenIds,
 )
@@ -28,7 +28,7 @@ PARAMETERS = EngineParameters(
         "skip_special_tokens": Flag(),
         "spaces_between_special_tokens": Flag(),
         "stop_token_ids": TokenIds(64),
-        "structured_outputs": Document(MAX_GRAMMAR_CHARS),
+        "structured_outputs": StructuredOutputs(),
         "truncate_prompt_tokens": Number(-1, MAX_INT, whole=True),
     },
     renamed={"repeat_penalty": "repetition_penalty"},

@@ -12,6 +12,7 @@ from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.policy.settings import RateLimitConfig
 from router_svc.request_log import RequestLog
 from router_svc.request_servicer import LocalRequests, RequestServicer
+from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.api.router.v1 import request_service_pb2_grpc
 from weft.dispatch.placement import PlacementRequest
@@ -30,13 +31,17 @@ KEYS = {
     "ann000000000": ("ann", "inference:view"),
     "bob000000000": ("bob", "inference:view"),
     "ops000000000": ("ops", "telemetry:view"),
+    "sam000000000": ("ann", "inference:view runners:view"),
 }
 
 
 def ring() -> KeyRing:
     keys = {
         key_id: KeyVerifier(
-            key_id=key_id, tenant=tenant, access=parse_scopes((scope,), "scopes"), digest=key_digest(PEPPER, SECRET)
+            key_id=key_id,
+            tenant=tenant,
+            access=parse_scopes(tuple(scope.split()), "scopes"),
+            digest=key_digest(PEPPER, SECRET),
         )
         for key_id, (tenant, scope) in KEYS.items()
     }
@@ -112,6 +117,19 @@ async def test_another_tenants_requests_and_what_a_key_may_not_see_are_refused(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await getattr(stub, method)(request_message, metadata=as_key(key_id), timeout=10).read()
     assert error_from_call(caught.value, Reason.INTERNAL).reason is Reason.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize(("key_id", "lines"), [("ann000000000", []), ("sam000000000", ["loaded"])])
+async def test_log_lines_of_engines_are_for_those_who_may_see_runners(key_id: str, lines: list[str]) -> None:
+    log = RequestLog()
+    arrive(log, 1, "ann")
+    receipt = receipt_pb2.Receipt()
+    receipt.attempts.add(message="it died", engine_log=["loaded"])
+    log.note_end(1, SystemClock().monotonic(), Reason.SERVER_DIED, receipt)
+    async with served(log) as stub:
+        found = await stub.GetRequest(pb.GetRequestRequest(request_id="ann-1"), metadata=as_key(key_id), timeout=10)
+    (attempt,) = found.request.receipt.attempts
+    assert (attempt.message, list(attempt.engine_log)) == ("it died", lines)
 
 
 async def test_figures_are_for_those_who_may_see_telemetry() -> None:

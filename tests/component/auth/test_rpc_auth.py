@@ -232,9 +232,9 @@ def test_every_rpc_of_the_contract_has_a_rule_of_its_own_and_a_new_one_is_for_se
     # Whoever adds an rpc decides: it stands here, or its option names a resource that keys are given.
     assert {method.rpartition(".")[2] for method in ours} == {
         "BatchService/FinishBatch", "CallCarrierService/Carry", "CentralModelService/WatchCentralModels",
-        "EmbeddingService/Embed", "EngineLaneService/HoldSlot", "GenerationService/Generate",
+        "EmbeddingService/Embed", "GenerationService/Generate",
         "JoinTokenService/CheckJoinToken",
-        "KeyService/WatchKeys", "LaneService/ReportAttempts", "LeaseService/ReleaseEarlierLives",
+        "KeyService/WatchKeys", "LeaseService/ReleaseEarlierLives",
         "ModelCallService/Rerank", "ModelCallService/Speak", "ModelCallService/StreamImages",
         "ModelCallService/StreamTranscription", "ModelCallService/Tokenize",
         "OperationService/RecordCancellation", "OperationService/RecordLogLevel",
@@ -247,8 +247,7 @@ def test_every_rpc_of_the_contract_has_a_rule_of_its_own_and_a_new_one_is_for_se
         "RunnerSessionService/OpenSession", "RunnerSessionService/RetireSession",
         "StoredResponseService/DeleteResponse",
         "StoredResponseService/GetResponse", "StoredResponseService/ListChain",
-        "StoredResponseService/SaveResponse", "TicketedRequestService/CancelTicketedRequest",
-        "TicketedRequestService/VoidTicket",
+        "StoredResponseService/SaveResponse",
     }  # fmt: skip
     for unknown in (
         "router.v1.NewService/Anything",

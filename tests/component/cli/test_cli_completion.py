@@ -8,6 +8,8 @@ import pytest
 from cli_harness import ScriptedMesh
 from kit.warm_python import warm
 
+pytestmark = pytest.mark.slow("starts the command line")
+
 pytest_plugins = ("cli_mesh",)
 
 

@@ -227,7 +227,7 @@ def test_a_model_that_its_runner_cannot_serve_is_failed_in_every_command(mesh: S
 
 def test_wait_that_times_out_says_how_it_is_instead(mesh: ScriptedMesh) -> None:
     mesh.add(some_model("qwen", status="HIBERNATING"))
-    result = mesh.run("wait", "model", "qwen", "--for", "status=active", "--timeout", "1s")
+    result = mesh.run("wait", "model", "qwen", "--for", "status=active", "--timeout", "100ms")
     assert result.exit_code == 5
     assert "it is hibernating" in result.stderr
     assert mesh.run("wait", "model", "nix", "--for", "exists", "--timeout", "0").exit_code == 5

@@ -36,7 +36,7 @@ def test_models_are_a_table_over_all_pages(mesh: ScriptedMesh) -> None:
     titles = ["NAME", "POOL", "SOURCE", "STATUS", "RUNTIME", "TIER", "RUNNER", "OPERATIONS", "CONTEXT"]
     assert lines[0].split() == titles
     assert [line.split()[:7] for line in lines[1:]] == [
-        ["qwen", "big", "runner", "active", "llama_server", "fast", "r1"],
+        ["qwen", "big", "runner", "ready", "llama_server", "fast", "r1"],
         ["qwen-2", "big", "runner", "active", "llama_server", "fast", "r1"],
         ["solo", "-", "runner", "active", "llama_server", "fast", "r1"],
     ]

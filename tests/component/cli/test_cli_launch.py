@@ -61,7 +61,7 @@ def gateway(*, asks_for_keys: bool, models: Sequence[str] = ()) -> Iterator[str]
             """Says nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
@@ -127,6 +127,7 @@ def test_print_shows_lines_for_a_shell_and_starts_nothing(tools: Path, home: Pat
     said = launch("claude", "--print", "--model", "m x", "--key", "k'", "--", "--continue", home=home).stdout
     assert "export ANTHROPIC_BASE_URL=https://127.0.0.1:7\n" in said
     assert "export NODE_EXTRA_CA_CERTS=/ca.pem\n" in said
+    assert "export CLAUDE_CODE_ATTRIBUTION_HEADER=0\n" in said, "its billing header changes with each request"
     assert shlex.split("export ANTHROPIC_AUTH_TOKEN='k'\"'\"''") == shlex.split(
         next(line for line in said.splitlines() if "AUTH_TOKEN" in line)
     )

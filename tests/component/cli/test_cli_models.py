@@ -14,6 +14,8 @@ from kit.warm_python import warm
 
 from weft_testing.model_hub import HubRepository, ModelHub
 
+pytestmark = pytest.mark.slow("runs weft as processes")
+
 WEFT = warm("weft_app.cli.main")
 WEIGHTS = bytes(range(256)) * 2_000
 SOURCE = "hf:acme/tiny-GGUF:Q4_K_M"

@@ -204,7 +204,7 @@ def test_what_is_flushed_follows_from_the_options(
         (("load", "qwen", "--set", "x"), "--set"),
         (("load", "qwen", "--set", "x=1", "--set", "x=2"), "--set"),
         (("load", "qwen", "--set", "context_tokens=1", "--ctx", "16"), "--set context_tokens"),
-        (("load", "no/name"), "MODEL"),
+        (("load", "no//name"), "MODEL"),
         (("load", "qwen", "--token", "/nowhere/x"), "--token"),
         (("load", "qwen", "--request-id", "a b"), "--request-id"),
         (("load", "qwen", "--request-id", "a:b"), "--request-id"),

@@ -215,6 +215,26 @@ def test_explain_of_one_that_was_refused_says_why(mesh: Mesh) -> None:
     assert "deadline_unreachable after 0.01 s: it would take 52 s, and has 30 s" in mesh.run("explain", "req-1").stdout
 
 
+def test_what_is_known_of_a_failed_request_has_the_error_the_engines_exit_and_its_last_lines(mesh: Mesh) -> None:
+    died = "the engine died while it worked on the request (signal SIGKILL)"
+    mesh.arrive(1, "req-1")
+    receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED)
+    receipt.time_to_first_token.FromMilliseconds(20)
+    reason = Reason.SERVER_DIED.value
+    receipt.attempts.add(
+        runner="titan", model="qwen-1", reason=reason, message=died, engine_exit="signal SIGKILL", engine_log=["loaded"]
+    )
+    mesh.log.note_end(1, mesh.clock.monotonic(), Reason.SERVER_DIED, receipt)
+    explained = mesh.run("explain", "req-1").stdout
+    assert f"qwen-1 on titan: server_died: {died}" in explained
+    assert "Engine ended: signal SIGKILL" in explained
+    assert explained.endswith("Engine log before attempt 1 failed\n  loaded\n")
+    assert mesh.run("describe", "request", "req-1").stdout == explained
+    assert mesh.run("describe", "request/req-1").stdout == explained
+    assert mesh.run("describe", "request").exit_code == 2
+    assert "the engine died" in mesh.run("get", "requests", "--state", "failed").stdout
+
+
 def test_words_of_others_cannot_steer_the_terminal(mesh: Mesh) -> None:
     at = mesh.arrive(1, "req-1")
     mesh.log.note_decisions([Waits(key=1, position=1, reason="\x1b[2J red", considered=(BUSY,))], at)
@@ -271,7 +291,7 @@ def test_get_requests_lists_ended_ones_by_their_outcome(mesh: Mesh) -> None:
     mesh.log.note_end(2, mesh.clock.monotonic(), Reason.STALL_TIMEOUT)
     mesh.arrive(3, "req-3")
     header, *rows = mesh.run("get", "requests", "--state", "ended").stdout.splitlines()
-    assert header.split() == ["REQUEST", "TARGET", "OUTCOME", "TENANT", "PRIORITY", "TOKENS", "TOOK", "ENDED"]
+    assert header.split() == ["REQUEST", "TARGET", "OUTCOME", "TENANT", "PRIORITY", "TOKENS", "TOOK", "ENDED", "ERROR"]
     assert [row.split()[:3] for row in rows] == [["req-2", "qwen", "stall_timeout"], ["req-1", "qwen", "completed"]]
     assert mesh.run("get", "requests", "--state", "failed", "-o", "name").stdout == "req-2\n"
     assert json.loads(mesh.run("get", "requests", "--state", "completed", "-o", "json").stdout)["total"] == 1
@@ -422,16 +442,16 @@ def test_a_request_is_cancelled_by_its_id_and_one_that_has_ended_says_how(mesh: 
     mesh.arrive(1, "req-1")
     mesh.arrive(2, "a/b", tenant="acme")
     done = mesh.run("cancel", "request", "req-1")
-    assert (done.exit_code, done.output) == (0, "request/req-1 cancelled by local\n")
+    assert (done.exit_code, done.output) == (0, "request/req-1 cancelled by an operator on this machine\n")
     again = mesh.run("cancel", "request/req-1")
-    assert (again.exit_code, again.output) == (0, "request/req-1 cancelled by local\n")
+    assert (again.exit_code, again.output) == (0, "request/req-1 cancelled by an operator on this machine\n")
     slashed = mesh.run("cancel", "request/a/b", "--tenant", "acme")
-    assert (slashed.exit_code, slashed.output) == (0, "request/a/b cancelled by local\n")
+    assert (slashed.exit_code, slashed.output) == (0, "request/a/b cancelled by an operator on this machine\n")
     mesh.arrive(3, "req-3")
     mesh.log.note_end(3, mesh.clock.monotonic(), Reason.UNSPECIFIED)
     assert mesh.run("cancel", "request", "req-3").output == "request/req-3 had already completed\n"
     explained = mesh.run("explain", "req-1").output
-    assert "cancelled by local" in explained
+    assert "cancelled by an operator on this machine" in explained
     mesh.arrive(4, "req-4")
     document = json.loads(mesh.run("cancel", "request", "req-4", "-o", "json").output)
     assert (document["requestId"], document["state"], document["cancelledBy"]) == ("req-4", "ended", "local")
@@ -441,7 +461,7 @@ def test_an_unknown_request_does_not_stop_the_cancellation_of_the_others(mesh: M
     mesh.arrive(1, "req-1")
     done = mesh.run("cancel", "requests", "nobody", "req-1")
     assert done.exit_code == 3
-    assert "request/req-1 cancelled by local" in done.output
+    assert "request/req-1 cancelled by an operator on this machine" in done.output
     assert "weft get requests" in done.output
     assert mesh.run("cancel", "request").exit_code == 2
     assert "must be request, task, batch or operation" in mesh.run("cancel", "model", "m").output

@@ -19,6 +19,8 @@ from kit.gravel_runtime import CONFIGURATION, NAME, install_gravel, lock_of, wri
 from kit.package_index import Behaviour, PackageIndex, package_index
 from kit.warm_python import warm
 
+pytestmark = pytest.mark.slow("makes environments with pip")
+
 COLD_WEFT = (sys.executable, "-m", "weft_app.cli.main")
 WAIT_SECONDS = 60.0
 

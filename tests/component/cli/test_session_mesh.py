@@ -65,6 +65,7 @@ def test_a_mesh_elsewhere_that_the_environment_names_counts(tmp_path: Path, monk
     assert not is_mesh_running(WeftHome(tmp_path / ".weft"))
 
 
+@pytest.mark.slow("imports all of a mesh")
 def test_a_configuration_that_is_refused_is_said_with_its_place(home: WeftHome, tmp_path: Path) -> None:
     file = tmp_path / "weft.yaml"
     file.write_text("runners: [{name: box, models: []}]\n")

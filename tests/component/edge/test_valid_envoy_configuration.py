@@ -11,12 +11,12 @@ from kit.envoy import faults
 
 from weft_app.config.config import WeftConfig
 from weft_app.edge.edge_document import edge_document
-from weft_app.edge.plan import Admin, CertificateFiles, EdgePlan, Endpoint, FollowedCertificate, LanePlan, limits_of
+from weft_app.edge.plan import Admin, CertificateFiles, EdgePlan, Endpoint, FollowedCertificate, limits_of
 
 DEPLOYED = Path(__file__).parents[3] / "deploy" / "envoy"
 HERE = Endpoint(host="127.0.0.1", port=8080)
 PLAN = EdgePlan(listen=HERE, gateways=(HERE,), limits=limits_of(WeftConfig()))
-PICKER = Endpoint(host="127.0.0.1", port=9002)
+OTHER = Endpoint(host="127.0.0.1", port=9002)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["edge", "lane", "relay"])
+@pytest.mark.parametrize("name", ["edge", "relay"])
 def test_envoy_takes_the_file_of_deploy(name: str, certificate: Path, tmp_path: Path) -> None:
     text = (DEPLOYED / f"{name}.yaml").read_text().replace("/etc/envoy/tls", str(certificate))
     assert faults(yaml.safe_load(text), tmp_path) == ""
@@ -37,26 +37,22 @@ def test_envoy_takes_the_file_of_deploy(name: str, certificate: Path, tmp_path: 
 def _plans(certificate: Path, folder: Path) -> dict[str, EdgePlan]:
     files = CertificateFiles(certificate=str(certificate / "edge.pem"), key=str(certificate / "edge.key"))
     by_name = (Endpoint(host="gateway-1", port=80), Endpoint(host="gateway-2", port=80))
-    followed = LanePlan(picker=PICKER, endpoints_file=folder / "endpoints.json")
     return {
         "plain": PLAN,
         "certificate": replace(PLAN, certificate=files),
         "names": replace(PLAN, gateways=by_name),
-        "several addresses": replace(PLAN, gateways=(HERE, PICKER)),
+        "several addresses": replace(PLAN, gateways=(HERE, OTHER)),
         "IPv6": replace(PLAN, listen=Endpoint(host="::1", port=8080)),
-        "lane": replace(PLAN, lane=LanePlan(picker=PICKER, endpoints=(HERE,))),
         "supervised": replace(
             PLAN,
-            lane=followed,
             certificate=FollowedCertificate(file=folder / "certificate.json"),
             admin=Admin(socket=folder / "admin.sock"),
         ),
     }
 
 
-@pytest.mark.parametrize("name", ["plain", "certificate", "names", "several addresses", "IPv6", "lane", "supervised"])
+@pytest.mark.parametrize("name", ["plain", "certificate", "names", "several addresses", "IPv6", "supervised"])
 def test_envoy_takes_each_plan(name: str, certificate: Path, tmp_path: Path) -> None:
-    (tmp_path / "endpoints.json").write_text('{"resources": []}')
     (tmp_path / "certificate.json").write_text('{"resources": []}')
     assert faults(edge_document(_plans(certificate, tmp_path)[name]), tmp_path) == ""
 

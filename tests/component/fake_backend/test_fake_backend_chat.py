@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from fake_backend_client import CHAT, chat_body, fake
 
+pytestmark = pytest.mark.slow("starts fake engines")
+
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 
 

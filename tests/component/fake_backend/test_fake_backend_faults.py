@@ -11,6 +11,8 @@ from fake_backend_client import COMPLETION, Client, fake
 
 from weft_testing.fake_backend.process import FakeBackendProcess
 
+pytestmark = pytest.mark.slow("starts fake engines")
+
 
 async def _read_all(client: Client) -> bytes:
     """Everything that arrives before the connection breaks."""
@@ -213,6 +215,7 @@ async def _cpu_seconds_of_a_prefill(backend: FakeBackendProcess, client: Client)
     return sum(process.cpu_times()[:2]) - before
 
 
+@pytest.mark.slow("a prompt that takes a second")
 async def test_prefill_is_silent_and_uses_cpu_unless_it_is_idle() -> None:
     async with fake(prefill_seconds=0.8) as client:
         started = time.monotonic()

@@ -7,6 +7,8 @@ import openai
 import pytest
 from kit.fake_backend import run_fake_backend
 
+pytestmark = pytest.mark.slow("imports the SDK")
+
 
 @asynccontextmanager
 async def _sdk(*flags: str) -> AsyncGenerator[openai.AsyncOpenAI]:

@@ -60,6 +60,7 @@ async def test_the_process_may_exit_before_it_listens() -> None:
             pass
 
 
+@pytest.mark.slow("a model that loads for a second")
 async def test_the_process_may_die_while_it_loads() -> None:
     async with fake(exit_at_start=7, load_seconds=1.5) as client:  # long enough to be asked on a busy machine
         assert (await client.get("/health")).status == 503
@@ -99,6 +100,7 @@ async def test_a_grandchild_may_leave_the_group_and_may_be_started_later() -> No
     await _wait_until_gone(grandchild)
 
 
+@pytest.mark.slow("fills a pipe")
 async def test_stderr_is_flooded_until_somebody_reads_it() -> None:
     read_end, write_end = os.pipe()
     process = await asyncio.create_subprocess_exec(

@@ -9,6 +9,7 @@ from fake_backend_client import COMPLETION, EMBEDDINGS, chat_body, fake, until
 from kit.fake_backend import run_fake_backend
 
 
+@pytest.mark.slow("a model that loads for a second")
 async def test_health_is_503_until_the_model_is_loaded() -> None:
     async with fake(load_seconds=1.5) as client:  # long enough to be asked twice on a busy machine
         loading = await client.get("/health")

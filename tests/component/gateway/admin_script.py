@@ -84,7 +84,8 @@ class ScriptedOperations:
             margin_bytes=GIB // 2,
         )
         nvml = lease_pb2.HostSighting.SOURCE_NVML
-        return [lease_service_pb2.HostMemory(host="titan", source=nvml, devices=[device])]
+        hosts = [lease_service_pb2.HostMemory(host="titan", source=nvml, devices=[device])]
+        return [each for each in hosts if host in ("", each.host)]
 
     async def release_lease(self, lease_id: str, requested_by: str) -> lease_pb2.Lease:
         self._fail()

@@ -9,6 +9,7 @@ _TALKS = of_kind("chat", "messages", "count")
 _GENERATES = of_kind("chat", "completions")
 _SAMPLES = of_kind("chat", "completions", "messages", "responses")
 _LENGTHS = of_kind("chat", "completions", "messages")
+_COMPLETES = of_kind("chat", "completions")
 _NAMED = of_kind("chat", "completions", "embeddings")
 _FINE = frozenset({200})
 _ANY = frozenset({200, 400})
@@ -51,7 +52,7 @@ MESSAGES = (
     Case("C4 part of no type", _message(content=[{"text": "x"}]), applies=_TALKS),
     Case("C4 part of an unknown type", _message(content=[{"type": "hologram"}]), applies=_CHAT),
     Case("C5 10,001 messages", _many(10_001), applies=_TALKS),
-    Case("C5 90,000 messages", _many(90_000), frozenset({400, 413}), _TALKS),
+    Case("C5 90,000 messages", _many(90_000), frozenset({400, 413}), of_kind("chat")),
     Case("C6 answer to no call", _message(role="tool", tool_call_id="call-9"), applies=_CHAT),
     Case("C6 answer without an id", _message(role="tool"), applies=_CHAT),
     Case(
@@ -64,8 +65,11 @@ MESSAGES = (
 NUMBERS = (
     *(
         Case(f"C10 max_tokens {value!r}", with_fields({"max_tokens": value}), applies=_LENGTHS)
-        for value in (0, -1, 2**31, 2**63, 2**64, 1.5, "5", True, [1])
+        for value in (0, -2, 2**31, 2**63, 2**64, 1.5, "5", True, [1])
     ),
+    # As in llama.cpp's server: no limit. Anthropic's API has no such word.
+    Case("C10 no limit", with_fields({"max_tokens": -1}), frozenset({200}), _COMPLETES, in_envelope=False),
+    Case("C10 no limit of a message", with_fields({"max_tokens": -1}), applies=of_kind("messages")),
     *(Case(f"C11 n {value!r}", with_fields({"n": value}), applies=_GENERATES) for value in (0, -1, 9, 10**9, "1", 1.0)),
     Case("C11 n times max_tokens", with_fields({"n": 8, "max_tokens": 2**31 - 1}), applies=_GENERATES),
     *(

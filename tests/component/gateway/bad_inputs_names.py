@@ -4,6 +4,11 @@ from urllib.parse import quote
 
 from bad_inputs_stage import Case, Endpoint, Send, of_kind, request, with_fields
 
+
+def _is_of_a_model(endpoint: Endpoint) -> bool:
+    return (endpoint.method, endpoint.path) == ("PUT", "/api/v1/models/{name}")
+
+
 _MODELS = of_kind("chat", "completions", "embeddings", "messages", "count", "responses", "rerank", "tokenize", "ollama")
 _NAMES = (
     "../etc/passwd",
@@ -20,7 +25,7 @@ _NAMES = (
     " tiny",
     "tiny ",
     "%2e%2e",
-    "a/b/c",
+    "a//c",
     "agent/../x",
     "route/",
     "agent/",
@@ -70,7 +75,7 @@ CASES = (
         for place, name in enumerate(_NAMES)
         if name
     ),
-    Case("N4 1,000,000 capabilities", with_fields({"capabilities": ["x"] * 1_000_000}), applies=of_kind("declaration")),
+    Case("N4 1,000,000 capabilities", with_fields({"capabilities": ["x"] * 1_000_000}), applies=_is_of_a_model),
     Case("N4 negative memory", with_fields({"memoryBytes": -1}), applies=of_kind("declaration")),
     *(
         Case(

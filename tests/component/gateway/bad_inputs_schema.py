@@ -74,9 +74,9 @@ _SCHEMAS: dict[str, Any] = {
     "S15 minimum a text": {"properties": {"a": {"minimum": "0"}}},
     "S15 not itself": {"not": {"$ref": "#"}},
     "S15 wrong where only a $ref leads": {"$ref": "#/x", "x": {"required": 1}},
-    "S13 70 KB": {"description": "x" * 70_000},
     "S13 3,000 properties": {"properties": {f"p{n}": {} for n in range(3000)}},
 }
+_LONG, _TEXT = "S13 70 KB", {"description": "x" * 70_000}
 _WIDE = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 10**9}}}
 _GOOD = {
     "draft 04": {
@@ -92,7 +92,13 @@ _GOOD = {
 _NO_SCHEMAS: tuple[Any, ...] = ([], "x", 7, True)
 CASES = (
     Case("S1 depth of 10,000", _deep, applies=_WITH_TOOLS),
-    *(Case(f"{name} in a tool", _as_tool(schema), applies=_WITH_TOOLS) for name, schema in _SCHEMAS.items()),
+    # What no engine can follow is left out of a tool, with a warning: a tool of many does not end a conversation.
+    *(
+        Case(f"{name} in a tool", _as_tool(schema), frozenset({200}), _WITH_TOOLS, in_envelope=False)
+        for name, schema in _SCHEMAS.items()
+    ),
+    Case(f"{_LONG} in a tool", _as_tool(_TEXT), applies=_WITH_TOOLS),
+    Case(f"{_LONG} in the form", _as_form(_TEXT), applies=_WITH_A_FORM),
     *(Case(f"{name} in the form", _as_form(schema), applies=_WITH_A_FORM) for name, schema in _SCHEMAS.items()),
     *(
         Case(f"S16 {name} in a {place}", send(schema), frozenset({200}), applies, in_envelope=False)

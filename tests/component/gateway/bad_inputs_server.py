@@ -61,7 +61,7 @@ CONFIG = GatewayConfig(
     port=0,
     body_timeout_seconds=2.0,
     batches=BatchEdgeConfig(max_file_bytes=64 * 1024 * 1024),
-    connections=ConnectionLimits(header_timeout_seconds=2.0, body_grace_seconds=0.3, linger_seconds=0.3),
+    connections=ConnectionLimits(header_timeout_seconds=1.0, body_grace_seconds=0.3, linger_seconds=0.3),
 )
 """Short timeouts for callers, so that the test can wait for them."""
 

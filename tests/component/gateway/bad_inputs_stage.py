@@ -11,9 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ from kit.library_words import library_words
 from gateway.errors import OLLAMA_JSON
 
 HERE = Path(__file__).parent
+EVERY = 4
+FEW = 8
+"""A case that concerns no more endpoints is sent to all of them."""
 ANSWER_SECONDS = 10.0
 """Maximum time for an answer."""
 SECRET = "s3cr3t-of-the-caller"  # a key that no answer and no log line may hold
@@ -234,12 +239,39 @@ def good_body(endpoint: Endpoint) -> bytes:
 
 
 def later(make: Callable[[], Send]) -> Send:
-    """Builds a large input when it is sent."""
+    """Builds a large input when it is sent; once for the endpoints of a case."""
 
     def send(endpoint: Endpoint) -> bytes:
-        return make()(endpoint)
+        return _made(make)(endpoint)
 
     return send
+
+
+@lru_cache(maxsize=1)
+def _made(make: Callable[[], Send]) -> Send:
+    return make()
+
+
+def places_of(cases: Sequence[Case]) -> dict[str, int]:
+    """Returns for each case its place among those of its group, such as J3; the first one is at 0."""
+    seen: Counter[str] = Counter()
+    places = {}
+    for case in cases:
+        group = case.name.split()[0]
+        places[case.name] = seen[group]
+        seen[group] += 1
+    return places
+
+
+def share_of(place: int, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+    """Returns the endpoints that a case at this place is sent to, of those that it concerns.
+
+    The first case of a group is sent to all. Of the others, which vary one fault, each goes to every EVERYth endpoint,
+    another one each time.
+    """
+    if place == 0 or len(endpoints) <= FEW:
+        return list(endpoints)
+    return list(endpoints[place % EVERY :: EVERY])
 
 
 def with_body(body: bytes | Callable[[Endpoint], bytes]) -> Send:
@@ -298,9 +330,12 @@ class Victim:
         """The violations in the handling of one case; empty where there are none."""
         answer = self.exchange(case.send(endpoint))
         found = [*judge(answer, case, endpoint), *self._faults_of_log(answer, case)]
-        if not self.is_well():
-            found.append("the next good request was not answered")
         return [f"{endpoint}: {fault}" for fault in found]
+
+    def faults_at(self, case: Case, endpoints: Sequence[Endpoint]) -> list[str]:
+        """The violations in the handling of one case at some endpoints, and in what comes after it."""
+        found = [fault for endpoint in endpoints for fault in self.faults(case, endpoint)]
+        return found if self.is_well() else [*found, "the next good request was not answered"]
 
     def is_well(self) -> bool:
         """Whether it is the same process, and answers the next good request."""

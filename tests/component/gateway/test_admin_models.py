@@ -114,7 +114,7 @@ async def test_memory_shows_hosts_and_what_models_take() -> None:
     operations = ScriptedOperations()
     async with serving(fleet=FixedFleet(two_replicas()), admin=admin_ports(operations)) as gateway:
         found = body_of(await gateway.request("GET", "/v1/admin/gpu-memory?host=titan"))
-        elsewhere = body_of(await gateway.request("GET", "/v1/admin/gpu-memory?host=mars"))
+        elsewhere = body_of(await gateway.request("GET", "/v1/admin/gpu-memory?host=mars"), 404)
     assert found["hosts"][0]["devices"][0]["freeBytes"] == 18 * GIB
     assert "usedBytes" not in found["hosts"][0]["devices"][0], "unknown is not zero"
     assert found["models"] == [
@@ -131,8 +131,7 @@ async def test_memory_shows_hosts_and_what_models_take() -> None:
             },
         }
     ]
-    assert elsewhere["models"] == []
-    assert operations.asked == [("host_memory", "titan"), ("host_memory", "mars")]
+    assert (elsewhere["error"]["code"], elsewhere["error"]["param"]) == ("not_found", "host")
 
 
 async def test_a_load_is_accepted_as_an_operation() -> None:

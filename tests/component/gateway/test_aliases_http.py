@@ -5,12 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gateway_script import FixedFleet, ScriptedDispatcher, model
-from ways_in import both_ways, serving
+from gateway_script import FixedFleet, ScriptedDispatcher, model, serving
 
 from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
 
-way = both_ways()
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 

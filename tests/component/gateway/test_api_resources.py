@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from gateway_script import RawResponse, serving
+from gateway_script import FixedFleet, RawResponse, model, serving
 from registry_script import ScriptedRegistry
 
 from gateway.config import GatewayConfig
@@ -140,14 +140,16 @@ async def test_single_reads_know_no_query(path: str) -> None:
     assert error["param"] == "watch"
 
 
-@pytest.mark.parametrize("name", ["-x", "a%20b", "..", "%00", "a" * 129, "m%C3%B6del", "x%0d%0ax"])
+@pytest.mark.parametrize(
+    "name", ["-x", "a%20b", "..", "..%2f..%2fx", "agent/x", "%00", "a" * 129, "m%C3%B6del", "x%0d%0ax"]
+)
 async def test_a_hostile_name_never_reaches_the_registry(name: str) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         for method in ("GET", "DELETE"):
             error = error_of(await gateway.request(method, f"/api/v1/models/{name}"), 400)
             assert error["param"] == "name"
-        for path in ("/api/v1/models/a/b", "/api/v1/models/..%2f..%2fx", "/api/v1/secrets", "/api/v1/models/"):
+        for path in ("/api/v1/agents/a/b", "/api/v1/models/a//b", "/api/v1/secrets", "/api/v1/models/"):
             assert error_of(await gateway.request("GET", path), 404)["code"] == "not_found"
     assert registry.asked == []
 
@@ -243,6 +245,7 @@ async def test_the_gateways_own_page_may_change_things() -> None:
     assert response.status == 204
 
 
+@pytest.mark.slow("runs whole services")
 async def test_the_openapi_document_lists_the_whole_surface() -> None:
     async with serving() as gateway:
         document = json.loads((await gateway.request("GET", "/openapi.json")).body)
@@ -263,3 +266,12 @@ async def test_the_openapi_document_lists_the_whole_surface() -> None:
     assert document["components"]["schemas"]["AgentDocument"]["properties"]["systemPrompt"]
     operations = [operation["operationId"] for path in paths.values() for operation in path.values()]
     assert len(operations) == len(set(operations))
+
+
+@pytest.mark.parametrize("name", ["org/tiny", "org%2Ftiny"])
+async def test_the_owner_in_a_models_name_may_be_written_with_a_slash_or_escaped(name: str) -> None:
+    registry = ScriptedRegistry()
+    async with serving(registry=registry, fleet=FixedFleet.of(model("org/tiny"))) as gateway:
+        assert body_of(await gateway.request("GET", f"/v1/models/{name}"))["id"] == "org/tiny"
+        assert (await gateway.request("DELETE", f"/api/v1/models/{name}")).status == 204
+    assert registry.asked[-1][1:3] == (ResourceKind.MODEL, "org/tiny")

@@ -130,6 +130,7 @@ async def test_a_route_is_put_read_and_deleted_like_an_agent() -> None:
     assert registry.asked[0] == ("apply", ["route/fast"], False, False)
 
 
+@pytest.mark.slow("runs whole services")
 async def test_the_published_document_knows_routes_and_settings() -> None:
     async with serving() as gateway:
         published = body_of(await gateway.request("GET", "/openapi.json"))

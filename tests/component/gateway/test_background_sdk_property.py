@@ -10,9 +10,8 @@ import openai
 import pytest
 from background_script import PATH, asking, events_in, followed, found, stage
 from gateway_script import RunningGateway
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kit.examples import examples, given
 from response_script import MemoryResponses
 from sdk_cases import Case, cases
 from task_script import ScriptedTasks, output
@@ -20,6 +19,8 @@ from task_script import ScriptedTasks, output
 from gateway.responses import output as responses_output
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
+
+pytestmark = pytest.mark.slow("streams each example through a real gateway")
 
 Check = Callable[[RunningGateway, ScriptedTasks, Case], Coroutine[Any, Any, None]]
 OPTIONS: list[dict[str, Any]] = [
@@ -29,14 +30,14 @@ OPTIONS: list[dict[str, Any]] = [
 _UNKEPT = frozenset({"queued", "loading", "progress"})
 
 
-def check_all(check: Check, count: int) -> None:
+def check_all(check: Check) -> None:
     """One gateway, many answers of one choice."""
     with asyncio.Runner() as runner:
         stack, tasks, store = AsyncExitStack(), ScriptedTasks(), MemoryResponses()
         gateway = runner.run(stack.enter_async_context(stage(tasks, store)))
         try:
 
-            @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
+            @settings(max_examples=settings().max_examples // 4, suppress_health_check=list(HealthCheck))
             @given(cases().filter(lambda case: case.choices == 1), st.integers(1, 3))
             def one(case: Case, attempt: int) -> None:
                 tasks.kept.clear()
@@ -101,7 +102,7 @@ def text_of(answer: dict[str, Any]) -> str:
 
 
 def test_every_answer_is_read_again_from_every_event_on() -> None:
-    check_all(the_client_reads_it_again, examples(40, 5))
+    check_all(the_client_reads_it_again)
 
 
 async def it_does_not_depend_on_how_it_was_cut(gateway: RunningGateway, tasks: ScriptedTasks, case: Case) -> None:  # noqa: ARG001 - a check has these
@@ -121,10 +122,10 @@ def without_request_ids(raw: bytes) -> list[str]:
 
 
 def test_no_event_depends_on_how_the_answer_was_cut() -> None:
-    check_all(it_does_not_depend_on_how_it_was_cut, examples(40, 5))
+    check_all(it_does_not_depend_on_how_it_was_cut)
 
 
 def test_ids_at_random_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses_output, "output_item_id", lambda *_: new_id("msg"))
     with pytest.raises(AssertionError):
-        check_all(the_client_reads_it_again, 10)
+        check_all(the_client_reads_it_again)

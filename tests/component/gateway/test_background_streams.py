@@ -38,6 +38,7 @@ async def numbers_told(gateway: RunningGateway, response_id: str, starting_after
     return [event["sequence_number"] for event in events_in(answer.body)]
 
 
+@pytest.mark.slow("runs whole services")
 async def test_the_client_reads_a_response_that_runs_in_the_background() -> None:
     store = MemoryResponses()
     async with (

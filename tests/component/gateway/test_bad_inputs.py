@@ -1,4 +1,7 @@
-"""The bad-input catalogue: every case against every endpoint that it concerns, in a gateway of its own process."""
+"""The bad-input catalogue: each case against endpoints that it concerns, in a gateway of its own process.
+
+Each endpoint has the first case of every group that concerns it, and a share of the others.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +24,9 @@ import bad_inputs_tasks
 import bad_inputs_uploads
 import psutil
 import pytest
-from bad_inputs_stage import ENDPOINTS, SECRET, Case, Victim, judge, request, settle, victim
+from bad_inputs_stage import ENDPOINTS, SECRET, Case, Victim, judge, places_of, request, settle, share_of, victim
+
+pytestmark = pytest.mark.slow("sends 3,000 bad requests to a process")
 
 MEBIBYTE = 1024 * 1024
 FAMILIES = (
@@ -38,6 +43,7 @@ FAMILIES = (
     bad_inputs_tasks,
 )
 CASES = tuple(case for family in FAMILIES for case in family.CASES)
+PLACES = places_of((*CASES, *bad_inputs_auth.CASES))
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +72,14 @@ def test_every_case_has_a_name_of_its_own_and_an_endpoint(gateway: Victim) -> No
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_is_bad_is_refused_as_it_should_be_and_harms_nothing(case: Case, gateway: Victim) -> None:
-    assert [fault for endpoint in gateway.endpoints(case) for fault in gateway.faults(case, endpoint)] == []
+    assert gateway.faults_at(case, share_of(PLACES[case.name], gateway.endpoints(case))) == []
 
 
 @pytest.mark.parametrize("case", bad_inputs_auth.CASES, ids=lambda case: case.name)
 def test_whoever_shows_no_good_key_is_refused_at_every_door(case: Case, guarded_gateway: Victim) -> None:
     endpoints = guarded_gateway.endpoints(case)
     assert len(endpoints) > 40
-    assert [fault for endpoint in endpoints for fault in guarded_gateway.faults(case, endpoint)] == []
+    assert guarded_gateway.faults_at(case, share_of(PLACES[case.name], endpoints)) == []
 
 
 def test_every_bad_request_is_counted_once(gateway: Victim) -> None:
@@ -88,6 +94,7 @@ def test_every_bad_request_is_counted_once(gateway: Victim) -> None:
     assert gateway.counted() - before == sent + 1
 
 
+@pytest.mark.slow("floods a service")
 def test_memory_is_back_after_the_largest_of_them(gateway: Victim) -> None:
     large = [case for case in CASES if any(mark in case.name for mark in (" MB", ",000", "10^6"))]
     assert len(large) > 20
@@ -193,5 +200,5 @@ def broken_server(answer: bytes, folder: Path) -> Iterator[Victim]:
 def test_a_server_that_takes_everything_fails_the_catalogue(answer: bytes, faults: list[str], tmp_path: Path) -> None:
     with broken_server(answer, tmp_path) as broken:
         for case in bad_inputs_json.CASES[:3]:
-            found = [fault for endpoint in broken.endpoints(case)[:2] for fault in broken.faults(case, endpoint)]
+            found = broken.faults_at(case, broken.endpoints(case)[:2])
             assert [fault for fault in faults if not any(fault in one for one in found)] == []

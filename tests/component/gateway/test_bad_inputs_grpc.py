@@ -140,6 +140,7 @@ def varint(number: int) -> bytes:
     return raw + bytes([number])
 
 
+@pytest.mark.slow("floods a service")
 async def test_r1_a_message_beyond_the_limit_is_refused() -> None:
     async with (
         stage() as found,
@@ -258,6 +259,7 @@ async def test_r12_strangers_learn_of_health_alone() -> None:
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.slow("floods a service")
 async def test_r13_a_small_message_that_unfolds_beyond_the_limit_is_refused() -> None:
     raw = b"x" * (MAX_MESSAGE_BYTES + 1)
     assert len(gzip.compress(raw)) < MAX_MESSAGE_BYTES // 500

@@ -300,6 +300,7 @@ class Turns:
             self.longest = max(self.longest, thread_time() - began)
 
 
+@pytest.mark.slow("floods a service")
 async def test_others_are_served_while_many_lines_are_looked_at_and_written() -> None:
     turns = Turns()
     async with stage() as at:

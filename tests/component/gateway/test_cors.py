@@ -173,8 +173,65 @@ async def test_pages_of_this_machine_may_call_unless_the_list_says_otherwise(ori
     async with serving(config=off) as gateway:
         preflight = await gateway.request("OPTIONS", "/v1/chat/completions", headers={"Origin": origin, **WANTED})
         plain = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": origin})
-    assert (preflight.status, cors_headers(preflight)) == (405, {})
-    assert cors_headers(plain) == {}
+        own = f"http://localhost:{gateway.service.port}"
+        page = {"Origin": own, "Host": own.removeprefix("http://")}
+        same = await gateway.request("POST", "/v1/chat/completions", CHAT, page)
+    assert (preflight.status, cors_headers(preflight)) == (403, {})
+    assert (plain.status, cors_headers(plain)) == (403, {})
+    require_readable(same, own)
+
+
+APPS = [
+    "app://obsidian.md",
+    "app://-",
+    "app://",
+    "tauri://localhost",
+    "http://tauri.localhost",
+    "https://tauri.localhost",
+    "capacitor://localhost",
+    "vscode-webview://1ivg3a0q5e9",
+    "vscode-file://vscode-app",
+]
+
+
+@pytest.mark.parametrize("origin", APPS)
+async def test_a_view_of_an_application_reads_the_answer_of_a_request_that_runs(origin: str) -> None:
+    """Requests of `tauri://localhost` ran, and their answers could not be read; those of Obsidian were refused."""
+    async with serving() as gateway:
+        answer = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": origin})
+    assert answer.status == 200
+    require_readable(answer, origin)
+
+
+@pytest.mark.parametrize("origins", [(), (PAGE,)])
+@pytest.mark.parametrize(
+    "origin", [*APPS, "http://mesh.lan:3000", "https://mesh.lan", "http://localhost:1", "ftp://localhost", PAGE]
+)
+async def test_no_request_runs_whose_page_could_not_read_the_answer(origin: str, origins: tuple[str, ...]) -> None:
+    cors = CorsConfig(allowed_origins=origins)
+    config = GatewayConfig(port=0, cors=cors, allowed_hosts=frozenset({"mesh.lan"}))
+    async with serving(config=config) as gateway:
+        preflight = await gateway.request("OPTIONS", "/v1/chat/completions", headers={"Origin": origin, **WANTED})
+        answer = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": origin})
+        ran = len(gateway.dispatcher.calls)
+    is_allowed = origin in origins or "mesh.lan" in origin
+    assert (preflight.status, answer.status, ran) == ((200, 200, 1) if is_allowed else (403, 403, 0))
+    assert all(("access-control-allow-origin" in each.headers) is is_allowed for each in (preflight, answer))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "authorization,cache-control,content-type,http-referer,x-title",
+        "api-key,baggage,content-type,pragma,sentry-trace,x-goog-api-key",
+        "content-type,copilot-integration-id,editor-version,openai-intent,x-initiator,x-receipt-comment",
+    ],
+)
+async def test_a_preflight_for_the_headers_that_applications_send_is_answered(names: str) -> None:
+    wanted = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": names}
+    async with serving() as gateway:
+        answer = await gateway.request("OPTIONS", "/v1/models", headers={"Origin": "app://obsidian.md", **wanted})
+    assert answer.status == 200
 
 
 async def test_a_caller_that_is_no_page_gets_no_header() -> None:

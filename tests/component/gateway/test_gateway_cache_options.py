@@ -4,12 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from gateway_script import ScriptedDispatcher, delta, finished, hello, usage
-from ways_in import both_ways, serving
+from gateway_script import ScriptedDispatcher, delta, finished, hello, serving, usage
 
 from weft.kernel.request import CacheMode, Handling
 
-way = both_ways()
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"model": "tiny", "prompt": "hi"},

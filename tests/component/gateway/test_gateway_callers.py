@@ -4,8 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from gateway_script import ScriptedDispatcher, Step, delta, finished, hello, started
-from ways_in import both_ways, serving
+from gateway_script import ScriptedDispatcher, Step, delta, finished, hello, serving, started
 
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
@@ -13,7 +12,6 @@ from weft.kernel.json_objects import plain_object
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
-way = both_ways()
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"model": "tiny", "prompt": "hi"},

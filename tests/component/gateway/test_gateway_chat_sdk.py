@@ -2,17 +2,15 @@ import asyncio
 import json
 
 import pytest
-from gateway_script import RunningGateway, ScriptedDispatcher, Step, delta, finished, queued, usage
+from gateway_script import RunningGateway, ScriptedDispatcher, Step, delta, finished, queued, serving, usage
 from openai import APIError, AsyncStream, InternalServerError, NotFoundError
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam, ChatCompletionToolParam
-from ways_in import both_ways, serving
 
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
-way = both_ways()
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say hello"}]
 WEATHER: ChatCompletionToolParam = {
     "type": "function",

@@ -1,14 +1,20 @@
 import asyncio
 import contextlib
+import gzip
 import json
+import sys
+from collections.abc import Callable
 
 import pytest
-from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, head
-from ways_in import both_ways, by_both_ways, serving
+from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, delta, finished, head, serving, usage
 
 from gateway.config import ConnectionLimits, GatewayConfig
 
-way = both_ways(of_all=False)
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 CHAT = "/v1/chat/completions"
 GOOD = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'
 
@@ -29,7 +35,6 @@ async def require_still_serving(gateway: RunningGateway) -> None:
     assert (await gateway.request("POST", CHAT, GOOD)).status == 200
 
 
-@by_both_ways
 @pytest.mark.parametrize(
     ("body", "code", "part"),
     [
@@ -44,7 +49,6 @@ async def require_still_serving(gateway: RunningGateway) -> None:
         (GOOD[:-1] + b',"unheard_of":-Infinity}', "malformed_request", "Infinity"),
         (GOOD[:-1] + b',"temperature":1e999}', "invalid_argument", "temperature"),
         (GOOD[:-1] + b',"user":"\xff"}', "malformed_request", "UTF-8"),
-        (GOOD[:-1] + b',"user":"\\ud800"}', "malformed_request", "not valid JSON"),
         (b"\xef\xbb\xbf" + GOOD, "malformed_request", "not valid JSON"),
         (GOOD.decode().encode("utf-16"), "malformed_request", "UTF-8"),
         (GOOD[:-1] + b',"seed":' + b"9" * 5000 + b"}", "malformed_request", "not valid JSON"),
@@ -58,7 +62,6 @@ async def test_a_bad_body_is_400_in_the_envelope_and_harms_nothing(body: bytes, 
     assert part in require_envelope(response, 400, code)
 
 
-@by_both_ways
 async def test_a_wrong_field_is_the_param_of_the_error() -> None:
     async with serving() as gateway:
         body = b'{"model":"tiny","messages":[{"role":"user","content":"a"},{"role":"robot"}]}'
@@ -67,7 +70,6 @@ async def test_a_wrong_field_is_the_param_of_the_error() -> None:
     assert json.loads(response.body)["error"]["param"] == "messages[1].role"
 
 
-@by_both_ways
 async def test_what_only_looks_dangerous_inside_a_string_is_fine() -> None:
     content = 'NaN Infinity \\" \\\\' + "[{" * 500
     body = b'{"model":"tiny","messages":[{"role":"user","content":"' + content.encode() + b'"}]}'
@@ -81,7 +83,42 @@ async def test_an_unknown_route_is_404_in_the_envelope() -> None:
             require_envelope(await gateway.request("GET", path), 404, "not_found")
 
 
-@by_both_ways
+@pytest.mark.parametrize(
+    ("method", "path", "meant"),
+    [
+        ("POST", "/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("POST", "/v1/v1/messages", "/v1/messages"),
+        ("POST", "//v1/chat/completions", "/v1/chat/completions"),
+        ("POST", "/v1//chat//completions", "/v1/chat/completions"),
+        ("POST", "/v1/chat/completions/", "/v1/chat/completions"),
+        ("POST", "/chat/completions", "/v1/chat/completions"),
+        ("POST", "/api/v1/chat/completions", "/v1/chat/completions"),
+        ("POST", "/openai/v1/chat/completions", "/v1/chat/completions"),
+        ("POST", "/embeddings", "/v1/embeddings"),
+        ("POST", "/api/embeddings/", "/api/embeddings"),
+        ("POST", "/v1/api/chat", "/api/chat"),
+        ("POST", "/api/api/chat", "/api/chat"),
+        ("GET", "/v1/v1/models/", "/v1/models"),
+        ("GET", "/models", "/v1/models"),
+        ("GET", "/models/tiny", "/v1/models/{model}"),
+        ("GET", "/v1/v1/models/tiny", "/v1/models/{model}"),
+        ("GET", "/health/", "/health"),
+        ("GET", "/v1/messages/", "/v1/messages"),
+    ],
+)
+async def test_a_path_of_a_wrong_base_url_is_404_and_names_the_right_one(method: str, path: str, meant: str) -> None:
+    async with serving() as gateway:
+        response = await gateway.request(method, path, GOOD if method == "POST" else b"")
+    assert response.status == 404
+    assert f"did you mean {meant}?" in response.body.decode()
+
+
+async def test_a_path_of_thousands_of_segments_is_404_without_a_search() -> None:
+    async with serving() as gateway:
+        message = require_envelope(await gateway.request("GET", "/a" * 10_000), 404, "not_found")
+    assert "/openapi.json" in message
+
+
 async def test_a_wrong_method_is_405_and_says_which_is_right() -> None:
     async with serving() as gateway:
         response = await gateway.request("DELETE", CHAT)
@@ -90,7 +127,6 @@ async def test_a_wrong_method_is_405_and_says_which_is_right() -> None:
     assert response.headers["allow"] == "POST"
 
 
-@by_both_ways
 @pytest.mark.parametrize(
     "headers",
     [
@@ -98,14 +134,59 @@ async def test_a_wrong_method_is_405_and_says_which_is_right() -> None:
         {"Content-Type": ""},
         {"Content-Type": "application/x-www-form-urlencoded"},
         {"Content-Type": "application/json", "Content-Encoding": "gzip"},
+        {"Content-Type": "application/json", "Content-Encoding": "zstd"},
     ],
 )
-async def test_a_body_that_is_not_declared_as_plain_json_is_refused(headers: dict[str, str]) -> None:
+async def test_a_body_that_is_not_what_its_headers_declare_is_refused(headers: dict[str, str]) -> None:
     async with serving() as gateway:
         require_envelope(await gateway.request("POST", CHAT, GOOD, headers), 400, "malformed_request")
 
 
-@by_both_ways
+COMPRESSED: list[tuple[str, Callable[[bytes], bytes]]] = [
+    ("gzip", gzip.compress),
+    ("X-GZip", gzip.compress),
+    ("zstd", zstd.compress),
+    ("identity, gzip", gzip.compress),
+]
+
+
+@pytest.mark.parametrize(("coding", "compress"), COMPRESSED)
+async def test_a_compressed_body_is_read(coding: str, compress: Callable[[bytes], bytes]) -> None:
+    """It was refused with 400."""
+    async with serving() as gateway:
+        response = await gateway.request("POST", CHAT, compress(GOOD), {"Content-Encoding": coding})
+        assert response.status == 200, response
+        assert len(gateway.dispatcher.payloads[0].messages) == 1
+
+
+@pytest.mark.parametrize(("coding", "compress"), COMPRESSED)
+async def test_a_compressed_body_has_the_limit_of_the_body_that_it_becomes(
+    coding: str, compress: Callable[[bytes], bytes]
+) -> None:
+    long = GOOD[:-1] + b',"user":"' + b"x" * 200_000 + b'"}'
+    async with serving(config=GatewayConfig(port=0, max_body_bytes=100_000)) as gateway:
+        response = await gateway.request("POST", CHAT, compress(long), {"Content-Encoding": coding})
+        await require_still_serving(gateway)
+    require_envelope(response, 413, "request_too_large")
+
+
+@pytest.mark.parametrize("coding", ["br", "deflate", "compress", "gzip, zstd", "gzip,gzip", "*"])
+async def test_an_unknown_coding_of_a_body_is_415_and_says_which_are_known(coding: str) -> None:
+    async with serving() as gateway:
+        response = await gateway.request("POST", CHAT, GOOD, {"Content-Encoding": coding})
+    assert "gzip or zstd" in require_envelope(response, 415, "malformed_request")
+    assert response.headers["accept-encoding"] == "gzip, zstd"
+
+
+async def test_a_compressed_form_is_read() -> None:
+    body = b'--x\r\nContent-Disposition: form-data; name="image"\r\n\r\n' + b"a" * 3_000_000 + b"\r\n--x--\r\n"
+    headers = {"Content-Type": "multipart/form-data; boundary=x", "Content-Encoding": "gzip"}
+    async with serving() as gateway:
+        response = await gateway.request("POST", "/v1/images/edits", gzip.compress(body), headers)
+    # The form was read, and lacks fields.
+    assert "cannot be decoded" not in require_envelope(response, 400, "invalid_argument")
+
+
 async def test_json_with_a_charset_or_a_suffix_is_json() -> None:
     async with serving() as gateway:
         for media_type in ("application/json; charset=utf-8", "Application/JSON", "application/vnd.x+json"):
@@ -123,7 +204,6 @@ async def test_a_declared_body_above_the_limit_is_413_before_it_is_sent() -> Non
         await require_still_serving(gateway)
 
 
-@by_both_ways
 async def test_a_chunked_body_is_counted_while_it_arrives() -> None:
     async with serving(config=GatewayConfig(port=0, max_body_bytes=1000)) as gateway:
         request = head(
@@ -178,7 +258,65 @@ async def test_an_upgrade_is_answered_and_puts_no_advice_on_the_terminal(caplog:
     assert [record.message for record in caplog.records if record.name.startswith("uvicorn")] == []
 
 
-@by_both_ways
+OFFERS = [
+    {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA"},
+    {"Connection": "keep-alive, upgrade", "Upgrade": "TLS/1.3, h2c"},
+    {"Connection": "Upgrade", "Upgrade": "websocket"},
+    {"Upgrade": "h2c", "Connection": "HTTP2-Settings, Upgrade"},
+]
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("offer", OFFERS)
+async def test_an_offer_of_another_protocol_with_a_body_is_ignored(
+    offer: dict[str, str], is_chunked: bool, size: int
+) -> None:
+    """Java's HttpClient and `curl --http2` offer HTTP/2 with each POST, which was refused."""
+    framing = {"Transfer-Encoding": "chunked"} if is_chunked else {"Content-Length": str(len(GOOD))}
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(GOOD), GOOD) if is_chunked else GOOD
+    headers = {"Host": "localhost", "Content-Type": "application/json", **offer, **framing}
+    raw = head(f"POST {CHAT} HTTP/1.1", headers) + body
+    last = head("GET /health HTTP/1.1", {"Host": "localhost", "Connection": "close"})
+    async with serving() as gateway, gateway.connection() as (reader, writer):
+        sent = raw + raw + last
+        for start in range(0, len(sent), size):
+            writer.write(sent[start : start + size])
+        answers = await reader.read()
+    assert answers.count(b"HTTP/1.1 200 OK\r\n") == 3
+    assert answers.count(b'"object":"chat.completion"') == 2
+
+
+async def test_a_tunnel_is_refused() -> None:
+    async with serving() as gateway:
+        for target in ("localhost:80", "/x"):
+            refused = await gateway.exchange(head(f"CONNECT {target} HTTP/1.1", {"Host": "localhost"}))
+            require_envelope(refused, 400, "malformed_request")
+        await require_still_serving(gateway)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_caller_of_http_1_0_gets_no_chunks(is_streamed: bool) -> None:
+    """Its stream was sent in chunks, whose lengths it takes for content."""
+    body = GOOD[:-1] + b',"stream":true}' if is_streamed else GOOD
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Expect": "100-continue"}
+    script = ScriptedDispatcher([[delta("Hel")], [delta("lo", finish="STOP"), usage(), finished()]])
+    async with serving(script) as gateway:
+        answer = await gateway.exchange(head(f"POST {CHAT} HTTP/1.0", headers) + body)
+        page = await gateway.exchange(head("GET /ui/ HTTP/1.0", {"Host": "localhost"}))
+        missing = await gateway.exchange(head("GET /nowhere HTTP/1.0", {}))
+        probe = await gateway.exchange(head("HEAD /health HTTP/1.0", {}))
+    assert [each.status for each in (answer, page, missing, probe)] == [200, 200, 404, 200]
+    assert all("transfer-encoding" not in each.headers for each in (answer, page, missing))
+    assert answer.headers["connection"] == "close"
+    assert int(missing.headers["content-length"]) == len(missing.body)
+    if is_streamed:
+        assert answer.body.startswith(b"data: {")
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+    else:
+        assert json.loads(answer.body)["object"] == "chat.completion"
+
+
 async def test_a_body_that_stops_arriving_is_408() -> None:
     async with serving(config=GatewayConfig(port=0, body_timeout_seconds=0.05)) as gateway:
         request = head(
@@ -311,7 +449,6 @@ async def test_one_connection_too_many_is_503_and_room_is_made_again() -> None:
         await require_still_serving(gateway)
 
 
-@by_both_ways
 @pytest.mark.parametrize(
     ("header", "value", "param"),
     [
@@ -332,7 +469,6 @@ async def test_a_wrong_header_is_400_and_named(header: str, value: str, param: s
     assert json.loads(response.body)["error"]["param"] == param
 
 
-@by_both_ways
 @pytest.mark.parametrize("given", ["a b", "\xff", "x" * 200, "", "-rf"])
 async def test_an_unsafe_request_id_is_replaced(given: str) -> None:
     async with serving() as gateway:
@@ -340,7 +476,6 @@ async def test_an_unsafe_request_id_is_replaced(given: str) -> None:
     assert response.headers["x-request-id"].startswith("req-")
 
 
-@by_both_ways
 async def test_a_broken_traceparent_is_not_passed_on() -> None:
     async with serving() as gateway:
         await gateway.request("POST", CHAT, GOOD, {"traceparent": "00-zz-zz-01"})
@@ -348,7 +483,6 @@ async def test_a_broken_traceparent_is_not_passed_on() -> None:
         assert "zz" not in gateway.dispatcher.contexts[0].traceparent
 
 
-@by_both_ways
 async def test_a_crash_is_500_in_the_envelope_without_its_words() -> None:
     async with serving(ScriptedDispatcher([RuntimeError("secret /etc/path")])) as gateway:
         response = await gateway.request("POST", CHAT, GOOD)

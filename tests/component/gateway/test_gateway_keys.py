@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from admin_script import admin_ports
-from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, model
+from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, model, serving
 from registry_script import ScriptedRegistry
-from ways_in import both_ways, serving
 
 from gateway.app import GatewayPorts, create_app
 from gateway.config import GatewayConfig
@@ -26,7 +25,6 @@ from weft.kernel.principal import (
     parse_scopes,
 )
 
-way = both_ways()
 PEPPER = b"p" * 32
 SECRET = "5" * 64
 GOOD = key_text("abcdefghijk1", SECRET)

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from gateway_script import RunningGateway, ScriptedDispatcher, delta
+from gateway_script import RunningGateway, ScriptedDispatcher, delta, serving
 from media_script import HOST, hostile_host, response, sending
 from openai import APIError, APIStatusError, BadRequestError
 from openai.types.chat import ChatCompletionMessageParam
 from structlog.testing import capture_logs
-from ways_in import both_ways, serving
 
 from gateway.config import GatewayConfig
 from gateway.media import MediaAddress, MediaConfig
@@ -20,7 +19,6 @@ from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import invalid_field
 from weft_testing.media_files import png
 
-way = both_ways()
 URL = f"https://{HOST}/cat.png"
 OTHER = f"https://{HOST}/dog.png"
 PICTURE = png(4, 4)

@@ -3,12 +3,10 @@
 import json
 
 import pytest
-from gateway_script import ScriptedDispatcher
-from ways_in import both_ways, serving
+from gateway_script import ScriptedDispatcher, serving
 
 from weft.kernel.request import Operation
 
-way = both_ways()
 BODIES: dict[str, tuple[dict[str, object], Operation]] = {
     "/v1/chat/completions": ({"messages": [{"role": "user", "content": "hi"}]}, Operation.CHAT),
     "/v1/completions": ({"prompt": "hi"}, Operation.COMPLETION),

@@ -2,9 +2,8 @@ import json
 import math
 
 import pytest
-from gateway_script import FixedFleet, ScriptedDispatcher, Step, agent, delta, finished, model, usage
+from gateway_script import FixedFleet, ScriptedDispatcher, Step, agent, delta, finished, model, serving, usage
 from openai import APIError, InternalServerError, NotFoundError
-from ways_in import both_ways, by_both_ways, serving
 
 from gateway.health import health_status
 from weft.api.common.v1 import completion_pb2, embedding_pb2, event_pb2
@@ -12,11 +11,9 @@ from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-way = both_ways(of_all=False)
 POEM = [[delta("roses"), delta(" are")], [delta(" red", finish="LENGTH"), usage(), finished()]]
 
 
-@by_both_ways
 async def test_a_text_completion_is_one_text() -> None:
     async with serving(ScriptedDispatcher(list(POEM))) as gateway:
         answer = await gateway.sdk.completions.create(model="tiny", prompt="A poem:", max_tokens=3, suffix="!")
@@ -29,7 +26,6 @@ async def test_a_text_completion_is_one_text() -> None:
     assert (payload.prompts[0].text, payload.suffix, payload.sampling.max_tokens) == ("A poem:", "!", 3)
 
 
-@by_both_ways
 async def test_a_streamed_text_completion_ends_with_a_finish_and_usage() -> None:
     async with serving(ScriptedDispatcher(list(POEM))) as gateway:
         stream = await gateway.sdk.completions.create(
@@ -42,7 +38,6 @@ async def test_a_streamed_text_completion_ends_with_a_finish_and_usage() -> None
     assert chunks[-1].usage is not None
 
 
-@by_both_ways
 @pytest.mark.parametrize("stream", [False, True])
 async def test_legacy_log_probabilities_are_four_lists(stream: bool) -> None:
     tokens = [event_pb2.TokenLogprob(token="ab", logprob=-1.0), event_pb2.TokenLogprob(token="c", logprob=-2.0)]
@@ -63,7 +58,6 @@ async def test_legacy_log_probabilities_are_four_lists(stream: bool) -> None:
     assert logprobs.text_offset == [0, 2]
 
 
-@by_both_ways
 async def test_every_prompt_times_n_is_a_choice() -> None:
     steps: list[Step] = [[delta(f"t{index}", index=index, finish="STOP") for index in range(4)], [finished()]]
     async with serving(ScriptedDispatcher(steps)) as gateway:
@@ -74,7 +68,6 @@ async def test_every_prompt_times_n_is_a_choice() -> None:
     assert [list(prompt.tokens.ids) for prompt in payload.prompts] == [[1, 2], [3]]
 
 
-@by_both_ways
 @pytest.mark.parametrize("encoding", ["float", "base64"])
 async def test_embeddings_arrive_in_both_encodings(encoding: str) -> None:
     async with serving(ScriptedDispatcher(vectors=[[0.5, -1.25], [2.0, 0.0]])) as gateway:
@@ -96,14 +89,12 @@ async def test_embeddings_arrive_in_both_encodings(encoding: str) -> None:
     assert ([entry.text for entry in payload.inputs], payload.dimensions) == (["one", "two"], 2)
 
 
-@by_both_ways
 async def test_the_sdk_default_encoding_is_understood() -> None:
     async with serving(ScriptedDispatcher(vectors=[[0.5, -1.25]])) as gateway:
         answer = await gateway.sdk.embeddings.create(model="tiny", input="one")
     assert answer.data[0].embedding == [0.5, -1.25]
 
 
-@by_both_ways
 @pytest.mark.parametrize("vectors", [[], [[1.0], [1.0]], [[math.nan]], [[math.inf, -math.inf]], [[]]])
 async def test_wrong_vectors_are_the_backends_fault(vectors: list[list[float]]) -> None:
     async with serving(ScriptedDispatcher(vectors=vectors)) as gateway:
@@ -112,7 +103,6 @@ async def test_wrong_vectors_are_the_backends_fault(vectors: list[list[float]]) 
     assert caught.value.code == "backend_protocol_error"
 
 
-@by_both_ways
 async def test_a_failed_embedding_is_an_error_with_a_request_id() -> None:
     failure = WeftError(Reason.UNSUPPORTED_OPERATION, "the model makes no embeddings")
     async with serving(ScriptedDispatcher(vectors=failure)) as gateway:

@@ -16,7 +16,10 @@ from weft.api.router.v1.figures_pb2 import Figures
 from weft.api.router.v1.request_service_pb2 import REQUEST_SELECTION_FAILED, LimitUse, WatchRequestsResponse
 from weft.dispatch.remote_router import UNDER_WAY, ListedRequests, Selection, not_remembered
 from weft.kernel.errors import WeftError
+from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 from weft.kernel.reasons import Reason
+
+PEPPER, SECRET, KEY_ID = b"p" * 32, "5" * 64, "ann000000000"
 
 
 def waiting(request_id: str = "req-1", tenant: str = "default") -> pb.RequestRecord:
@@ -160,6 +163,35 @@ async def test_a_request_that_failed_has_its_reason_and_its_receipt() -> None:
     receipt = found["receipt"]
     assert (receipt["outcome"], receipt["queueWaitSeconds"], receipt["promptTokens"]) == ("failed", 0.15, 7)
     assert receipt["attempts"] == [{"runner": "titan", "model": "qwen-1", "reason": "worker_lost"}]
+
+
+@dataclass
+class OneKey:
+    """A ring with one key of these scopes."""
+
+    scopes: tuple[str, ...]
+    is_ready: bool = True
+
+    @property
+    def ring(self) -> KeyRing:
+        access = parse_scopes(self.scopes, "s")
+        digest = key_digest(PEPPER, SECRET)
+        verifier = KeyVerifier(key_id=KEY_ID, tenant="default", access=access, digest=digest)
+        return KeyRing(pepper=PEPPER, keys={KEY_ID: verifier})
+
+
+@pytest.mark.parametrize(
+    ("scopes", "shown"), [(("inference:view",), []), (("inference:view", "runners:view"), ["busy"])]
+)
+async def test_log_lines_of_engines_are_for_those_who_may_see_runners(
+    scopes: tuple[str, ...], shown: list[str]
+) -> None:
+    record = ended()
+    record.receipt.attempts[0].engine_log.append("busy")
+    headers = {"Authorization": f"Bearer {key_text(KEY_ID, SECRET)}"}
+    async with serving(requests=ScriptedRequests([record]), keys=OneKey(scopes)) as gateway:
+        found = body_of(await gateway.request("GET", "/v1/requests/req-2", headers=headers))
+    assert found["receipt"]["attempts"][0].get("engineLog", []) == shown
 
 
 @pytest.mark.parametrize("path", ["team/a@1", "team%2Fa@1"])

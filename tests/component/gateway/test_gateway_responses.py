@@ -95,6 +95,7 @@ async def test_headers_and_body_reach_the_dispatcher_as_context_and_payload() ->
     assert payload.sampling.max_tokens == 12
 
 
+@pytest.mark.slow("runs whole services")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_function_call_and_its_output_go_round(stream: bool) -> None:
     async with serving(ScriptedDispatcher([[delta("Looking it up.")], *weather_call()])) as gateway:

@@ -6,19 +6,18 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from gateway_script import Frame, RunningGateway, ScriptedDispatcher, delta, finished, started, usage
-from hypothesis import HealthCheck, settings
-from kit.examples import examples, given
+from gateway_script import Frame, RunningGateway, ScriptedDispatcher, delta, finished, serving, started, usage
+from hypothesis import HealthCheck, given, settings
 from openai import APIError
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 from sdk_cases import Case, cases
-from ways_in import both_ways, serving
 
 from weft.api.common.v1 import event_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-way = both_ways()
+pytestmark = pytest.mark.slow("streams each example through a real gateway")
+
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 Check = Callable[[RunningGateway, Case, dict[str, Any]], Coroutine[Any, Any, None]]
 OPTIONS: list[dict[str, Any]] = [
@@ -29,14 +28,14 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def check_all(check: Check, options: dict[str, Any], count: int) -> None:
+def check_all(check: Check, options: dict[str, Any]) -> None:
     """One gateway, many answers."""
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         gateway = runner.run(stack.enter_async_context(serving(ScriptedDispatcher())))
         try:
 
-            @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
+            @settings(max_examples=settings().max_examples // 4, suppress_health_check=list(HealthCheck))
             @given(cases())
             def one(case: Case) -> None:
                 gateway.dispatcher.steps = case.steps
@@ -93,7 +92,7 @@ def facts(choice: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["bare", "usage", "logprobs", "events"])
 def test_the_stream_helper_reads_every_answer_to_what_it_is_in_one_piece(options: dict[str, Any]) -> None:
-    check_all(the_helper_reads_it, options, examples(30, 5))
+    check_all(the_helper_reads_it, options)
 
 
 async def the_bare_stream_ends_honestly(gateway: RunningGateway, case: Case, options: dict[str, Any]) -> None:
@@ -127,7 +126,7 @@ async def the_bare_stream_ends_honestly(gateway: RunningGateway, case: Case, opt
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["bare", "usage", "logprobs", "events"])
 def test_a_bare_stream_ends_with_every_finish_reason_or_with_an_error(options: dict[str, Any]) -> None:
-    check_all(the_bare_stream_ends_honestly, options, examples(30, 5))
+    check_all(the_bare_stream_ends_honestly, options)
 
 
 async def the_text_stream_ends_honestly(gateway: RunningGateway, case: Case, options: dict[str, Any]) -> None:
@@ -147,7 +146,7 @@ async def the_text_stream_ends_honestly(gateway: RunningGateway, case: Case, opt
 
 @pytest.mark.parametrize("options", [{}, {"logprobs": 2, "stream_options": {"include_usage": True}}], ids=str)
 def test_a_stream_of_text_ends_with_every_finish_reason_or_with_an_error(options: dict[str, Any]) -> None:
-    check_all(the_text_stream_ends_honestly, options, examples(30, 5))
+    check_all(the_text_stream_ends_honestly, options)
 
 
 def long_answer() -> list[Frame]:

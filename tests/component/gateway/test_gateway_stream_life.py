@@ -1,4 +1,4 @@
-"""Streams from their head to their end, by both ways into a mesh."""
+"""Streams from their head to their end."""
 
 import asyncio
 import json
@@ -12,15 +12,14 @@ from gateway_script import (
     finished,
     hello,
     queued,
+    serving,
     started,
 )
-from ways_in import RunningLane, both_ways, serving
 
 from gateway.config import GatewayConfig
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-way = both_ways()
 CHAT = "/v1/chat/completions"
 STREAM = b'{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}'
 UNARY = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'
@@ -67,6 +66,29 @@ async def test_every_event_of_a_frame_is_one_write() -> None:
     assert 50 in contents
 
 
+@pytest.mark.parametrize(
+    ("path", "raw"),
+    [
+        ("/v1/chat/completions", b'{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}'),
+        ("/v1/completions", b'{"model":"tiny","stream":true,"prompt":"hi"}'),
+        ("/v1/messages", b'{"model":"tiny","stream":true,"max_tokens":5,"messages":[{"role":"user","content":"hi"}]}'),
+        ("/v1/responses", b'{"model":"tiny","stream":true,"store":false,"input":"hi"}'),
+    ],
+)
+@pytest.mark.parametrize("by_setting", [True, False])
+async def test_a_receipt_comment_is_sent_unless_header_or_setting_leaves_it_out(
+    path: str, raw: bytes, by_setting: bool
+) -> None:
+    """Clients that read no comments had no way to leave it out."""
+    async with serving(config=GatewayConfig(port=0, receipt_comments=by_setting)) as gateway:
+        plain = await gateway.request("POST", path, raw)
+        without = await gateway.request("POST", path, raw, {"X-Receipt-Comment": "false"})
+        with_it = await gateway.request("POST", path, raw, {"X-Receipt-Comment": "True"})
+        wrong = await gateway.request("POST", path, raw, {"X-Receipt-Comment": "no"})
+    assert [b": x-queue-wait-ms=" in each.body for each in (plain, without, with_it)] == [by_setting, False, True]
+    assert (wrong.status, b"X-Receipt-Comment" in wrong.body) == (400, True)
+
+
 async def test_a_rejection_within_the_first_second_is_a_status_even_after_queueing() -> None:
     rejection = WeftError(Reason.QUEUE_TIMEOUT, "waited too long", retry_after_seconds=3)
     async with serving(ScriptedDispatcher([[queued()], [started()], rejection])) as gateway:
@@ -87,10 +109,7 @@ async def test_a_rejection_within_the_first_second_is_a_status_even_after_queuei
 async def test_a_failure_after_content_ends_with_an_error_event_and_no_done(failure: Step, code: str) -> None:
     async with serving(ScriptedDispatcher([[delta("Hel")], failure])) as gateway:
         response = await gateway.request("POST", CHAT, STREAM)
-        if isinstance(gateway, RunningLane):
-            await require_ended(gateway, Reason[code.upper()])
-        else:
-            await require_counted(gateway, f'code="200",model="tiny",reason="{code}",surface="chat"')
+        await require_counted(gateway, f'code="200",model="tiny",reason="{code}",surface="chat"')
     events = events_of(response.body)
     error = json.loads(events[-1])["error"]
     assert response.status == 200
@@ -152,6 +171,7 @@ async def test_a_hang_up_reaches_the_running_request_of_a_pipeline() -> None:
         await asyncio.wait_for(gateway.dispatcher.was_closed.wait(), 1)
 
 
+@pytest.mark.slow("runs whole services")
 async def test_a_reader_that_does_not_read_is_cut_off() -> None:
     class Endless(list[Step]):
         def __iter__(self):  # type: ignore[no-untyped-def]  # noqa: ANN204
@@ -179,18 +199,7 @@ async def test_a_request_that_outlives_its_deadline_is_cut_off() -> None:
 
 
 async def require_cancelled(gateway: RunningGateway) -> None:
-    if isinstance(gateway, RunningLane):
-        await require_ended(gateway, Reason.CANCELLED)
-    else:
-        await require_counted(gateway, 'code="499"')
-
-
-async def require_ended(lane: RunningLane, reason: Reason) -> None:
-    """Wait until the picker has heard from the runner how its only request ended."""
-    async with asyncio.timeout(2):
-        while not lane.scheduler.ended:  # noqa: ASYNC110 - what it looks at has no event
-            await asyncio.sleep(0)
-    assert lane.scheduler.ended == [reason]
+    await require_counted(gateway, 'code="499"')
 
 
 async def require_counted(gateway: RunningGateway, label: str) -> None:

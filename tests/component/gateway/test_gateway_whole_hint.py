@@ -4,12 +4,9 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_script import ScriptedDispatcher, Step, delta, finished, started
-from ways_in import both_ways, serving
+from gateway_script import ScriptedDispatcher, Step, delta, finished, serving, started
 
 from weft.api.common.v1 import event_pb2
-
-way = both_ways()
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -5,15 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gateway_script import FixedFleet, ScriptedDispatcher, agent, model
+from gateway_script import FixedFleet, ScriptedDispatcher, agent, model, serving
 from registry_script import ScriptedRegistry
-from ways_in import both_ways, by_both_ways, serving, ways_of
 
 from weft.api.registry.v1 import route_pb2
 from weft.dispatch.agents import named
 from weft.documents.resource_kinds import ResourceKind
 
-way = both_ways(of_all=False)
 MODEL_ID, AGENT_ID, ROUTE_ID = (f"{kind}-0123456789abcdef01234567" for kind in ("model", "agent", "route"))
 UNKNOWN = "model-ffffffffffffffffffffffff"
 
@@ -29,7 +27,6 @@ def fleet() -> FixedFleet:
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-@by_both_ways
 @pytest.mark.parametrize(
     ("given", "name"),
     [
@@ -44,21 +41,18 @@ MESSAGES = [{"role": "user", "content": "hi"}]
     ],
 )
 @pytest.mark.parametrize(
-    ("path", "body", "way"),
-    ways_of(
-        [
-            ("/v1/chat/completions", {"messages": MESSAGES}),
-            ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9}),
-            ("/v1/responses", {"input": "hi"}),
-            ("/v1/embeddings", {"input": "hi"}),
-            ("/v1/completions", {"prompt": "hi"}),
-            ("/v1/rerank", {"query": "a", "documents": ["b"]}),
-            ("/tokenize", {"prompt": "hi"}),
-            ("/v1/images/generations", {"prompt": "hi"}),
-            ("/v1/audio/speech", {"input": "hi", "voice": "a"}),
-        ]
-    ),
-    indirect=["way"],
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/embeddings", {"input": "hi"}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/tokenize", {"prompt": "hi"}),
+        ("/v1/images/generations", {"prompt": "hi"}),
+        ("/v1/audio/speech", {"input": "hi", "voice": "a"}),
+    ],
 )
 async def test_a_request_by_id_is_dispatched_by_name(path: str, body: dict[str, Any], given: str, name: str) -> None:
     assert named(fleet().view, given) == name

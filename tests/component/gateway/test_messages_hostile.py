@@ -5,9 +5,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import examples, given
 from messages_script import claude_code_request
 
 from gateway.anthropic.messages import to_payload
@@ -55,7 +54,6 @@ ODD: st.SearchStrategy[object] = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(list(places(HONEST))), st.none() | st.tuples(ODD)), min_size=1, max_size=3))
 def test_an_odd_value_anywhere_is_refused_by_name_or_understood(
     changes: list[tuple[Place, tuple[object] | None]],

@@ -31,7 +31,7 @@ from gateway.config import GatewayConfig
 from weft.api.common.v1 import completion_pb2, error_reason_pb2, event_pb2, receipt_pb2, signal_pb2, warning_pb2
 from weft.api.operations.v1 import operation_pb2
 from weft.api.registry.v1 import model_pb2
-from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.api.registry.v1.runner_pb2 import InstanceMemory, InstanceState
 from weft.dispatch.fleet import FleetView, RunnerView
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -413,6 +413,26 @@ async def test_models_in_memory_are_those_whose_engine_is_ready() -> None:
         (found,) = json.loads((await gateway.request("GET", "/api/ps")).body)["models"]
     assert (found["name"], found["size_vram"], found["context_length"]) == ("qwen", 5 * 1024**3, 2048)
     assert not {"expires_at", "size"} & set(found)
+
+
+async def test_a_model_without_accelerators_is_shown_with_its_main_memory_and_when_it_ends() -> None:
+    view = two_replicas()
+    shown = view.runners["r1"].instances["qwen"]
+    shown.memory.CopyFrom(InstanceMemory(resident_bytes=3 * 1024**3))
+    shown.keep_alive.FromSeconds(2)
+    async with serving(fleet=FixedFleet(view)) as gateway:
+        (found,) = json.loads((await gateway.request("GET", "/api/ps")).body)["models"]
+    assert (found["size"], found["size_vram"]) == (3 * 1024**3, 0)
+    assert "expires_at" in found, "it works on a request, and is kept for 2 s after it"
+
+
+async def test_the_digest_of_a_model_whose_file_has_none_is_the_same_after_a_restart() -> None:
+    digests = set()
+    for created in (1_700_000_000, 1_800_000_000):
+        async with serving(fleet=FixedFleet.of(replace(model("tiny"), created_at_seconds=created))) as gateway:
+            (found,) = json.loads((await gateway.request("GET", "/api/tags")).body)["models"]
+            digests.add(found["digest"])
+    assert len(digests) == 1
 
 
 async def test_the_server_says_what_it_is() -> None:

@@ -9,8 +9,7 @@ from bad_inputs_server import ForgetfulDispatcher, ForgetfulTasks, forgetful_fil
 from bad_inputs_stage import ENDPOINTS, Endpoint, nameless
 from file_script import MemoryBatches
 from gateway_script import FixedFleet, model
-from hypothesis import HealthCheck, settings
-from kit.examples import examples, given
+from hypothesis import HealthCheck, given, settings
 from registry_script import ScriptedRegistry
 from response_script import MemoryResponses
 from schemathesis.core.failures import FailureGroup
@@ -33,6 +32,8 @@ from gateway.endpoints import DOCUMENT
 from gateway.routing import Endpoint as TableEndpoint
 from gateway.routing import EndpointApp, EndpointGroup
 from weft.kernel.principal import key_text
+
+pytestmark = pytest.mark.slow("random requests to every endpoint")
 
 
 def no_surprise(context: Any, response: Any, case: Any) -> None:  # noqa: ARG001 - a check has these
@@ -88,8 +89,7 @@ def test_the_gateway_keeps_to_its_document(endpoint: Endpoint, document: Any) ->
     operation = document[path][endpoint.method]
 
     @settings(
-        max_examples=examples(15, 3),
-        deadline=None,
+        max_examples=settings().max_examples // 5,
         derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),

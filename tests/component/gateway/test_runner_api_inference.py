@@ -144,6 +144,7 @@ async def test_the_gateway_keeps_the_same_rates_where_it_is_told_to() -> None:
     assert refused.value.code == "rate_limit_exceeded"
 
 
+@pytest.mark.slow("runs whole services")
 async def test_the_gateway_limits_nobody_by_default() -> None:
     async with serving() as gateway:
         for _ in range(60):

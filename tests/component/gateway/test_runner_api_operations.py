@@ -187,7 +187,7 @@ async def test_a_failed_load_says_why_when_it_is_asked_for() -> None:
     }
 
 
-@pytest.mark.parametrize("task", ["nobody", "%2e%2e", "a%2Fb", "x" * 200])
+@pytest.mark.parametrize("task", ["nobody", "%2e%2e", "x" * 200])
 async def test_an_unknown_task_is_not_found(task: str) -> None:
     async with runner_api() as stage:
         answer = await stage.get(f"/v1/models/load/{task}")

@@ -13,7 +13,7 @@ import pytest
 
 from weft.gpu.process import process_id_of
 from weft.gpu.snapshot import ProcessId
-from weft_testing.fake_nvml import FakeCards, build_fake_nvml, compiler
+from weft_testing.fake_nvml import FakeCards, compiler, fake_nvml_library
 
 GIB = 1024**3
 RUN_SECONDS = 60.0
@@ -32,7 +32,7 @@ class Stage:
         self.cards = FakeCards(folder / "cards")
         for size in sizes:
             self.cards.add(total_bytes=size)
-        self.environment = {**os.environ, **self.cards.environment(build_fake_nvml(folder / "library"))}
+        self.environment = {**os.environ, **self.cards.environment(fake_nvml_library())}
         self.environment.pop("CUDA_VISIBLE_DEVICES", None)
 
     def ask(self, code: str, *arguments: object) -> Any:

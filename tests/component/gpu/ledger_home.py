@@ -4,11 +4,12 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from kit.warm_python import warm
 
 from registry_svc.config import LedgerConfig
 from registry_svc.ledger.lease_store import SqlLeaseStore
@@ -22,6 +23,7 @@ from weft.api.registry.v1.lease_service_pb2 import HostMemory
 from weft.kernel.clock import SystemClock
 from weft.kernel.rpc import new_server
 
+WEFT = warm("weft_app.cli.main")
 WAIT_SECONDS = 30.0
 POLL_SECONDS = 0.02
 
@@ -193,7 +195,7 @@ async def program(environment: dict[str, str], *command: str) -> AsyncIterator[P
 
 def weft_command(*arguments: str) -> list[str]:
     """A `weft` command line with this interpreter."""
-    return [sys.executable, "-m", "weft_app.cli.main", *arguments]
+    return [*WEFT, *arguments]
 
 
 def acquire_command(memory: str, *command: str, options: tuple[str, ...] = ()) -> list[str]:

@@ -13,7 +13,7 @@ from runner_svc.policy.engine_failures import last_words
 from weft_testing.fake_backend.process import FakeBackendProcess, run_fake_backend, split, visible_cards
 from weft_testing.fake_nvml import FOLDER_VARIABLE
 
-pytestmark = [needs_the_fake]
+pytestmark = [pytest.mark.slow("starts many processes on fake cards"), needs_the_fake]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from weft.gpu.process import is_alive
 from weft.gpu.snapshot import Source
 from weft_testing.fake_nvml import SWITCHES, OutOfCardMemoryError
 
-pytestmark = [needs_the_fake]
+pytestmark = [pytest.mark.slow("starts processes on fake cards"), needs_the_fake]
 
 _LOOK = """
 import json, sys

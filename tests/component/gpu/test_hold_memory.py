@@ -13,6 +13,7 @@ from scripted_ledger import Script, scripted_ledger
 
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
+from weft.client import _lease_renewal, leases
 from weft.client._lease_renewal import DEFAULT_RENEW_SECONDS
 from weft.client.leases import MAX_CALL_WAIT_SECONDS, MemoryLease, hold_memory, program_name
 from weft.gpu.nvml import Health, NvmlReading
@@ -39,7 +40,9 @@ class Cards:
 
 
 @pytest.fixture
-def ledger() -> Iterator[Script]:
+def ledger(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    for module in (leases, _lease_renewal):
+        monkeypatch.setattr(module, "RETRY_SECONDS", 0.1)
     with scripted_ledger() as script:
         yield script
 
@@ -98,7 +101,7 @@ def test_a_lease_is_renewed_at_its_own_pace_from_the_first_moment(ledger: Script
 
 def test_processes_that_were_started_in_the_block_are_named_and_waited_for(ledger: Script) -> None:
     with _hold(ledger):
-        child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1)"])
+        child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(0.3)"])
         try:
             _eventually(lambda: child.pid in _pids(ledger.uses()[-1]))
             assert process_id_of(child.pid) is not None

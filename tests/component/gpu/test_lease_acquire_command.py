@@ -13,7 +13,7 @@ from ledger_home import LedgerHome, acquire_command, ledger_home, program, weft_
 
 from weft.gpu.process import is_alive, process_id_of
 
-pytestmark = [needs_the_fake]
+pytestmark = [pytest.mark.slow("starts registries and commands on a device"), needs_the_fake]
 
 PYTHON = sys.executable
 _SHOW = "import os; print('sees', os.environ['CUDA_VISIBLE_DEVICES'], os.environ['CUDA_DEVICE_ORDER'], flush=True)"

@@ -17,7 +17,7 @@ import pytest
 from fake_cards_stage import GIB, Stage, needs_the_fake
 from ledger_home import LedgerHome, acquire_command, ledger_home, program
 
-pytestmark = [pytest.mark.heavy, needs_the_fake, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly("a storm of processes"), needs_the_fake, pytest.mark.timeout(600)]
 
 PROGRAMS = int(os.environ.get("WEFT_TEST_KILLS", "14"))
 AT_ONCE = 5

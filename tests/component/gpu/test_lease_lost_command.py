@@ -9,16 +9,20 @@ from pathlib import Path
 
 import pytest
 from fake_cards_stage import GIB, Stage, needs_the_fake
-from ledger_home import acquire_command, program, weft_command
+from ledger_home import WEFT, acquire_command, program, weft_command
 from scripted_ledger import Script, scripted_ledger
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.gpu.process import is_alive, process_id_of
 
-pytestmark = [needs_the_fake]
+pytestmark = [pytest.mark.slow("starts registries and commands on a device"), needs_the_fake]
 
 _WORK = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(120)"
 _STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {_WORK}"
+_IMPATIENT = (
+    "from weft_app.cli import lease\nlease.TERM_SECONDS = 0.5\nfrom weft_app.cli.main import app\napp(prog_name='weft')"
+)
+"""`weft` that waits half a second for a command to end."""
 _FAMILY = "import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', sys.argv[1]])\ntime.sleep(120)\n"
 
 
@@ -50,7 +54,8 @@ async def test_a_command_whose_lease_is_lost_is_ended_with_all_that_it_started(s
 
 
 async def test_a_command_that_does_not_want_to_end_is_killed(stage: Stage, ledger: Script) -> None:
-    async with program(stage.environment, *acquire_command("1GiB", sys.executable, "-c", _STUBBORN)) as weft:
+    command = acquire_command("1GiB", sys.executable, "-c", _STUBBORN)
+    async with program(stage.environment, sys.executable, "-c", _IMPATIENT, *command[len(WEFT) :]) as weft:
         worker = process_id_of(int((await weft.says("pid ")).split()[1]))
         assert worker is not None
         ledger.is_lost = True

@@ -12,7 +12,7 @@ from fake_cards_stage import GIB, Stage, needs_the_fake
 from ledger_home import acquire_command
 from scripted_ledger import Script, scripted_ledger
 
-pytestmark = [needs_the_fake]
+pytestmark = [pytest.mark.slow("starts registries and commands on a device"), needs_the_fake]
 
 CTRL_C = b"\x03"
 _ON_A_TERMINAL = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly("checks the tests' own tools")
+
 ROOT = Path(__file__).parents[3]
 _LEAVES = {
     "process": """\

@@ -13,6 +13,7 @@ def test_the_recorded_commit_is_a_whole_name() -> None:
     assert set(recorded_commit()) <= set("0123456789abcdef")
 
 
+@pytest.mark.slow("installs a wheel")
 def test_a_wheel_that_is_named_is_installed_before_all_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = tmp_path / "weft-0.0.9-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:

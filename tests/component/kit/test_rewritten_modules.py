@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from kit.rewritten_modules import modules_in, rewrite
+
+pytestmark = pytest.mark.nightly("checks the tests' own tools")
 
 _SOURCE = "def test_it():\n    left = [1]\n    assert left == [2]\n"
 

@@ -16,7 +16,10 @@ import pytest
 from kit.warm_python import IS_POSSIBLE, PROGRAMS, WarmPython, warm
 from kit.warm_server import NAME
 
-pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason="a child of the same parent can be forked on Linux only")
+pytestmark = [
+    pytest.mark.nightly("checks the tests' own tools"),
+    pytest.mark.skipif(not IS_POSSIBLE, reason="a child of the same parent can be forked on Linux only"),
+]
 FAKE = (*warm("weft_testing.fake_backend"), "--port", "0")
 WEFT = warm("weft_app.cli.main")
 SECONDS = 30
@@ -24,7 +27,9 @@ TESTS = Path(__file__).parents[2]
 
 
 def _server() -> psutil.Process:
-    (server,) = [child for child in psutil.Process().children() if child.name() == NAME]
+    named = [child for child in psutil.Process().children() if child.name() == NAME]
+    # Tests of runners have a server of that name, too.
+    (server,) = [child for child in named if "kit.warm_server" in child.cmdline()]
     return server
 
 

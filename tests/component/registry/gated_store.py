@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from registry_svc.mesh.domain import JoinToken
 from registry_svc.mesh.rows import NO_NAMES, DeclaredNames, DeclaredRecords, StoredMesh, StoredPulse, StoredSession
 from registry_svc.mesh.store import SqlStore
+from weft.api.registry.v1.event_pb2 import Event
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -80,6 +81,10 @@ class GatedStore:
     async def delete_join_token(self, token_id: str) -> None:
         await self._pass()
         await self.inner.delete_join_token(token_id)
+
+    async def save_events(self, new: Sequence[Event], oldest: int) -> None:
+        """Neither gated nor counted: sweeps write events beside what a test waits for."""
+        await self.inner.save_events(new, oldest)
 
     async def _pass(self) -> None:
         if self.gate is not None:

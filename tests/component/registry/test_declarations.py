@@ -105,6 +105,7 @@ async def test_a_dead_runners_row_may_be_redeclared_without_adopting(mesh: Runni
     assert (await mesh.model("m1")).kind == PUBLIC
 
 
+@pytest.mark.slow("kills or restarts a service")
 async def test_an_adopted_row_survives_the_four_hours_of_its_runner_and_a_restart(tmp_path: Path) -> None:
     clock = FakeClock()
     async with running_registry(tmp_path, clock=clock) as mesh:

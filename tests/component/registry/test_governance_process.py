@@ -72,6 +72,7 @@ def _whys(home: Path) -> list[str]:
     return [json.loads(entry["detail"])["why"] for entry in entries if entry["event"] == "operation.refused"]
 
 
+@pytest.mark.slow("kills or restarts a service")
 def test_a_token_is_good_once_over_a_kill_of_the_registry(home: Path, tmp_path: Path) -> None:
     config = _configured(tmp_path)
     first, second = tmp_path / "first.json", tmp_path / "second.json"

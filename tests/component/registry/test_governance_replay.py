@@ -71,6 +71,7 @@ async def _refused(operations: Operations, action: operation_pb2.OperationAction
     return str(json.loads(refusals[-1].detail)["why"])
 
 
+@pytest.mark.slow("floods a service")
 @pytest.mark.parametrize("mode", [GovernanceMode.SIGNATURES, GovernanceMode.SHARED_KEY])
 async def test_of_a_hundred_uses_at_once_exactly_one_wins(
     tmp_path: Path, clock: FakeClock, mode: GovernanceMode
@@ -103,6 +104,7 @@ async def test_the_same_request_again_is_no_second_use(tmp_path: Path, clock: Fa
         assert (known, later.operation.id) == (True, first.operation.id)
 
 
+@pytest.mark.slow("kills or restarts a service")
 async def test_a_nonce_is_spent_over_a_kill(tmp_path: Path) -> None:
     """The process is killed the moment it has answered."""
     clock = SystemClock()

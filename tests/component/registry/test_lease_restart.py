@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from lease_stage import GIB, MARGIN, SimulatedHost, Stage, program
 
 from registry_svc.ledger.lease_store import SqlLeaseStore, StoredLedger
@@ -38,6 +39,7 @@ async def stored(database_url: str) -> StoredLedger:
     return found
 
 
+@pytest.mark.slow("kills or restarts a service")
 async def test_a_registry_killed_between_commit_and_answer_leaves_a_lease_that_comes_back(tmp_path: Path) -> None:
     url = f"sqlite+aiosqlite:///{tmp_path}/registry.db"
     process = await child(url, "commit")
@@ -64,6 +66,7 @@ async def test_a_registry_killed_between_commit_and_answer_leaves_a_lease_that_c
         assert waits.lease.grant.fencing_number == 2
 
 
+@pytest.mark.slow("kills or restarts a service")
 async def test_killed_again_and_again_a_registry_books_nothing_twice_and_forgets_nothing_it_told(
     tmp_path: Path,
 ) -> None:

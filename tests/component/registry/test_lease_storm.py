@@ -17,7 +17,7 @@ CYCLES = 1_000
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly("a storm of processes")
 @pytest.mark.parametrize("source", [Source.NVML, Source.DECLARED])
 async def test_a_thousand_cycles_book_nothing_twice_and_leave_nothing(source: Source) -> None:
     storm = Storm(seed=2, source=source)
@@ -33,7 +33,10 @@ async def test_a_thousand_cycles_book_nothing_twice_and_leave_nothing(source: So
     assert storm.count["granted"] >= 150, storm.count
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(3, 8))])
+@pytest.mark.slow("a storm")
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.nightly("a storm of processes")) for seed in range(3, 8))]
+)
 async def test_shorter_storms_of_other_seeds(seed: int) -> None:
     await Storm(seed=seed, source=Source.NVML if seed % 2 else Source.DECLARED).run(150)
 
@@ -55,7 +58,9 @@ def _without_orphans(snapshot: Any, leases: Any, margin: int) -> Any:
     [
         (reconciler, "is_over", _over_when_given_up, "filled twice"),
         # Found when the storm is over: the whole of it.
-        pytest.param(reconciler, "is_over", _never_over, "a lease was left", marks=pytest.mark.heavy),
+        pytest.param(
+            reconciler, "is_over", _never_over, "a lease was left", marks=pytest.mark.nightly("a storm of processes")
+        ),
         (lease_table, "host_account", _without_orphans, "booked twice"),
     ],
 )

@@ -187,6 +187,7 @@ async def test_what_was_admitted_is_kept_with_its_signers_and_its_mark(guarded: 
     assert gate.marks[0].audience == gate.marks[1].audience != ""
 
 
+@pytest.mark.slow("floods a service")
 async def test_of_100_parallel_operations_with_one_nonce_exactly_one_is_accepted(guarded: Stage) -> None:
     outcomes = await asyncio.gather(
         *(guarded.create(load(), authorization="nonce:n1") for _ in range(100)), return_exceptions=True
@@ -216,6 +217,7 @@ async def test_one_that_finds_no_place_keeps_its_nonce() -> None:
         await stage.create(load(), authorization="nonce:n2")
 
 
+@pytest.mark.slow("floods a service")
 async def test_a_flood_of_refusals_is_counted_and_not_written_one_by_one(guarded: Stage) -> None:
     for number in range(200):
         await refused(guarded, "bad" if number % 2 else "worse")
@@ -240,6 +242,7 @@ async def test_what_was_counted_is_written_at_the_stop(guarded: Stage) -> None:
     assert json.loads((await guarded.audit())[-1].detail)["count"] == 5
 
 
+@pytest.mark.slow("steps hours of a registry's life")
 async def test_refusals_leave_room_in_the_log_for_operations() -> None:
     limit = 40
     async with running_stage(ScriptedGate(), max_audit_entries=limit) as stage:
@@ -289,6 +292,7 @@ async def test_a_cancel_that_was_asked_for_before_a_restart_is_carried_out_after
     assert stage.calls.heard[3:] == ["unload m1 on r1"]
 
 
+@pytest.mark.slow("kills or restarts a service")
 async def test_after_a_restart_a_runner_has_time_to_come_back_and_no_more_than_that(stage: Stage) -> None:
     first, second = await stage.create(load("m1")), await stage.create(load("m3"))
     await stage.until_heard("load m1 on r1", "load m3 on r2")
@@ -369,6 +373,7 @@ async def test_an_operation_that_is_cancelled_just_as_its_turn_comes_is_not_begu
     assert [each["event"] for each in logs if each["log_level"] == "critical"] == []
 
 
+@pytest.mark.slow("kills or restarts a service")
 @pytest.mark.parametrize("commits", range(1, COMMITS + 1))
 async def test_after_kill_9_at_any_commit_the_retry_finds_the_operation_and_it_ends_once(
     tmp_path: Path, commits: int

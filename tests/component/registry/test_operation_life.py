@@ -368,6 +368,7 @@ async def test_a_model_that_moved_to_another_runner_is_loaded_where_it_is_now(st
     assert stage.calls.heard[-1] == "load m1 on r2"
 
 
+@pytest.mark.slow("steps hours of a registry's life")
 async def test_every_operation_leaves_a_good_chain_of_entries(stage: Stage) -> None:
     for number in range(10):
         stage.calls.answer("m1", loaded() if number % 2 else WeftError(Reason.WAKE_FAILED, "no"))

@@ -108,7 +108,10 @@ async def ended_or_cancelled(stage: Stage, operation_id: str) -> GovernedOperati
     return (await ending).operation
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in (1, 2))])
+@pytest.mark.slow("a storm")
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly("a storm of processes")) for seed in (1, 2))]
+)
 async def test_in_a_storm_each_operation_ends_once_and_no_two_work_on_one_model(seed: int) -> None:
     dice = random.Random(seed)
     async with running_stage(max_running=4) as stage:
@@ -146,6 +149,7 @@ async def test_in_a_storm_each_operation_ends_once_and_no_two_work_on_one_model(
         assert json.loads(entries[0].detail)["request_id"] == ends[0].request_id
 
 
+@pytest.mark.slow("floods a service")
 async def test_the_storm_notices_operations_that_are_not_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("registry_svc.operations.operations.subjects_of", lambda *_: frozenset())
     async with running_stage() as stage:

@@ -140,6 +140,7 @@ async def test_asking_for_a_hostile_name_finds_nothing_and_repeats_nothing(mesh:
             assert name not in errors[0].message
 
 
+@pytest.mark.slow("steps hours of a registry's life")
 async def test_names_that_differ_in_case_alone_are_different_names(mesh: RunningRegistry) -> None:
     assert await mesh.apply(declare("m1"), declare("M1")) == ["model m1 created", "model M1 created"]
 
@@ -267,6 +268,7 @@ async def test_negative_and_impossible_numbers_in_a_report_are_refused_and_the_l
     await _require_refusal(mesh, beat, None, "sequence")
 
 
+@pytest.mark.slow("floods a service")
 async def test_a_million_of_anything_is_refused_by_its_field(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     million = 1_000_000

@@ -73,10 +73,11 @@ async def test_the_first_reports_after_a_restart_are_no_news_unless_something_is
         await runner.beat(ready())
     async with running_registry(tmp_path, clock=clock) as after:
         runner.registry = after
+        earlier = await after.events()
         await runner.beat(ready())
-        assert await after.events() == []
+        assert await after.events() == earlier
         await runner.beat(in_phase(InstanceState.PHASE_FAILED))
-        assert await after.events() == ["model m1 failed"]
+        assert await after.events() == [*earlier, "model m1 failed"]
 
 
 async def test_what_operators_do_is_written_down(mesh: RunningRegistry) -> None:
@@ -91,6 +92,7 @@ async def test_what_operators_do_is_written_down(mesh: RunningRegistry) -> None:
     assert await mesh.events(AGENT) == ["agent a1 created", "agent a1 deleted"]
 
 
+@pytest.mark.slow("steps hours of a registry's life")
 async def test_a_public_row_whose_runner_is_forgotten_did_not_expire(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
     await mesh.apply(declare("m1"), adopt=True)
@@ -108,6 +110,22 @@ async def test_only_the_newest_events_are_remembered_and_sequences_have_no_gaps(
         assert [event.sequence for event in events] == list(range(32, 42))
         newest = (await mesh.registry.ListEvents(ListEvents(limit=3))).events
         assert [event.sequence for event in newest] == [39, 40, 41]
+
+
+async def test_events_are_kept_over_a_restart_and_counted_on(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running_registry(tmp_path, clock=clock, max_events=3) as before:
+        runner = await SomeRunner(before, models=()).open()
+        await before.advance(10.0)
+        await runner.close()
+        await runner.open()
+        earlier = (await before.registry.ListEvents(ListEvents())).events
+    async with running_registry(tmp_path, clock=clock, max_events=3) as after:
+        assert (await after.registry.ListEvents(ListEvents())).events == earlier
+        runner.registry = after
+        await runner.close()
+        events = (await after.registry.ListEvents(ListEvents())).events
+        assert [event.sequence for event in events] == [2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -137,6 +155,7 @@ async def test_a_listener_hears_what_it_asked_for_from_now_on(mesh: RunningRegis
     call.cancel()
 
 
+@pytest.mark.slow("steps hours of a registry's life")
 async def test_a_listener_that_does_not_read_is_ended(mesh: RunningRegistry) -> None:
     listener = mesh.service._core.events.subscribe()
     runner = await SomeRunner(mesh, models=tuple(f"m{number}" for number in range(400))).open()

@@ -4,6 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import grpc
+import pytest
 from registry_harness import (
     ACTIVE,
     AGENT_INACTIVE,
@@ -26,6 +27,7 @@ from weft_testing.fake_clock import FakeClock
 FOUR_HOURS = 4 * 3600.0
 
 
+@pytest.mark.slow("steps hours of a registry's life")
 async def test_agents_are_deleted_before_the_models_they_point_to_across_runners(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, name="z", models=("m1",)).open()
     await SomeRunner(mesh, name="a", models=("m2",), agents=(an_agent("a1", "m1"), an_agent("a2", "m2"))).open()
@@ -38,6 +40,7 @@ async def test_agents_are_deleted_before_the_models_they_point_to_across_runners
     assert sorted(changes[4:]) == ["runner a gone", "runner z gone"]
 
 
+@pytest.mark.slow("steps hours of a registry's life")
 async def test_a_public_agent_whose_model_expired_stays_inactive(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
     await mesh.apply(Declaration(agent=an_agent("a1")))
@@ -47,6 +50,7 @@ async def test_a_public_agent_whose_model_expired_stays_inactive(mesh: RunningRe
     assert (await mesh.agent("a1")).status == AGENT_INACTIVE
 
 
+@pytest.mark.slow("kills or restarts a service")
 async def test_after_a_restart_the_silent_do_not_expire_all_at_once(tmp_path: Path) -> None:
     clock = FakeClock()
     async with running_registry(tmp_path, clock=clock) as before:
@@ -90,6 +94,7 @@ async def test_a_report_about_models_of_others_tells_nothing_about_them(mesh: Ru
     assert "model m1 hibernated" not in await mesh.events()
 
 
+@pytest.mark.slow("floods a service")
 async def test_a_million_capabilities_are_refused_with_their_field(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     state = runner_pb2.InstanceState(model="m1", phase=runner_pb2.InstanceState.PHASE_READY)
@@ -101,6 +106,7 @@ async def test_a_million_capabilities_are_refused_with_their_field(mesh: Running
     assert not (await mesh.runner("r1")).capability.instances
 
 
+@pytest.mark.slow("floods a service")
 async def test_a_message_beyond_all_limits_is_refused_as_too_large(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     flood = ready(detail="x" * (70 * 1024 * 1024))
@@ -109,6 +115,7 @@ async def test_a_message_beyond_all_limits_is_refused_as_too_large(mesh: Running
     await runner.beat(ready())
 
 
+@pytest.mark.slow("floods a service")
 async def test_a_flood_of_registrations_ends_at_the_limit_and_harms_nobody(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_runners=20, max_models=15) as mesh:
         first = await SomeRunner(mesh, name="r0", models=("m0",)).open()

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from registry_harness import (
     AGENT_ACTIVE,
     AGENT_HIBERNATING,
@@ -75,6 +76,7 @@ async def test_a_model_whose_host_the_mesh_can_wake_hibernates_while_its_runner_
     assert (await mesh.agent("a1")).status == AGENT_ACTIVE
 
 
+@pytest.mark.slow("steps hours of a registry's life")
 async def test_a_wakeable_runner_is_kept_for_days_and_then_forgotten(tmp_path: Path) -> None:
     async with running_registry(tmp_path, hibernating_keep_seconds=86_400.0) as mesh:
         await SomeRunner(mesh, models=(manifest("m1", wake=by_mesh()),)).open()

@@ -59,6 +59,7 @@ async def test_heartbeats_keep_a_runner_active_for_hours(mesh: RunningRegistry) 
     assert (await mesh.runner("r1")).status == ACTIVE
 
 
+@pytest.mark.slow("steps hours of a registry's life")
 async def test_four_hours_of_inactivity_delete_a_runner_within_a_few_real_seconds(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
     started = time.monotonic()
@@ -80,6 +81,7 @@ async def test_a_heartbeat_revives_a_silent_runner_with_its_models(mesh: Running
     assert (await mesh.model("m1")).status == MODEL_ACTIVE
 
 
+@pytest.mark.slow("steps hours of a registry's life")
 async def test_revival_starts_the_four_hours_anew(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     await mesh.advance(FOUR_HOURS)
@@ -155,6 +157,7 @@ async def test_a_heartbeat_of_an_unknown_session_is_told_so(mesh: RunningRegistr
         await SomeRunner(mesh, session_id="ses-nobody-has").beat()
 
 
+@pytest.mark.slow("steps hours of a registry's life")
 async def test_a_heartbeat_of_a_deleted_session_is_unknown_and_a_new_session_can_be_opened(
     mesh: RunningRegistry,
 ) -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import pytest
 import yaml
 from kit.warm_python import warm
 from registry_harness import an_agent, declare
@@ -58,6 +59,7 @@ async def asking(address: str) -> AsyncIterator[tuple["RegistryServiceAsyncStub"
         )
 
 
+@pytest.mark.slow("kills or restarts a service")
 async def test_a_registry_process_keeps_what_was_declared_in_the_database_of_its_configuration(
     tmp_path: Path, database_url: str
 ) -> None:

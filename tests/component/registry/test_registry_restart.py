@@ -53,6 +53,7 @@ async def test_nobody_expires_because_the_registry_was_away(tmp_path: Path, regi
         assert (await after.runner("r1")).status == ACTIVE
 
 
+@pytest.mark.slow("steps hours of a registry's life")
 async def test_after_the_grace_a_runner_that_stayed_silent_is_inactive(tmp_path: Path, registry_url: str) -> None:
     clock = FakeClock()
     async with running_registry(tmp_path, database_url=registry_url, clock=clock) as before:
@@ -66,6 +67,7 @@ async def test_after_the_grace_a_runner_that_stayed_silent_is_inactive(tmp_path:
             await after.runner("r1")
 
 
+@pytest.mark.slow("kills or restarts a service")
 async def test_time_spent_inactive_before_a_restart_counts(tmp_path: Path, registry_url: str) -> None:
     clock = FakeClock()
     async with running_registry(tmp_path, database_url=registry_url, clock=clock) as before:

@@ -220,6 +220,7 @@ async def test_routes_share_the_namespace(mesh: RunningRegistry) -> None:
     assert (await mesh.watch()).snapshot.snapshot.routes[0].manifest.name == "q1"
 
 
+@pytest.mark.slow("steps hours of a registry's life")
 async def test_a_route_outlives_what_it_names_and_answers_again_when_that_is_back(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     await mesh.apply(a_route("q1"))

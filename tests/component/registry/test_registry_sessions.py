@@ -159,6 +159,7 @@ async def test_hostile_names_are_refused_with_the_path_of_the_field(mesh: Runnin
         await mesh.model("fine")
 
 
+@pytest.mark.slow("steps hours of a registry's life")
 async def test_a_session_publishes_1024_models_and_not_one_more(mesh: RunningRegistry) -> None:
     request = SomeRunner(mesh).opening()
     del request.models[:]

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from registry_harness import READ_LIMIT_SECONDS, RunningRegistry, SomeRunner, ready, refused, running_registry
@@ -21,6 +22,7 @@ async def test_the_first_response_is_a_snapshot_even_of_an_empty_mesh(mesh: Runn
     assert watch.snapshot.revision > 0
 
 
+@pytest.mark.slow("steps hours of a registry's life")
 async def test_a_whole_life_is_told_in_order_without_gaps_in_the_revision(mesh: RunningRegistry) -> None:
     watch = await mesh.watch()
     runner = await SomeRunner(mesh).open()
@@ -96,6 +98,7 @@ async def test_ticket_keys_go_only_to_watchers_that_ask(mesh: RunningRegistry) -
     assert second.ticket_key not in told.SerializeToString()
 
 
+@pytest.mark.slow("steps hours of a registry's life")
 async def test_a_watcher_that_does_not_read_is_ended_and_the_others_are_not(tmp_path: Path) -> None:
     async with running_registry(tmp_path, watch_buffer_responses=4) as mesh:
         runner = await SomeRunner(mesh, models=tuple(f"m{index}" for index in range(64))).open()
@@ -140,6 +143,7 @@ async def test_a_watcher_that_goes_away_is_forgotten(mesh: RunningRegistry) -> N
             await mesh.registry.ListRunners(registry_service_pb2.ListRunnersRequest())
 
 
+@pytest.mark.slow("steps hours of a registry's life")
 async def test_the_fleet_watcher_of_routers_follows_along(mesh: RunningRegistry) -> None:
     fleet = FleetWatcher(mesh.channel, SystemClock(), include_ticket_keys=True)
     views: asyncio.Queue[FleetView] = asyncio.Queue()

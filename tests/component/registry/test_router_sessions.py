@@ -148,6 +148,7 @@ async def test_a_registration_without_a_field_is_refused_by_its_name(tmp_path: P
         assert errors[0].message.startswith(field)
 
 
+@pytest.mark.slow("kills or restarts a service")
 async def test_sessions_outlive_a_restart_of_the_registry_and_end_a_lifetime_after_it(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         await SomeRouter(mesh).register()

@@ -83,6 +83,7 @@ def _files(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
 
 
+@pytest.mark.slow("kills or restarts a service")
 async def test_secrets_outlive_a_restart_and_are_encrypted_again_under_a_new_first_key(tmp_path: Path) -> None:
     keys = tmp_path / "secret-keys"
     async with secrets_in(tmp_path) as secrets:

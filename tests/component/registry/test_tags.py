@@ -34,6 +34,7 @@ def tagged_agent(name: str, model: str, **tags: object) -> agent_pb2.AgentManife
     return made
 
 
+@pytest.mark.slow("kills or restarts a service")
 async def test_tags_of_runners_and_operators_are_shown_and_outlive_a_restart(tmp_path: Path) -> None:
     clock = FakeClock()
     central = manifest("m3")

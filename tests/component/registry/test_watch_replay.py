@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
+import pytest
 from gated_store import GatedStore
-from hypothesis import settings
-from kit.examples import examples, given
+from hypothesis import given
 from roster_harness import BareRegistry
 from told_state import Told
 from watch_steps import (
@@ -258,7 +258,7 @@ async def assert_stored(world: World) -> None:
     assert stored.settings.allow_cloud_fallback == world.view.settings.allow_cloud_fallback
 
 
-@settings(max_examples=examples(60), deadline=None)
+@pytest.mark.slow("steps hours of a registry's life")
 @given(steps)
 def test_replaying_a_watch_equals_a_fresh_snapshot_and_the_store(script: list[Step]) -> None:
     asyncio.run(play(script))

@@ -16,6 +16,8 @@ from weft_app.compose.mesh_finder import find_meshes, open_multicast
 from weft_app.config.config import AnnounceSettings
 from weft_testing.fake_clock import FakeClock
 
+pytestmark = pytest.mark.slow("announces meshes on the network")
+
 LOOPBACK = ("127.0.0.1",)
 LISTEN_SECONDS = 0.3
 MAX_LISTEN_SECONDS = 10.0

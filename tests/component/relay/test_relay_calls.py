@@ -107,6 +107,7 @@ async def test_a_slow_reader_stalls_its_own_backend_and_nobody_else(mesh: Mesh, 
     assert await soon(laptop.script.cancelled.get()) == "slow"
 
 
+@pytest.mark.slow("fifty readers")
 async def test_one_reader_that_stands_still_does_not_hold_up_fifty_that_read(mesh: Mesh, laptop: Laptop) -> None:
     async def flood(request: Any, _context: Any) -> AsyncIterator[Any]:
         number = 0
@@ -144,19 +145,21 @@ async def test_a_deadline_reaches_the_backend(mesh: Mesh, laptop: Laptop) -> Non
         await asyncio.Event().wait()
 
     laptop.script.generate = endless
-    call = mesh.stream("endless", timeout=1.0)
+    call = mesh.stream("endless", timeout=0.3)
     error = await _refused(_text(call))
     assert error.reason is Reason.DEADLINE_EXCEEDED
     assert 0 < left[0] < 2.0
     assert await soon(laptop.script.cancelled.get()) == "endless"
 
 
+@pytest.mark.slow("a hundred streams")
 async def test_a_hundred_streams_at_once(mesh: Mesh, laptop: Laptop) -> None:
     laptop.script.generate = counting(50)
     texts = await soon(asyncio.gather(*(_text(mesh.stream(str(number))) for number in range(100))))
     assert set(texts) == {"".join(f"tok{number} " for number in range(50))}
 
 
+@pytest.mark.slow("a message of 20 MiB")
 async def test_a_message_of_twenty_mebibytes_goes_both_ways(mesh: Mesh, laptop: Laptop) -> None:
     async def echo(request: Any, _context: Any) -> AsyncIterator[Any]:
         yield frame(request.completion.suffix)

@@ -57,7 +57,7 @@ async def test_nothing_but_the_relay_is_served_there(door: grpc.aio.Channel, met
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-@pytest.mark.parametrize("service", ["", "liveness", "readiness", RELAY_SERVICE])
+@pytest.mark.parametrize("service", ["", "readiness", RELAY_SERVICE])
 async def test_its_health_can_be_checked(door: grpc.aio.Channel, service: str) -> None:
     stub: Any = health_pb2_grpc.HealthStub(door)
     answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=LIMIT_SECONDS)

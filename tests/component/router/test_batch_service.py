@@ -173,6 +173,7 @@ async def test_a_file_is_kept_listed_read_and_deleted(make: Make, path: Path) ->
         assert (empty.byte_count, await read(kept.files, empty.id)) == (0, b"")
 
 
+@pytest.mark.slow("runs whole services")
 @BOTH
 async def test_what_is_refused_is_said_while_more_is_sent(make: Make, path: Path) -> None:
     async def endless() -> AsyncIterator[bytes]:
@@ -285,6 +286,7 @@ async def test_a_message_that_is_too_large_is_refused(path: Path) -> None:
         assert (found.reason, found.metadata["field"]) == (Reason.INVALID_ARGUMENT, "lines")
 
 
+@pytest.mark.slow("runs whole services")
 @BOTH
 async def test_a_batch_is_made_counted_cancelled_and_its_results_are_written(make: Make, path: Path) -> None:
     async with make(path) as kept:
@@ -499,6 +501,7 @@ async def serving(service: Silent, tmp_path: Path) -> AsyncIterator[tuple[GrpcHo
         await host.stop(0)
 
 
+@pytest.mark.slow("kills or restarts a service")
 async def test_a_keeper_behind_a_channel_that_is_silent_or_stops_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

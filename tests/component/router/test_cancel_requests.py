@@ -254,6 +254,7 @@ def a_task(name: str, tenant: str = "a") -> task_pb2.Task:
     return task_pb2.Task(id=name, tenant=tenant, state=task_pb2.TASK_STATE_PENDING, request_id="mine")
 
 
+@pytest.mark.slow("runs whole services")
 @pytest.mark.parametrize("is_remote", [False, True])
 async def test_a_journaled_request_is_cancelled_by_its_own_id(tmp_path: Path, is_remote: bool) -> None:
     async with router() as mesh, both_ways(mesh, tmp_path, is_remote=is_remote) as (port, requests):

@@ -87,6 +87,7 @@ async def test_a_close_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytes
     await asyncio.wait([hanging])
 
 
+@pytest.mark.slow("runs whole services")
 def test_an_event_loop_ends_whose_transactions_were_cancelled_at_any_moment(tmp_path: Path) -> None:
     async def cancelled_after(turns: int) -> None:
         database = await opened(tmp_path)

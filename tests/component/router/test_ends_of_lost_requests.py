@@ -63,6 +63,7 @@ def counted(router: Router) -> tuple[int, int]:
     return sum(each.completed_count for each in sums), sum(each.completion_tokens for each in sums)
 
 
+@pytest.mark.slow("kills or restarts a service")
 async def test_the_end_of_a_stream_whose_router_died_is_recorded_by_the_next_owner_of_its_domain(
     tmp_path: Path,
 ) -> None:

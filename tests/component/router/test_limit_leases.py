@@ -28,6 +28,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.units import HOUR, MINUTE, Rate, RateUnit
 
 pytest_plugins = ("database_fixtures",)
+pytestmark = pytest.mark.slow("several routers on one database")
 
 CLOCK = SystemClock()
 TERMS = LeaseTerms(silence_seconds=0.4, max_hold_seconds=0.5)

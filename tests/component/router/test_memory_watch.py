@@ -157,6 +157,7 @@ async def test_the_last_view_stays_while_the_registry_is_away_and_its_age_is_kno
     assert (stage.watch.hosts, stage.watch.age_seconds) == ({}, 0.0)
 
 
+@pytest.mark.slow("floods a service")
 async def test_hosts_beyond_the_bound_are_left_out(stage: Stage) -> None:
     stage.book.hosts = [lease_service_pb2.HostMemory(host=f"host-{number}") for number in range(MAX_HOSTS + 5)]
     await stage.pass_time(POLL_SECONDS)

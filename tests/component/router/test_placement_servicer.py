@@ -72,7 +72,6 @@ async def _placed(folder: Any, **fields: Any) -> tuple[WeftError, list[Placement
         ({"needed_tools": ["web", "a\nb"]}, "open.needed_tools[1]"),
         ({"needed_tools": ["t"] * (MAX_NEEDED_TOOLS + 1)}, "open.needed_tools"),
         ({"client_id": "a\r\nb"}, "open.client_id"),
-        ({"report_to": "a router"}, "open.report_to"),
         ({"work": -1.0}, "open.work"),
         ({"work": 1e10}, "open.work"),
         ({"work": float("nan")}, "open.work"),

@@ -90,6 +90,7 @@ async def _acknowledge_and_die(file: Path, promised: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow("kills or restarts a service")
 async def test_a_start_after_a_stop_misses_nothing(place: Place) -> None:
     service = _service(place.database())
     await service.start()
@@ -99,6 +100,7 @@ async def test_a_start_after_a_stop_misses_nothing(place: Place) -> None:
     assert await place.loss() is None
 
 
+@pytest.mark.slow("kills or restarts a service")
 async def test_a_start_after_a_kill_misses_nothing(place: Place) -> None:
     for _ in range(2):
         program = (sys.executable, __file__, str(place.file), str(place.promised))
@@ -114,6 +116,7 @@ async def test_a_database_without_a_record_of_acknowledgements_misses_nothing_th
     assert place.promised.exists()
 
 
+@pytest.mark.slow("runs whole services")
 @pytest.mark.parametrize("words", [b"", b"{", b"[1]", b'{"store_id": 1}', b"\x00" * 256])
 async def test_a_damaged_record_is_started_again(place: Place, words: bytes) -> None:
     (await place.killed()).promised.write_bytes(words)
@@ -155,6 +158,7 @@ def _deleted(place: Place) -> None:
 DAMAGES: list[Callable[[Place], None]] = [_truncated, _half, _overwritten, _without_log, _emptied, _deleted]
 
 
+@pytest.mark.slow("runs whole services")
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_acknowledged_tasks_that_are_missing_are_noticed_once_and_said_until_it_is_dealt_with(
     place: Place, damage: Callable[[Place], None]
@@ -173,6 +177,7 @@ async def test_acknowledged_tasks_that_are_missing_are_noticed_once_and_said_unt
     await service.stop(0)
 
 
+@pytest.mark.slow("runs whole services")
 async def test_an_older_copy_is_noticed_and_so_is_the_newer_one_when_it_is_put_back_after_more_was_acknowledged(
     place: Place, tmp_path: Path
 ) -> None:
@@ -190,6 +195,7 @@ async def test_an_older_copy_is_noticed_and_so_is_the_newer_one_when_it_is_put_b
         await service.stop(0)
 
 
+@pytest.mark.slow("runs whole services")
 async def test_another_home_s_database_is_noticed(place: Place, tmp_path: Path) -> None:
     other = await Place(tmp_path / "other").killed(2 * TASKS)
     await place.killed()
@@ -244,6 +250,7 @@ async def test_a_transaction_that_changes_nothing_is_not_counted(place: Place) -
     await store.stop()
 
 
+@pytest.mark.slow("runs whole services")
 async def test_the_record_is_on_the_disk_within_a_second(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed, flushes = asyncio.Event(), list[int]()
     loop = asyncio.get_running_loop()

@@ -181,7 +181,7 @@ async def test_a_failed_attempt_is_part_of_the_story() -> None:
         grant = await place.next_decision()
         assert isinstance(grant, Grant)
         await place.report_attempt_failed(grant.attempt, Reason.NO_SLOT_AVAILABLE)
-        assert pb.DecisionRecord.KIND_RETRIED in kinds(await mesh.told("r-1"))
+        assert pb.DecisionRecord.KIND_FAILED in kinds(await mesh.told("r-1")), "it is not placed again yet"
 
 
 async def test_a_caller_that_leaves_is_cancelled_and_nothing_stays_under_way() -> None:

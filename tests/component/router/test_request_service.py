@@ -175,7 +175,7 @@ class _RefusingPlace(Placement):
     async def report_first_content(self, attempt: int) -> None:
         del attempt
 
-    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
+    async def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> None:
         del attempt, reason
 
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:

@@ -182,6 +182,7 @@ async def test_a_watch_ends_with_the_router(tmp_path: Path) -> None:
         assert caught.value.reason is Reason.SHUTTING_DOWN
 
 
+@pytest.mark.slow("runs whole services")
 async def test_figures_are_read_and_watched_over_a_socket(tmp_path: Path) -> None:
     router = Router()
     router.figures.note_load(3, 1, router.clock.monotonic())

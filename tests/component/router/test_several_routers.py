@@ -232,6 +232,7 @@ async def test_a_request_that_waits_at_a_router_that_dies_is_placed_by_another(t
         await first.report_finished(Reason.UNSPECIFIED)
 
 
+@pytest.mark.slow("runs whole services")
 async def test_a_request_that_waits_at_a_router_that_answers_no_health_check_is_placed_by_another(
     tmp_path: Path,
 ) -> None:
@@ -281,6 +282,7 @@ async def test_a_moved_request_is_counted_by_its_new_owner_alone(tmp_path: Path)
             assert former.records.usage.is_empty
 
 
+@pytest.mark.slow("runs whole services")
 async def test_without_any_router_a_request_waits_and_fails_with_its_deadline(tmp_path: Path) -> None:
     async with running(tmp_path) as there:
         for router in there.routers.values():

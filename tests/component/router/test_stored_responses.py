@@ -183,6 +183,7 @@ async def test_bytes_are_bounded_for_all_tenants_together(tmp_path: Path) -> Non
         await refused(Reason.TOO_MANY_RESOURCES, store.save(response("resp_d", tenant="dan", size=98)))
 
 
+@pytest.mark.slow("kills or restarts a service")
 async def test_a_keeper_behind_a_channel_that_is_silent_or_stops_is_unavailable(tmp_path: Path) -> None:
     called = asyncio.Event()
 
@@ -214,6 +215,7 @@ async def test_a_keeper_behind_a_channel_that_is_silent_or_stops_is_unavailable(
     await channel.close()
 
 
+@pytest.mark.slow("floods a service")
 async def test_a_conversation_that_never_ends_is_refused_before_it_is_read(tmp_path: Path) -> None:
     async with keeping(tmp_path) as store:
         for number in range(MAX_CHAIN + 1):

@@ -145,6 +145,7 @@ async def until(read: Callable[[], Awaitable[str]], word: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow("runs whole services")
 @both
 async def test_a_watch_of_all_tasks_has_each_that_comes_changes_and_goes(opening: Open, tmp_path: Path) -> None:
     async with opening(tmp_path) as (tasks, calls):

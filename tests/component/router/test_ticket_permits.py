@@ -1,7 +1,6 @@
 """The permit of a request stands in every ticket that is signed for it, on every attempt."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -15,7 +14,7 @@ from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.dispatch.placement import Grant, PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
+from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock
 
 LOCAL, REMOTE = ("near-1", "near-2"), ("far", "alone")
@@ -134,21 +133,3 @@ async def test_a_remote_model_of_a_pool_stands_back_for_the_local_ones_without_a
     loop.close()
     assert isinstance(grant, Grant)
     assert grant.model in LOCAL
-
-
-async def test_a_ticket_has_the_terms_of_the_lane_where_a_router_hears_of_the_attempt_and_only_there() -> None:
-    loop = _loop()
-    plain = PlacementRequest(request_id="req-1", tenant="always", model="near-1", operation=Operation.CHAT)
-    of_lane = replace(plain, report_to="router-1", seconds_left=20.0, asked_model="best", priority=Priority.HIGH)
-    grants = []
-    for request in (plain, of_lane):
-        key, mailbox = loop.submit(request)
-        grants.append(await mailbox.get())
-        loop.finish(key, Reason.UNSPECIFIED)
-    loop.close()
-    first, second = (grant for grant in grants if isinstance(grant, Grant))
-    assert not _claims(first).HasField("lane")
-    terms = _claims(second).lane
-    assert (terms.report_to, terms.asked_model, terms.priority) == ("router-1", "best", Priority.HIGH.wire)
-    assert terms.time_left.ToNanoseconds() == 20_000_000_000
-    assert not terms.HasField("keep_alive")

@@ -27,7 +27,7 @@ from weft.api.runner.v1 import runner_service_pb2_grpc
 from weft.kernel.clock import SystemClock
 from weft.kernel.rpc import new_server, open_channel
 from weft_testing.fake_backend.process import fake_backend_command
-from weft_testing.fake_nvml import FakeCards, build_fake_nvml
+from weft_testing.fake_nvml import FakeCards, fake_nvml_library
 
 GIB = 1024**3
 MIB = 1024**2
@@ -252,7 +252,7 @@ class LeasedWorld:
 @asynccontextmanager
 async def leased_world(folder: Path, *, greed: float = 1.0, cards: int = 2) -> AsyncIterator[LeasedWorld]:
     """Yields the world, without runners."""
-    library, fake = build_fake_nvml(folder / "library"), FakeCards(folder / "cards")
+    library, fake = fake_nvml_library(), FakeCards(folder / "cards")
     for _ in range(cards):
         fake.add(total_bytes=CARD_BYTES)
     registry = RunningRegistry(folder)

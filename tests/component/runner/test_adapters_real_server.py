@@ -17,7 +17,7 @@ from weft_app.compose.demo import demo_model_path
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_config
 
-pytestmark = [pytest.mark.heavy, pytest.mark.real]
+pytestmark = [pytest.mark.slow("a real engine"), pytest.mark.real]
 
 QUESTION = "What is the capital of France? Answer with one word."
 LOAD_SECONDS = 60.0

@@ -34,6 +34,8 @@ from weft.kernel.reasons import Reason
 from weft_app.compose.demo import demo_model_path
 from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 
+pytestmark = pytest.mark.slow("waits for engines that stall")
+
 PROFILE = TimeoutProfile(prefill_liveness_seconds=0.6, idle_stream_seconds=0.4, probe_interval_seconds=0.05)
 NOTICE_SECONDS = 5.0
 

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from kit.engine_settings import engine_settings
 from restart_stage import Repaving, living, repaving
 
@@ -34,6 +35,7 @@ async def _neighbour(stage: Repaving) -> "tuple[asyncio.Task[object], list[str]]
     return task, text
 
 
+@pytest.mark.slow("a stream beside each bad head")
 async def test_a_bad_answer_head_of_an_engine_of_ours_costs_one_request_and_the_engine_goes_on() -> None:
     async with repaving(answer_tokens=0, tokens_per_second=100) as stage:
         await stage.until_phase(Phase.READY)

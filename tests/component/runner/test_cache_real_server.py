@@ -12,7 +12,7 @@ from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.prefix_cache import MODEL, SEA, PrefixCacheConformance
 
-pytestmark = [pytest.mark.heavy, pytest.mark.real]
+pytestmark = [pytest.mark.nightly("repeats test_cache_fake_server on a real engine"), pytest.mark.real]
 
 
 class TestLlamaServerFromTheWheel(PrefixCacheConformance):

@@ -168,6 +168,7 @@ async def test_keep_alive_zero_puts_the_model_to_sleep_when_the_request_has_ende
         await runner.until(Phase.HIBERNATING)
 
 
+@pytest.mark.slow("a long answer")
 async def test_what_runs_during_a_flush_goes_on_and_is_forgotten_afterwards(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model(**LONG)]) as runner:
         await runner.until(Phase.READY)

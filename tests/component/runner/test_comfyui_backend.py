@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from kit.comfyui import (
     GRAPH,
     attached,
@@ -40,8 +41,10 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 @asynccontextmanager
-async def serving(folder: Path, **given: Any) -> AsyncIterator[tuple[FakeComfyUi, ComfyUiBackend]]:
-    async with FakeComfyUi(folder) as fake:
+async def serving(
+    folder: Path, kind: type[FakeComfyUi] = FakeComfyUi, **given: Any
+) -> AsyncIterator[tuple[FakeComfyUi, ComfyUiBackend]]:
+    async with kind(folder) as fake:
         backend = attached(fake.url, **given)
         try:
             await backend.start()
@@ -210,6 +213,34 @@ def test_a_cancelled_prompt_that_runs_is_interrupted_and_the_next_of_others_is_n
             assert fake.worker.interrupted == [own.prompt_id]
             await until(lambda: foreign in fake.worker.history)
             assert fake.worker.history[foreign]["status"]["status_str"] == "success"
+
+    run(scenario())
+
+
+def test_an_interrupt_that_arrives_when_the_next_prompt_runs_names_the_one_that_it_is_for(tmp_path: Path) -> None:
+    """Versions of ComfyUI that read `prompt_id` ignore such a late one; without it they interrupt whatever runs."""
+    steps = 2
+
+    class Late(FakeComfyUi):
+        async def _interrupt(self, request: web.Request) -> web.Response:
+            self.worker.pace.let(steps)
+            await until(lambda: self.worker.running is not None and self.worker.running.prompt_id == foreign[0])
+            return await super()._interrupt(request)
+
+    foreign: list[str] = []
+
+    async def scenario() -> None:
+        async with serving(tmp_path, Late) as (fake, backend):
+            fake.worker.pace.hold()
+            payload = image_pb2.ImagePayload(prompt="a hill", steps=steps)
+            async with aclosing(backend.generate_images(payload, call())) as frames:
+                await anext(frames)
+                await until(lambda: fake.worker.running is not None)
+                foreign.append(await queue_foreign(fake))
+            fake.worker.pace.go()
+            await until(lambda: foreign[0] in fake.worker.history)
+            assert fake.worker.history[foreign[0]]["status"]["status_str"] == "success"
+            assert any(path == "/interrupt" for _, path, _ in fake.requests)
 
     run(scenario())
 
@@ -455,6 +486,7 @@ def has_process(backend: ComfyUiBackend) -> bool:
     return backend.process_id is not None
 
 
+@pytest.mark.slow("starts a program")
 def test_a_started_comfyui_makes_images_leaves_no_file_and_ends() -> None:
     async def scenario() -> None:
         backend = started()
@@ -477,6 +509,7 @@ def test_a_started_comfyui_makes_images_leaves_no_file_and_ends() -> None:
     run(scenario())
 
 
+@pytest.mark.slow("starts a program")
 def test_a_started_comfyui_that_crashes_in_a_node_has_died() -> None:
     async def scenario() -> None:
         backend = started()

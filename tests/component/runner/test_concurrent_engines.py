@@ -15,6 +15,8 @@ from runner_svc.engine_host.messages import TOKEN_VARIABLE, Answer, Done, Genera
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
+pytestmark = pytest.mark.slow("starts engine processes")
+
 PROGRAM = Path(__file__).with_name("scripted_engine.py")
 
 

@@ -33,6 +33,8 @@ from weft.kernel.request import Operation
 from weft_testing.conformance.backend import BackendConformance, Engine
 from weft_testing.conformance.findings import Verdict
 
+pytestmark = pytest.mark.nightly("an engine in a process, as in test_engine_host")
+
 FRESH = CallInfo(request_id="r1", traceparent="", cache=CacheUse(fresh=True))
 
 

@@ -74,6 +74,7 @@ class _AnswersChats(DiffusersBackend):
                 yield [*text, *frame]
 
 
+@pytest.mark.nightly("same checks as test_engine_host")
 class TestDiffusersOverAScriptedLibrary(LoadOrderChecks, ProcessChecks):
     offered = Operation.IMAGE
 
@@ -129,6 +130,7 @@ async def _refusal(backend: DiffusersBackend, payload: image_pb2.ImagePayload) -
     return refused.value.reason, refused.value.message
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_images_come_one_after_the_other_each_with_the_next_seed_and_a_receipt(model: Path) -> None:
     async with _running(model) as (backend, _):
         frames = await _frames(backend, _payload(count=3, guidance=2.5, negative_prompt="fog"))
@@ -146,6 +148,7 @@ async def test_images_come_one_after_the_other_each_with_the_next_seed_and_a_rec
         assert [one.done for one in progress] == sorted(one.done for one in progress)
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_what_a_request_leaves_out_is_as_configured_or_as_the_family_has_it(model: Path) -> None:
     bare = image_pb2.ImagePayload(prompt="x")
     async with _running(model) as (backend, _):
@@ -160,6 +163,7 @@ async def test_what_a_request_leaves_out_is_as_configured_or_as_the_family_has_i
         assert changed["steps"] == 2
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_previews_come_at_even_distances_before_their_image(model: Path) -> None:
     async with _running(model, preview_side_pixels=32) as (backend, _):
         frames = await _frames(backend, _payload(steps=9, count=2, partial_images=2))
@@ -179,6 +183,7 @@ async def test_previews_come_at_even_distances_before_their_image(model: Path) -
         assert len(collected_images(frames)) == 1, "a preview that cannot be made costs the image nothing"
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_an_image_is_worked_from_with_the_pipeline_that_is_made_for_it(model: Path) -> None:
     async with _running(model) as (backend, _):
         [changed] = await _made(backend, _payload(size="", strength=0.5, images=[_picture(100, 50)]))
@@ -197,6 +202,7 @@ async def test_an_image_is_worked_from_with_the_pipeline_that_is_made_for_it(mod
         assert plain["pipeline"] == "StableDiffusionPipeline"
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_formats_and_their_quality_are_as_asked_for(model: Path) -> None:
     async with _running(model) as (backend, _):
         [made] = await _made(backend, _payload(output_format="webp", extra={"output_compression": 40, "eta": 0.5}))
@@ -206,6 +212,7 @@ async def test_formats_and_their_quality_are_as_asked_for(model: Path) -> None:
         assert [event.warning.field for event in frames[0] if event.HasField("warning")] == ["sharpness"]
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_what_the_model_cannot_make_is_refused_by_the_name_of_the_field(model: Path) -> None:
     no_previews: dict[str, Any] = {"size": ""}
     async with _running(model, max_steps=20, max_pixels=64 * 64, max_source_pixels=10_000) as (backend, _):
@@ -237,6 +244,7 @@ async def test_what_the_model_cannot_make_is_refused_by_the_name_of_the_field(mo
         assert message.startswith(f"images[0]: has {2**20 + 4} bytes, and at most {2**20} are taken")
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_family_without_negative_prompts_refuses_them(model: Path) -> None:
     _folder(model, _class_name="FluxPipeline")
     async with _running(model) as (backend, _):
@@ -246,6 +254,7 @@ async def test_a_family_without_negative_prompts_refuses_them(model: Path) -> No
         )
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_model_for_inpainting_alone_says_so(model: Path) -> None:
     _folder(model, _class_name="StableDiffusionInpaintPipeline")
     async with _running(model, {"denoiser_channels": 9}) as (backend, _):
@@ -258,6 +267,7 @@ async def test_a_model_for_inpainting_alone_says_so(model: Path) -> None:
         assert await _made(backend, _payload()), "another denoiser is as good for all"
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_request_that_is_given_up_frees_the_slot_within_one_step(model: Path) -> None:
     async with _running(model, {"seconds_per_step": 0.1}) as (backend, _):
         async with (
@@ -271,6 +281,7 @@ async def test_a_request_that_is_given_up_frees_the_slot_within_one_step(model: 
         assert len(steps) <= 2 + 2, "the step at which it was given up is the last one"
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_memory_that_runs_out_fails_the_request_alone_and_names_remedies(model: Path) -> None:
     async with _running(model, {"memory_pixels": 64 * 64, "with_device": True}, cpu_offload="model") as (backend, _):
         pid = backend.process_id
@@ -288,6 +299,7 @@ async def test_memory_that_runs_out_fails_the_request_alone_and_names_remedies(m
     assert "cpu_offload" in failed.value.message
 
 
+@pytest.mark.nightly("same checks as test_engine_host")
 async def test_an_error_of_the_library_fails_the_request_alone(model: Path) -> None:
     async with _running(model, {"fails_at_step": 20}) as (backend, _):
         assert await _refusal(backend, _payload(steps=30)) == (
@@ -297,6 +309,7 @@ async def test_an_error_of_the_library_fails_the_request_alone(model: Path) -> N
         assert await _made(backend, _payload())
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -> None:
     async with _running(model, {"with_device": True}, vae_tiling=True, attention_slicing=True) as (backend, _):
         lines = backend.log_lines(100)
@@ -320,6 +333,7 @@ async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -
         await _backend(model, device="cuda").start()
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_offloaded_components_follow_the_pipeline_that_uses_them(model: Path) -> None:
     async with _running(model, {"with_device": True}, cpu_offload="model") as (backend, _):
         await _made(backend, _payload(images=[_picture()]))
@@ -328,6 +342,7 @@ async def test_offloaded_components_follow_the_pipeline_that_uses_them(model: Pa
     assert offloaded == ["StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline", "StableDiffusionPipeline"]
 
 
+@pytest.mark.slow("starts engine processes")
 @pytest.mark.parametrize(
     ("index", "files", "message"),
     [
@@ -356,11 +371,13 @@ async def test_a_folder_with_code_or_pickles_is_refused_before_anything_is_impor
     assert message in refused.value.message
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_folder_of_another_family_than_configured_is_refused(model: Path) -> None:
     with pytest.raises(WeftError, match="family: the folder has a pipeline of Stable Diffusion, not of FLUX"):
         await _backend(model, family="flux").start()
 
 
+@pytest.mark.nightly("same checks as test_engine_host")
 async def test_a_missing_library_or_environment_is_named_with_the_remedy(model: Path, tmp_path: Path) -> None:
     with pytest.raises(WeftError, match=r"weft runtime install diffusers.*libtorch_cpu\.so"):
         await _backend(model, {"import_fails": True}).start()
@@ -375,6 +392,7 @@ async def _to_the_end(frames: AsyncGenerator[Frame]) -> None:
             pass
 
 
+@pytest.mark.nightly("same checks as test_engine_host")
 async def test_an_engine_that_dies_at_work_is_noticed_and_the_next_one_works(model: Path) -> None:
     async with _running(model, {"seconds_per_step": 0.05}) as (backend, _):
         async with aclosing(backend.generate_images(_payload(steps=100), CALL)) as frames:

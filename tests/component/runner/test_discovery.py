@@ -107,7 +107,7 @@ async def test_a_server_that_asks_for_a_key_is_named_and_not_served() -> None:
         {"/v1/models": b"<html>hello</html>"},
         {"/v1/models": b"[" * 100_000},
         {"/v1/models": {"data": "yes"}, "/api/version": b"\xff\xfe"},
-        {"/v1/models": HANGS},
+        pytest.param({"/v1/models": HANGS}, marks=pytest.mark.slow("waits for a server that hangs")),
     ],
 )
 async def test_what_is_no_engine_is_not_found(routes: dict[str, Any]) -> None:
@@ -127,6 +127,7 @@ async def test_a_server_that_lies_about_its_names_does_no_harm(monkeypatch: pyte
     assert len(found.models) <= 2_000
 
 
+@pytest.mark.slow("waits for servers that hang")
 async def test_a_server_that_hangs_holds_nobody_up() -> None:
     began = time.monotonic()
     async with AsyncExitStack() as stack:

@@ -24,6 +24,8 @@ from weft_testing.conformance.findings import Finding, Verdict
 from weft_testing.conformance.runner_suite import CHECKS, examine
 from weft_testing.conformance.runner_under_test import RunnerUnderTest
 
+pytestmark = pytest.mark.slow("starts engine processes")
+
 CLAIMS = tuple(check for check in CHECKS if check.name == "engine-claims")
 CHAT = frozenset({int(model_pb2.MODEL_OPERATION_CHAT)})
 

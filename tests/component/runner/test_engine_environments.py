@@ -43,6 +43,7 @@ def environment(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow("starts a host program")
 async def test_a_host_program_needs_nothing_of_wefts_environment_and_sees_nothing_of_it(
     tmp_path: Path, environment: Path
 ) -> None:

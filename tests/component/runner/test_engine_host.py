@@ -28,6 +28,8 @@ from weft.kernel.telemetry import new_traceparent
 from weft_testing.conformance.backend import BackendConformance, Engine
 from weft_testing.conformance.backend_port import ANSWER_TOKENS
 
+pytestmark = pytest.mark.slow("starts engine processes")
+
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
 
 
@@ -332,8 +334,10 @@ async def test_a_frozen_engine_does_not_respond(model: Path) -> None:
         assert signs.cpu_seconds > 0
         assert backend.process_id is not None
         psutil.Process(backend.process_id).suspend()
-        # The signal takes a moment to reach every thread.
-        assert not all([await backend.responds(0.1) for _ in range(5)])
+        # The signal takes a moment to reach every thread, on a busy machine longer than some answers take.
+        async with asyncio.timeout(5.0):
+            while await backend.responds(0.1):
+                pass
         assert not await backend.responds(0.1)
         psutil.Process(backend.process_id).resume()
         assert await backend.responds(5.0)

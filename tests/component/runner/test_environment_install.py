@@ -27,6 +27,8 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.free_port import free_port
 
+pytestmark = pytest.mark.slow("makes environments with pip")
+
 WAIT_SECONDS = 60.0
 
 

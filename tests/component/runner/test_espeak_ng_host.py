@@ -21,6 +21,8 @@ from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
+pytestmark = pytest.mark.slow("starts engine processes")
+
 PROGRAM = """#!/bin/sh
 # Speaks one second of silence per text; a text with "wait" lasts until its reader has gone.
 case "$1" in

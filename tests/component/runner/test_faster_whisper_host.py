@@ -81,6 +81,7 @@ def _calls(backend: FasterWhisperBackend) -> list[tuple[float, dict[str, Any]]]:
     return [(float(line.split()[1]), json.loads(line.partition(" with ")[2])) for line in lines]
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_it_transcribes_and_does_nothing_else(model: Path) -> None:
     async with _running(model) as (backend, facts):
         assert facts.operations == {Operation.TRANSCRIPTION}
@@ -94,6 +95,7 @@ async def test_it_transcribes_and_does_nothing_else(model: Path) -> None:
     assert engine.abilities == facts.abilities, "the mesh knows it before the model is loaded"
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -> None:
     async with _running(model, device="cuda", compute_type="float16", slots=3, threads=2) as (backend, facts):
         assert "loaded on cuda as float16, 2 threads, 3 at once" in backend.log_lines(10)
@@ -106,6 +108,7 @@ async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -
         await backend.stop()
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_transcription_has_segments_with_their_figures_and_words_where_they_are_asked_for(model: Path) -> None:
     async with _running(model) as (backend, _):
         plain, events = await _heard(backend, _payload())
@@ -120,6 +123,7 @@ async def test_a_transcription_has_segments_with_their_figures_and_words_where_t
     assert (receipt.usage.audio_milliseconds, receipt.usage.completion_tokens) == (4000, 1)
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_long_recording_is_heard_in_pieces_that_join_without_a_gap_and_with_what_was_said(model: Path) -> None:
     async with _running(model) as (backend, _):
         heard, events = await _heard(backend, _payload({"prompt": "ab"}, seconds=400))
@@ -138,6 +142,7 @@ async def test_a_long_recording_is_heard_in_pieces_that_join_without_a_gap_and_w
     assert done[-1] == 400.0
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_what_was_decoded_at_a_high_temperature_says_nothing_about_what_follows(model: Path) -> None:
     async with _running(model, {"temperature": 0.8}) as (backend, _):
         await _frames(backend, _payload({"prompt": "ab"}, seconds=200))
@@ -152,6 +157,7 @@ async def test_a_piece_without_a_signal_is_not_given_to_the_model(model: Path) -
     assert events[-1].finished.receipt.usage.audio_milliseconds == 14_000_000
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_only_what_has_a_voice_is_heard_where_that_is_asked_for(model: Path) -> None:
     async with _running(model, {"voices": [[10, 20], [40, 50]]}, voice_detection=True) as (backend, _):
         heard, _ = await _heard(backend, _payload(seconds=100))
@@ -164,6 +170,7 @@ async def test_only_what_has_a_voice_is_heard_where_that_is_asked_for(model: Pat
         assert (heard.text, _calls(backend)) == ("", [])
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_parameters_of_a_request_reach_the_library(model: Path) -> None:
     async with _running(model, beam_size=3) as (backend, _):
         await _frames(backend, _payload({"language": "NL", "translate": True, "temperature": 0.5}))
@@ -174,6 +181,7 @@ async def test_parameters_of_a_request_reach_the_library(model: Path) -> None:
     assert (plain["task"], "temperature" in plain) == ("transcribe", False), "0 is where the library begins"
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_language_that_the_model_does_not_know_is_refused_by_name(model: Path) -> None:
     for languages, words in ((["en"], "knows English alone, not 'nl'"), (["en", "de"], "knows 2 languages")):
         async with _running(model, {"languages": languages}) as (backend, _):
@@ -182,6 +190,7 @@ async def test_a_language_that_the_model_does_not_know_is_refused_by_name(model:
             assert refused.value.message.startswith("language: ")
 
 
+@pytest.mark.slow("starts engine processes")
 @pytest.mark.parametrize(
     ("recording", "words"),
     [
@@ -225,6 +234,7 @@ async def test_a_file_that_is_no_recording_is_refused_without_the_path_of_the_ru
     assert "/" not in refused.value.message
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_cancelled_request_ends_with_the_next_window(model: Path) -> None:
     async with _running(model, {"seconds_per_window": 0.05}) as (backend, _):
         async with aclosing(backend.transcribe(_payload(seconds=14_000), CALL)) as frames:
@@ -234,6 +244,7 @@ async def test_a_cancelled_request_ends_with_the_next_window(model: Path) -> Non
         assert len(_calls(backend)) < 6, "most of the recording was not heard"
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_cancelled_request_ends_with_the_next_attempt_at_a_window(model: Path) -> None:
     async with _running(model, {"seconds_per_window": 0.02, "attempts": 100_000}) as (backend, _):
         async with aclosing(backend.transcribe(_payload(), CALL)) as frames:
@@ -244,6 +255,7 @@ async def test_a_cancelled_request_ends_with_the_next_attempt_at_a_window(model:
             await anext(frames)
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_requests_run_side_by_side_in_a_model_with_several_slots(model: Path) -> None:
     async with (
         _running(model, {"seconds_per_window": 0.05}, slots=2) as (backend, _),
@@ -255,6 +267,7 @@ async def test_requests_run_side_by_side_in_a_model_with_several_slots(model: Pa
         assert await anext(long), "the other request goes on"
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_model_that_sleeps_is_unloaded_and_wakes_in_its_process(model: Path) -> None:
     async with _running(model, sleeps_in_place=True) as (backend, facts):
         process = backend.process_id
@@ -265,6 +278,7 @@ async def test_a_model_that_sleeps_is_unloaded_and_wakes_in_its_process(model: P
         assert (await _heard(backend, _payload()))[0].text == "0"
 
 
+@pytest.mark.nightly("same checks as test_engine_host")
 async def test_a_killed_engine_fails_its_request_alone(model: Path) -> None:
     async with _running(model, {"seconds_per_window": 0.05}) as (backend, _):
         async with aclosing(backend.transcribe(_payload(seconds=14_000), CALL)) as frames:
@@ -284,6 +298,7 @@ async def _to_the_end(frames: AsyncGenerator[Frame]) -> None:
             pass
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_too_little_memory_is_named_with_advice(model: Path) -> None:
     fault = "CUDA failed with error out of memory"
     with pytest.raises(WeftError, match="use a smaller compute_type") as refused:
@@ -295,6 +310,7 @@ async def test_too_little_memory_is_named_with_advice(model: Path) -> None:
         assert refused.value.reason is Reason.OUT_OF_MEMORY
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_folder_that_is_no_whisper_model_is_refused(model: Path) -> None:
     with pytest.raises(WeftError, match="is no Whisper model: unsupported model"):
         await _backend(model, {"load_error": "unsupported model"}).start()
@@ -303,6 +319,7 @@ async def test_a_folder_that_is_no_whisper_model_is_refused(model: Path) -> None
         await _backend(model).start()
 
 
+@pytest.mark.nightly("same checks as test_engine_host")
 async def test_a_missing_library_is_named_with_its_remedy(model: Path, tmp_path: Path) -> None:
     with pytest.raises(WeftError, match="weft runtime install faster_whisper") as failed:
         await _backend(model, {"import_fails": True}).start()
@@ -313,6 +330,7 @@ async def test_a_missing_library_is_named_with_its_remedy(model: Path, tmp_path:
         await FasterWhisperBackend(settings, bare).start()
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_the_recording_of_a_request_is_a_file_only_as_long_as_the_request(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

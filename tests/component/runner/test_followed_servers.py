@@ -127,7 +127,7 @@ async def test_every_model_of_the_list_is_served_by_the_servers_own_name() -> No
             assert await box.start() == ""
             assert {name: model.upstream_name for name, model in box.host.models.items()} == {
                 "llama3.2:3b": "llama3.2:3b",
-                "Qwen3-8B": "Qwen/Qwen3-8B",
+                "Qwen/Qwen3-8B": "Qwen/Qwen3-8B",
             }
             assert all(model.server == "box" and model.slots == ATTACHED_SLOTS for model in box.host.models.values())
 
@@ -192,6 +192,7 @@ async def test_of_a_long_list_the_first_models_are_served() -> None:
         async with following(server.url, max_listed_models=3) as box:
             await box.start()
             assert sorted(box.host.models) == ["m0", "m1", "m2"]
+            assert [(each.served_count, each.listed_count) for each in box.servers.counts] == [(3, 100)]
 
 
 async def test_a_mesh_is_not_followed_because_it_could_be_this_one() -> None:

@@ -52,6 +52,11 @@ MAX_SLICE_BYTES = 1_400
 """Of an answer that comes in parts, as over a network."""
 
 
+def _by_size(row: Row) -> Any:
+    marks = (pytest.mark.slow("a large answer"),) if len(row.answer) > MEBIBYTE else ()
+    return pytest.param(row, id=row.name, marks=marks)
+
+
 @dataclass
 class Engine:
     """The hostile server: it answers one request well but slowly, one as in the row, others well."""
@@ -166,7 +171,8 @@ def faults(row: Row, seen: Outcome) -> list[str]:
             found.append(f"an error of too many words: {seen.error.message[:200]}")
     is_stream = row.ask in (Ask.CHAT, Ask.TWO_CHOICES, Ask.COMPLETION)
     ends = 1 if row.sees is None and is_stream else 0
-    if (seen.finish_reasons, seen.finished) != (ends, ends):
+    choices = 2 * ends if row.ask is Ask.TWO_CHOICES else ends
+    if (seen.finish_reasons, seen.finished) != (choices, ends):
         found.append(f"{seen.finish_reasons} finish reasons and {seen.finished} ends, not {ends}")
     if row.sees is None and seen.text != row.text:
         found.append(f"the text {seen.text!r:.100}, not {row.text!r}")
@@ -192,7 +198,7 @@ async def _attached(engine: Engine) -> AsyncIterator[tuple[Repaving, HostileServ
             yield stage, server
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [_by_size(row) for row in ROWS])
 async def test_a_wrong_answer_costs_one_request_with_its_reason_and_nobody_else(
     row: Row, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -223,6 +229,7 @@ def test_the_catalogue_has_hundreds_of_wrong_answers_each_with_a_name_of_its_own
     assert all(any(row.sees is None for row in FAMILIES[name]) for name in FAMILIES), "what passes is said as well"
 
 
+@pytest.mark.nightly("sends the largest answers many times")
 async def test_wrong_answers_leave_no_memory_behind() -> None:
     """The largest of them, again and again."""
     large = sorted(MALFORMED, key=lambda row: len(row.answer))[-6:]

@@ -16,6 +16,7 @@ from kit.fake_backend import run_fake_backend
 from kit.own_children import own_children
 from restart_stage import living
 
+from runner_svc.backend import engine_process
 from runner_svc.backend.port import CallInfo
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
@@ -32,10 +33,13 @@ from weft.kernel.telemetry import new_traceparent
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.free_port import free_port
 
-STALL_SECONDS = 0.5
+STALL_SECONDS = 0.25
 
 
-async def test_an_engine_that_never_becomes_ready_is_given_up_and_nothing_of_it_is_left() -> None:
+async def test_an_engine_that_never_becomes_ready_is_given_up_and_nothing_of_it_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_process, "LOAD_CHECK_SECONDS", 0.05)
     config = engine_settings(
         LlamaServerModel,
         command=tuple(fake_backend_command(never_healthy=True, fork_grandchild=True, grandchild_setsid=True)),

@@ -12,6 +12,7 @@ from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.fake_nvml import compiler
 
 pytestmark = [
+    pytest.mark.slow("starts runners and engines under leases"),
     pytest.mark.skipif(compiler() is None, reason="there is no C compiler for the fake library"),
     pytest.mark.timeout(300),
 ]

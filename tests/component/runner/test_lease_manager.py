@@ -345,14 +345,15 @@ async def test_a_request_that_is_repeated_tells_what_is_seen_by_then(tmp_path: P
 
 async def test_a_wait_for_memory_leaves_no_call_behind_for_the_garbage_collector(tmp_path: Path) -> None:
     async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
-        gc.collect()
+        gc.collect(0)
         gc.disable()
         try:
             for _ in range(10):
                 leases.go.clear()
                 asyncio.get_running_loop().call_later(0.01, leases.go.set)
                 keeper.release(await _granted(keeper, Holder()))
-            calls = [one for one in gc.get_objects() if isinstance(one, UnaryStreamCall)]
+            # All that was made since, and is left: nothing has moved on to an older generation.
+            calls = [one for one in gc.get_objects(generation=0) if isinstance(one, UnaryStreamCall)]
         finally:
             gc.enable()
     assert len(calls) <= 1, "the last one may not be quite over"

@@ -234,6 +234,8 @@ async def test_a_connection_that_was_read_to_its_end_is_used_again() -> None:
     assert before == after
 
 
+@pytest.mark.slow("starts an ordinary program")
+@pytest.mark.usefixtures("cold_engines")
 async def test_the_key_is_in_the_environment_and_not_in_the_arguments() -> None:
     async with _running() as backend:
         process = psutil.Process(backend.process_id)

@@ -77,6 +77,8 @@ def _free_ports(count: int) -> PortRange:
     return PortRange(first=first, last=first + count - 1)
 
 
+@pytest.mark.slow("starts an ordinary program")
+@pytest.mark.usefixtures("cold_engines")
 async def test_an_engine_sees_the_devices_of_its_shares_and_no_other() -> None:
     shares = (DeviceBytes(device_index=2, bytes=3 * 2**30), DeviceBytes(device_index=5, bytes=2**30))
     order = LoadOrder(shares=shares, hides_devices=True, parameters={"flash_attention": "on"})
@@ -89,6 +91,8 @@ async def test_an_engine_sees_the_devices_of_its_shares_and_no_other() -> None:
     assert line[line.index("--flash-attn") + 1] == "on"
 
 
+@pytest.mark.slow("starts an ordinary program")
+@pytest.mark.usefixtures("cold_engines")
 async def test_an_engine_without_shares_sees_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     backend = _backend()
@@ -99,6 +103,8 @@ async def test_an_engine_without_shares_sees_no_device(monkeypatch: pytest.Monke
         assert process.environ()["CUDA_VISIBLE_DEVICES"] == "0,1", "nobody keeps a book: as it was"
 
 
+@pytest.mark.slow("starts an ordinary program")
+@pytest.mark.usefixtures("cold_engines")
 async def test_the_host_of_a_library_sees_its_devices_and_no_other_too(tmp_path: Path) -> None:
     library = Path(__file__).with_name("scripted_library")
     backend = LlamaCppPythonBackend(

@@ -21,7 +21,7 @@ from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.api.common.v1 import chat_pb2
 from weft_app.compose.demo import demo_model_path
 
-pytestmark = [pytest.mark.heavy, pytest.mark.real]
+pytestmark = [pytest.mark.slow("a real engine"), pytest.mark.real]
 
 LOAD_SECONDS = 60.0
 

@@ -63,6 +63,7 @@ async def test_nothing_is_done_without_the_registrys_permit(tmp_path: Path) -> N
         assert (await _described(runner)).process_id
 
 
+@pytest.mark.slow("loads for seconds")
 async def test_a_load_tells_how_far_it_is_and_then_what_came_of_it(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model(start_asleep=True, load_seconds=1.0)]) as runner:
         told = await runner.load()

@@ -62,7 +62,7 @@ async def _kill_in_mid_stream(stage: Repaving, times: int) -> None:
         await stage.until_restarted(count + 1)
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly("a storm of processes")
 @pytest.mark.timeout(600)
 async def test_many_kills_in_a_row_leave_nothing_behind() -> None:
     async with repaving(limits=RARELY_PAUSED, **LONG) as one, repaving(limits=RARELY_PAUSED, **LONG) as two:
@@ -88,6 +88,7 @@ async def test_many_kills_in_a_row_leave_nothing_behind() -> None:
     assert held.processes == 0
 
 
+@pytest.mark.nightly("takes seconds to count what is left")
 async def test_the_count_sees_a_process_and_a_file_descriptor_that_leak() -> None:
     before = await _least()
     leak = os.open("/dev/null", os.O_RDONLY)

@@ -46,6 +46,7 @@ async def connected(url: str) -> AsyncIterator[ToolBox]:
         await box.stop()
 
 
+@pytest.mark.slow("starts a server on the SDK")
 async def test_a_server_over_http_answers_hears_our_headers_and_may_hang_flood_or_die() -> None:
     async with server() as (process, url), connected(url) as box:
         assert (await box.run("fake.echo", {"text": "hé"})).content == "hé"

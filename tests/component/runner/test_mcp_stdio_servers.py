@@ -56,6 +56,7 @@ def has(box: ToolBox, name: str) -> bool:
         return False
 
 
+@pytest.mark.slow("starts servers on the SDK")
 async def test_a_server_on_the_sdk_answers_grows_and_floods() -> None:
     async with running("--bad-schemas", "--many", "300") as box:
         (echo,) = box.pick(["fake.echo"])
@@ -82,6 +83,7 @@ async def test_a_server_on_the_sdk_answers_grows_and_floods() -> None:
         assert (await box.run("fake.echo", {"text": "back"})).content == "back"
 
 
+@pytest.mark.slow("starts servers on the SDK")
 async def test_tools_that_must_not_be_offered_are_named_with_the_reason_and_new_ones_appear() -> None:
     async with running("--bad-schemas") as box:
         for name, says in (
@@ -98,6 +100,7 @@ async def test_tools_that_must_not_be_offered_are_named_with_the_reason_and_new_
         assert not (await box.run("fake.grown", {})).failed
 
 
+@pytest.mark.slow("starts servers on the SDK")
 async def test_a_server_that_knows_no_handshake_is_greeted_the_other_way() -> None:
     async with running("--modern-only") as box:
         assert (await box.run("fake.echo", {"text": "new"})).content == "new"
@@ -149,6 +152,7 @@ async def test_a_message_without_an_end_does_not_fill_the_memory() -> None:
         assert (await box.run("fake.echo", {"text": "back"})).content == "back"
 
 
+@pytest.mark.slow("starts servers on the SDK")
 async def test_a_server_that_asks_for_ever_and_reads_no_answers_does_not_fill_the_memory() -> None:
     async with running("--bare") as box:
         outcome = await box.run("fake.asks", {})
@@ -162,6 +166,7 @@ async def test_nonsense_between_messages_is_passed_over() -> None:
         assert (await box.run("fake.garbage", {"text": "sense"})).content == "sense"
 
 
+@pytest.mark.slow("waits for a server that stops")
 async def test_a_server_that_stops_reading_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_servers, "CHECK_SECONDS", 0.2)
     monkeypatch.setattr(mcp_connection, "CLOSE_SECONDS", 0.1)
@@ -239,6 +244,7 @@ async def test_stopping_ends_the_server_with_a_child_that_left_its_session_and_l
     await until(lambda: not any(_lives(pid) for pid in pids))
 
 
+@pytest.mark.slow("starts servers on the SDK")
 async def test_the_server_dies_with_a_runner_that_is_killed_and_the_next_life_sweeps_what_it_started(
     tmp_path: Path,
 ) -> None:

@@ -18,6 +18,8 @@ from supervisor_process import FAMILY_READY, FAMILY_SIZE, Family, is_alive, mark
 from runner_svc.supervise.cgroup import make_leaf
 from runner_svc.supervise.leftovers import TAG_VARIABLE, Leftovers
 
+pytestmark = pytest.mark.slow("kills supervisors and looks for their orphans")
+
 GONE_SECONDS = 2.0
 """The promise."""
 

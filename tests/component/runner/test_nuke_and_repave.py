@@ -5,6 +5,7 @@ import os
 import shlex
 import signal
 import socket
+import sys
 import time
 
 import psutil
@@ -87,6 +88,7 @@ def _takes_connections(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.slow("waits for a process to be restarted")
 async def test_a_process_that_lives_and_takes_no_connections_is_restarted() -> None:
     """The server is a child of a script that outlives it: the process is there, its port is not."""
     script = f'{shlex.join(fake_backend_command())} "$@" & wait; exec sleep 60'
@@ -118,6 +120,18 @@ async def test_a_crash_loop_stops_after_five_in_a_row_says_why_and_leaves_others
         await other.until_phase(Phase.READY)
         assert await other.ask() is None
         assert (other.instance.restart_count, stage.instance.restart_count) == (0, 5)
+
+
+async def test_no_text_about_a_failed_start_quotes_the_traceback_of_the_engine() -> None:
+    program = "def load(): raise RuntimeError('no such layer')\nload()"
+    limits = RestartLimits(first_pause_seconds=60.0)
+    async with repaving((sys.executable, "-c", program), limits=limits) as stage:
+        await stage.until_phase(Phase.CRASH_LOOP)
+        error = await stage.ask()
+        assert error is not None
+        texts = (error.message, stage.instance.detail, *(restart.detail for restart in stage.instance.restart_log.all))
+        assert all("RuntimeError: no such layer" in text for text in texts), texts
+        assert not any("Traceback" in text or 'File "' in text for text in texts), texts
 
 
 async def test_too_little_memory_to_load_is_said_with_advice_and_not_tried_again() -> None:

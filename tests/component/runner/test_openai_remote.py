@@ -211,6 +211,7 @@ async def test_a_wrong_key_is_told_as_the_operators_fault_and_without_what_the_p
     assert error.message == "the provider refuses the key (status 401); look at `api_key_env` of the model"
 
 
+@pytest.mark.slow("waits for the second of a Retry-After header")
 async def test_until_a_busy_provider_wants_to_be_asked_again_no_request_sends_it_a_byte() -> None:
     async with _stage() as (provider, backend):
         provider.replies.append(Reply(status=429, headers={"Retry-After": "1"}))

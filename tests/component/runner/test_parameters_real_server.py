@@ -17,7 +17,7 @@ from weft.kernel.json_objects import to_json_object
 from weft.kernel.telemetry import new_traceparent
 from weft_app.compose.demo import demo_model_path
 
-pytestmark = [pytest.mark.heavy, pytest.mark.real]
+pytestmark = [pytest.mark.slow("a real engine"), pytest.mark.real]
 
 VALUES: dict[str, Any] = {
     "adaptive_decay": 0.5,

@@ -1,4 +1,4 @@
-"""The real llama.cpp server tells its load."""
+"""The real llama.cpp server tells its load, and the memory of its weights and its KV cache."""
 
 import asyncio
 import sys
@@ -9,6 +9,8 @@ from kit.demo_answers import sampling_without_end
 from kit.engine_settings import engine_settings
 
 from runner_svc.backend.port import CallInfo
+from runner_svc.model_files.gguf import read_gguf_header
+from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.llama_server import xllamacpp_launcher
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
@@ -17,7 +19,7 @@ from weft.api.common.v1 import chat_pb2
 from weft.kernel.telemetry import new_traceparent
 from weft_app.compose.demo import demo_model_path
 
-pytestmark = [pytest.mark.heavy, pytest.mark.real]
+pytestmark = [pytest.mark.slow("a real engine"), pytest.mark.real]
 
 SECONDS = 60.0
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
@@ -28,7 +30,7 @@ STORY = chat_pb2.ChatPayload(
 )
 
 
-async def test_the_real_server_reports_its_request_and_the_tokens_of_its_prompt(
+async def test_the_real_server_reports_its_request_the_tokens_of_its_prompt_and_its_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_figures, "SAMPLE_SECONDS", 0.2)
@@ -49,5 +51,8 @@ async def test_the_real_server_reports_its_request_and_the_tokens_of_its_prompt(
         assert (load.running_count, load.waiting_count) == (1, 0)
         assert load.prefix_query_tokens > 10
         assert load.HasField("sample_time")
+        assert load.kv_cache_bytes == 180 * MEBIBYTE
+        header = read_gguf_header(demo_model_path())
+        assert load.weight_bytes == pytest.approx(header.weight_bytes, rel=0.01)
     finally:
         await backend.stop()

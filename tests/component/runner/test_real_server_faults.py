@@ -24,7 +24,7 @@ from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import demo_model_path
 
-pytestmark = [pytest.mark.heavy, pytest.mark.real]
+pytestmark = [pytest.mark.slow("a real engine"), pytest.mark.real]
 
 IDLE_STREAM_SECONDS = 1.5
 NOTICE_SECONDS = 5.0

@@ -82,6 +82,7 @@ async def test_a_llama_cpp_server_that_runs_already_is_asked_what_its_model_take
         assert (await runner.until(Phase.READY)).slots_used == 0
 
 
+@pytest.mark.slow("starts engine processes")
 @pytest.mark.parametrize("projector", [False, True])
 async def test_the_server_that_runs_knows_best_what_its_model_takes(projector: bool, tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "m.gguf")
@@ -136,6 +137,7 @@ async def test_no_effort_of_reasoning_is_never_swallowed_by_a_model_that_always_
         assert [warning.message for warning in events[-1].finished.receipt.warnings] == [message] * is_warned
 
 
+@pytest.mark.slow("starts an ordinary program")
 async def test_another_file_changes_the_facts_when_it_is_loaded(tmp_path: Path) -> None:
     """The file is one of a template without tools, and the server that is started for it says so, too."""
     usual = write_gguf(tmp_path / "usual.gguf")

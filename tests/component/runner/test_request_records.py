@@ -74,6 +74,7 @@ async def test_a_request_can_be_looked_at_while_it_runs_and_after_its_backend_di
         assert not ended.output
 
 
+@pytest.mark.slow("fills the buffers of a connection")
 async def test_a_caller_that_is_slow_to_read_hears_of_the_fault_too_and_its_slot_is_free_at_once(
     tmp_path: Path,
 ) -> None:

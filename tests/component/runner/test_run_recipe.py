@@ -155,6 +155,7 @@ async def test_a_program_that_does_not_exist_is_a_failure_without_its_name() -> 
     assert message == "the recipe's command cannot be started: No such file or directory"
 
 
+@pytest.mark.slow("waits for a program that does not end")
 async def test_a_program_that_takes_too_long_is_ended_with_everything_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"

@@ -26,6 +26,8 @@ from weft_testing.conformance.runner_suite import CHECKS, examine
 from weft_testing.conformance.runner_under_test import RunnerUnderTest
 from weft_testing.fake_backend.process import fake_backend_command
 
+pytestmark = pytest.mark.slow("starts engine processes")
+
 
 def _model(**switches: Any) -> ServedModel:
     ours: dict[str, Any] = {"answer_tokens": 0, "tokens_per_second": 200, "prefill_seconds": 0.1}

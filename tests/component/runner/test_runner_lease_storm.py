@@ -53,7 +53,7 @@ async def _begin(world: LeasedWorld) -> None:
     await world.until(lambda: world.host() is not None, "no runner says what it sees of its host")
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly("a storm of processes")
 @pytest.mark.timeout(1200)
 async def test_whatever_is_killed_no_memory_is_booked_twice_and_no_lease_or_engine_is_left(tmp_path: Path) -> None:
     dice, asking = random.Random(SEED), list["asyncio.Task[None]"]()
@@ -78,6 +78,7 @@ async def test_whatever_is_killed_no_memory_is_booked_twice_and_no_lease_or_engi
         await world.until(lambda: not _leases(world), f"leases are left: {host}")
 
 
+@pytest.mark.nightly("the control of the storm")
 @pytest.mark.timeout(300)
 async def test_the_check_finds_engines_that_take_what_they_did_not_book(tmp_path: Path) -> None:
     async with leased_world(tmp_path, greed=2.5, cards=1) as world:
@@ -87,6 +88,7 @@ async def test_the_check_finds_engines_that_take_what_they_did_not_book(tmp_path
         assert world.memory_deaths() != []
 
 
+@pytest.mark.slow("starts runners and engines under leases")
 @pytest.mark.timeout(300)
 async def test_an_idle_model_gives_way_to_one_that_is_wanted_and_both_are_told_apart_by_their_leases(
     tmp_path: Path,
@@ -106,6 +108,7 @@ async def test_an_idle_model_gives_way_to_one_that_is_wanted_and_both_are_told_a
         assert world.memory_deaths() == []
 
 
+@pytest.mark.slow("starts runners and engines under leases")
 @pytest.mark.timeout(300)
 async def test_a_registry_that_was_away_for_long_finds_every_lease_as_it_was_and_no_engine_was_ended(
     tmp_path: Path,

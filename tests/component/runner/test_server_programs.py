@@ -27,6 +27,8 @@ from weft.kernel.telemetry import new_traceparent
 from weft_testing.fake_backend.dialect import Dialect
 from weft_testing.fake_backend.process import FakeControl
 
+pytestmark = pytest.mark.slow("starts engine processes")
+
 Item = TypeVar("Item")
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
 
@@ -142,6 +144,7 @@ async def test_a_program_of_text_makes_no_pictures() -> None:
     assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
 
 
+@pytest.mark.usefixtures("cold_engines")
 async def test_ollama_is_told_its_address_by_the_environment_and_loads_the_model_before_it_is_ready() -> None:
     async with (
         _running(preset_settings("ollama", upstream_model="llama3.2", slots=2)) as backend,
@@ -163,6 +166,7 @@ async def test_a_model_that_a_program_does_not_have_is_refused_with_the_names_th
     assert "qwen3:8b" in error.message
 
 
+@pytest.mark.usefixtures("cold_engines")
 async def test_a_key_is_demanded_by_the_program_and_is_another_one_in_each_start() -> None:
     keys = []
     backend = ServerBackend(*preset_settings("tgi"))

@@ -25,7 +25,7 @@ from weft.kernel.telemetry import new_traceparent
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.backend_steps import until
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.slow("a real engine"), pytest.mark.real]
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
 LIMIT_SECONDS = 60.0
 MODEL_MEBIBYTES = 90

@@ -70,6 +70,7 @@ def _names(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir())
 
 
+@pytest.mark.slow("starts engine processes")
 @pytest.mark.parametrize("runtime", RUNTIMES)
 async def test_the_folder_of_a_source_is_pulled_with_the_first_load_and_given_to_vllm(
     hub: ModelHub, tmp_path: Path, runtime: str

@@ -29,6 +29,9 @@ from supervisor_process import (
     until,
 )
 
+from runner_svc.backend.engine_process import EngineProcess
+from runner_svc.policy.host_memory import OOM_SCORE
+from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.supervise.cgroup import CgroupLeaf, make_leaf, own_cgroup
 from runner_svc.supervise.guarded_engine import EngineStart, GuardedEngine, start_guarded
 from runner_svc.supervise.leftovers import TAG_VARIABLE, Leftovers
@@ -55,6 +58,39 @@ QUICK_STOP_SECONDS = QUICK.first_term_seconds + QUICK.second_term_seconds + SWEE
 
 def _supervisor(how: str = "guardian") -> SupervisedProcess:
     return SupervisedProcess(LogRing(), QUICK, system=SYSTEMS[how]())
+
+
+GREEDY = "import sys\nheld = []\nwhile True: held.append(bytearray(8 << 20))"
+
+
+async def test_an_engine_that_allocates_without_end_is_ended_alone_and_early() -> None:
+    engine = EngineProcess(QUICK)
+    started = asyncio.get_running_loop().time()
+    await engine.start((sys.executable, "-c", GREEDY), ENVIRONMENT, limit_bytes=200 * MEBIBYTE)
+    report = await engine.wait_exit()
+    assert asyncio.get_running_loop().time() - started < 10.0
+    assert report.reason is Reason.OUT_OF_MEMORY
+    assert "MemoryError" in report.how
+    assert "host_memory_mb: 200" in report.how
+    await engine.stop()
+
+
+def _oom_score(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+async def test_the_kernel_ends_an_engine_before_the_mesh_if_memory_runs_out() -> None:
+    own = _oom_score(os.getpid())
+    engine = EngineProcess(QUICK)
+    await engine.start(("/bin/sleep", "100"), ENVIRONMENT, limit_bytes=64 * MEBIBYTE)
+    try:
+        assert engine.pid is not None
+        process = psutil.Process(engine.pid)
+        assert _oom_score(engine.pid) == min(own + OOM_SCORE, 1000)
+        assert _oom_score(process.ppid()) == own
+        assert process.rlimit(psutil.RLIMIT_DATA) == (64 * MEBIBYTE, 64 * MEBIBYTE)
+    finally:
+        await engine.stop()
 
 
 @pytest.mark.parametrize("how", EVERYWHERE)
@@ -139,6 +175,7 @@ async def test_a_frozen_process_is_ended(how: str) -> None:
         assert not marked(mark)
 
 
+@pytest.mark.slow("starts many processes")
 @pytest.mark.parametrize("how", CONTAINMENTS)
 async def test_a_frozen_guardian_does_not_keep_anything_alive(how: str) -> None:
     async with supervised(how) as (process, _, mark):
@@ -151,6 +188,7 @@ async def test_a_frozen_guardian_does_not_keep_anything_alive(how: str) -> None:
         assert not is_alive(guardian)
 
 
+@pytest.mark.slow("starts many processes")
 @pytest.mark.parametrize(
     ("number", "said"),
     [
@@ -235,6 +273,7 @@ async def test_a_file_limit_that_is_reached_is_a_failed_start(monkeypatch: pytes
     assert failed.value.reason is Reason.CONNECT_FAILED
 
 
+@pytest.mark.slow("starts many processes")
 async def test_output_is_drained_while_it_floods_and_kept_within_bounds() -> None:
     ring = LogRing()
     process = SupervisedProcess(ring, QUICK)
@@ -271,6 +310,7 @@ async def test_every_child_is_recorded_until_it_is_gone(tmp_path: Path) -> None:
         assert msgspec.json.decode(state.read_bytes())["entries"] == []
 
 
+@pytest.mark.nightly("fifty lives of a process")
 async def test_fifty_lives_leave_no_process_no_descriptor_no_thread_and_no_cgroup() -> None:
     processes = [_supervisor(how) for how in ("cgroup", "guardian")]  # the first is like the second where it must be
     own = psutil.Process()
@@ -299,6 +339,7 @@ def _cgroups() -> set[str]:
     return {folder.name for folder in own.glob("weft-*")} if own is not None else set()
 
 
+@pytest.mark.slow("starts many processes")
 def test_the_guardian_is_small() -> None:
     """Not a matter of time: 10.7 MB resident here, most of it shared with every other Python."""
     with running_family("guardian", script=f"echo {FAMILY_READY}; sleep 100") as family:
@@ -314,6 +355,7 @@ def _inodes(pid: int) -> set[int]:
     return {file.stat().st_ino for file in Path(f"/proc/{pid}/fd").iterdir()}
 
 
+@pytest.mark.slow("starts many processes")
 async def test_the_fake_backend_and_its_grandchild_in_another_session_end_together() -> None:
     command = fake_backend_command(fork_grandchild=True, grandchild_setsid=True, ignore_sigterm=True)
     process = _supervisor()
@@ -329,6 +371,7 @@ async def test_the_fake_backend_and_its_grandchild_in_another_session_end_togeth
     assert not is_alive(grandchild)
 
 
+@pytest.mark.slow("starts many processes")
 def test_systems_agree_about_a_process() -> None:
     systems = [SYSTEMS["guardian"](), SYSTEMS["portable"]()]
     with running_family("guardian") as family:

@@ -12,6 +12,8 @@ from runner_svc.tools.tool_box import build_tool_box
 from weft_app.compose.tool_sources import tool_sources
 from weft_app.config.loader import load_config
 
+pytestmark = pytest.mark.slow("starts a mesh")
+
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "tools"
 

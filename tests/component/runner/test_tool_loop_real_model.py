@@ -16,7 +16,7 @@ from runner_svc.tools.port import ToolSettings
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2
 from weft_app.compose.demo import demo_model_path
 
-pytestmark = [pytest.mark.heavy, pytest.mark.real]
+pytestmark = [pytest.mark.slow("a real engine"), pytest.mark.real]
 
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 ARGUMENTS = {"type": "object", "properties": {"a": DIGIT, "b": DIGIT}, "required": ["a", "b"]}

@@ -66,6 +66,7 @@ def _backend(
     return VllmBackend(*engine_settings(VllmLibraryModel, **scripted("SCRIPTED_VLLM", switches, **given)), shape=shape)
 
 
+@pytest.mark.nightly("same checks as test_engine_host")
 class TestVllmOverAScriptedLibrary(BackendConformance):
     @pytest.fixture(autouse=True)
     def _model(self, tmp_path: Path) -> None:
@@ -168,6 +169,7 @@ def _arguments(backend: VllmBackend) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly("same checks as test_engine_host")
 async def test_the_prompt_is_the_rendered_template_with_one_beginning(model: Path) -> None:
     async with _running(model, {"echo_prompt": True}) as (backend, facts):
         assert await reply(backend, chat("hällo")) == "<s>[user]hällo[assistant]"
@@ -178,6 +180,7 @@ async def test_the_prompt_is_the_rendered_template_with_one_beginning(model: Pat
     assert facts.operations == {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_settings_and_the_order_of_a_load_are_vllms_own_arguments(model: Path) -> None:
     settings: dict[str, Any] = {
         "name": "smol",
@@ -220,6 +223,7 @@ async def test_settings_and_the_order_of_a_load_are_vllms_own_arguments(model: P
         await backend.start(LoadOrder(parameters={"max_pixels": 100}))
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_flag_that_vllm_does_not_have_ends_the_load_with_its_own_words(model: Path) -> None:
     backend = _backend(model, extra_arguments=("--no-such-flag", "1"))
     with pytest.raises(WeftError, match="unrecognized arguments: --no-such-flag") as refused:
@@ -227,6 +231,7 @@ async def test_a_flag_that_vllm_does_not_have_ends_the_load_with_its_own_words(m
     assert refused.value.reason is Reason.SERVER_DIED
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_the_share_of_a_load_follows_from_the_output(model: Path) -> None:
     backend = _backend(model, {"never_ready": True})
     starting = asyncio.create_task(backend.start())
@@ -237,6 +242,7 @@ async def test_the_share_of_a_load_follows_from_the_output(model: Path) -> None:
     assert backend.process_id is None
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_load_that_takes_longer_than_configured_is_given_up(model: Path) -> None:
     backend = _backend(model, {"never_ready": True}, start_timeout_seconds=1, load_stall_seconds=30.0)
     with pytest.raises(WeftError, match="within start_timeout_seconds, 1 s") as stalled:
@@ -244,6 +250,7 @@ async def test_a_load_that_takes_longer_than_configured_is_given_up(model: Path)
     assert stalled.value.reason is Reason.LOAD_STALLED
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_parameters_have_the_names_of_the_library_over_the_defaults_of_the_model(model: Path) -> None:
     defaults = {"temperature": 0.6, "top_p": 0.9, "max_tokens": 1500}
     async with _running(model, {"echo_options": True, "defaults": defaults}) as (backend, _):
@@ -276,6 +283,7 @@ async def test_parameters_have_the_names_of_the_library_over_the_defaults_of_the
         assert json.loads(await reply(backend, chat(), _of(fresh=True)))["skip_reading_prefix_cache"] is True
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_answers_follow_schemas_and_grammars(model: Path) -> None:
     async with _running(model, {"echo_options": True}) as (backend, _):
 
@@ -301,6 +309,7 @@ async def test_answers_follow_schemas_and_grammars(model: Path) -> None:
         assert refused.value.reason is Reason.INVALID_ARGUMENT
 
 
+@pytest.mark.nightly("same checks as test_engine_host")
 async def test_what_the_engine_cannot_do_is_refused_by_name_and_it_goes_on(model: Path) -> None:
     async with _running(model, passthrough="all") as (backend, _):
         for payload, why in (
@@ -326,6 +335,7 @@ async def test_what_the_engine_cannot_do_is_refused_by_name_and_it_goes_on(model
         assert await reply(backend, chat()), "and the engine goes on"
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_long_prompt_is_truncated_where_the_request_asks_for_it(model: Path) -> None:
     async with _running(model, {"echo_prompt": True}) as (backend, _):
         prompts = [completion_pb2.PromptInput(text="abcdef")]
@@ -334,6 +344,7 @@ async def test_a_long_prompt_is_truncated_where_the_request_asks_for_it(model: P
         assert await reply(backend, payload) == "ef"
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_answers_end_by_stop_strings_by_the_limit_and_by_the_end_token(model: Path) -> None:
     async with _running(model, {"answer": "The sea is calm."}) as (backend, _):
         for sampling, text, reason in (
@@ -349,12 +360,14 @@ async def test_answers_end_by_stop_strings_by_the_limit_and_by_the_end_token(mod
         assert (usage.prompt_tokens, usage.completion_tokens) == (len("<[user]hi[assistant]"), 7)
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_the_end_token_is_no_stop_string_which_would_hold_back_letters(model: Path) -> None:
     async with _running(model, {"echo_options": True}) as (backend, _):
         assert "stop" not in json.loads(await reply(backend, chat()))
         assert (await reply(backend, _sampled(stop=["###"]))).endswith('"stop": ["')
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_choices_and_prompts_are_answered_side_by_side(model: Path) -> None:
     async with _running(model, slots=4) as (backend, _):
         prompts = [completion_pb2.PromptInput(text="a"), completion_pb2.PromptInput(text="b")]
@@ -367,6 +380,7 @@ async def test_choices_and_prompts_are_answered_side_by_side(model: Path) -> Non
         assert "at work: 4" in backend.log_lines(10_000)
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_requests_work_side_by_side_and_tenants_share_nothing(model: Path) -> None:
     async with _running(model, {"endless": True, "seconds_per_token": 0.01}, slots=3) as (backend, _):
         async with aclosing(backend.generate(chat(), CALL)) as one, aclosing(backend.generate(chat(), CALL)) as other:
@@ -384,6 +398,7 @@ async def test_requests_work_side_by_side_and_tenants_share_nothing(model: Path)
         assert await _cached(backend, _of("a")) == 0
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_flush_is_tried_again_and_fails_only_where_requests_go_on_to_use_the_cache(model: Path) -> None:
     async with _running(model, {"busy_resets": 2}) as (backend, _):
         assert await _cached(backend, _of("a")) == 0
@@ -395,6 +410,7 @@ async def test_a_flush_is_tried_again_and_fails_only_where_requests_go_on_to_use
         assert failed.value.reason is Reason.BACKEND_ERROR
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_prefill_that_is_given_up_is_aborted_in_the_library(model: Path) -> None:
     switches = {"seconds_per_token": 0.05, "tokens_per_step": 10}
     async with _running(model, switches) as (backend, _):
@@ -409,6 +425,7 @@ async def test_a_prefill_that_is_given_up_is_aborted_in_the_library(model: Path)
         assert await reply(backend, _sampled(max_tokens=1)), "and the engine goes on"
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_an_answer_that_is_given_up_is_aborted_in_the_library(model: Path) -> None:
     async with _running(model, {"endless": True, "seconds_per_token": 0.01}) as (backend, _):
         async with aclosing(backend.generate(chat(), CALL)) as frames:
@@ -417,10 +434,12 @@ async def test_an_answer_that_is_given_up_is_aborted_in_the_library(model: Path)
         await _until_load(backend, running_count=0)
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_the_engine_tells_its_figures_while_it_works(model: Path) -> None:
     switches = {"endless": True, "seconds_per_token": 0.01, "preemptions": 2}
     async with _running(model, switches, slots=1, kv_cache_memory_bytes=2**20) as (backend, _):
-        assert backend.engine_load is None, "there is no figure before the first request"
+        load = await _until_load(backend, running_count=0)
+        assert load.kv_cache_bytes == 2 * 2**20, "of two devices, before the first request"
         async with aclosing(backend.generate(chat(), CALL)) as one:
             await _first_content(one)
             async with aclosing(backend.generate(_sampled(max_tokens=1), CALL)) as other:
@@ -433,8 +452,11 @@ async def test_the_engine_tells_its_figures_while_it_works(model: Path) -> None:
                 waiting.cancel()
                 await asyncio.wait({waiting})
         await _until_load(backend, running_count=0, waiting_count=0, kv_cache_share=0.0)
+        wanted = 'vllm:request_success_total{model_name="m"} 0.0'
+        await _until(lambda: (page := backend.engine_page) is not None and wanted in page.text)
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_the_times_of_a_request_are_those_of_the_engine(model: Path) -> None:
     async with _running(model, {"seconds_per_token": 0.01}) as (backend, _):
         receipt = (await events_of(backend, chat()))[-1].finished.receipt
@@ -448,6 +470,7 @@ async def test_the_times_of_a_request_are_those_of_the_engine(model: Path) -> No
         assert timings.HasField("tokenize_time")
 
 
+@pytest.mark.nightly("same checks as test_engine_host")
 @pytest.mark.parametrize("frozen", [False, True])
 async def test_a_killed_engine_fails_its_requests_and_starts_again_also_if_it_was_frozen(
     model: Path, frozen: bool
@@ -471,6 +494,7 @@ async def test_a_killed_engine_fails_its_requests_and_starts_again_also_if_it_wa
         assert await reply(backend, _sampled(max_tokens=2))
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_the_death_of_the_engine_core_ends_the_process_with_and_without_requests(model: Path) -> None:
     async with _running(model, {"breaks_at_token": 3}) as (backend, _):
         ended = asyncio.ensure_future(backend.wait_exit())
@@ -487,6 +511,7 @@ async def test_the_death_of_the_engine_core_ends_the_process_with_and_without_re
         ended.cancel()
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_an_engine_on_devices_sleeps_in_its_process_and_wakes_by_its_level(model: Path) -> None:
     for level, calls in (
         (1, ["wake up None"]),
@@ -510,6 +535,7 @@ async def test_an_engine_on_devices_sleeps_in_its_process_and_wakes_by_its_level
             await backend.stop()
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_an_engine_that_does_not_wake_or_wakes_for_another_order_is_started_again(model: Path) -> None:
     backend = _backend(model, {"does_not_wake": True}, sleep_level=1)
     await backend.start(ON_A_DEVICE)
@@ -526,11 +552,13 @@ async def test_an_engine_that_does_not_wake_or_wakes_for_another_order_is_starte
         await backend.stop()
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_an_engine_without_devices_does_not_sleep(model: Path) -> None:
     async with _running(model, sleep_level=1) as (backend, _):
         assert not await backend.sleep()
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_model_for_embeddings_gives_vectors_and_does_not_chat(model: Path) -> None:
     async with _running(model, kind="embedding") as (backend, facts):
         assert facts.operations == {Operation.EMBEDDING, Operation.TOKENIZE}
@@ -542,6 +570,7 @@ async def test_a_model_for_embeddings_gives_vectors_and_does_not_chat(model: Pat
         assert result.usage.prompt_tokens == 5
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_model_of_the_hub_has_the_templates_of_its_tokenizer(model: Path) -> None:
     async with started(_backend("org/model", {"on_hub": True, "echo_prompt": True})) as (backend, facts):
         assert Operation.CHAT in facts.operations
@@ -554,6 +583,7 @@ async def test_a_model_of_the_hub_has_the_templates_of_its_tokenizer(model: Path
         assert await reply(backend, chat("hi")) == PROMPT
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_tokens_are_counted_and_their_bytes_told(model: Path) -> None:
     async with _running(model) as (backend, _):
         payload = tokenize_pb2.TokenizePayload(text="hä", add_special=True, with_pieces=True)
@@ -562,6 +592,7 @@ async def test_tokens_are_counted_and_their_bytes_told(model: Path) -> None:
         assert b"".join(result.pieces) == "<s>hä".encode()
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_an_adapter_answers_every_request(model: Path) -> None:
     async with _running(model, lora_path="org/adapter", max_lora_rank=8) as (backend, _):
         assert _arguments(backend)["enable_lora"] is True
@@ -569,6 +600,7 @@ async def test_an_adapter_answers_every_request(model: Path) -> None:
         assert "adapter 1: org/adapter" in backend.log_lines(100)
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_each_adapter_answers_the_requests_for_it_and_the_model_itself_the_others(model: Path) -> None:
     adapters = tuple(VllmAdapter(name=name, path=f"org/{name}") for name in ("a", "b"))
     async with _running(model, adapters=adapters, slots=4) as (backend, _):
@@ -583,6 +615,7 @@ async def test_each_adapter_answers_the_requests_for_it_and_the_model_itself_the
         assert len(told) == 2, "the model itself has none"
 
 
+@pytest.mark.nightly("same checks as test_engine_host")
 async def test_without_the_library_a_load_is_refused_with_the_command_that_installs_it(tmp_path: Path) -> None:
     backend = _backend(_folder(tmp_path / "model"), {"import_fails": True})
     with pytest.raises(WeftError, match=r"weft runtime install vllm.*cannot open shared object file") as refused:
@@ -593,6 +626,7 @@ async def test_without_the_library_a_load_is_refused_with_the_command_that_insta
         await backend.start()
 
 
+@pytest.mark.slow("starts engine processes")
 async def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     backend = _backend(_folder(tmp_path / "model", **{"config.json": True}))
     with pytest.raises(WeftError, match="vLLM refuses the load: Invalid repository ID") as refused:

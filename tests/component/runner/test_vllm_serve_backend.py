@@ -110,6 +110,8 @@ async def test_what_a_load_says_reaches_the_facts() -> None:
         assert (facts.context_tokens, facts.slots) == (512, 2)
 
 
+@pytest.mark.slow("starts an ordinary program")
+@pytest.mark.usefixtures("cold_engines")
 async def test_the_key_of_each_start_travels_in_the_environment_and_is_needed() -> None:
     backend = _backend()
     async with _started(backend) as (_, process):
@@ -138,6 +140,7 @@ async def test_its_output_tells_how_far_a_load_has_come() -> None:
         await backend.stop()
 
 
+@pytest.mark.slow("waits for a timeout of a second")
 async def test_a_start_has_a_timeout_of_its_own_and_leaves_nothing() -> None:
     children = own_children()
     backend = _backend({"never_healthy": True}, start_timeout_seconds=1.0)
@@ -206,6 +209,7 @@ async def test_the_cache_is_emptied_once_no_request_uses_it() -> None:
             await erasing
 
 
+@pytest.mark.slow("waits for a cache in use")
 async def test_a_cache_in_use_is_not_emptied_for_ever() -> None:
     backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
     async with _started(backend):

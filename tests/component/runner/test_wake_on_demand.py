@@ -184,8 +184,8 @@ async def test_a_failed_wake_reaches_every_caller_and_the_next_one_succeeds(
             15.0,
             "the recipe's command ended with exit code 3: no power",
         ),
-        (_python("import time; time.sleep(60)"), 1.0, "within 1 s"),
-        (_python(""), 1.0, "it was not up within 1 s: the server does not answer"),
+        (_python("import time; time.sleep(60)"), 0.5, "within 0.5 s"),
+        (_python(""), 0.5, "it was not up within 0.5 s: the server does not answer"),
         (http_recipe(url="http://127.0.0.1:1/wake"), 15.0, "the recipe's request could not connect"),
         (
             http_recipe(url="http://127.0.0.1:1/wake", headers={"X": "${WEFT_WAKE_NOT_SET}"}),
@@ -305,6 +305,7 @@ async def test_an_idle_process_of_ours_ends_and_the_next_wake_starts_another(tmp
         assert await events_of(runner.generate())
 
 
+@pytest.mark.slow("a stream that runs for a second")
 async def test_an_unload_lets_a_running_stream_end(tmp_path: Path) -> None:
     model = _supervised(switches={"answer_tokens": 20, "tokens_per_second": 20})
     async with running_runner(tmp_path, [model]) as runner:

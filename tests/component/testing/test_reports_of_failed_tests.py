@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly("checks the tests' own tools")
+
 ROOT = Path(__file__).parents[3]
 MANY_LINES = 20_000
 """Enough statements that the collector's first run comes while they are parsed."""

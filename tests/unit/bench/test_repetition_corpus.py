@@ -53,7 +53,16 @@ def test_the_page_has_the_measured_tables(legitimate: list[Outcome], looping: li
     assert measured_part(PAGE.read_text(encoding="utf-8")) == tables(legitimate, looping)
 
 
-@pytest.mark.parametrize("folder", ["runner_svc", "gateway", "docs", "protos"])
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "protos",
+        *(
+            pytest.param(folder, marks=pytest.mark.slow("reads all of its files"))
+            for folder in ("runner_svc", "gateway", "docs")
+        ),
+    ],
+)
 def test_none_of_our_own_sources_is_taken_for_a_loop(folder: str) -> None:
     outcomes = judge_folder(ROOT / folder)
     assert outcomes

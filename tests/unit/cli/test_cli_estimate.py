@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from runner_svc.memory.estimate import read_model_facts
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
-from runner_svc.policy.memory_estimate import settings_for
+from runner_svc.policy.memory_estimate import EngineHabits, settings_for
 from weft_app.cli.main import app
 from weft_app.cli.options import EXIT_NOT_FOUND, EXIT_USAGE
 from weft_app.compose.demo import demo_model_path
@@ -74,7 +74,7 @@ def test_a_configured_model_is_estimated_by_what_its_runner_learned(home: Path) 
     identity = read_model_facts(demo_model_path()).identity
     assert identity is not None
     state = learned_file(home / "home" / "state" / "runners", "local")
-    LearnedMemory(state).learn(identity, settings_for(4096, 2, {}), 1000 * MEBIBYTE)
+    LearnedMemory(state).learn(identity, settings_for(4096, 2, {}, EngineHabits(embeds=True)), 1000 * MEBIBYTE)
     document = _json("tiny")
     assert (document["bytes"], document["source"]) == (1050 * MEBIBYTE, "learned")
     assert _json("tiny", "--ctx", "512")["source"] == "manifest"

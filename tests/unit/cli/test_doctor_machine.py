@@ -1,8 +1,6 @@
 """What `weft doctor` says of the machine, on systems that are not this one as well."""
 
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,43 +14,6 @@ from weft_app.cli.serving import require_serving_platform
 from weft_app.config.loader import parse_config
 
 ABSENT = NvmlReading(health=Health.ABSENT)
-ON_WINDOWS = """
-import importlib, sys
-# psutil has another module for Windows, and reads these for Linux.
-importlib.import_module("psutil")
-for name in ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "uvloop"):
-    sys.modules[name] = None
-main = importlib.import_module("weft_app.cli.main")
-if sys.argv.pop(1) == "named":
-    for name in ("up", "serve", "runner"):
-        importlib.import_module(f"weft_app.cli.{name}")
-    sys.platform = "win32"
-main.app()
-"""
-"""A Python without the modules that Windows lacks; `named`: which is also called Windows once all is imported."""
-
-
-def _without_posix(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", ON_WINDOWS, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-
-
-def test_help_and_doctor_run_without_the_modules_that_windows_lacks(tmp_path: Path) -> None:
-    helped = _without_posix("unnamed", "--help")
-    assert helped.returncode == 0, helped.stderr
-    assert "doctor" in helped.stdout
-    checked = _without_posix("unnamed", "doctor", "--home", str(tmp_path / "home"), "-o", "json")
-    assert checked.stdout.startswith("{"), checked.stderr
-    assert '"platform"' in checked.stdout
-    assert "Traceback" not in checked.stderr
-
-
-@pytest.mark.parametrize("command", ["up", "serve registry", "runner join weft://x"])
-def test_a_command_that_serves_is_refused_on_windows_with_the_way_out(command: str, tmp_path: Path) -> None:
-    refused = _without_posix("named", *command.split(), "--home", str(tmp_path / "home"))
-    assert refused.returncode == 1
-    assert "on Windows run it in WSL" in refused.stderr
-    assert "Traceback" not in refused.stderr
 
 
 def test_services_run_where_they_can() -> None:

@@ -62,9 +62,3 @@ def test_a_runner_older_than_restarts_and_requests_is_described_without_them() -
 
 def test_a_reason_of_a_newer_runner_is_shown_as_its_number() -> None:
     assert reason_name(999) == "reason 999"
-
-
-def test_an_engine_that_proxies_call_itself_says_so_and_no_other_does() -> None:
-    lent = InstanceState(model="m", phase=InstanceState.PHASE_READY, engine_lane=True)
-    assert "proxies call its engine (engine)" in "\n".join(instance_lines(lent, None))
-    assert "Lane" not in "\n".join(instance_lines(STATE, None))

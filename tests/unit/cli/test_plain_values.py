@@ -1,8 +1,5 @@
 """Plain values are taken without pydantic, and give what typer gives; everything else goes typer's own way."""
 
-import os
-import subprocess
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,8 +36,6 @@ def _made(found: dict[str, Any]) -> Any:
     return get_command(app)
 
 
-LARGE = {"pydantic", "rich", "yaml", "structlog", "msgspec", "uvloop"}
-"""Libraries that take longer to import than most commands take."""
 CALLS = [
     (),
     ("a", "b"),
@@ -78,54 +73,6 @@ def test_a_command_gives_what_it_gives_with_the_conversion_of_typer(
         types = {name: type(value) for name, value in found.items()}
         outcomes.append((ended.value.code, found, types, capsys.readouterr()))
     assert outcomes[0] == outcomes[1]
-
-
-@pytest.mark.parametrize(
-    ("line", "needed"),
-    [
-        *((f"weft {words} ", set[str]()) for words in ("chat", "describe model", "wait model", "cancel")),
-        # The settings of a load are checked by pydantic.
-        ("weft load --", {"pydantic"}),
-    ],
-)
-def test_a_completion_imports_none_of_the_large_libraries(line: str, needed: set[str], tmp_path: Path) -> None:
-    heavy = {*LARGE, "weft_app.compose"} - needed
-    program = (
-        "import sys\n"
-        "from weft_app.cli.main import app\n"
-        "try: app(prog_name='weft')\n"
-        f"except SystemExit: print(*({heavy!r} & set(sys.modules)), file=sys.stderr)"
-    )
-    completing = {"_WEFT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()))}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **completing, "WEFT_HOME": str(tmp_path / "none")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr.strip() == ""
-
-
-@pytest.mark.parametrize("words", [("ps",), ("get", "models", "-o", "json"), ("describe", "x"), ("explain", "x")])
-def test_a_command_imports_none_of_the_large_libraries_that_it_does_not_use(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
-    program = (
-        "import sys\n"
-        "from weft_app.cli.main import app\n"
-        "try: app()\n"
-        f"except SystemExit: print(*({LARGE!r} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words],
-        env={**os.environ, "WEFT_HOME": str(tmp_path / "none")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "weft up --home" in done.stderr
-    assert done.stdout == "\n"
 
 
 def test_a_default_within_the_bounds_of_its_option_needs_no_conversion_and_one_beyond_them_does() -> None:

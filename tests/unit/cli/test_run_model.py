@@ -3,9 +3,27 @@
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
-from weft.kernel.errors import FieldError
-from weft_app.cli.asked_model import AskedModel, asked_model
+from weft.api.operations.v1 import operation_pb2
+from weft.client.operations import Operations
+from weft.documents.operation_actions import LoadSettings, load_action
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft_app.cli.asked_model import AskedModel, asked_model, create_operation
+
+
+class NoModels(Operations):
+    """A mesh without models."""
+
+    def __init__(self) -> None:
+        pass
+
+    @override
+    def create(
+        self, action: operation_pb2.OperationAction, *, request_id: str = "", authorization: str = ""
+    ) -> operation_pb2.Operation:
+        raise WeftError(Reason.MODEL_NOT_FOUND, "there is no model")
 
 
 @pytest.mark.parametrize(
@@ -22,11 +40,17 @@ from weft_app.cli.asked_model import AskedModel, asked_model
         ("ollama:llama3.2", AskedModel(source="ollama:llama3.2:latest")),
         ("/models/tiny.gguf", AskedModel(source="/models/tiny.gguf")),
         ("absent.gguf", AskedModel(name="absent.gguf")),
+        ("accounts/acme/models/tiny", AskedModel(name="accounts/acme/models/tiny")),
     ],
 )
 def test_a_text_is_a_name_or_a_source(text: str, asked: AskedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     assert asked_model(text) == asked
+
+
+def test_a_name_with_an_owner_that_the_mesh_does_not_know_may_be_a_repository_of_the_hub() -> None:
+    with pytest.raises(WeftError, match="there is no model; the hub's repository of this name is hf:acme/tiny"):
+        create_operation(NoModels(), load_action("acme/tiny", LoadSettings()))
 
 
 def test_a_relative_path_is_made_whole_since_the_runner_has_another_folder(

@@ -29,12 +29,17 @@ class Gone(io.StringIO):
 def test_neither_words_nor_logs_to_a_terminal_that_is_gone_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", Gone())
     monkeypatch.setattr(sys, "stderr", Gone())
+    configured = structlog.get_config()
     with serving():
-        configure_logging("host")
-        structlog.get_logger("fresh").error("something happened")
-        say("stopping\n")
-        note("a runner ended")
-        sys.stderr.flush()
+        try:
+            configure_logging("host")
+            structlog.get_logger("fresh").error("something happened")
+            say("stopping\n")
+            note("a runner ended")
+            sys.stderr.flush()
+        finally:
+            structlog.contextvars.clear_contextvars()
+            structlog.configure(**configured)
 
 
 def test_without_it_a_word_raises(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +59,16 @@ def test_after_a_write_that_failed_the_descriptor_itself_leads_nowhere() -> None
         assert os.fstat(file.fileno()).st_rdev == Path(os.devnull).stat().st_rdev
         file.write("and past it\n")
         file.flush()
+
+
+def test_a_broken_stream_without_a_descriptor_opens_no_file_for_good() -> None:
+    """Each failed write once left a descriptor of /dev/null open."""
+    stream = LastingStream(Gone())
+    stream.write("the first write imports what it needs\n")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(10):
+        stream.write("a line\n")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_command_without_streams_serves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 from kit.messages import changed
 
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2
@@ -178,7 +178,7 @@ def _refusal(view: FleetView, context: RequestContext) -> WeftError:
 def test_an_unknown_agent_is_named_and_no_other_one_since_only_the_edge_knows_which_may_be_seen() -> None:
     error = _refusal(_view(_agent("b"), _agent("a")), _context("agent/x"))
     assert error.reason is Reason.MODEL_NOT_FOUND
-    assert error.message == "there is no agent x; `weft get agents` (GET /v1/models) lists what there is"
+    assert error.message == "there is no agent x; `weft get agents` (GET /api/v1/agents) lists what there is"
     assert error.metadata == {"unknown_kind": "agent", "unknown_name": "x", "field": "model"}
 
 
@@ -233,12 +233,14 @@ def test_a_model_called_like_a_pool_that_is_gone_does_not_answer_for_it() -> Non
     assert members_of(view, view.agents["coder"]) == []
 
 
-@pytest.mark.parametrize("name", ["m", "a:1", "agent/coder", "agent"])
+@pytest.mark.parametrize("name", ["m", "a:1", "agent/coder", "agent", "Qwen/Qwen3-8B", "agents/x"])
 def test_names_of_models_and_agents_can_be_asked_for(name: str) -> None:
     assert require_model_name(name, "model") == name
 
 
-@pytest.mark.parametrize("name", ["", "agent/", "agent/agent/x", "agents/x", "agent/../x", "/x", "agent/" + "a" * 129])
+@pytest.mark.parametrize(
+    "name", ["", "agent/", "agent/agent/x", "agent/a/b", "a//b", "a/", "agent/../x", "/x", "agent/" + "a" * 129]
+)
 def test_everything_else_cannot(name: str) -> None:
     with pytest.raises(WeftError, match="model: must be"):
         require_model_name(name, "model")

@@ -82,7 +82,7 @@ def test_a_task_gets_the_target_as_its_model() -> None:
         ("model-" + "0" * 24, "solo", "", "pattern"),
         ("x", "", "", "target"),
         ("x", "agent/", "", "target"),
-        ("x", "org/model", "", "target"),
+        ("x", "agent/org/model", "", "target"),
         ("x", "x", "", "target"),
         ("x", "solo", "a b", "tenant"),
     ],

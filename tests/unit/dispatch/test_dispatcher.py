@@ -3,7 +3,7 @@
 import asyncio
 import gc
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -13,12 +13,13 @@ import grpc
 import pytest
 import structlog
 
-from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
+from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc, ticket_pb2
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.operations import CHAT
 from weft.dispatch.placement import (
+    MAX_ATTEMPT_MESSAGE_CHARS,
     Decision,
     Grant,
     OnCancelled,
@@ -103,7 +104,7 @@ class ScriptedScheduler(Placement):
     async def report_first_content(self, attempt: int) -> None:
         self.first_content.append(attempt)
 
-    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
+    async def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> None:
         self.failed.append((attempt, reason))
 
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
@@ -281,6 +282,41 @@ async def test_a_failure_before_content_is_reported_and_the_next_grant_is_used(t
     assert [attempt.model for attempt in receipt.attempts] == ["m", "m"]
 
 
+LINES = ("loaded", "busy")
+
+
+@pytest.mark.parametrize("fails_late", [True, False])
+async def test_the_router_gets_what_the_engine_left_behind_and_the_caller_its_message(
+    tmp_path: Path, *, fails_late: bool
+) -> None:
+    died = WeftError(Reason.SERVER_DIED, "it died" + "!" * MAX_ATTEMPT_MESSAGE_CHARS)
+    died.engine_exit, died.engine_log = "signal SIGKILL", LINES
+    async with _runner(tmp_path, [STARTED, *([_text("a")] if fails_late else []), died]) as address:
+        scheduler = _giving_up(ScriptedScheduler(address))
+        _, failure, receipt = await _generate(scheduler)
+    assert isinstance(failure, WeftError)
+    assert receipt is not None
+    assert (failure.engine_exit, len(failure.engine_log), len(receipt.attempts[0].engine_log)) == ("", 0, 0)
+    (told,) = scheduler.receipts
+    assert told is not None
+    assert (told.attempts[0].engine_exit, list(told.attempts[0].engine_log)) == ("signal SIGKILL", [*LINES])
+    assert told.attempts[0].message == died.message[:MAX_ATTEMPT_MESSAGE_CHARS]
+
+
+@pytest.mark.parametrize("reason", [Reason.TOOL_CALL_INVALID, Reason.REPEATED_LINE_LOOP])
+async def test_what_a_model_wrote_is_for_the_caller_and_for_no_record(tmp_path: Path, reason: Reason) -> None:
+    """Records have no content; the errors of attempts brought it into them."""
+    quoting = WeftError(reason, "the model wrote: my secret")
+    async with _runner(tmp_path, [STARTED, _text("a"), quoting]) as address:
+        scheduler = ScriptedScheduler(address)
+        _, failure, _ = await _generate(scheduler)
+    assert isinstance(failure, WeftError)
+    assert failure.message == quoting.message
+    (told,) = scheduler.receipts
+    assert told is not None
+    assert (Reason(told.attempts[0].reason), told.attempts[0].message) == (reason, "")
+
+
 async def test_the_words_of_an_internal_error_are_in_the_log_under_the_id_of_its_request() -> None:
     """Callers are referred to the log, which had nothing of an error that another process had caused."""
     with structlog.testing.capture_logs() as lines:
@@ -433,8 +469,8 @@ def _giving_up(scheduler: ScriptedScheduler, instead: Reason | None = None) -> S
     """The scheduler, made to refuse after the first failed attempt: with the attempt's own reason, or another."""
     original = scheduler.report_attempt_failed
 
-    async def report(attempt: int, reason: Reason) -> None:
-        await original(attempt, reason)
+    async def report(attempt: int, reason: Reason, message: str = "") -> None:
+        await original(attempt, reason, message)
         scheduler._words.append(WeftError(instead or reason, "given up"))
 
     scheduler.report_attempt_failed = report  # type: ignore[method-assign]  # the script of this test
@@ -473,6 +509,30 @@ async def test_a_caller_that_leaves_is_a_cancellation_on_the_receipt(tmp_path: P
         await channels.close()
     assert call.receipt is not None
     assert call.receipt.outcome == receipt_pb2.OUTCOME_CANCELLED
+
+
+_PROMPT = event_pb2.InferenceEvent(progress=event_pb2.Progress(prompt_tokens=31, cached_tokens=8))
+
+
+@pytest.mark.parametrize("breaks_off", [False, True])
+async def test_a_receipt_counts_what_was_seen_of_an_answer_that_was_left_or_broke_off(
+    tmp_path: Path, breaks_off: bool
+) -> None:
+    """Its tokens were neither in receipts nor in usage."""
+    async with _runner(
+        tmp_path, [STARTED, _PROMPT, _text("a"), _text("b"), DIED if breaks_off else _text("c")]
+    ) as address:
+        channels = ChannelPool()
+        call = Dispatcher(ScriptedScheduler(address), channels).call(CHAT, _about(), chat_pb2.ChatPayload())
+        frames = call.chunks()
+        texts = 0
+        with suppress(WeftError):
+            while texts < 2 or breaks_off:
+                texts += sum(event.HasField("delta") for event in await anext(frames))
+        await frames.aclose()
+        await channels.close()
+    assert call.receipt is not None
+    assert call.receipt.usage == usage_pb2.Usage(prompt_tokens=31, cached_prompt_tokens=8, completion_tokens=2)
 
 
 async def test_a_caller_that_is_sent_away_at_its_deadline_is_no_cancellation_on_the_receipt(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from weft.api.registry.v1 import route_pb2
 from weft.dispatch.domains import DomainOwners, Domains, owner_of

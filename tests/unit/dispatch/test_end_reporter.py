@@ -10,8 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.attempt_reporter import MAX_RETRY_SECONDS, ReportFate
-from weft.dispatch.end_reporter import EndReporter
+from weft.dispatch.end_reporter import MAX_RETRY_SECONDS, EndFate, EndReporter
 from weft.dispatch.placement import EndPort, PlacementRequest, request_moved
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -166,7 +165,7 @@ async def test_what_is_held_when_a_gateway_stops_is_dropped_and_counted() -> Non
         there.send(a_request("r"))
         await let_all_run()
         await there.reporter.stop(0.0)
-        assert (there.reporter.held, there.fates) == (0, {ReportFate.GAVE_UP.value: 1})
+        assert (there.reporter.held, there.fates) == (0, {EndFate.GAVE_UP.value: 1})
 
 
 class FrozenRouter(EndPort):

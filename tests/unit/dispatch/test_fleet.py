@@ -146,6 +146,18 @@ def test_a_model_that_sleeps_is_reachable_and_not_active(
     assert view.wake.by_runner
 
 
+def test_a_model_of_a_provider_is_expected_until_the_runner_of_the_mesh_itself_publishes_it() -> None:
+    """Requests that came before the first one of a mesh was served were refused for want of a heartbeat."""
+    model = _model("m")
+    model.manifest.provider.url, model.status = "https://api.example.com/v1", model_pb2.Model.STATUS_INACTIVE
+    served = apply_watch(FleetView(), _change(1, model=model)).models["m"]
+    model.runner = ""
+    created = apply_watch(FleetView(), _change(1, model=model)).models["m"]
+    model.manifest.ClearField("provider")
+    declared = apply_watch(FleetView(), _change(1, model=model)).models["m"]
+    assert (created.expected, served.expected, declared.expected) == (True, False, False)
+
+
 def test_the_requests_a_runner_takes_at_once_are_known() -> None:
     runner = _runner("a")
     runner.runner.capability.max_requests = 3

@@ -7,6 +7,7 @@ import pytest
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.placement import Grant, LoadingModel, WaitingInQueue
 from weft.dispatch.request_trace import RequestContext, RequestTrace
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -28,7 +29,7 @@ def test_a_completed_request_has_its_waits_apart_its_attempts_and_the_runners_fa
     journey.note_waiting(LoadingModel(stage="loads"), 102.0)
     journey.note_waiting(LoadingModel(stage="loads more"), 104.0)
     journey.note_grant(GRANT, 107.0)
-    journey.note_attempt_failed(Reason.SERVER_DIED, 103.5)
+    journey.note_attempt_failed(WeftError(Reason.SERVER_DIED, "it died"), 103.5)
     journey.note_grant(replace(GRANT, runner="b", attempt=2), 107.5)
     journey.note_first_content(108.0)
     part = receipt_pb2.Receipt(usage=usage_pb2.Usage(completion_tokens=5), model_digest="sha256:x", host="titan")
@@ -56,7 +57,7 @@ def test_a_request_that_ends_while_its_model_wakes_waited_for_that_and_not_in_th
 def test_what_comes_after_an_attempt_does_not_count_against_the_wait_before_it() -> None:
     journey = RequestTrace(CONTEXT, arrived=100.0)
     journey.note_grant(GRANT, 103.0)
-    journey.note_attempt_failed(Reason.SERVER_DIED, 103.5)
+    journey.note_attempt_failed(WeftError(Reason.SERVER_DIED, "it died"), 103.5)
     journey.note_waiting(LoadingModel(stage="wakes"), 104.0)
     receipt = journey.receipt(Reason.WAKE_FAILED, None, 110.0)
     assert [_seconds(receipt.queue_wait), _seconds(receipt.load_wait)] == pytest.approx([3.0, 6.0])
@@ -101,7 +102,7 @@ def test_a_receipt_without_a_runners_word_says_what_may_have_left_the_premises(
 ) -> None:
     journey = RequestTrace(CONTEXT, arrived=0.0)
     journey.note_grant(GRANT, 1.0, remote=remote)
-    journey.note_attempt_failed(attempt, 1.0)
+    journey.note_attempt_failed(WeftError(attempt, ""), 1.0)
     assert journey.receipt(Reason.CANCELLED, None, 2.0).left_premises is left
 
 
@@ -109,7 +110,7 @@ def test_an_attempt_that_has_answered_has_sent_something_whatever_ends_it() -> N
     journey = RequestTrace(CONTEXT, arrived=0.0)
     journey.note_grant(GRANT, 1.0, remote=True)
     journey.note_first_content(1.5)
-    journey.note_attempt_failed(Reason.TOOL_UNAVAILABLE, 1.0)
+    journey.note_attempt_failed(WeftError(Reason.TOOL_UNAVAILABLE, ""), 1.0)
     assert journey.receipt(Reason.TOOL_UNAVAILABLE, None, 2.0).left_premises
 
 

@@ -5,8 +5,8 @@ import struct
 import wave
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from weft.api.common.v1.audio_pb2 import SpeechPayload, TranscriptionPayload
 from weft.api.common.v1.chat_pb2 import ChatPayload, MediaPart

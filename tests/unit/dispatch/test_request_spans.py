@@ -6,6 +6,7 @@ from weft.api.common.v1 import receipt_pb2, timing_pb2, usage_pb2
 from weft.dispatch.placement import Grant, LoadingModel, WaitingInQueue
 from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import MAX_WAIT_PERIODS, RequestContext, RequestTrace
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.tracing import Attribute, ServiceName, Span
@@ -39,7 +40,7 @@ def _answered_at_the_second_attempt() -> tuple[RequestTrace, list[Span]]:
     trace.note_waiting(WaitingInQueue(position=1, reason="still slots"), 100.5)
     trace.note_waiting(LoadingModel(stage="loads"), 102.0)
     trace.note_grant(GRANT, 105.0)
-    trace.note_attempt_failed(Reason.SERVER_DIED, 106.0)
+    trace.note_attempt_failed(WeftError(Reason.SERVER_DIED, ""), 106.0)
     trace.note_grant(replace(GRANT, runner="b", attempt=2), 107.0)
     trace.note_first_content(107.5)
     part = receipt_pb2.Receipt(

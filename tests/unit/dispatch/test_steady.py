@@ -8,6 +8,7 @@ from typing import Self
 import pytest
 
 from weft.api.common.v1 import receipt_pb2
+from weft.dispatch import reconnecting_placement
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.placement import (
     Decision,
@@ -65,7 +66,7 @@ class ScriptedPort(Placement):
 
     async def report_first_content(self, attempt: int) -> None: ...
 
-    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None: ...
+    async def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> None: ...
 
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
         return self.hears
@@ -239,6 +240,13 @@ async def test_the_end_of_a_call_at_its_own_deadline_is_told_as_that_of_the_requ
             await placement.next_decision()
 
 
+@pytest.fixture
+def _short_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen router is waited for for a moment only."""
+    monkeypatch.setattr(reconnecting_placement, "REPORT_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("_short_reports")
 async def test_a_report_to_a_frozen_router_does_not_hold_up_an_answer_that_is_complete() -> None:
     async with ReconnectingPlacement(FrozenPort(), REQUEST, SystemClock(), ReconnectConfig()) as placement:
         await placement.report_finished(Reason.UNSPECIFIED)
@@ -306,6 +314,7 @@ async def test_an_end_that_its_router_does_not_hear_is_handed_over_once_with_the
     assert ends.sent == ([] if hears else [("r", 0, arrived)])
 
 
+@pytest.mark.usefixtures("_short_reports")
 async def test_an_end_whose_report_takes_too_long_or_is_cut_short_is_handed_over() -> None:
     ends = Ends()
     async with ReconnectingPlacement(FrozenPort(), SHORT, SystemClock(), ReconnectConfig(), ends=ends) as placement:

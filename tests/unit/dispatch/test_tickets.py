@@ -5,14 +5,7 @@ from typing import Any
 import pytest
 
 from weft.api.runner.v1 import ticket_pb2
-from weft.dispatch.tickets import (
-    MAX_HEADER_TICKETS,
-    MAX_TICKET_TEXT_CHARS,
-    TicketGate,
-    sign,
-    ticket_text,
-    tickets_in,
-)
+from weft.dispatch.tickets import TicketGate, sign
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -105,34 +98,3 @@ def test_without_a_session_nothing_is_admitted() -> None:
     assert _refusal(gate, _ticket(key=b"")) is Reason.BACKEND_NOT_READY, (
         "the ticket may be good, and callers may come again"
     )
-
-
-def test_a_header_carries_several_tickets_in_order_and_unchanged() -> None:
-    tickets = [_ticket(ticket_id=f"t{number}", runner="a" * number) for number in range(1, MAX_HEADER_TICKETS + 1)]
-    text = ", ".join(ticket_text(ticket.claims, ticket.mac) for ticket in tickets)
-    assert list(tickets_in(text)) == tickets
-    assert "=" not in text
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "abc",
-        ".",
-        "a.b",
-        "====.====",
-        "YWJj.YW Jj",
-        "YWJj.YWJj,",
-        "\u00e9.YWJj",
-        "A" * MAX_TICKET_TEXT_CHARS + ".YWJj",
-        ",".join(["YWJj.YWJj"] * (MAX_HEADER_TICKETS + 1)),
-    ],
-)
-def test_a_header_that_no_router_has_written_is_refused(text: str) -> None:
-    if text == ".":
-        assert _refusal(_gate(), tickets_in(text)[0]) is Reason.TICKET_INVALID
-        return
-    with pytest.raises(WeftError) as refused:
-        tickets_in(text)
-    assert refused.value.reason is Reason.TICKET_INVALID

@@ -1,15 +1,10 @@
-"""The picture of the first minutes is what `make recording` drew, and YAML of the first pages is a configuration."""
+"""The picture of the first minutes is what `make recording` drew."""
 
 import html
 import re
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-
-import pytest
-
-from weft.kernel.errors import WeftError
-from weft_app.config.loader import load_config
 
 ROOT = Path(__file__).parents[3]
 PICTURE = ROOT / "docs" / "first-minutes.svg"
@@ -49,23 +44,3 @@ def test_the_picture_shows_a_receipt_and_no_folder_of_the_machine_that_drew_it()
 def test_the_picture_loads_nothing() -> None:
     links = re.findall(r"(?:href|src|url)\W+https?://[^\"' )]+", PICTURE.read_text("utf-8"))
     assert links == []
-
-
-def _documents(page: str) -> list[str]:
-    return re.findall(r"```yaml\n(runners:\n.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
-def test_the_configurations_of_the_first_pages_are_read(page: str, tmp_path: Path) -> None:
-    documents = _documents(page)
-    assert documents
-    for document in documents:
-        (tmp_path / "weft.yaml").write_text(document)
-        assert load_config(tmp_path / "weft.yaml").runners
-
-
-def test_a_configuration_with_a_wrong_word_is_refused(tmp_path: Path) -> None:
-    """The control."""
-    (tmp_path / "weft.yaml").write_text(_documents("docs/start.md")[0].replace("models:", "model:"))
-    with pytest.raises(WeftError):
-        load_config(tmp_path / "weft.yaml")

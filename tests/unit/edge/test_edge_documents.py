@@ -16,8 +16,7 @@ from weft_app.config.config import WeftConfig
 from weft_app.config.edge import EdgeSettings
 from weft_app.edge.binary import envoy_binary
 from weft_app.edge.edge_document import edge_document
-from weft_app.edge.lane import LANE_PATHS
-from weft_app.edge.plan import EdgePlan, Endpoint, LanePlan, endpoint_of, limits_of
+from weft_app.edge.plan import EdgePlan, Endpoint, endpoint_of, limits_of
 
 FILES = sorted((Path(__file__).parents[3] / "deploy" / "envoy").glob("*.yaml"))
 PLAN = EdgePlan(
@@ -25,7 +24,6 @@ PLAN = EdgePlan(
     gateways=(Endpoint(host="127.0.0.1", port=8080),),
     limits=limits_of(WeftConfig()),
 )
-LANE = replace(PLAN, lane=LanePlan(picker=Endpoint(host="127.0.0.1", port=9002)))
 
 
 def _found(value: Any, name: str) -> list[Any]:
@@ -56,11 +54,11 @@ def test_a_file_of_deploy_is_what_its_command_prints(
 
 
 def test_there_is_a_file_of_each_kind() -> None:
-    assert [file.stem for file in FILES] == ["edge", "lane", "relay"]
+    assert [file.stem for file in FILES] == ["edge", "relay"]
 
 
 def test_json_and_yaml_say_the_same() -> None:
-    words = ("lane", "--endpoint", "10.0.0.7:8101")
+    words = ("edge", "--gateway", "10.0.0.7:8080")
     assert yaml.safe_load(_printed(*words, "-o", "json")) == yaml.safe_load(_printed(*words))
 
 
@@ -83,29 +81,6 @@ def test_one_gateway_is_not_asked_for_its_health_and_several_are() -> None:
     assert len(_found(edge_document(replace(PLAN, gateways=more)), "health_checks")) == 1
 
 
-def test_the_picker_is_asked_about_calls_of_models_and_not_about_all_else() -> None:
-    (routes,) = _found(edge_document(LANE), "routes")
-    unread, several, named, *asked, last = routes
-    assert unread["route"]["cluster"] == "gateways"
-    assert [each["route"]["cluster"] for each in (several, named)] == ["lane", "named"]
-    assert [route["match"]["path"] for route in asked] == list(LANE_PATHS)
-    # Once the picker has named an endpoint, one of the first two matches.
-    assert not any("typed_per_filter_config" in route for route in asked)
-    assert (last["match"], last["route"]["cluster"]) == ({"prefix": "/"}, "gateways")
-    assert all(each["disabled"] for each in last["typed_per_filter_config"].values())
-
-
-def test_the_picker_has_the_time_of_the_longest_request() -> None:
-    config = WeftConfig(gateway=GatewaySettings(request_timeout_seconds=900.0))
-    document = edge_document(replace(LANE, limits=limits_of(config)))
-    assert _found(document, "message_timeout") == ["905s"]
-
-
-def test_without_a_lane_nothing_of_it_is_there() -> None:
-    text = str(edge_document(PLAN))
-    assert not any(word in text for word in ("ext_proc", "ai_protocol_manager", "picker", "x-weft"))
-
-
 @pytest.mark.parametrize("text", ["gateway-1", ":8080", "gateway-1:0", "gateway-1:99999", "gateway-1:http"])
 def test_a_text_that_is_no_address_is_refused_by_the_name_of_its_option(text: str) -> None:
     with pytest.raises(WeftError, match=r"--gateway: .*is no address"):
@@ -120,8 +95,8 @@ def test_an_address_of_ipv6_has_brackets() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["edge", "--picker", "a:1"], "--picker: goes with lane only"),
-        (["relay", "--gateway", "a:1"], "--gateway: goes with edge or lane only"),
+        (["edge", "--relay", "a:1"], "--relay: goes with relay only"),
+        (["relay", "--gateway", "a:1"], "--gateway: goes with edge only"),
         (["edge", "--certificate", "a.pem"], "--key: is missing"),
     ],
 )

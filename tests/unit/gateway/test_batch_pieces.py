@@ -3,9 +3,8 @@
 from collections.abc import AsyncGenerator, Iterable
 
 import pytest
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import examples, given
 
 from gateway.batches.chunks import HOLD_SECONDS, in_chunks
 from gateway.batches.creation import RawLine, raw_lines
@@ -49,7 +48,6 @@ def reference(text: bytes, most: int) -> list[RawLine]:
     return lines
 
 
-@settings(max_examples=examples(300))
 @given(pieces=st.lists(st.text("ab \r\n", max_size=8).map(str.encode), max_size=8), most=st.integers(1, 6))
 async def test_lines_are_the_same_however_the_file_is_cut(pieces: list[bytes], most: int) -> None:
     found = [line async for line in raw_lines(each(pieces), most)]

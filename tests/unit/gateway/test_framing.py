@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.http.framing import framing_fault, open_chunk_bytes
+from gateway.http.framing import framing_fault, open_chunk_bytes, without_offer
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,9 @@ from gateway.http.framing import framing_fault, open_chunk_bytes
         ("1.1", {b"expect": b"100-Continue", b"content-length": b"9"}),
         ("1.1", {b"connection": b"Upgrade, HTTP2-Settings", b"upgrade": b"h2c"}),
         ("1.1", {b"connection": b"upgrade", b"upgrade": b"h2c", b"content-length": b"0"}),
+        ("1.1", {b"connection": b"upgrade", b"upgrade": b"h2c", b"content-length": b"2"}),
+        ("1.1", {b"connection": b"upgrade", b"upgrade": b"TLS/1.0, h2c", b"transfer-encoding": b"chunked"}),
+        ("1.1", {b"connection": b"upgrade", b"upgrade": b"websocket", b"content-length": b"2"}),
         ("1.1", {b"upgrade": b"websocket"}),
     ],
 )
@@ -30,7 +33,6 @@ def test_framing_that_can_be_kept_has_no_fault(version: str, headers: dict[bytes
         ("1.0", {b"transfer-encoding": b"chunked"}, "Transfer-Encoding"),
         ("1.1", {b"expect": b"102-processing"}, "expectation"),
         ("1.1", {b"connection": b"keep-alive, Upgrade", b"upgrade": b"websocket"}, "Upgrade"),
-        ("1.1", {b"connection": b"upgrade", b"upgrade": b"h2c", b"content-length": b"2"}, "Upgrade"),
     ],
 )
 def test_framing_that_can_never_be_kept_has_one(version: str, headers: dict[bytes, bytes], words: str) -> None:
@@ -57,3 +59,15 @@ def test_the_length_of_the_chunk_under_way_is_read_from_the_line_before_it(
     received: bytes, body_bytes: int, length: int
 ) -> None:
     assert open_chunk_bytes(received, body_bytes) == length
+
+
+def test_an_offer_of_another_protocol_is_left_out_and_the_rest_stays() -> None:
+    headers = [
+        (b"host", b"a"),
+        (b"connection", b"Upgrade, HTTP2-Settings, close"),
+        (b"upgrade", b"h2c"),
+        (b"http2-settings", b"AAEA"),
+        (b"connection", b"upgrade"),
+        (b"content-length", b"2"),
+    ]
+    assert without_offer(headers) == [(b"host", b"a"), (b"connection", b"close"), (b"content-length", b"2")]

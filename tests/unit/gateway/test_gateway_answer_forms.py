@@ -23,7 +23,7 @@ def piece(text: str = "", **fields: Any) -> event_pb2.InferenceEvent:
 
 
 def call(index: int, **fields: str) -> event_pb2.InferenceEvent:
-    return piece(tool_calls=[event_pb2.ToolCallDelta(index=index, **fields)])
+    return piece(tool_calls=[event_pb2.ToolCallDelta(index=index, **fields)])  # type: ignore[arg-type]
 
 
 def streamed(frame: Frame, **options: Any) -> list[dict[str, Any]]:

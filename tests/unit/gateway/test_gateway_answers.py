@@ -29,7 +29,7 @@ def piece(text: str = "", **fields: object) -> event_pb2.InferenceEvent:
 
 
 def call(index: int = 0, **fields: str) -> event_pb2.ToolCallDelta:
-    return event_pb2.ToolCallDelta(index=index, **fields)
+    return event_pb2.ToolCallDelta(index=index, **fields)  # type: ignore[arg-type]
 
 
 def started(model: str) -> event_pb2.InferenceEvent:

@@ -8,7 +8,7 @@ from google.protobuf.json_format import MessageToDict
 
 from gateway.config import RequestLimits
 from gateway.intake.json_guard import parse
-from gateway.openai.chat import to_payload, warnings_of
+from gateway.openai.chat import to_chat, to_payload, warnings_of
 from gateway.openai.chat_schema import ChatRequest
 from weft.api.common.v1 import chat_pb2
 from weft.api.runner.v1 import generation_service_pb2
@@ -105,6 +105,8 @@ def test_defaults_spelled_out_are_accepted() -> None:
         ({"temperature": 2, "top_p": 1, "min_p": 0.05}, {"temperature": 2.0, "top_p": 1.0, "min_p": 0.05}),
         ({"max_tokens": 5}, {"max_tokens": 5}),
         ({"max_tokens": 5, "max_completion_tokens": 6}, {"max_tokens": 6}),
+        ({"max_tokens": -1}, {}),
+        ({"max_completion_tokens": -1}, {}),
         ({"top_k": 0, "seed": -1}, {"top_k": 0, "seed": "-1"}),
         ({"seed": 2**63 - 1}, {"seed": str(2**63 - 1)}),
         ({"stop": "end"}, {"stop": ["end"]}),
@@ -200,6 +202,12 @@ def test_every_tool_choice_is_understood(choice: object, expected: dict[str, obj
     assert MessageToDict(payload.tool_choice, preserving_proto_field_name=True) == expected
 
 
+def test_a_schema_beside_the_type_json_schema_is_the_schema() -> None:
+    """As llama.cpp's server takes it; it was refused with 400."""
+    wanted = payload_of(response_format={"type": "json_schema", "schema": {"type": "object"}}).response_format
+    assert plain_object(wanted.json_schema.schema) == {"type": "object"}
+
+
 @pytest.mark.parametrize(
     ("wanted", "kind"),
     [
@@ -292,7 +300,7 @@ def bad(field: str, **fields: object) -> ParameterSet:
         bad("messages[0].tool_call_id", messages=[{"role": "tool", "content": "x"}]),
         bad("messages[0].tool_call_id", messages=[{"role": "tool", "content": "x", "tool_call_id": "c9"}]),
         bad("max_tokens", max_tokens=0),
-        bad("max_tokens", max_tokens=-1),
+        bad("max_tokens", max_tokens=-2),
         bad("max_tokens", max_tokens=2**31),
         bad("max_tokens", max_tokens=1.5),
         bad("max_tokens", max_tokens="5"),
@@ -530,3 +538,48 @@ def test_schemas_of_tools_and_of_the_answer_are_counted_together() -> None:
     with pytest.raises(FieldError, match="at most 1024 bytes together") as refused:
         to_payload(parse(ChatRequest, raw, max_depth=64), limits)
     assert refused.value.field == "response_format.json_schema.schema"
+
+
+@pytest.mark.parametrize(
+    ("given", "text"), [("", ""), ('{"q": "cut', '{"q": "cut'), (None, "{}"), ({"q": 1}, '{"q":1}')]
+)
+def test_arguments_of_an_earlier_call_may_be_anything_that_agents_keep(given: object, text: str) -> None:
+    called = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": given}}]}
+    result = {"role": "tool", "tool_call_id": "a", "content": "error"}
+    found = payload_of(messages=[{"role": "user", "content": "x"}, called, result])
+    assert found.messages[1].tool_calls[0].arguments_text == text
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,%"}},
+        {"type": "image_url", "image_url": {"url": "https://elsewhere.example/a.png"}},
+        {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+        {"type": "video_url", "video_url": {"url": "x"}},
+    ],
+)
+def test_content_of_earlier_turns_that_cannot_be_read_does_not_end_the_conversation(part: dict[str, object]) -> None:
+    first = {"role": "user", "content": [part]}
+    messages = [first, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "go on"}]
+    payload, warnings = to_chat(
+        parse(ChatRequest, json.dumps({"model": "m", "messages": messages}).encode(), max_depth=64), LIMITS
+    )
+    assert "left out" in payload.messages[0].content[0].text
+    assert [warning.field.startswith("messages[0].content[0]") for warning in warnings] == [True]
+    with pytest.raises(FieldError, match=r"messages\[0\].content\[0\]"):
+        payload_of(messages=[first])
+
+
+def test_a_file_with_text_is_read() -> None:
+    file = {"type": "file", "file": {"filename": "a.txt", "file_data": "data:text/plain;base64,dGVhbA=="}}
+    assert payload_of(messages=[{"role": "user", "content": [file]}]).messages[0].content[0].text == "a.txt\nteal"
+
+
+def test_a_result_whose_call_was_dropped_from_the_history_is_read_as_text() -> None:
+    orphan = {"role": "tool", "tool_call_id": "gone", "content": "a.txt"}
+    messages = [orphan, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "go on"}]
+    found = payload_of(messages=messages)
+    assert found.messages[0].role == chat_pb2.ROLE_USER
+    assert found.messages[0].content[-1].text == "a.txt"

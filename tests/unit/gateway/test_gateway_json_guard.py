@@ -2,13 +2,22 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kit.examples import given
 from pydantic import BaseModel
 
-from gateway.intake.json_guard import field_path, parse, parse_json, require_few_members, require_strict_json
+from gateway.anthropic.schema import MessagesRequest
+from gateway.intake.json_guard import (
+    field_path,
+    parse,
+    parse_json,
+    require_few_members,
+    require_strict_json,
+    without_halves,
+)
+from gateway.ollama.schema import OllamaChatRequest
 from gateway.openai.chat_schema import ChatRequest
+from gateway.responses.schema import ResponsesRequest
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
@@ -136,7 +145,33 @@ def test_text_that_could_not_be_encoded_again_is_refused_wherever_it_stands(text
     assert refused.value.reason is Reason.MALFORMED_REQUEST
 
 
-@settings(deadline=None)
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (rb"cut \ud83d", "cut \ufffd"),
+        (rb"\uDE00 begins with the other half", "\ufffd begins with the other half"),
+        (rb"\ude00\ud83d", "\ufffd\ufffd"),
+        (rb"\ud83d\ud83d\ude00\ude00", "\ufffd\N{GRINNING FACE}\ufffd"),
+        (rb"\ud83d\ude00\uD83D\uDE00", "\N{GRINNING FACE}\N{GRINNING FACE}"),
+        (rb"a path \\ud83d\\ude00 of backslashes \\\ud83d", "a path \\ud83d\\ude00 of backslashes \\\ufffd"),
+    ],
+)
+@pytest.mark.parametrize("schema", [ChatRequest, MessagesRequest, OllamaChatRequest, ResponsesRequest])
+def test_half_an_emoji_in_a_request_is_replaced_and_does_not_end_the_conversation(
+    schema: type[BaseModel], written: bytes, read: str
+) -> None:
+    text = b'"' + written + b'"'
+    message = b'{"role":"user","content":' + text + b"}"
+    raw = b'{"model":"a","max_tokens":9,"input":' + text + b',"messages":[' + message + b"]}"
+    found = parse(schema, raw, max_depth=8)
+    assert read in {getattr(found, "input", None), found.messages[0].content if found.messages else None}  # type: ignore[attr-defined]
+
+
+def test_text_without_halves_is_left_as_it_is_however_many_backslashes_it_has() -> None:
+    raw = b'"' + rb"\\\\\n" * 100_000 + rb"\ud83d\ude00" + b'"'
+    assert without_halves(raw) == raw
+
+
 @given(JSON_VALUES)
 def test_what_is_accepted_comes_out_as_it_went_in_and_can_be_encoded_again(value: Json) -> None:
     raw = json.dumps({"model": "a", "token": value}).encode()

@@ -100,9 +100,7 @@ async def test_a_reader_that_does_not_read_the_last_event_of_a_failed_watch_is_c
             await asyncio.Event().wait()
 
     config = GatewayConfig(port=0, write_timeout_seconds=0.01)
-    deps: Any = SimpleNamespace(
-        config=config, clock=SystemClock(), watches=EventWatches(1), answers_before_content=True
-    )
+    deps: Any = SimpleNamespace(config=config, clock=SystemClock(), watches=EventWatches(1))
     facts = RequestFacts(request_id="r", arrived=0)
     scope = {"type": "http", "headers": [], "state": {ABORT_KEY: gone.set}, FACTS_KEY: facts}
     with pytest.raises(SlowReaderError):

@@ -3,9 +3,8 @@
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import example
+from hypothesis import example, given
 from hypothesis import strategies as st
-from kit.examples import given
 from yarl import URL
 
 from gateway.config import MediaConfig

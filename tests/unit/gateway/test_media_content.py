@@ -4,8 +4,8 @@ import struct
 from contextlib import suppress
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from gateway.config import MediaConfig
 from gateway.media.content import (

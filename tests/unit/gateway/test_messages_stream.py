@@ -9,9 +9,8 @@ from typing import Any
 import anthropic
 import httpx2
 import pytest
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import examples, given
 
 from gateway.answers.answer_builder import AnswerIdentity
 from gateway.anthropic.stream import MessagesAnswer, MessagesStream
@@ -187,7 +186,6 @@ def answers(draw: st.DrawFn) -> list[list[Event]]:
     return [*frames, end(finish)]
 
 
-@settings(max_examples=examples(300), deadline=None)
 @given(answers(), st.none() | st.integers(0, 12))
 def test_the_client_raises_nothing_but_the_error_of_the_stream(
     frames: list[list[Event]], failing_after: int | None
@@ -242,7 +240,6 @@ def inputs(content: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {block["id"]: block["input"] for block in content if block["type"] == "tool_use"}
 
 
-@settings(max_examples=examples(100), deadline=None)
 @given(OBJECTS)
 def test_every_prefix_that_goes_out_is_one_that_the_client_can_parse(arguments: dict[str, Any]) -> None:
     text = json.dumps(arguments)

@@ -1,9 +1,8 @@
 from collections.abc import AsyncGenerator
 
 import pytest
-from hypothesis import example, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from gateway.config import RequestLimits
 from gateway.intake.multipart import MultipartStream, Part, boundary_of
@@ -93,7 +92,6 @@ def test_a_value_is_read_as_text_and_a_file_is_not() -> None:
         Part(name="model", data=b"\xff").text()
 
 
-@settings(deadline=None)
 @example(b"--edge\r\n\r\n\r\n--edge--")
 @given(
     st.lists(st.sampled_from([b"--edge", b"\r\n", b"--", field("a"), b"x", b"\r\n--edge--"]), max_size=12).map(b"".join)

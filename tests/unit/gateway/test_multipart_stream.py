@@ -3,9 +3,8 @@
 from collections.abc import AsyncGenerator, Sequence
 
 import pytest
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import examples, given
 
 from gateway.config import RequestLimits
 from gateway.intake.multipart import HEADERS_END, MAX_VALUE_BYTES, MultipartStream, Part, malformed, part_of
@@ -84,7 +83,6 @@ def expected(body: bytes) -> list[Part] | Reason:
         return error.reason
 
 
-@settings(max_examples=examples(200), deadline=None)
 @given(
     tokens=st.lists(st.sampled_from(TOKENS), max_size=14),
     begins=st.booleans(),

@@ -15,6 +15,7 @@ from gateway.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
 from gateway.openai.chat_builder import ChatTranslation
 from weft.api.common.v1 import chat_pb2, completion_pb2
 from weft.dispatch.fleet import FleetView, expected_model
+from weft.dispatch.history import left_out_note
 from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import plain_object
 from weft.kernel.reasons import Reason
@@ -117,7 +118,7 @@ def test_a_result_answers_the_call_of_its_id_of_its_function_or_the_oldest_open_
         ({"role": "user", "content": "1", "images": ["not base64"]}, "messages[0].images[0]"),
         ({"role": "user", "content": "1", "images": [PNG, "aGVsbG8="]}, "messages[0].images[1]"),
         ({"role": "user", "content": "1", "images": ["https://a.example/b.png"]}, "messages[0].images[0]"),
-        ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}, None),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}, None),
     ],
 )
 def test_a_wrong_message_is_refused_by_the_path_of_its_field(message: dict[str, Any], field: str | None) -> None:
@@ -263,3 +264,25 @@ def test_names_reach_a_model_with_and_without_the_tag_of_clients() -> None:
         "nope",
         "nope:1b",
     ]
+
+
+def test_arguments_as_text_and_images_and_results_of_earlier_turns_do_not_end_the_conversation() -> None:
+    call = {"function": {"name": "f", "arguments": '{"cut": '}}
+    found = chat(
+        messages=[
+            {"role": "user", "content": "look", "images": ["%", "aGVsbG8="]},
+            {"role": "tool", "content": "of a turn that the client dropped", "tool_name": "g"},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "content": "error", "tool_name": "f"},
+            {"role": "user", "content": "go on"},
+        ]
+    )
+    first, orphan, called, result, _ = found.payload.messages
+    assert [part.text for part in first.content[1:]] == [left_out_note("image")] * 2
+    assert orphan.role == chat_pb2.ROLE_USER
+    assert orphan.content[1].text == "of a turn that the client dropped"
+    assert called.tool_calls[0].arguments_text == '{"cut": '
+    assert result.tool_call_id == called.tool_calls[0].id
+    assert [warning.field for warning in found.warnings] == [
+        "messages[0].images[0]", "messages[0].images[1]", "messages[1].tool_name",
+    ]  # fmt: skip

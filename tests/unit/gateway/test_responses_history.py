@@ -5,9 +5,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
@@ -90,7 +89,6 @@ async def continued(store: SingleTenantStore | None, tenant: str = "acme", **fie
     return to_response_request(request, conversation, RequestMedia(MediaConfig()), RequestLimits()).payload
 
 
-@settings(deadline=None)
 @given(deltas=st.lists(DELTA, max_size=6), finish=st.sampled_from(["STOP", "LENGTH", "TOOL_CALLS"]))
 async def test_every_answer_can_be_continued(deltas: list[event_pb2.Delta], finish: str) -> None:
     before = stored_response(request_of(), *deltas, finish=finish)

@@ -4,12 +4,12 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit.examples import examples, given
 from kit.messages import changed, watched
 from test_responses_sdk_stream import BEFORE, DELTA, FINISH, NOTICE, Answering, Event, end, events_in, read
 
@@ -112,6 +112,12 @@ ANSWERS = st.builds(
     FINISH,
 )
 PLACES = st.lists(st.integers(0, 20), max_size=6)
+JOINS = st.lists(st.integers(0, 100), min_size=1, max_size=3)
+"""Events after which a caller joins; every number means one."""
+
+
+def joined_at(told: list[dict[str, Any]], joins: list[int]) -> list[tuple[int, dict[str, Any]]]:
+    return [(join % len(told), told[join % len(told)]) for join in joins]
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +125,23 @@ def answering() -> Answering:
     return Answering()
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(events=ANSWERS, first=PLACES, second=PLACES, attempt=st.integers(1, 3), extras=st.booleans())
+@settings(max_examples=settings().max_examples // 4)
+@given(
+    events=ANSWERS,
+    first=PLACES,
+    second=PLACES,
+    attempt=st.integers(1, 3),
+    extras=st.booleans(),
+    joins=JOINS,
+)
 def test_it_is_the_same_however_it_is_cut_and_told(
-    answering: Answering, events: list[Event], first: list[int], second: list[int], attempt: int, extras: bool
+    answering: Answering,
+    events: list[Event],
+    first: list[int],
+    second: list[int],
+    attempt: int,
+    extras: bool,
+    joins: list[int],
 ) -> None:
     asked = request(stream=True, stream_options={"include_weft_events": extras}, top_logprobs=int(extras))
     last, count = ended(attempt=attempt, events=len(events)), len(events)
@@ -132,17 +151,19 @@ def test_it_is_the_same_however_it_is_cut_and_told(
     body = response_events(live, asked=asked)
     assert response_events(again, asked=asked) == response_events(joined, asked=asked) == body
     whole = events_in(body)
-    for place, event in enumerate(whole):
+    for place, event in joined_at(whole, joins):
         assert events_in(response_events(again, after=event["sequence_number"], asked=asked)) == whole[place + 1 :]
     assert [event.type for event in read(answering, body)] == [event["type"] for event in whole]
 
 
-@settings(max_examples=examples(50), deadline=None)
 @given(
-    events=ANSWERS, state=st.sampled_from([task_pb2.TASK_STATE_FAILED, task_pb2.TASK_STATE_CANCELLED]), places=PLACES
+    events=ANSWERS,
+    state=st.sampled_from([task_pb2.TASK_STATE_FAILED, task_pb2.TASK_STATE_CANCELLED]),
+    places=PLACES,
+    joins=JOINS,
 )
 def test_an_end_in_the_middle_is_the_same_however_it_is_told(
-    events: list[Event], state: "task_pb2.TaskState.ValueType", places: list[int]
+    events: list[Event], state: "task_pb2.TaskState.ValueType", places: list[int], joins: list[int]
 ) -> None:
     said = events[:-1]
     last = ended(state, events=len(said))
@@ -150,7 +171,7 @@ def test_an_end_in_the_middle_is_the_same_however_it_is_told(
     assert response_events([last, *cut(said, places)]) == body
     whole = events_in(body)
     assert [event["type"] for event in whole[-2:]] == ["response.failed", "error"]
-    for place, event in enumerate(whole):
+    for place, event in joined_at(whole, joins):
         assert (
             events_in(response_events([last, *cut(said, places)], after=event["sequence_number"])) == whole[place + 1 :]
         )

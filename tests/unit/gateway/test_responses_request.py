@@ -9,9 +9,13 @@ from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
 from gateway.openai.chat_builder import ChatTranslation
+from gateway.openai.chat_schema import MAX_NAME_CHARS
+from gateway.responses.namespaces import members_by_flat_name
+from gateway.responses.output import OutputItems
 from gateway.responses.payload import Conversation, asks_for_metrics, own_items, to_response_request
 from gateway.responses.schema import InputItem, ResponsesRequest
-from weft.api.common.v1 import chat_pb2
+from weft.api.common.v1 import chat_pb2, event_pb2
+from weft.dispatch.history import left_out_note
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import plain_object
 from weft.kernel.json_schema import SchemaLimits
@@ -137,7 +141,7 @@ def test_reasoning_that_only_another_service_can_read_is_left_out_with_a_warning
 @pytest.mark.parametrize(
     ("item", "field"),
     [
-        ({"type": "computer_call", "id": "x"}, "input[0].type"),
+        ({"type": "hologram", "id": "x"}, "input[0].type"),
         ({"type": "item_reference", "id": "msg_1"}, "input[0].type"),
         ({"content": "hi"}, "input[0].role"),
         ({"role": "user"}, "input[0].content"),
@@ -392,3 +396,134 @@ def test_schemas_of_tools_and_of_the_answer_are_counted_together() -> None:
     with pytest.raises(FieldError, match="at most 1024 bytes together") as refused:
         to_response_request(request, Conversation(own_items(request)), RequestMedia(MediaConfig()), limits)
     assert refused.value.field == "text.format.schema"
+
+
+SEARCHED = {"type": "web_search_call", "id": "ws_1", "status": "searching", "action": {"type": "search", "query": "q"}}
+PATCHED = {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** Begin"}
+LISTED = {"type": "local_shell_call", "call_id": "c", "status": "completed", "action": {"command": ["ls"], "env": {}}}
+FOUND = {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {"query": "js"}}
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ([SEARCHED], [
+            (chat_pb2.ROLE_ASSISTANT, '[web_search was called with {"action":{"type":"search","query":"q"}}]')]),
+        ([{"type": "compaction", "encrypted_content": "gAA"}], [(chat_pb2.ROLE_USER, left_out_note("compaction"))]),
+        ([{"type": "compaction", "summary": "so far: nothing"}], [(chat_pb2.ROLE_USER, "so far: nothing")]),
+        ([{"type": "mcp_list_tools", "server_label": "s", "tools": []}], []),
+        (
+            [{"type": "mcp_call", "id": "m", "name": "find", "arguments": "{}", "output": "a.txt"}],
+            [(chat_pb2.ROLE_ASSISTANT, "[find was called with {}]\na.txt")],
+        ),
+        ([{"type": "image_generation_call", "id": "ig", "result": "iVBOR"}], [
+            (chat_pb2.ROLE_ASSISTANT, "[image_generation was called with {}]")]),
+        ([{"type": "of_next_year", "data": {"text": "x"}}], [(chat_pb2.ROLE_USER, "x")]),
+        ([{**PATCHED, "call_id": "unanswered"}], [
+            (chat_pb2.ROLE_ASSISTANT, '[apply_patch was called with {"input":"*** Begin"}]')]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_items_of_another_service_do_not_end_the_conversation(
+    items: list[dict[str, object]], expected: list[tuple[object, str]]
+) -> None:
+    asked = asked_of(input=[USER, *items, USER])
+    messages = asked.payload.messages[1:-1]
+    assert [(message.role, message.content[0].text) for message in messages] == expected
+    assert [warning.field for warning in asked.warnings] == ["input[1].type"]
+
+
+@pytest.mark.parametrize(
+    ("call", "output", "name", "arguments", "result"),
+    [
+        (
+            PATCHED, {"type": "custom_tool_call_output", "call_id": "c", "output": "done"},
+            "apply_patch", '{"input":"*** Begin"}', "done",
+        ),
+        (
+            LISTED, {"type": "function_call_output", "call_id": "c", "output": "a.txt"},
+            "local_shell", '{"action":{"command":["ls"],"env":{}}}', "a.txt",
+        ),
+        (
+            {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}},
+            {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a.txt", "stderr": ""}]},
+            "shell", '{"action":{"commands":["ls"]}}', "a.txt",
+        ),
+        (
+            FOUND, {"type": "tool_search_output", "call_id": "c", "tools": []},
+            "tool_search", '{"query":"js"}', '{"tools":[]}',
+        ),
+    ],
+)  # fmt: skip
+def test_calls_of_other_kinds_of_tools_go_on_as_function_calls(
+    call: dict[str, object], output: dict[str, object], name: str, arguments: str, result: str
+) -> None:
+    _, called, told, _ = payload_of(input=[USER, call, output, USER]).messages
+    made = called.tool_calls[0]
+    assert (made.id, made.name, made.arguments_text) == ("c", name, arguments)
+    assert (told.tool_call_id, told.content[-1].text) == ("c", result)
+
+
+def test_a_result_whose_call_was_compacted_away_does_not_end_the_conversation() -> None:
+    said = {"type": "message", "role": "assistant", "content": "ok"}
+    first = payload_of(input=[OUTPUT, said, USER]).messages[0]
+    assert first.role == chat_pb2.ROLE_USER
+
+
+def test_a_file_or_an_uploaded_image_in_a_result_does_not_end_the_conversation() -> None:
+    parts = [{"type": "input_file", "filename": "a.pdf", "file_id": "f"}, {"type": "input_image", "file_id": "f"}]
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"cut'}
+    asked = asked_of(input=[USER, call, {"type": "function_call_output", "call_id": "c", "output": parts}])
+    notes = [part.text for part in asked.payload.messages[-1].content]
+    assert notes == [left_out_note("a.pdf"), left_out_note("image")]
+
+
+MCP = {
+    "type": "namespace", "name": "mcp__files", "description": "",
+    "tools": [{**FUNCTION, "name": "read"}, {"type": "custom", "name": "raw"}],
+}  # fmt: skip
+
+
+def test_functions_in_a_namespace_reach_the_model_and_its_calls_get_their_names_back() -> None:
+    asked = asked_of(tools=[MCP, {**MCP, "name": "mcp__notes__"}, FUNCTION])
+    assert [tool.function.name for tool in asked.payload.tools] == ["mcp__files__read", "mcp__notes__read", "f"]
+    assert [warning.field for warning in asked.warnings] == ["tools[0]", "tools[1]"]
+    items = OutputItems("resp_1", logprobs=False, members=members_by_flat_name(request_of(tools=[MCP]).tools))
+    called = event_pb2.ToolCallDelta(index=0, id="c", name="mcp__files__read", arguments_text="{}")
+    items.add(event_pb2.Delta(tool_calls=[called]))
+    (found,) = items.json("in_progress")
+    assert (found["namespace"], found["name"]) == ("mcp__files", "read")
+
+
+def test_a_call_of_a_namespace_in_the_history_has_the_name_that_the_model_knows() -> None:
+    call = {"type": "function_call", "call_id": "c", "namespace": "mcp__files", "name": "read", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "x"}
+    for tools in ([MCP], None):
+        messages = payload_of(input=[USER, call, result], tools=tools).messages
+        assert messages[1].tool_calls[0].name == "mcp__files__read"
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "function", "namespace": "mcp__files", "name": "read"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "namespace", "name": "mcp__files"}]},
+        {
+            "type": "allowed_tools", "mode": "required",
+            "tools": [{"type": "function", "namespace": "mcp__files", "name": "read"}],
+        },
+    ],
+)  # fmt: skip
+def test_a_function_of_a_namespace_can_be_chosen(choice: dict[str, object]) -> None:
+    payload = payload_of(tools=[MCP, FUNCTION], tool_choice=choice)
+    offered = [tool.function.name for tool in payload.tools]
+    assert payload.tool_choice.function_name == "mcp__files__read" or offered == ["mcp__files__read"]
+
+
+def test_flat_names_are_short_and_differ_where_namespaces_and_functions_do() -> None:
+    long = {**MCP, "name": "mcp__" + "x" * 70}
+    same = {"type": "function", "name": "mcp__files__read"}
+    members = members_by_flat_name(request_of(tools=[MCP, long, {**long, "name": f"{long['name']}y"}, same]).tools)
+    assert len(members) == 3
+    assert all(len(name) <= MAX_NAME_CHARS for name in members)
+    assert "mcp__files__read" not in members

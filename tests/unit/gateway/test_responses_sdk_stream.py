@@ -8,9 +8,8 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit.examples import examples, given
 
 from gateway.responses.document import ResponseDocument
 from gateway.responses.schema import ResponsesRequest
@@ -129,7 +128,7 @@ def read(answering: Answering, body: bytes) -> list[Any]:
         return list(stream)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=settings().max_examples // 4)
 @given(
     before=st.lists(BEFORE, max_size=3),
     said=st.lists(DELTA | NOTICE, max_size=12),
@@ -186,7 +185,6 @@ def assert_items_are_told_once(told: Sequence[dict[str, Any]]) -> None:
                 assert [entry for event in grown for entry in event["logprobs"]] == part["logprobs"]
 
 
-@settings(max_examples=examples(150), deadline=None)
 @given(before=st.lists(BEFORE, max_size=3), said=st.lists(DELTA | NOTICE, max_size=8), place=st.integers(0, 12))
 def test_a_failure_at_any_point_raises_the_error_of_the_api_and_nothing_else(
     answering: Answering, before: list[Event], said: list[Event], place: int
@@ -261,7 +259,7 @@ def test_reasoning_is_an_item_of_its_own_before_the_message() -> None:
 
 def test_calls_that_grow_in_turns_stay_apart() -> None:
     def piece(index: int, arguments: str, **fields: str) -> Event:
-        call = event_pb2.ToolCallDelta(index=index, arguments_text=arguments, **fields)
+        call = event_pb2.ToolCallDelta(index=index, arguments_text=arguments, **fields)  # type: ignore[arg-type]
         return Event(delta=event_pb2.Delta(tool_calls=[call]))
 
     encoder = stream_of()

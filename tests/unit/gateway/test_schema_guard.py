@@ -6,10 +6,10 @@ import pydantic
 import pytest
 from client_schemas import CLIENT_SCHEMAS
 
-from weft.dispatch.schema_guard import SchemaGuard, require_safe_pattern, require_safe_schema
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.json_schema import SchemaLimits
+from weft.kernel.schema_guard import SchemaGuard, require_safe_pattern, require_safe_schema
 
 LIMITS = SchemaLimits()
 
@@ -220,3 +220,122 @@ def test_a_pattern_with_look_ahead_beside_its_format_is_left_out_and_the_format_
     assert kept["properties"]["mail"] == {"type": "string", "format": "email"}
     with pytest.raises(FieldError, match="look-around"):
         require_safe_schema({"pattern": "^(?!a)b$", "format": "a word of mine"}, "schema", LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {"a": {"type": "string", "minLength": 9, "maxLength": 2}}}, ".properties.a.minLength"),
+        ({"minItems": 3, "maxItems": 2, "items": {}}, ".minItems"),
+        ({"items": {"minProperties": 3, "maxProperties": 2}}, ".items.minProperties"),
+        ({"minContains": 3, "maxContains": 2}, ".minContains"),
+        ({"anyOf": [{"type": "null"}, {"type": "number", "minimum": 3, "maximum": 2}]}, ".anyOf[1].minimum"),
+        ({"exclusiveMinimum": 2, "maximum": 2}, ".exclusiveMinimum"),
+        ({"minimum": 2, "maximum": 2, "exclusiveMaximum": True}, ".minimum"),
+        ({"type": "integer", "exclusiveMinimum": 2, "exclusiveMaximum": 3}, ".exclusiveMinimum"),
+        ({"allOf": [{"minLength": 9}, {"maxLength": 2}]}, ""),
+        ({"minLength": 9, "allOf": [{"allOf": [{"maxLength": 2}]}]}, ".minLength"),
+        ({"minLength": 9, "$ref": "#/$defs/a", "$defs": {"a": {"maxLength": 2}}}, ".minLength"),
+        ({"minLength": 9, "anyOf": [{"maxLength": 2}, {"maxLength": 3}]}, ".anyOf"),
+        ({"$ref": "#/x/a", "x": {"a": {"minLength": 9, "maxLength": 2}}}, ".x.a.minLength"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_bounds_that_contradict_each_other_filled_the_memory_of_the_machine(schema: dict[str, Any], place: str) -> None:
+    with pytest.raises(FieldError, match="contradict each other") as refused:
+        require_safe_schema(schema, "s", LIMITS)
+    assert refused.value.field in (f"s{place}", "s")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"minLength": 2, "maxLength": 2},
+        {"minLength": 9, "anyOf": [{"maxLength": 2}, {"maxLength": 30}]},
+        {"type": "number", "exclusiveMinimum": 2, "exclusiveMaximum": 3},
+        {"minimum": 2, "exclusiveMinimum": False, "maximum": 2},
+        {"properties": {"minLength": {"minLength": 9}, "maxLength": {"maxLength": 2}}},
+        {"minimum": 10**400, "maximum": 10**401},
+        {"items": {"$ref": "#"}, "minItems": 1, "maxItems": 2},
+        {"minLength": 9, "not": {"maxLength": 2}},
+    ],
+    ids=lambda schema: str(schema)[:60],
+)
+def test_bounds_with_a_value_between_them_pass(schema: dict[str, Any]) -> None:
+    require_safe_schema(schema, "s", LIMITS)
+
+
+def test_bounds_of_references_that_fan_out_are_compared_in_linear_time() -> None:
+    doubled = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(28)}
+    require_safe_schema({"$ref": "#/$defs/d0", "$defs": {**doubled, "d28": {"minLength": 3}}}, "s", LIMITS)
+
+
+EMAIL = "^(?!\\.)[a-z]+@[a-z]+$"
+
+
+@pytest.mark.parametrize(
+    ("part", "fitted"),
+    [
+        ({"type": "string", "pattern": EMAIL, "minLength": 2}, {"type": "string", "minLength": 2}),
+        ({"$ref": "#/$defs/Lost", "description": "x"}, {"description": "x"}),
+        ({"$ref": "https://example.com/s.json"}, {}),
+        ({"$ref": 3}, {}),
+        ({"type": "string", "enum": None}, {"type": "string"}),
+        ({"enum": []}, {}),
+        ({"enum": list(range(1001)), "type": "integer"}, {"type": "integer"}),
+        ({"type": "any", "title": "x"}, {"title": "x"}),
+        ({"type": []}, {}),
+        (None, {}),
+        ("string", {}),
+        ([], {}),
+        ({"items": None, "type": "array"}, {"items": {}, "type": "array"}),
+        ({"anyOf": [{"type": "null"}, None]}, {"anyOf": [{"type": "null"}, {}]}),
+        ({"anyOf": []}, {}),
+        ({"type": "object", "properties": None}, {"type": "object"}),
+        ({"type": "object", "required": True}, {"type": "object"}),
+        ({"required": ["a", 1]}, {}),
+        ({"minLength": "3", "maxLength": 4}, {"maxLength": 4}),
+        ({"minLength": 9, "maxLength": 2, "type": "string"}, {"type": "string"}),
+        ({"minLength": 9, "allOf": [{"maxLength": 2}]}, {"allOf": [{"maxLength": 2}]}),
+        ({"anyOf": [{"$ref": "#/properties/a"}], "type": "string"}, {"type": "string"}),
+        ({"patternProperties": {EMAIL: {}}}, {}),
+        ({"additionalProperties": None}, {"additionalProperties": {}}),
+        ({"multipleOf": 0}, {}),
+        ({"pattern": EMAIL, "enum": None, "$ref": "#/x"}, {}),
+    ],
+    ids=str,
+)
+def test_one_wrong_part_of_a_schema_of_a_tool_is_left_out_and_its_others_stay(part: object, fitted: object) -> None:
+    schema = {"type": "object", "properties": {"a": part, "b": {"type": "string"}}, "required": ["b"]}
+    kept, faults = SchemaGuard(LIMITS).fitted(schema, "t")
+    assert faults
+    assert all(fault.field.startswith("t.properties.a") for fault in faults)
+    assert kept == {**schema, "properties": {"a": fitted, "b": {"type": "string"}}}
+    require_safe_schema(kept, "t", LIMITS)
+
+
+def test_a_schema_of_a_tool_that_is_too_deep_or_wide_keeps_what_fits() -> None:
+    kept, faults = SchemaGuard(LIMITS).fitted({"properties": {"a": {"type": "string"}, "b": deep(40)}}, "t")
+    assert kept["properties"]["a"] == {"type": "string"}
+    assert "deeper" in faults[0].message
+    require_safe_schema(kept, "t", LIMITS)
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_a_schema_that_is_true_or_false_is_written_as_an_object(flag: bool) -> None:
+    """Go's `any` becomes `true`, which llama.cpp refuses."""
+    schema = {
+        "properties": {"a": flag, "enum": flag},
+        "items": flag,
+        "anyOf": [flag, {"type": "null"}],
+        "additionalProperties": flag,
+        "default": {"items": flag},
+    }
+    written: dict[str, Any] = {} if flag else {"not": {}}
+    assert require_safe_schema(schema, "s", LIMITS) == {
+        "properties": {"a": written, "enum": written},
+        "items": written,
+        "anyOf": [written, {"type": "null"}],
+        "additionalProperties": flag,
+        "default": {"items": flag},
+    }

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from weft.api.registry.v1 import lease_pb2
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source

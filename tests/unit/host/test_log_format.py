@@ -1,20 +1,19 @@
 """LOG_FORMAT: the form of log lines, whatever they are written to."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Mapping
 
 import pytest
+from kit.forked_programs import Program, run_forked
 
-
-def logged(folder: Path, form: str | None) -> str:
-    """What a process writes into its log file: a line, and a failure with a secret in a local variable."""
-    program = f"""
+SHARED = "import structlog, weft.kernel.telemetry"
+PROGRAM = """
+import sys
 import structlog
 from pathlib import Path
 from weft.kernel.telemetry import BoundedLogFile, configure_logging
-configure_logging("test", file=BoundedLogFile(Path({str(folder / "log")!r}), 100_000), form={form!r})
+form = sys.argv[2] if len(sys.argv) > 2 else None
+configure_logging("test", file=BoundedLogFile(Path(sys.argv[1]), 100_000), form=form)
 def fail():
     secret = "hunter" + "2"
     raise ValueError("so")
@@ -23,18 +22,30 @@ try:
 except ValueError:
     structlog.get_logger("x").exception("it failed", model="qwen")
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
-    return (folder / "log").read_text()
+"""Logs a failure with a secret in a local variable."""
 
 
-@pytest.mark.parametrize("form", [None, "json"])
-def test_a_file_gets_json_lines_unless_something_else_is_said(tmp_path: Path, form: str | None) -> None:
-    (line,) = logged(tmp_path, form).splitlines()
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """Returns the log file of a process by the form that it was given; "": none."""
+    folder = tmp_path_factory.mktemp("logs")
+    forms = ("", "json", "text")
+    programs = [Program(PROGRAM, [str(folder / f"log-{form}"), *filter(None, [form])]) for form in forms]
+    for ended in run_forked(programs, folder, shared=SHARED):
+        assert ended.code == 0, ended.stderr
+    return {form: (folder / f"log-{form}").read_text() for form in forms}
+
+
+@pytest.mark.parametrize("form", ["", "json"])
+def test_a_file_gets_json_lines_unless_something_else_is_said(logged: Mapping[str, str], form: str) -> None:
+    (line,) = logged[form].splitlines()
     assert json.loads(line)["model"] == "qwen"
+    assert "ValueError" in line
+    assert "hunter2" not in line, "local variables are prompts and keys"
 
 
-def test_text_is_for_people_without_colours_and_without_local_variables(tmp_path: Path) -> None:
-    text = logged(tmp_path, "text")
+def test_text_is_for_people_without_colours_and_without_local_variables(logged: Mapping[str, str]) -> None:
+    text = logged["text"]
     assert "it failed" in text
     assert "model=qwen" in text
     assert "\x1b[" not in text

@@ -2,42 +2,50 @@
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from kit.forked_programs import Program, run_forked
 
-from weft.kernel.gc_tuning import YOUNG_OBJECTS, large_imports, settle_garbage_collector
+from weft.kernel.gc_tuning import large_imports
 
 
 @pytest.fixture(autouse=True)
 def the_collector_as_it_was() -> Iterator[None]:
     before = gc.get_threshold()
     yield
-    gc.unfreeze()
     gc.set_threshold(*before)
 
 
-class Cycle:
-    """Refers to itself."""
+SERVICE = """
+import gc
+from weft.kernel.gc_tuning import YOUNG_OBJECTS, large_imports, settle_garbage_collector
 
+class Cycle:
     alive = 0
 
-    def __init__(self) -> None:
+    def __init__(self):
         Cycle.alive += 1
         self.itself = self
 
-    def __del__(self) -> None:
+    def __del__(self):
         Cycle.alive -= 1
 
+with large_imports():
+    assert not gc.isenabled()
+    Cycle()
+assert gc.isenabled()
+assert gc.get_threshold()[0] == YOUNG_OBJECTS
+assert Cycle.alive == 1
+settle_garbage_collector()
+assert Cycle.alive == 0
+"""
+"""A process of its own: to collect everything in this one takes seconds."""
 
-def test_nothing_is_collected_while_a_service_is_imported_and_everything_once_it_is_settled() -> None:
-    with large_imports():
-        assert not gc.isenabled()
-        Cycle()
-    assert gc.isenabled()
-    assert gc.get_threshold()[0] == YOUNG_OBJECTS
-    assert Cycle.alive == 1
-    settle_garbage_collector()
-    assert Cycle.alive == 0
+
+def test_nothing_is_collected_while_a_service_is_imported_and_everything_once_it_is_settled(tmp_path: Path) -> None:
+    (ended,) = run_forked([Program(SERVICE)], tmp_path)
+    assert ended.code == 0, ended.stderr
 
 
 def test_collections_go_on_after_an_import_that_failed() -> None:

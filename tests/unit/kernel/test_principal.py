@@ -270,7 +270,7 @@ def test_a_scope_may_be_limited_to_a_name_or_a_beginning(scope: str, allowed: se
         ("models/a**:view", "team-*"),
         ("models/[a-z]:view", "team-*"),
         ("models/.*:view", "team-*"),
-        ("models/a/b:view", "team-*"),
+        ("models/a//b:view", "team-*"),
         (f"models/{'x' * 129}:view", "team-*"),
         ("keys/abc:view", "leave '/abc' out"),
         ("secrets/abc:create", "inference, models, operations"),

@@ -34,6 +34,13 @@ def test_every_reason_survives_the_wire_with_message_metadata_and_retry_delay(re
     )
 
 
+def test_what_a_runner_saw_of_its_engine_survives_the_wire() -> None:
+    sent = WeftError(Reason.SERVER_DIED, "it died")
+    sent.engine_exit, sent.engine_log = "signal SIGKILL", ("loaded", "busy")
+    got = _over_the_wire(sent)
+    assert (got.engine_exit, got.engine_log) == ("signal SIGKILL", ("loaded", "busy"))
+
+
 def test_a_field_error_names_its_field_once_on_the_other_side() -> None:
     got = _over_the_wire(invalid_field("payload.messages[2].role", "must be set"))
     assert isinstance(got, FieldError)

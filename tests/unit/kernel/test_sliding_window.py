@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import examples, given
 
 from weft.kernel.sliding_window import BUCKETS_PER_WINDOW, SlidingWindow
 from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK
@@ -32,7 +31,6 @@ def admitted(window: SlidingWindow, most: int, gaps: Sequence[tuple[float, int]]
     return taken
 
 
-@settings(max_examples=examples(400, 60))
 @given(length=LENGTHS, most=st.integers(1, 12), gaps=GAPS)
 def test_no_window_of_its_length_ever_has_more_than_the_limit(
     length: int, most: int, gaps: list[tuple[float, int]]
@@ -64,7 +62,6 @@ def test_a_window_that_begins_with_the_calendar_would_let_twice_the_limit_throug
     assert most_in_any_window(taken, 60) == 4
 
 
-@settings(max_examples=examples(300, 40))
 @given(length=LENGTHS, most=st.integers(1, 12), gaps=GAPS, amount=st.integers(1, 12))
 def test_an_amount_fits_after_the_wait_that_was_told_and_not_much_earlier_than_it_must(
     length: int, most: int, gaps: list[tuple[float, int]], amount: int

@@ -1,5 +1,6 @@
 """Trace context and log files."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,21 +61,42 @@ assert log.dropped == 0
     assert lines == ["before", "los", '{"event": "log lines were dropped", "count": 3}', "after"]
 
 
-def test_a_logged_traceback_holds_no_local_variables(tmp_path: Path) -> None:
-    """They are prompts and keys."""
-    program = f"""
-import structlog
-from weft.kernel.telemetry import BoundedLogFile, configure_logging
-configure_logging("test", file=BoundedLogFile(__import__("pathlib").Path({str(tmp_path / "log")!r}), 100_000))
-def fail():
-    secret = "hunter" + "2"
-    raise ValueError("it failed")
-try:
-    fail()
-except ValueError:
-    structlog.get_logger().exception("caught")
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
-    text = (tmp_path / "log").read_text()
-    assert "it failed" in text
-    assert "hunter2" not in text
+def test_a_log_file_that_was_moved_or_removed_is_made_anew(tmp_path: Path) -> None:
+    """logrotate moves it; later lines went to the moved file, or to a removed one that nobody can read."""
+    path = tmp_path / "logs" / "x.log"
+    path.parent.mkdir()
+    log = BoundedLogFile(path, max_bytes=1000)
+    log.write("one\n")
+    path.rename(path.with_name("x.log.old"))
+    log.write("two\n")
+    assert (path.with_name("x.log.old").read_text(), path.read_text()) == ("one\n", "two\n")
+    path.unlink()
+    log.write("three\n")
+    assert path.read_text() == "three\n"
+    shutil.rmtree(path.parent)
+    log.write("four\n")
+    log.close()
+    assert path.read_text() == "four\n"
+
+
+def test_a_log_file_that_was_emptied_is_written_from_its_start(tmp_path: Path) -> None:
+    """As logrotate does with copytruncate."""
+    path = tmp_path / "x.log"
+    log = BoundedLogFile(path, max_bytes=100)
+    for _ in range(20):
+        log.write("a line of 19 chars.\n")
+        path.write_text("")
+    log.write("last\n")
+    log.close()
+    assert path.read_text() == "last\n"
+    assert not path.with_name("x.log.1").exists()
+
+
+def test_a_log_goes_on_in_the_moved_file_where_no_new_one_can_be_made(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    log = BoundedLogFile(path, max_bytes=1000)
+    path.rename(path.with_name("x.log.old"))
+    path.mkdir()
+    log.write("one\n")
+    log.close()
+    assert path.with_name("x.log.old").read_text() == "one\n"

@@ -8,6 +8,7 @@ from weft.api.common.v1 import link_pb2 as pb
 from weft.api.router.v1 import relay_service_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.link import flow_control
 from weft.link.flow_control import Call
 from weft.link.frames import (
     MAX_FRAMES_AT_ONCE,
@@ -329,11 +330,12 @@ def test_a_peer_that_breaks_the_rules_ends_the_link(frames: list[pb.LinkFrame]) 
         _receive_all(runner, frames)
 
 
-def test_empty_messages_use_up_credit_too() -> None:
+def test_empty_messages_use_up_credit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_control, "WINDOW_BYTES", 1_000)
     runner = Multiplexer(Side.RUNNER, LinkLimits())
     runner.receive(start(2, METHOD))
     with pytest.raises(LinkProtocolError):
-        _receive_all(runner, repeat(part(2, b""), WINDOW_BYTES + 1))
+        _receive_all(runner, repeat(part(2, b""), 1_001))
 
 
 @pytest.mark.parametrize("frame", [half_close(1), cancel(1)], ids=["half_close", "cancel"])

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from kit.examples import examples
 
 from weft.api.common.v1 import link_pb2 as pb
 from weft.link.flow_control import Call
@@ -182,4 +181,4 @@ class LinkHistory(RuleBasedStateMachine):
 
 
 TestLinkHistory = LinkHistory.TestCase
-TestLinkHistory.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
+TestLinkHistory.settings = settings(stateful_step_count=60)

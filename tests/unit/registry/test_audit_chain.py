@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from registry_svc.operations.audit_chain import (
     NO_HASH,

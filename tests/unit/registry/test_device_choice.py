@@ -1,7 +1,7 @@
 """On which devices a lease goes."""
 
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 from ledger_values import GIB, MARGIN, device, total_of
 
 from registry_svc.ledger.policy.device_memory import DeviceAccount, choose, largest_lease

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 from ledger_values import GIB, MARGIN, lease, program, runner, snapshot, wish
 
 from registry_svc.ledger.policy import device_memory

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, model_store_pb2, runner_service_pb2

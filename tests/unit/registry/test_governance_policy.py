@@ -1,8 +1,8 @@
 """Who agreed, when a token is good, and how old it may be: pure decisions."""
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from registry_svc.operations.policy.governance import (
     CLOCK_SET_BACK_SECONDS,

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 from ledger_values import GIB, MARGIN, ended, ended_but_listed, holding, lease, process, snapshot, unknown
 
 from registry_svc.ledger.policy.device_memory import DeviceAccount, host_account

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 from ledger_values import GIB, MARGIN, lease, runner, snapshot, wish
 
 from registry_svc.ledger.policy.device_memory import host_account

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from kit.examples import examples
 from ledger_values import GIB, MARGIN, lease, runner, wish
 
 from registry_svc.ledger.policy import leases as lease_policy
@@ -151,7 +150,8 @@ class BookOfDeclaredDevices(BookOfOneHost):
     source = Source.DECLARED
 
 
-RUNS = settings(max_examples=examples(60, 15), stateful_step_count=40, deadline=None)
+RUNS = settings(stateful_step_count=40, max_examples=settings().max_examples // 5)
+"""A history takes a tenth of a second."""
 
 
 @pytest.mark.parametrize("machine", [BookOfOneHost, BookOfDeclaredDevices])

@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit.examples import given
 
 from registry_svc.mesh.domain import Standing
 from registry_svc.mesh.policy.heartbeat import LivenessLimits, Pulse, Verdict, heard, judge, lost, resumed, share_of

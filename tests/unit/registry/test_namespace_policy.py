@@ -1,9 +1,8 @@
 """No name ever belongs to two kinds, whoever asks in whatever order."""
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit.examples import given
 
 from registry_svc.mesh.domain import Kind
 from registry_svc.mesh.policy.namespace import Claim, Owner, may_share, require_free, sessions_to_end

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import product
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from registry_svc.operations.live_operations import OperationView
 from registry_svc.operations.policy.lifecycle import (

@@ -1,8 +1,7 @@
 """Pools kept current one model at a time are the pools one would count afresh."""
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit.examples import given
 
 from registry_svc.mesh.domain import Status
 from registry_svc.mesh.indexes import PoolIndex, TargetIndex

@@ -4,9 +4,8 @@ import math
 from collections.abc import Callable
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit.examples import given
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.requests import MAX_PAGE_SIZE, page_of, page_token, valid_heartbeat, valid_opening
@@ -109,7 +108,7 @@ def _operations(*numbers: int) -> Callable[[OpenSession], None]:
         (_set("runner.host", "h" * 256), "runner.host"),
         (_set("runner.runtime", "a\x00b"), "runner.runtime"),
         (_set("runner.version", "\x1b[31m"), "runner.version"),
-        (_set("models0.name", "m/1"), "models[0].name"),
+        (_set("models0.name", "m//1"), "models[0].name"),
         (_set("models0.pool_name", "p p"), "models[0].pool_name"),
         (_set("models0.digest", "sha256:xyz"), "models[0].digest"),
         (_set("models0.context_tokens", -1), "models[0].context_tokens"),
@@ -141,7 +140,7 @@ def test_an_opening_may_carry_a_first_report_and_its_faults_are_named_too() -> N
 @pytest.mark.parametrize(
     ("values", "member"),
     [
-        ({"model": "no/name"}, "model"),
+        ({"model": "agent/name"}, "model"),
         ({"phase": 0}, "phase"),
         ({"phase": 99}, "phase"),
         ({"slots_total": -1}, "slots_total"),

@@ -1,8 +1,8 @@
 """Operations between documents and messages."""
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 from pydantic import ValidationError
 
 from weft.api.common.v1 import error_reason_pb2

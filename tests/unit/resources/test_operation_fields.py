@@ -1,8 +1,13 @@
 """Fields of calls about operations have the names that callers wrote."""
 
+import re
+from collections.abc import Iterator
+
 import pytest
+from google.protobuf.descriptor import Descriptor, MethodDescriptor
 
 from gateway.runner_api.operations import callers_field
+from weft.api.operations.v1 import operation_service_pb2
 from weft.documents.field_names import operation_field
 from weft_app.cli.verbs import option_of
 
@@ -35,3 +40,19 @@ def test_a_field_that_the_registry_refuses_has_the_name_that_its_caller_wrote(
     assert operation_field(theirs) == document
     assert callers_field(theirs) == body
     assert option_of(operation_field(theirs)) == option
+
+
+def _values(message: Descriptor, path: str = "") -> Iterator[str]:
+    """The paths of the values in a message; the messages of a oneof are chosen by the route."""
+    for field in message.fields:
+        if field.message_type is None or not field.message_type.full_name.startswith("weft.api.operations"):
+            yield path + field.name
+        else:
+            yield from _values(field.message_type, f"{path}{field.name}.")
+
+
+@pytest.mark.parametrize("method", operation_service_pb2.DESCRIPTOR.services_by_name["OperationService"].methods[:])
+def test_no_field_of_a_request_has_the_path_of_a_message_in_a_body_or_a_query(method: MethodDescriptor) -> None:
+    for field in _values(method.input_type):
+        for name in (operation_field(field), callers_field(field)):
+            assert not re.search(r"_|^action", name), f"{field}: {name}"

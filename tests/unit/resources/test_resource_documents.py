@@ -5,9 +5,8 @@ import re
 from collections.abc import Callable
 
 import pytest
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import examples, given
 from resource_samples import some_agent, some_event, some_model, some_pool, some_route, some_runner
 
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2
@@ -82,7 +81,6 @@ def test_what_is_not_set_is_left_out_of_json() -> None:
     assert "poolName" not in plain(parse_document({"kind": "model", "name": "m"}))
 
 
-@settings(deadline=None, max_examples=examples(300))
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=80))
 def test_any_text_survives_yaml(text: str) -> None:
     document = AgentDocument(declared=agent_pb2.AgentManifest(name="a", model="m", system_prompt=text))

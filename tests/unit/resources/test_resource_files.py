@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from weft.documents import yaml_documents
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AgentDocument
 from weft.documents.yaml_documents import MAX_DOCUMENTS, MAX_FILE_BYTES, parse_document, read_documents, refuse_repeats
@@ -158,12 +159,17 @@ def _bomb() -> str:
         ("a: &a [*a]\n", "an alias inside what it stands for"),
         ("[" * 10_000, "nested"),
         ("{a: " * 10_000, "nested"),
-        ("- 1\n" * 150_000, "more than 100,000 values"),
     ],
 )
 def test_bombs_are_refused_before_they_go_off(text: str, message: str) -> None:
     with pytest.raises(WeftError, match=message):
         read_documents(text, "f.yaml")
+
+
+def test_values_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml_documents, "MAX_YAML_NODES", 1_000)
+    with pytest.raises(WeftError, match="more than 1,000 values"):
+        read_documents("- 1\n" * 1_500, "f.yaml")
 
 
 def test_an_alias_that_is_no_bomb_is_read() -> None:

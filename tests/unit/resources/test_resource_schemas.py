@@ -1,6 +1,5 @@
 """The published schemas are those of the code, and what the code prints holds to them."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from weft.documents.resources import (
     runner_document,
 )
 from weft.documents.schemas import schemas, text_of, write
-from weft.documents.yaml_documents import read_documents
 
 FOLDER = Path(__file__).parents[3] / "docs" / "schemas"
 
@@ -76,11 +74,3 @@ def _fields(schema: dict[str, Any]) -> set[str]:
 def test_every_field_is_documented(kind: str) -> None:
     page = (FOLDER.parent / "resources.md").read_text("utf-8")
     assert not {field for field in _fields(schemas()[f"{kind}.json"]) if field not in page}
-
-
-def test_the_documented_examples_are_good() -> None:
-    page = (FOLDER.parent / "resources.md").read_text("utf-8")
-    examples = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 9
-    for example in examples:
-        assert len(read_documents(example, "resources.md")) == 1

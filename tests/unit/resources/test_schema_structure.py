@@ -27,18 +27,17 @@ CHANGED = {
     "LeaseDocument.properties.priority.enum",
     # The hosts of a model over several hosts are new.
     "RunnerStatus.properties.workerHosts",
-    # Where proxies send requests is new.
-    "RunnerStatus.properties.laneUrl",
-    "InstanceStatus.properties.engineLane",
-    "InstanceStatus.properties.engineLaneIsLocal",
     # What a model takes, and what its engine says of its load, is new.
     "InstanceStatus.properties.engineLoad",
     "InstanceStatus.properties.abilities",
     # That a model cannot be served by its runner is new.
     "ModelStatus.properties.state.enum",
     "MemberStatus.properties.state.enum",
-    # What a proxy saw of a request that it carried is new.
-    "ReceiptDocument.properties.proxy",
+    # What a failed attempt says of its cause, and the decision `failed`, are new.
+    "AttemptDocument.properties.message",
+    "AttemptDocument.properties.engineExit",
+    "AttemptDocument.properties.engineLog",
+    "DecisionDocument.properties.kind.enum",
     # The work on images and recordings is new.
     "ReceiptDocument.properties.imageSteps",
     "ReceiptDocument.properties.imagePixels",
@@ -63,6 +62,7 @@ CHANGED = {
     # Servers that are attached while a runner runs are new.
     "RunnerStatus.properties.attachesServers",
     "RunnerStatus.properties.attachedServers",
+    "RunnerStatus.properties.followedServers",
     # What a model's files say of themselves, and the bytes of a pull, are new.
     "InstanceStatus.properties.modelFile",
     "OperationDocument.properties.doneBytes",
@@ -101,11 +101,23 @@ CHANGED = {
     "ReceiptDocument.properties.deviceUsage",
     *(f"ClientDocument.properties.{name}" for name in ("deviceSeconds", "measuredCount", "energyMillijoules")),
     *(f"EngineLoadDocument.properties.{name}" for name in ("kvCacheBytes", "weightBytes")),
+    # What an engine holds and generates, and how long it is kept, are shown.
+    "MemoryStatus.properties.residentBytes",
+    *(f"InstanceStatus.properties.{name}" for name in ("keepAliveSeconds", "tokensPerSecond")),
     # Who cancelled a request by its id is new.
     "ReceiptDocument.properties.cancelledBy",
     "RequestDocument.properties.cancelledBy",
     # No runner hibernates.
     "RunnerStatus.properties.state.enum",
+    # The names of models and pools may have an owner before them.
+    "AgentDocument.properties.model.anyOf",
+    "AgentDocument.properties.pool.anyOf",
+    "LoadBody.properties.evictModel.anyOf",
+    "ModelDocument.properties.name.pattern",
+    "ModelDocument.properties.poolName.anyOf",
+    "PoolDocument.properties.members.items.pattern",
+    "PoolDocument.properties.name.pattern",
+    "RouteDocument.properties.candidates.items.pattern",
     # The bound was that of a text, and held for nothing.
     "SamplingDocument.properties.logit_bias.maxLength",
     "SamplingDocument.properties.logit_bias.maxProperties",

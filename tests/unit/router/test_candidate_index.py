@@ -244,11 +244,18 @@ def test_who_is_busy_with_others_work_is_left_alone_for_longer_each_time() -> No
 
 @pytest.mark.parametrize(("kind", "seconds"), [(FailureKind.BOUNCED, 0.25), (FailureKind.BROKE, 1.0)])
 def test_who_failed_is_left_alone_for_a_moment(kind: FailureKind, seconds: float) -> None:
-    mesh = index(member("a"))
+    mesh, only_a = index(member("a"), member("b")), pick(excluded=frozenset({member("b").key}))
     mesh.health.note_failure(member("a"), kind, 5.0)
-    assert place(mesh, now=5.0 + seconds - 0.01) is None
-    assert place(mesh, now=5.0 + seconds) is not None
+    assert mesh.choose("p", only_a, 5.0 + seconds - 0.01) is None
+    assert mesh.choose("p", only_a, 5.0 + seconds) is not None
     assert mesh.health.wakes_at(5.0 + seconds) is None
+
+
+def test_a_prompt_that_fails_on_the_last_endpoint_makes_no_other_caller_wait() -> None:
+    mesh = index(member("a"))
+    for second in range(100):
+        mesh.health.note_failure(member("a"), FailureKind.BROKE, float(second))
+        assert mesh.choose("p", pick(), float(second)) is not None
 
 
 @pytest.mark.parametrize("kind", [FailureKind.LACKS, FailureKind.FINAL])

@@ -3,10 +3,9 @@
 from collections import Counter
 
 import pytest
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
 from index_harness import CHAT, index, member, pick
-from kit.examples import examples, given
 
 from router_svc.policy.arrival import Needs
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
@@ -188,7 +187,6 @@ class Looker:
         assert len(self.mesh.table.by_key) <= len(self.known) + len(self.running)
 
 
-@settings(max_examples=examples(200), deadline=None)
 @given(policy=st.sampled_from(ChoicePolicy), steps=STEPS)
 def test_the_index_says_what_a_look_at_every_candidate_says(
     policy: ChoicePolicy, steps: list[tuple[str, object]]

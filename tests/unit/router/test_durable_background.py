@@ -1,5 +1,7 @@
 """Durable requests in the background, in virtual time: what callers notice of them, and what they get."""
 
+import pytest
+
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.metrics import GroupMetrics, Waits
@@ -7,12 +9,14 @@ from router_svc.simulation.random_scenario import real_scheduler
 from router_svc.simulation.scenario import Amount, HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
 from weft.kernel.request import Priority
 
-SECONDS = 200.0
+STATISTICS = pytest.mark.nightly("statistics of the simulator")
+SECONDS = pytest.mark.parametrize("seconds", [40.0, pytest.param(200.0, marks=STATISTICS)])
+SATURATED_SECONDS = pytest.mark.parametrize("seconds", [20.0, pytest.param(200.0, marks=STATISTICS)])
 ANSWER = Amount(mean=40.0, variation=0.3, highest=80.0)
 """A second or two of one of eight slots."""
 
 
-def mesh(*, callers_per_second: float, durable_per_second: float = 0.0, share: float = 0.1) -> Scenario:
+def mesh(seconds: float, *, callers_per_second: float, durable_per_second: float = 0.0, share: float = 0.1) -> Scenario:
     """One model, which answers about eight requests in a second."""
     streams = [("caller", callers_per_second), ("nightly", durable_per_second)]
     return Scenario(
@@ -27,13 +31,13 @@ def mesh(*, callers_per_second: float, durable_per_second: float = 0.0, share: f
                 rate=Rate(per_second=rate),
                 prompt_tokens=Amount(mean=100.0),
                 output_tokens=ANSWER,
-                patience_seconds=2 * SECONDS if tenant == "nightly" else None,
+                patience_seconds=2 * seconds if tenant == "nightly" else None,
             )
             for tenant, rate in streams
             if rate
         ),
         limits=SchedulerLimits(queue_depth_per_runner=100, durable_share=share, max_durable_waiting=100_000),
-        duration_seconds=SECONDS,
+        duration_seconds=seconds,
     )
 
 
@@ -59,9 +63,10 @@ def durable_part(simulation: Simulation) -> float:
     return durable / (durable + tally(simulation, Priority.NORMAL).served_cost)
 
 
-def test_callers_hardly_notice_durable_requests_that_take_all_that_is_idle() -> None:
-    alone = run(mesh(callers_per_second=4.0))
-    beside = run(mesh(callers_per_second=4.0, durable_per_second=10.0))
+@SECONDS
+def test_callers_hardly_notice_durable_requests_that_take_all_that_is_idle(seconds: float) -> None:
+    alone = run(mesh(seconds, callers_per_second=4.0))
+    beside = run(mesh(seconds, callers_per_second=4.0, durable_per_second=10.0))
     assert tally(beside, Priority.NORMAL).served == tally(alone, Priority.NORMAL).served
     # Nobody is preempted: a caller may find every slot taken, and waits until the first one is free.
     assert waits(beside).p50 <= 0.3
@@ -69,22 +74,25 @@ def test_callers_hardly_notice_durable_requests_that_take_all_that_is_idle() -> 
     assert durable_part(beside) >= 0.4, "or it was no test: callers leave half of the mesh idle"
 
 
-def test_callers_would_notice_if_these_were_requests_like_theirs() -> None:
+@SECONDS
+def test_callers_would_notice_if_these_were_requests_like_theirs(seconds: float) -> None:
     """The control of the test above."""
-    alone, flooded = run(mesh(callers_per_second=4.0)), run(mesh(callers_per_second=14.0))
+    alone, flooded = run(mesh(seconds, callers_per_second=4.0)), run(mesh(seconds, callers_per_second=14.0))
     assert waits(flooded).p99 > 10.0 * waits(alone).p99
 
 
-def test_a_mesh_that_callers_saturate_still_does_its_share_of_durable_work() -> None:
-    simulation = run(mesh(callers_per_second=20.0, durable_per_second=3.0))
-    assert tally(simulation, Priority.NORMAL).refusals.total() > 500, "it must be saturated"
+@SATURATED_SECONDS
+def test_a_mesh_that_callers_saturate_still_does_its_share_of_durable_work(seconds: float) -> None:
+    simulation = run(mesh(seconds, callers_per_second=20.0, durable_per_second=3.0))
+    assert tally(simulation, Priority.NORMAL).refusals.total() > 2.5 * seconds, "it must be saturated"
     assert 0.09 <= durable_part(simulation) <= 0.12
     durable = tally(simulation, Priority.DURABLE)
     assert durable.served == durable.requests, "nothing of it is ever shed"
 
 
-def test_without_a_share_it_does_none_while_callers_saturate_it() -> None:
-    simulation = run(mesh(callers_per_second=20.0, durable_per_second=3.0, share=0.0))
+@SATURATED_SECONDS
+def test_without_a_share_it_does_none_while_callers_saturate_it(seconds: float) -> None:
+    simulation = run(mesh(seconds, callers_per_second=20.0, durable_per_second=3.0, share=0.0))
     assert durable_part(simulation) <= 0.01
     durable = tally(simulation, Priority.DURABLE)
     assert durable.served == durable.requests, "it does it afterwards"

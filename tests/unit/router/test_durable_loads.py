@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from scheduler_harness import Mesh, arrival, asleep, candidate, placed, rejected, scheduler, woken
 
 from router_svc.policy.decisions import Decision, Served, Waits, Wakes
@@ -140,6 +141,7 @@ def test_there_is_no_estimate_of_when_one_durable_model_is_evicted_for_another()
     assert (word.reason, word.eta_seconds) == ("VRAM: needs 5 GiB on gpu, held by qwen until idle", None)
 
 
+@pytest.mark.slow("simulates minutes of two models")
 def test_durable_requests_for_two_models_take_turns() -> None:
     mesh = host_with("qwen", queue_timeout_seconds=1e6)
     key, now, loaded, running = 0, 0.0, "qwen", list[int]()

@@ -2,8 +2,8 @@
 
 import math
 
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from router_svc.policy.queue.fair_queue import FairQueue, SortedPositions, queue_position
 from weft.kernel.request import Priority

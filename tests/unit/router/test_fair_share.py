@@ -1,8 +1,8 @@
 """Accounts of tenants: bounded credit, bounded debt, corrected estimates."""
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from router_svc.policy.queue.fair_share import MIN_COST, FairShare
 

@@ -16,19 +16,6 @@ def test_a_control_without_a_report_of_use_shows_that_the_report_keeps_the_slot(
     assert placed(index(member("a", slots=2)), 3) == ["a", "a", "nobody"]
 
 
-def test_a_runner_that_says_that_such_a_request_has_ended_frees_its_slot_before_its_next_report() -> None:
-    mesh = index(member("a", slots=1, slots_reported_used=1))
-    assert not mesh.has_free("p")
-    mesh.table.take_freed()
-    mesh.note_gone(member("a").key)
-    assert list(mesh.table.take_freed()) == ["p"]
-    assert placed(mesh, 2) == ["a", "nobody"]
-    # No second end of it, and none of a runner that is not there.
-    mesh.note_gone(member("a").key)
-    mesh.note_gone(member("b").key)
-    assert not mesh.has_free("p")
-
-
 def test_reports_of_a_routers_own_requests_keep_no_slot() -> None:
     mesh = index(member("a", slots=2))
     running = place(mesh)

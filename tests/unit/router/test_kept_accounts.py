@@ -4,8 +4,8 @@ import random
 from collections.abc import Mapping, Sequence
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from router_svc.policy.queue.fair_share import FairShare, KeptAccount, aged
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import examples, given
 from kit.limit_ledger import Ledger
 
 from router_svc.policy.leased_window import (
@@ -200,7 +199,6 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=examples(150, 40))
 @given(
     length=LENGTHS,
     most=st.integers(1, 40),
@@ -240,7 +238,6 @@ def _cut_off(kind: Callable[[float, Contact], LeasedWindow], length: float, most
     return world
 
 
-@settings(max_examples=examples(200, 40))
 @given(length=LENGTHS, most=st.integers(1, 40), during=STEPS, after=STEPS)
 def test_a_router_that_is_cut_off_alone_adds_nothing_to_what_the_others_take(
     length: int, most: int, during: list[tuple[str, str, int]], after: list[tuple[str, str, int]]
@@ -329,7 +326,6 @@ def run(world: World, steps: Sequence[tuple[str, str, int]]) -> None:
             getattr(world, what)(name)
 
 
-@settings(max_examples=examples(400, 80))
 @given(length=LENGTHS, most=st.integers(1, 40), steps=STEPS)
 def test_no_window_has_more_than_the_limit_over_all_routers(
     length: int, most: int, steps: list[tuple[str, str, int]]

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import pytest
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import examples, given
 from load_harness import STEP_SECONDS, LoadWorld, ModelSpec
 
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_plan import Demand, LoadPlan, Resident
 from weft.kernel.request import Priority
 
+LONG = pytest.mark.slow("simulates histories of two minutes in small steps")
 HOST_GIB = 10.0
 Value = TypeVar("Value")
 BANDS = [Priority.HIGH, Priority.NORMAL, Priority.LOW]
@@ -112,7 +112,7 @@ class ColdWatch:
         return limits.max_cold_wait_seconds + turns + slack
 
 
-@settings(max_examples=examples(50), deadline=None)
+@LONG
 @given(scenario=scenarios())
 def test_no_queue_waits_cold_for_longer_than_the_bound_and_a_turn_of_each_other_one(scenario: Scenario) -> None:
     world = scenario.world()
@@ -123,7 +123,7 @@ def test_no_queue_waits_cold_for_longer_than_the_bound_and_a_turn_of_each_other_
         watch.look()
 
 
-@settings(max_examples=examples(50), deadline=None)
+@LONG
 @given(scenario=scenarios(pinned=True))
 def test_loads_fit_pinned_models_stay_and_holds_end_with_what_they_are_for(scenario: Scenario) -> None:
     world = scenario.world()
@@ -147,7 +147,7 @@ def test_loads_fit_pinned_models_stay_and_holds_end_with_what_they_are_for(scena
     assert not world.plan.gates
 
 
-@settings(max_examples=examples(40), deadline=None)
+@LONG
 @given(scenario=scenarios())
 def test_a_model_that_is_wanted_is_not_held_before_its_shortest_turn_has_ended(scenario: Scenario) -> None:
     world = scenario.world()
@@ -163,7 +163,7 @@ def test_a_model_that_is_wanted_is_not_held_before_its_shortest_turn_has_ended(s
         was_held = {name for name, state in world.models.items() if state.held}
 
 
-@settings(max_examples=examples(40), deadline=None)
+@LONG
 @given(scenario=scenarios())
 def test_everything_is_served_when_arrivals_stop(scenario: Scenario) -> None:
     world = scenario.world()

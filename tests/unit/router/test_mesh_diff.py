@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 from kit.recipes import wake_plan
 
 from router_svc.fleet_view import MeshDiff, candidate_of

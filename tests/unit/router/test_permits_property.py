@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from kit.examples import examples, given
 from permit_world import (
     FAILURES,
     Ask,
@@ -35,10 +34,9 @@ from router_svc.policy.scheduler import Scheduler
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
-EXAMPLES = examples(150)
-"""Meshes with up to 40 steps each; a second or two in all."""
 CONTROL_EXAMPLES = 2000
 """At most; a control ends with the first violation."""
+LONG_SEARCH = pytest.mark.slow("searches up to 2,000 histories for a planted fault")
 
 
 def _honest() -> PlacingScheduler:
@@ -68,7 +66,7 @@ _STORIES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(**_STORIES)
 def test_no_request_is_placed_off_the_premises_without_a_permit_nor_past_the_guard(
     fleet: list[Candidate], ladders: list[Route], allows_fallback: bool, story: list[Step]
@@ -81,7 +79,6 @@ def _finds_a_violation(make: Callable[[], PlacingScheduler]) -> bool:
 
     @settings(
         max_examples=CONTROL_EXAMPLES,
-        deadline=None,
         derandomize=True,
         database=None,
         phases=[Phase.generate],
@@ -126,6 +123,7 @@ class _PermitsRetries(Scheduler):
         return self.finish(key, now) + super().submit(again, now)
 
 
+@LONG_SEARCH
 @pytest.mark.parametrize("careless", [_TakesEveryPermitForGranted, _ForgetsTheGuard, _PermitsRetries])
 def test_the_search_finds_a_scheduler_that_loses_a_permit(careless: Callable[..., PlacingScheduler]) -> None:
     assert _finds_a_violation(lambda: careless(settings=mesh_settings()))
@@ -144,11 +142,13 @@ def _ladders_without_a_guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@LONG_SEARCH
 def test_the_search_finds_a_ladder_without_a_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     with _ladders_without_a_guard(monkeypatch):
         assert _finds_a_violation(_honest)
 
 
+@LONG_SEARCH
 def test_the_search_finds_a_gate_that_lets_everybody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = capability.gate
 

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 SCENARIOS = 25
 SAME_DECISIONS = f"""
 import hashlib
@@ -44,5 +46,6 @@ def _decided(hash_seed: int) -> str:
     return run.stdout
 
 
+@pytest.mark.nightly("replays 25 scenarios in two Pythons")
 def test_lines_that_change_together_are_gone_through_in_the_same_order_in_every_process() -> None:
     assert len({_decided(hash_seed) for hash_seed in (1, 2)}) == 1

@@ -8,6 +8,7 @@ import pytest
 from router_svc.policy.decisions import Loads, Placed, Rejects, Waits, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.choice import Choice, Considered
+from router_svc.request_entry import FailedAttempt
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.request_servicer import request_record
 from weft.api.common.v1 import receipt_pb2, signal_pb2
@@ -77,7 +78,7 @@ def test_a_request_is_explained_from_its_arrival_to_its_receipt() -> None:
     log.note_decisions([Loads(key=1, stage="waking qwen-2 on titan (4 s of at most 60 s)", progress=0.5)], 105.0)
     choice = Choice(candidate=CANDIDATE, policy="least_loaded", score=FREE.score, others=(BUSY,), count=2)
     log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1, choice=choice)], 109.0)
-    log.note_retry(1, 1, Reason.CONNECT_FAILED, 109.5)
+    log.note_failed(1, FailedAttempt(1, Reason.CONNECT_FAILED), 109.5)
     log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=2)], 109.5)
     receipt = receipt_pb2.Receipt(request_id="r-1", outcome=receipt_pb2.OUTCOME_COMPLETED)
     log.note_end(1, 112.0, Reason.UNSPECIFIED, receipt)
@@ -118,7 +119,7 @@ def test_the_state_is_the_last_status() -> None:
     log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1)], 0.0)
     record = record_of(log)
     assert (record.state, record.HasField("loading")) == (pb.RequestRecord.STATE_RUNNING, False)
-    log.note_retry(1, 1, Reason.WORKER_LOST, 0.0)
+    log.note_failed(1, FailedAttempt(1, Reason.WORKER_LOST), 0.0)
     assert record_of(log).state == pb.RequestRecord.STATE_QUEUED
 
 
@@ -306,6 +307,65 @@ def test_a_receipt_with_too_much_in_it_is_kept_without_signals() -> None:
     assert (kept.model, len(kept.signals), len(receipt.signals)) == ("m", 0, 64)
 
 
+DEATH = "the engine died while it worked on the request (signal SIGKILL)"
+
+
+@pytest.mark.parametrize("is_retried", [True, False])
+def test_a_failed_attempt_is_retried_only_once_the_request_is_placed_again(*, is_retried: bool) -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1)], 0.0)
+    log.note_failed(1, FailedAttempt(1, Reason.SERVER_DIED, DEATH), 1.0)
+    assert kinds(record_of(log)) == ["placed", "failed"]
+    decision = Placed(key=1, candidate=CANDIDATE, attempt=2) if is_retried else refused()
+    log.note_decisions([decision], 2.0)
+    record = record_of(log)
+    assert kinds(record) == (["placed", "retried", "placed"] if is_retried else ["placed", "failed", "rejected"])
+    assert record.decisions[1].detail == f"attempt 1 failed before any content: server_died: {DEATH}"
+
+
+def refused() -> Rejects:
+    return Rejects(key=1, reason=Reason.SERVER_DIED, message="attempt 1 failed and is not retried: no other runner")
+
+
+def test_the_message_of_a_request_that_is_not_retried_is_the_error_that_its_caller_got() -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1)], 0.0)
+    log.note_failed(1, FailedAttempt(1, Reason.SERVER_DIED, DEATH), 1.0)
+    log.note_decisions([refused()], 1.0)
+    assert record_of(log).message == DEATH
+
+
+def test_an_attempt_that_failed_after_its_answer_had_begun_is_a_decision_with_its_error() -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1)], 0.0)
+    receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED)
+    receipt.time_to_first_token.FromMilliseconds(20)
+    receipt.attempts.add(runner="titan", reason=Reason.SERVER_DIED.value, message=DEATH)
+    log.note_end(1, 1.0, Reason.SERVER_DIED, receipt)
+    record = record_of(log)
+    assert kinds(record) == ["placed", "failed"]
+    assert (
+        record.decisions[1].detail
+        == f"attempt 1 failed after its answer had begun and is not retried: server_died: {DEATH}"
+    )
+    assert record.message == DEATH
+
+
+def test_log_lines_of_engines_are_not_listed() -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(), 0.0, WALL)
+    receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED)
+    receipt.attempts.add(engine_exit="signal SIGKILL", engine_log=["loaded"])
+    log.note_end(1, 1.0, Reason.SERVER_DIED, receipt)
+    (ended,), _ = log.ended(1, 1.0, "", lambda _: True)
+    assert list(request_record(ended, with_decisions=True).receipt.attempts[0].engine_log) == ["loaded"]
+    (listed,) = request_record(ended, with_decisions=False).receipt.attempts
+    assert (listed.engine_exit, list(listed.engine_log)) == ("signal SIGKILL", [])
+
+
 def test_those_that_go_on_are_listed_oldest_first_and_counted_beyond_the_limit() -> None:
     log = RequestLog()
     for key, age in enumerate((0.0, 30.0, 10.0)):
@@ -314,14 +374,14 @@ def test_those_that_go_on_are_listed_oldest_first_and_counted_beyond_the_limit()
     assert ([entry.request_id for entry in entries], total) == (["r-30", "r-10"], 3)
 
 
-@pytest.mark.parametrize("call", ["decisions", "retry", "refusal", "end"])
+@pytest.mark.parametrize("call", ["decisions", "failure", "refusal", "end"])
 def test_a_key_that_is_not_known_is_not_noted(call: str) -> None:
     log = RequestLog()
     match call:
         case "decisions":
             log.note_decisions([Waits(key=9, position=1, reason="x"), Loads(key=9, stage="x", progress=None)], 0.0)
-        case "retry":
-            log.note_retry(9, 1, Reason.WORKER_LOST, 0.0)
+        case "failure":
+            log.note_failed(9, FailedAttempt(1, Reason.WORKER_LOST), 0.0)
         case "refusal":
             log.note_refusal(9, WeftError(Reason.QUEUE_FULL, "x"), 0.0)
         case _:

@@ -7,6 +7,7 @@ import pytest
 
 from router_svc.policy.change_buffer import ChangeBuffer, WatchLimits
 from router_svc.policy.decisions import Loads, Waits
+from router_svc.request_entry import FailedAttempt
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.request_watch import RequestWatch
 from weft.api.common.v1 import receipt_pb2
@@ -122,7 +123,7 @@ async def test_a_watch_sees_a_request_from_its_arrival_to_its_receipt_and_of_eve
         log.note_decisions([waits(1, 2)], 1.0)
         assert (await waiting)[0] == [1]
         log.note_decisions([Loads(key=1, stage="qwen loads on titan", progress=0.5, eta_seconds=1.0)], 2.0)
-        log.note_retry(1, 1, Reason.CONNECT_FAILED, 2.5)
+        log.note_failed(1, FailedAttempt(1, Reason.CONNECT_FAILED), 2.5)
         log.note_end(1, 3.0, Reason.UNSPECIFIED)
         await clock.advance(1.0)
         assert (await watch.take())[0] == [1]

@@ -1,10 +1,9 @@
 """Routes: the order of their steps, and that nothing leaves the premises without a permit."""
 
 import pytest
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
 from index_harness import ANYWHERE, CHAT, index, member, pick, place, placed
-from kit.examples import examples, given
 
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.routes import Route, RouteStep
@@ -247,7 +246,6 @@ class Premises:
                 self.mesh.health.advance(self.now)
 
 
-@settings(max_examples=examples(150), deadline=None)
 @given(policy=st.sampled_from(ChoicePolicy), steps=STEPS)
 def test_nothing_leaves_the_premises_without_a_permit_whatever_happened_before(
     policy: ChoicePolicy, steps: list[tuple[str, object]]

@@ -4,9 +4,8 @@ twice at once.
 
 from collections import Counter
 
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import examples, given
 from scheduler_harness import arrival, candidate, failed, scheduler
 
 from router_svc.policy.decisions import Decision, Placed, Rejects, StopsWaking, Wakes
@@ -155,7 +154,6 @@ class Observer:
         assert not self.waiting or hopeful or self.waking or settling or believed, "somebody waits for nothing"
 
 
-@settings(max_examples=examples(300), deadline=None)
 @given(STEPS)
 def test_every_request_is_placed_waiting_or_over_and_never_two_of_them(steps: list[tuple[str, object]]) -> None:
     observer = Observer()
@@ -168,7 +166,6 @@ def test_every_request_is_placed_waiting_or_over_and_never_two_of_them(steps: li
     assert not observer.waiting, "somebody waits for runners that are all down"
 
 
-@settings(max_examples=examples(100), deadline=None)
 @given(STEPS)
 def test_when_every_wake_ends_and_time_passes_every_waiting_request_ends(
     steps: list[tuple[str, object]],

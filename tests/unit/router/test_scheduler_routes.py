@@ -21,7 +21,7 @@ def test_a_route_that_is_not_there_is_refused_with_its_name_and_no_other() -> No
     (refused,) = mesh.submit(arrival(1, "route/other"), 0.0)
     assert isinstance(refused, Rejects)
     assert refused.reason is Reason.MODEL_NOT_FOUND
-    assert refused.message == "there is no route other; `weft get routes` (GET /v1/models) lists what there is"
+    assert refused.message == "there is no route other; `weft get routes` (GET /api/v1/routes) lists what there is"
     assert (refused.metadata["unknown_kind"], refused.metadata["unknown_name"]) == ("route", "other")
 
 

@@ -2,9 +2,8 @@
 not, and once the mesh works nobody is forgotten.
 """
 
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import examples, given
 from scheduler_world import POOL, REMOTE, RUNNERS, SWAPPED, TARGETS, TENANTS, World
 
 from router_svc.policy.endpoints.candidates import Readiness
@@ -67,7 +66,6 @@ def step(world: World, kind: str, argument: object) -> None:
             world.wait(seconds)
 
 
-@settings(max_examples=examples(300), deadline=None)
 @given(STEPS)
 def test_no_cap_no_slot_and_no_permit_is_overrun_in_any_history(steps: list[tuple[str, object]]) -> None:
     world = World(queue_timeout_seconds=30.0)
@@ -75,7 +73,6 @@ def test_no_cap_no_slot_and_no_permit_is_overrun_in_any_history(steps: list[tupl
         step(world, kind, argument)
 
 
-@settings(max_examples=examples(150), deadline=None)
 @given(STEPS)
 def test_once_the_mesh_works_again_every_waiting_request_is_served_or_refused_with_a_reason(
     steps: list[tuple[str, object]],

@@ -97,7 +97,7 @@ def test_slots_that_are_left_idle_while_others_wait_are_found() -> None:
         traffic=(
             Traffic(tenant="t", target="m", rate=Rate(per_second=2.0), output_tokens=Amount(mean=80.0, highest=80.0)),
         ),
-        duration_seconds=120.0,
+        duration_seconds=40.0,
     )
     check_scenario(scenario)
     with pytest.raises(InvariantError, match="beside a free slot"):
@@ -105,13 +105,13 @@ def test_slots_that_are_left_idle_while_others_wait_are_found() -> None:
 
 
 def test_slots_that_are_kept_from_durable_requests_are_found() -> None:
-    scenario = rush(("m", Priority.DURABLE, 4.0))
+    scenario = rush(("m", Priority.DURABLE, 4.0), seconds=20.0)
     check_scenario(scenario)
     with pytest.raises(InvariantError, match="beside a free slot"):
         check_scenario(scenario, IdlesBesideDurable)
 
 
-def rush(*shares: tuple[str, Priority, float], route: bool = False) -> Scenario:
+def rush(*shares: tuple[str, Priority, float], route: bool = False, seconds: float = 60.0) -> Scenario:
     """One model gets more requests than it can serve. `shares`: target, priority class, requests per second."""
     return Scenario(
         name="rush",
@@ -129,19 +129,19 @@ def rush(*shares: tuple[str, Priority, float], route: bool = False) -> Scenario:
         ),
         routes={"r": Route(name="r", candidates=("m",))} if route else {},
         limits=SchedulerLimits(queue_depth_per_runner=100, overload_after_seconds=1e9),
-        duration_seconds=60.0,
+        duration_seconds=seconds,
     )
 
 
 def test_a_queue_that_another_one_starves_is_found() -> None:
-    scenario = rush(("route/r", Priority.HIGH, 20.0), ("m", Priority.NORMAL, 5.0), route=True)
+    scenario = rush(("route/r", Priority.HIGH, 20.0), ("m", Priority.NORMAL, 5.0), route=True, seconds=5.0)
     check_scenario(scenario)
     with pytest.raises(InvariantError, match=r"normal requests of m were passed over \d+ times in a row for route/r"):
         check_scenario(scenario, CountsLineByLine)
 
 
 def test_a_class_that_waits_for_the_grants_of_another_lower_one_is_found() -> None:
-    scenario = rush(("m", Priority.HIGH, 10.0), ("m", Priority.NORMAL, 10.0), ("m", Priority.LOW, 10.0))
+    scenario = rush(("m", Priority.HIGH, 10.0), ("m", Priority.NORMAL, 10.0), ("m", Priority.LOW, 10.0), seconds=10.0)
     check_scenario(scenario)
     with pytest.raises(InvariantError, match=r"requests of m were passed over \d+ times in a row for m"):
         check_scenario(scenario, ServesTheOldestLowerBand)
@@ -168,14 +168,14 @@ def test_a_wait_without_an_end_for_one_load_after_the_other_is_found() -> None:
             max_cold_wait_seconds=4.0,
             max_load_pause_seconds=10.0,
         ),
-        duration_seconds=60.0,
+        duration_seconds=30.0,
     )
     check_scenario(scenario)
     with pytest.raises(InvariantError, match=r"request \d+ waits \d+\.\d s; the bound is 15\.0 s"):
         check_scenario(scenario, WaitsForEveryLoad)
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly("statistics of the simulator")
 def test_without_a_planted_bug_nothing_is_found_on_the_same_seeds() -> None:
     for seed in range(SEEDS):
         check_seed(seed, Sound)

@@ -219,6 +219,7 @@ def test_no_more_of_a_file_is_read_than_is_allowed() -> None:
     assert "is larger than" in ended.output
 
 
+@pytest.mark.slow("starts weft simulate")
 def test_ctrl_c_shows_the_figures_until_then(tmp_path: Path) -> None:
     path = tmp_path / "long.yaml"
     path.write_text(yaml.safe_dump(document(duration_seconds=10_000_000.0, arrivals=busy_arrivals())))

@@ -14,7 +14,15 @@ from weft_app.config.scenario import load_scenario
 
 UNEVEN = Path(__file__).parents[3] / "examples" / "scenarios" / "uneven-engines.yaml"
 NEVER_FRESH_SECONDS = 1e-6
-SEEDS = (1, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in (2, 3)))
+STATISTICS = pytest.mark.nightly("statistics of the simulator")
+RUNS = [(1, 120.0), *(pytest.param(seed, 900.0, marks=STATISTICS) for seed in (1, 2, 3))]
+"""The seed of a run and its seconds."""
+SECONDS = [120.0, pytest.param(900.0, marks=STATISTICS)]
+
+
+def uneven(seconds: float, seed: int | None = None) -> Scenario:
+    scenario = replace(load_scenario(UNEVEN), duration_seconds=seconds)
+    return scenario if seed is None else replace(scenario, seed=seed)
 
 
 def run(scenario: Scenario) -> Figures:
@@ -34,32 +42,34 @@ def until(scenario: Scenario, seconds: float) -> Scenario:
     return replace(scenario, hosts=hosts)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_figures_of_engines_spare_requests_the_wait_in_an_engine_with_a_small_cache(seed: int) -> None:
-    scenario = replace(load_scenario(UNEVEN), seed=seed)
+@pytest.mark.parametrize(("seed", "seconds"), RUNS)
+def test_figures_of_engines_spare_requests_the_wait_in_an_engine_with_a_small_cache(seed: int, seconds: float) -> None:
+    scenario = uneven(seconds, seed)
     with_figures, without = waits(run(scenario)), waits(run(until(scenario, 0.0)))
     assert without.p95 > 5.0
     assert with_figures.p95 <= 0.1 * without.p95
     assert with_figures.p99 <= 0.5 * without.p99
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_figures_that_cease_to_arrive_leave_it_no_worse_than_without_them(seed: int) -> None:
-    scenario = replace(load_scenario(UNEVEN), seed=seed)
-    ceasing, without = waits(run(until(scenario, 300.0))), waits(run(until(scenario, 0.0)))
+@pytest.mark.parametrize(("seed", "seconds"), RUNS)
+def test_figures_that_cease_to_arrive_leave_it_no_worse_than_without_them(seed: int, seconds: float) -> None:
+    scenario = uneven(seconds, seed)
+    ceasing, without = waits(run(until(scenario, seconds / 3))), waits(run(until(scenario, 0.0)))
     assert ceasing.p95 <= without.p95
     assert ceasing.p99 <= without.p99
 
 
-def test_figures_that_never_count_change_nothing() -> None:
-    scenario = load_scenario(UNEVEN)
+@pytest.mark.parametrize("seconds", SECONDS)
+def test_figures_that_never_count_change_nothing(seconds: float) -> None:
+    scenario = uneven(seconds)
     ignored = replace(scenario, limits=replace(scenario.limits, engine_figures_seconds=NEVER_FRESH_SECONDS))
     assert waits(run(ignored)) == waits(run(until(scenario, 0.0)))
 
 
+@pytest.mark.parametrize("seconds", SECONDS)
 @pytest.mark.parametrize("room", [10, 12])
-def test_figures_of_engines_that_are_all_alike_do_no_harm(room: int) -> None:
-    scenario = load_scenario(UNEVEN)
+def test_figures_of_engines_that_are_all_alike_do_no_harm(room: int, seconds: float) -> None:
+    scenario = uneven(seconds)
     alike = replace(scenario, hosts=(HostGroup(name="server", count=3, engine_requests=room),))
     with_figures, without = waits(run(alike)), waits(run(until(alike, 0.0)))
     assert with_figures.p95 <= without.p95

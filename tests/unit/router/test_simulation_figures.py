@@ -17,6 +17,8 @@ from weft_app.config.scenario import load_scenario
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
 PER_SECOND = {"big": 1.5, "small": 0.15, "tiny": 0.15}
 """10:1:1."""
+STATISTICS = pytest.mark.nightly("statistics of the simulator")
+SHORT_SEED = 4
 MODELS = ("qwen", "llama", "mistral")
 
 
@@ -30,8 +32,8 @@ def run(scenario: Scenario, make: Callable[[Scenario], SchedulerPort] = real_sch
     return figures_of(simulation)
 
 
-def three_tenants(*, each_its_own_model: bool) -> Scenario:
-    scenario = replace(load_scenario(SCENARIOS / "three-tenants.yaml"), duration_seconds=1200.0)
+def three_tenants(seconds: float, *, each_its_own_model: bool, seed: int = 1) -> Scenario:
+    scenario = replace(load_scenario(SCENARIOS / "three-tenants.yaml"), duration_seconds=seconds, seed=seed)
     assert {each.tenant: each.rate.per_second for each in scenario.traffic} == PER_SECOND
     if each_its_own_model:
         return scenario
@@ -48,9 +50,13 @@ def of_tenant(like: Traffic, tenant: str, model: str) -> Traffic:
 
 
 @pytest.mark.parametrize("each_its_own_model", [True, False], ids=["a model each", "all models for all"])
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.heavy)])
-def test_tenants_get_even_shares_with_half_of_the_swaps_of_fifo(each_its_own_model: bool, seed: int) -> None:
-    scenario = replace(three_tenants(each_its_own_model=each_its_own_model), seed=seed)
+@pytest.mark.parametrize(
+    ("seed", "seconds"), [(SHORT_SEED, 90.0), *(pytest.param(n, 1200.0, marks=STATISTICS) for n in (1, 2))]
+)
+def test_tenants_get_even_shares_with_half_of_the_swaps_of_fifo(
+    each_its_own_model: bool, seed: int, seconds: float
+) -> None:
+    scenario = three_tenants(seconds, each_its_own_model=each_its_own_model, seed=seed)
     ours, control = run(scenario), run(scenario, fifo)
     assert ours.fairness >= 0.9
     assert ours.swaps_per_1000 <= control.swaps_per_1000 / 2
@@ -59,12 +65,14 @@ def test_tenants_get_even_shares_with_half_of_the_swaps_of_fifo(each_its_own_mod
     assert ours.cold_waits.longest <= ours.cold_wait_bound_seconds
 
 
-def test_fifo_gives_no_even_shares() -> None:
-    assert run(three_tenants(each_its_own_model=False), fifo).fairness < 0.7
+@pytest.mark.parametrize("seconds", [120.0, pytest.param(1200.0, marks=STATISTICS)])
+def test_fifo_gives_no_even_shares(seconds: float) -> None:
+    assert run(three_tenants(seconds, each_its_own_model=False), fifo).fairness < 0.7
 
 
-def test_five_times_what_can_be_done_is_served_as_well_as_what_can_be_done() -> None:
-    scenario = replace(load_scenario(SCENARIOS / "overload.yaml"), duration_seconds=300.0)
+@pytest.mark.parametrize("seconds", [20.0, pytest.param(300.0, marks=STATISTICS)])
+def test_five_times_what_can_be_done_is_served_as_well_as_what_can_be_done(seconds: float) -> None:
+    scenario = replace(load_scenario(SCENARIOS / "overload.yaml"), duration_seconds=seconds)
     peak = max(run(scenario.at_load(load)).total.good_tokens_per_second for load in (0.8, 1.0, 1.2))
     flooded = run(scenario.at_load(5.0))
     assert flooded.total.served < flooded.total.requests / 3, "the flood must be one"
@@ -73,6 +81,7 @@ def test_five_times_what_can_be_done_is_served_as_well_as_what_can_be_done() -> 
     assert high.served >= 0.99 * high.requests
 
 
+@STATISTICS
 def test_in_a_total_outage_few_requests_are_tried_again() -> None:
     outage = Failure(mode=FailureMode.BREAKS, at_seconds=0.0, for_seconds=3600.0)
     scenario = replace(load_scenario(SCENARIOS / "outage.yaml"), duration_seconds=300.0, failures=(outage,))

@@ -22,12 +22,18 @@ from weft_app.config.scenario import load_scenario, parse_scenario
 SHARED = Path(__file__).parents[3] / "examples" / "scenarios" / "pictures-and-chat.yaml"
 
 
-def scenario() -> Scenario:
-    return replace(load_scenario(SHARED), duration_seconds=1_800.0)
+STATISTICS = pytest.mark.nightly("statistics of the simulator")
+SHORT_SECONDS, LONG_SECONDS = 120.0, 1_800.0
 
 
-def run(make: Callable[[Scenario], SchedulerPort] = real_scheduler, *, is_checked: bool = False) -> Figures:
-    given = scenario()
+def scenario(seconds: float) -> Scenario:
+    return replace(load_scenario(SHARED), duration_seconds=seconds)
+
+
+def run(
+    seconds: float, make: Callable[[Scenario], SchedulerPort] = real_scheduler, *, is_checked: bool = False
+) -> Figures:
+    given = scenario(seconds)
     extras = RunOptions(checker=InvariantChecker(given)) if is_checked else RunOptions()
     simulation = Simulation(given, make(given), extras)
     simulation.run()
@@ -57,24 +63,47 @@ def images_cost_what_an_answer_on_a_laptop_does(given: Scenario) -> SchedulerPor
     return scheduler
 
 
-def test_those_who_paint_who_chat_and_who_do_both_get_even_shares_of_one_gpu_with_few_swaps() -> None:
-    ours, control = run(is_checked=True), run(fifo)
-    assert ours.fairness >= 0.95
-    assert all(0.75 < share < 1.3 for share in shares(ours).values()), shares(ours)
+@pytest.fixture(scope="module")
+def short() -> Figures:
+    """Returns the figures of a short run, every rule checked."""
+    return run(SHORT_SECONDS, is_checked=True)
+
+
+def is_fair_with_few_swaps(ours: Figures, control: Figures, *, fairness: float) -> None:
+    assert ours.fairness >= fairness
     assert ours.swaps_per_1000 <= control.swaps_per_1000 / 2
     assert ours.total.served > control.total.served
     assert ours.cold_waits is not None
     assert ours.cold_waits.longest <= ours.cold_wait_bound_seconds
 
 
+def test_few_swaps_are_enough_for_those_who_paint_who_chat_and_who_do_both(short: Figures) -> None:
+    is_fair_with_few_swaps(short, run(SHORT_SECONDS, fifo), fairness=0.9)
+
+
+@STATISTICS
+def test_those_who_paint_who_chat_and_who_do_both_get_even_shares_of_one_gpu_with_few_swaps() -> None:
+    ours, control = run(LONG_SECONDS, is_checked=True), run(LONG_SECONDS, fifo)
+    is_fair_with_few_swaps(ours, control, fairness=0.95)
+    assert all(0.75 < share < 1.3 for share in shares(ours).values()), shares(ours)
+
+
+@pytest.mark.parametrize("seconds", [SHORT_SECONDS, pytest.param(LONG_SECONDS, marks=STATISTICS)])
 @pytest.mark.parametrize("planted", [images_are_free, images_cost_what_an_answer_on_a_laptop_does])
-def test_uneven_shares_are_seen_where_images_are_charged_wrongly(planted: Callable[[Scenario], SchedulerPort]) -> None:
+def test_uneven_shares_are_seen_where_images_are_charged_wrongly(
+    planted: Callable[[Scenario], SchedulerPort], seconds: float
+) -> None:
     """The control."""
-    assert run(planted).fairness < 0.9
+    assert run(seconds, planted).fairness < 0.9
 
 
+def test_both_models_are_used_and_none_is_starved(short: Figures) -> None:
+    assert {each.name for each in short.targets if each.served > 10} == {"qwen", "sdxl"}
+
+
+@STATISTICS
 def test_both_models_are_used_all_the_time_and_none_is_starved() -> None:
-    figures = run()
+    figures = run(LONG_SECONDS)
     assert {each.name for each in figures.targets if each.served > 50} == {"qwen", "sdxl"}
 
 
@@ -107,9 +136,9 @@ def test_an_image_takes_its_work_at_the_speed_of_its_model() -> None:
 
 
 def test_estimates_of_a_media_model_learn_its_speed_in_a_run() -> None:
-    given = scenario()
+    given = scenario(SHORT_SECONDS)
     scheduler = Scheduler(given.limits, given.settings)
-    simulation = Simulation(replace(given, duration_seconds=300.0), scheduler)
+    simulation = Simulation(given, scheduler)
     simulation.run()
     estimates = scheduler._estimates
     instance = next(each for each in simulation.world.instances.values() if each.kind.name == "sdxl")

@@ -36,7 +36,7 @@ def decision_log(seed: int, scenario_seed: int) -> object:
     return simulation.decision_log.lines, figures_of(simulation)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [1, 2, 5, 8, 11])
 def test_the_same_seed_gives_the_same_run(seed: int) -> None:
     assert decision_log(seed, seed) == decision_log(seed, seed)
 
@@ -45,6 +45,7 @@ def test_another_seed_gives_another_run() -> None:
     assert decision_log(1, 1) != decision_log(2, 1)
 
 
+@pytest.mark.slow("starts Pythons with different hash seeds")
 def test_a_run_does_not_depend_on_how_the_process_hashes_strings() -> None:
     digests = {
         subprocess.run(

@@ -11,7 +11,7 @@ FIRST_SEED, SEEDS, SEEDS_AT_A_TIME = 1000, 1000, 100
 _FIRSTS = range(FIRST_SEED, FIRST_SEED + SEEDS, SEEDS_AT_A_TIME)
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly("statistics of the simulator")
 @pytest.mark.parametrize("first", _FIRSTS)
 def test_no_rule_is_broken(first: int) -> None:
     arrived = sum(check_seed(seed).arrived for seed in range(first, first + SEEDS_AT_A_TIME))

@@ -110,9 +110,11 @@ def test_arrivals_keep_their_mean_rate(pattern: Pattern) -> None:
 
 
 def test_bursts_come_at_the_beginning_of_their_period() -> None:
-    times = arrivals(Rate(per_second=1.0, pattern=Pattern.BURST, factor=10.0, period_seconds=100.0, high_seconds=10.0))
-    high = sum(at % 100.0 < 10.0 for at in times) / 1000.0
-    low = sum(at % 100.0 >= 10.0 for at in times) / 9000.0
+    times = arrivals(
+        Rate(per_second=1.0, pattern=Pattern.BURST, factor=10.0, period_seconds=100.0, high_seconds=10.0), 3000.0
+    )
+    high = sum(at % 100.0 < 10.0 for at in times) / 300.0
+    low = sum(at % 100.0 >= 10.0 for at in times) / 2700.0
     assert high == pytest.approx(10.0, rel=0.1)
     assert low == pytest.approx(1.0, rel=0.1)
 

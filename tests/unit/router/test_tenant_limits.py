@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import examples, given
 
 from router_svc.declared_tenants import limits_of
 from router_svc.policy.settings import RateLimitConfig
@@ -229,7 +228,6 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=examples(300, 40))
 @given(steps=STEPS)
 async def test_what_is_admitted_in_any_window_is_never_above_the_limit_of_its_last_request(
     steps: list[tuple[str, Any, Any]],

@@ -48,9 +48,13 @@ class StepBackend(Backend):
         """Error that it raises in place of a quiet end: a broken connection may be noticed first."""
         self.load_error: Exception | None = None
         self.sleeps_in_place = False
+        self.resident: int | None = None
         self.starts = 0
         self.orders: list[LoadOrder | None] = []
         self.stops = 0
+
+    def resident_bytes(self) -> int | None:
+        return self.resident
 
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         self.starts += 1
@@ -68,7 +72,8 @@ class StepBackend(Backend):
         return True
 
     async def wait_exit(self) -> ExitReport:
-        return ExitReport(how=await self.deaths.get(), reason=self.death_reason)
+        how = await self.deaths.get()
+        return ExitReport(how=how, reason=self.death_reason, exit=how)
 
     async def sleep(self) -> bool:
         return self.sleeps_in_place

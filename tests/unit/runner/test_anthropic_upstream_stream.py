@@ -31,7 +31,8 @@ def _read(reply: MessagesReply, *, at_once: bool = False) -> list[event_pb2.Infe
     parts = [_payloads(reply)] if at_once else [[payload] for payload in _payloads(reply)]
     for part in parts:
         frames += reader.read(part)
-    assert reader.ended
+    if not reader.ended:
+        frames.append(reader.finish())
     return [event for frame in frames for event in frame]
 
 
@@ -99,15 +100,15 @@ def test_every_stop_reason_is_a_finish_reason(word: str, reason: int) -> None:
     assert _finish(_read(MessagesReply(stop_reason=word))) == reason
 
 
-def test_an_unknown_stop_reason_and_a_cut_stream_are_faults_of_the_provider() -> None:
-    with pytest.raises(WeftError, match="moonshine") as unknown:
-        _read(MessagesReply(stop_reason="moonshine"))
+def test_an_unknown_stop_reason_is_a_warning_and_a_cut_stream_a_fault_of_the_provider() -> None:
+    events = _read(MessagesReply(stop_reason="moonshine"))
+    assert ["moonshine" in event.warning.message for event in events if event.HasField("warning")] == [True]
     reader = MessagesReader(whole=False)
     for payload in _payloads(MessagesReply())[:-2]:
         reader.read([payload])
     with pytest.raises(WeftError) as cut:
         reader.finish()
-    assert {unknown.value.reason, cut.value.reason} == {Reason.BACKEND_PROTOCOL_ERROR}
+    assert cut.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,6 @@ def test_an_error_in_the_stream_has_its_reason(kind: str, begun: bool, reason: R
         {"type": "content_block_delta", "index": 5, "delta": {"type": "input_json_delta", "partial_json": "{}"}},
         {"type": 3},
         [],
-        {"type": "message_delta", "usage": {"output_tokens": -1}},
     ],
 )
 def test_an_event_of_a_wrong_shape_is_a_fault_of_the_provider(event: Any) -> None:

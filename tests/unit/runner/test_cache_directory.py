@@ -4,9 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import examples, given
 
 from runner_svc.policy import cache_directory
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState, UnownedContent
@@ -278,7 +277,6 @@ def _run(
     return engine
 
 
-@settings(max_examples=examples(600), deadline=None)
 @given(_STEPS, st.integers(1, 4))
 def test_no_turn_is_ever_shown_what_is_not_its_own(steps: list[tuple[object, ...]], slots: int) -> None:
     _run(steps, slots)

@@ -18,9 +18,8 @@ from chat_stage import (
     thought,
     user,
 )
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame
@@ -70,7 +69,6 @@ async def _outcome(answering: Coroutine[None, None, list[Event]]) -> list[Event]
         return error
 
 
-@settings(deadline=None)
 @given(turns=st.lists(_turn(), min_size=ITERATIONS + 2, max_size=ITERATIONS + 2), has_tool=st.booleans())
 def test_an_answer_ends_once_and_keeps_the_meshs_calls_to_itself(turns: list[list[Frame]], has_tool: bool) -> None:
     mine = [chat_pb2.Tool(function=chat_pb2.FunctionTool(name="mine"))] if has_tool else []

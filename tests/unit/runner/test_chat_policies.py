@@ -6,8 +6,8 @@ from zoneinfo import ZoneInfo
 
 import jsonschema
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from runner_svc.policy.platform_prompt import FunctionFacts, PromptFacts, platform_prompt
 from runner_svc.policy.signals import BUILT_IN_SIGNALS, SignalDescription, pick_signals, reason_only, signal_catalogue

@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from runner_svc.policy.text_calls import MAX_HELD_CHARS, TextCall, TextCallParser
 from weft.kernel.errors import WeftError

@@ -5,8 +5,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from runner_svc.policy.device_shares import (
     DeviceSample,

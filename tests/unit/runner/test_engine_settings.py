@@ -83,27 +83,3 @@ async def test_a_model_of_ctranslate2_is_a_folder_that_takes_text_and_no_device_
         _served("ctranslate2", path=str(tmp_path), embeddings=True)
     with pytest.raises(FieldError, match=f"there is no file {tmp_path}/other/model.bin"):
         _served("ctranslate2", path=str(tmp_path), quantizations={"float16": str(tmp_path / "other")})
-
-
-def test_proxies_call_an_engine_only_where_its_model_says_so() -> None:
-    assert not _served("llama_server", path=__file__).engine_lane
-    assert _served("llama_server", path=__file__, lane="engine").engine_lane
-
-
-@pytest.mark.parametrize("runtime", ["llama_cpp_python", "vllm_serve", "vllm"])
-def test_an_engine_without_a_port_that_a_proxy_may_call_is_refused_for_the_lane(runtime: str) -> None:
-    files = {"path": __file__} if runtime == "llama_cpp_python" else {"model": "org/model"}
-    with pytest.raises(FieldError) as refused:
-        _served(runtime, lane="engine", **files)
-    assert refused.value.field == f"{WHERE}.lane"
-    assert "no HTTP port" in refused.value.message
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("platform_prompt", True), ("default_params", {"temperature": 0.2}), ("default_max_tokens", 64)],
-)
-def test_what_the_runner_does_for_a_chat_does_not_go_with_the_lane_of_the_engine(setting: str, value: object) -> None:
-    with pytest.raises(FieldError) as refused:
-        _served("llama_server", path=__file__, lane="engine", **{setting: value})
-    assert refused.value.field == f"{WHERE}.{setting}"

@@ -3,8 +3,8 @@
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from runner_svc.engine_host.stop_strings import StopMatcher
 

@@ -1,10 +1,10 @@
 """Which models of a server's list are served, and under which names."""
 
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from runner_svc.policy.followed_models import LOOKS_UNTIL_GONE, FollowedList, FollowedModel
-from weft.kernel.names import is_name
+from weft.kernel.names import is_model_name
 
 
 def nothing_taken(_: str) -> bool:
@@ -22,7 +22,7 @@ def names(models: FollowedList) -> dict[str, str]:
 def test_a_model_has_the_name_that_the_server_has_for_it() -> None:
     models = following()
     models.step(["llama3.2:3b", "nomic-embed-text:latest", "Qwen/Qwen3-8B", "/models/smol.gguf"], nothing_taken)
-    assert list(names(models).values()) == ["llama3.2:3b", "nomic-embed-text", "Qwen3-8B", "smol"]
+    assert list(names(models).values()) == ["llama3.2:3b", "nomic-embed-text", "Qwen/Qwen3-8B", "smol"]
 
 
 def test_a_model_appears_when_the_list_has_it() -> None:
@@ -72,10 +72,22 @@ def test_a_name_that_the_runner_has_is_not_taken_again() -> None:
     assert names(models) == {"smol": "box-smol"}
 
 
-def test_two_models_with_one_last_part_have_two_names() -> None:
+def test_a_model_keeps_its_owner_unless_the_name_would_be_that_of_another_kind() -> None:
     models = following()
-    models.step(["a/smol", "b/smol"], nothing_taken)
-    assert names(models) == {"a/smol": "smol", "b/smol": "b-smol"}
+    models.step(["a/smol", "b/smol", "agent/smol", "a b/c", "models/smol.gguf"], nothing_taken)
+    assert names(models) == {
+        "a/smol": "a/smol",
+        "b/smol": "b/smol",
+        "agent/smol": "box-agent/smol",
+        "a b/c": "a-b/c",
+        "models/smol.gguf": "smol",
+    }
+
+
+def test_a_name_with_its_owner_that_another_server_has_is_given_the_servers_name_too() -> None:
+    models = following()
+    models.step(["a/smol"], lambda name: name == "a/smol")
+    assert names(models) == {"a/smol": "box-a/smol"}
 
 
 def test_a_name_that_another_runner_has_is_left_to_it() -> None:
@@ -101,4 +113,4 @@ def test_whatever_a_server_lists_names_are_valid_unique_and_bounded(lists: list[
         models.step(listed, nothing_taken)
         found = [each.name for each in models.served]
         assert len(found) == len(set(found)) <= 5
-        assert all(map(is_name, found))
+        assert all(map(is_model_name, found))

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import example, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
-from kit.examples import examples, given
 
 from runner_svc.model_files import gguf
 from runner_svc.model_files.gguf import MAX_TENSORS, GgufHeader, is_gguf, model_parts, read_gguf_header, read_gguf_model
@@ -167,7 +166,6 @@ def test_the_strings_that_are_stepped_over_are_counted(write: Write, monkeypatch
     assert "more items" in _refusal(write(GOOD)).message
 
 
-@settings(max_examples=examples(300), deadline=None)
 @given(
     changes=st.lists(
         st.tuples(st.integers(0, len(GOOD) - 553), st.binary(min_size=1, max_size=8)), min_size=1, max_size=4

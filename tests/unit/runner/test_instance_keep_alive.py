@@ -9,6 +9,9 @@ from stepped_ledger import SteppedLedger
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadSpec
 
+LONG_SECONDS = 1_000.0
+"""Longer than any model here is kept."""
+
 
 async def _served(stage: Stage, keep_alive_seconds: float | None = None) -> None:
     request = await stage.request(keep_alive_seconds=keep_alive_seconds)
@@ -26,7 +29,7 @@ async def _phase_after(stage: Stage, seconds: float) -> Phase:
 async def test_without_devices_and_without_settings_it_never_sleeps_by_itself() -> None:
     async with living() as stage:
         await _served(stage)
-        assert await _phase_after(stage, 10_000.0) is Phase.READY
+        assert await _phase_after(stage, LONG_SECONDS) is Phase.READY
         assert stage.instance.unload_at is None
 
 
@@ -46,11 +49,24 @@ async def test_a_request_says_how_long_it_stays_and_the_next_one_that_says_nothi
         await _served(stage)
         assert await _phase_after(stage, 299.0) is Phase.READY
         await _served(stage, -1.0)
-        assert await _phase_after(stage, 10_000.0) is Phase.READY
+        assert await _phase_after(stage, LONG_SECONDS) is Phase.READY
         await _served(stage, 5.0)
         assert await _phase_after(stage, 5.0) is Phase.HIBERNATING
         await stage.instance.wake()
         assert await _phase_after(stage, 299.0) is Phase.READY, "what requests said ended with that life"
+
+
+async def test_while_it_works_its_keep_alive_is_that_of_the_last_request_that_began() -> None:
+    """It was shown as "never" with a keep-alive of 2 s."""
+    async with living() as stage:
+        before = stage.instance.keep_alive_seconds
+        request = await stage.request(keep_alive_seconds=2.0)
+        assert before is None
+        assert (stage.instance.keep_alive_seconds, stage.instance.unload_at) == (2.0, None)
+        request.cancel()
+        await stage.settle()
+        assert stage.instance.keep_alive_seconds == 2.0
+        assert stage.instance.unload_at == stage.clock.utc_now() + timedelta(seconds=2)
 
 
 async def test_kept_for_nothing_it_sleeps_when_the_last_request_ends_and_not_before() -> None:
@@ -79,13 +95,13 @@ async def test_a_load_says_how_long_it_stays() -> None:
         await stage.instance.load(LoadSpec(keep_alive_seconds=7.0))
         assert await _phase_after(stage, 7.0) is Phase.HIBERNATING
         await stage.instance.load()
-        assert await _phase_after(stage, 10_000.0) is Phase.READY
+        assert await _phase_after(stage, LONG_SECONDS) is Phase.READY
 
 
 async def test_a_pinned_model_stays_loaded_until_it_is_unloaded() -> None:
     async with living(SteppedLedger(), keep_alive_seconds=5.0, pinned=True) as stage:
         await _served(stage, 0.0)
-        assert await _phase_after(stage, 10_000.0) is Phase.READY
+        assert await _phase_after(stage, LONG_SECONDS) is Phase.READY
         await stage.instance.unload()
         assert stage.instance.phase is Phase.HIBERNATING
         assert stage.instance.memory.pinned
@@ -94,7 +110,7 @@ async def test_a_pinned_model_stays_loaded_until_it_is_unloaded() -> None:
 async def test_a_pin_of_a_load_ends_with_that_life() -> None:
     async with living(SteppedLedger()) as stage:
         await stage.instance.load(LoadSpec(pin=True, keep_alive_seconds=5.0))
-        assert await _phase_after(stage, 10_000.0) is Phase.READY
+        assert await _phase_after(stage, LONG_SECONDS) is Phase.READY
         await stage.instance.unload()
         await stage.instance.wake()
         assert not stage.instance.memory.pinned

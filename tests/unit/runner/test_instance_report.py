@@ -19,6 +19,9 @@ from weft.api.registry.v1 import model_pb2, runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft_app.compose.demo import demo_model_path
 
+MIB = 2**20
+DIGEST = f"sha256:{'ab' * 32}"
+
 
 def _report(stage: Stage) -> RunnerReport:
     config = RunnerConfig(name="r1", host="h", address="", registry_address="", session_file=Path("unused"), models=())
@@ -48,6 +51,22 @@ async def test_a_model_of_which_nothing_is_known_and_nothing_booked_has_no_memor
         assert not state.HasField("memory")
         assert not state.HasField("unload_time")
         assert not state.HasField("load_eta")
+
+
+async def test_without_devices_the_main_memory_of_the_engine_is_told_in_steps() -> None:
+    async with living() as stage:
+        stage.backend.resident = 381 * MIB
+        assert _state(stage).memory == runner_pb2.InstanceMemory(resident_bytes=384 * MIB)
+
+
+async def test_the_digest_is_published_once_it_is_known() -> None:
+    """It was shown as "-" while receipts had it."""
+    async with living() as stage:
+        report = _report(stage)
+        report.models = [stage.instance.config]
+        assert report.manifests()[0].digest == ""
+        stage.instance.digest = DIGEST
+        assert report.manifests()[0].digest == DIGEST
 
 
 async def test_what_the_files_say_is_told_and_another_quantization_is_named() -> None:

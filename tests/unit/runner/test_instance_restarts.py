@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from instance_stage import Stage
 
+from runner_svc.instance.instance import MAX_ATTEMPT_LOG_BYTES, MAX_ATTEMPT_LOG_LINES
 from runner_svc.instance.loader import MAX_CRASH_BYTES
 from runner_svc.instance.restart_log import MAX_RESTARTS, RestartLog
 from runner_svc.instance.settings import HibernationSettings
@@ -55,10 +56,25 @@ async def test_a_death_ends_every_request_with_its_reason_before_the_rest_is_cle
         errors = await asyncio.gather(*requests)
         assert [_reason(error) for error in errors] == [reason] * 2
         assert "signal SIGKILL" in str(errors[0])
+        assert isinstance(errors[0], WeftError)
+        assert errors[0].engine_exit == "signal SIGKILL"
         await stage.settle()
         assert not stage.instance.slots.holders
         assert (stage.instance.phase, stage.backend.starts, stage.backend.stops) == (Phase.READY, 2, 1)
         assert [record.reason for record in stage.instance.records.all] == [reason] * 2
+
+
+@pytest.mark.parametrize(("reason", "is_told"), [(Reason.BACKEND_ERROR, True), (Reason.BACKEND_REJECTED, False)])
+async def test_the_error_of_an_engines_failure_has_the_last_lines_of_its_log(reason: Reason, *, is_told: bool) -> None:
+    async with _serving() as stage:
+        for number in range(MAX_ATTEMPT_LOG_LINES):
+            stage.backend.log.feed(f"{number} ".ljust(MAX_ATTEMPT_LOG_BYTES // 3).encode() + b"\n")
+        request = await stage.request("r1")
+        stage.backend.failures.put_nowait(WeftError(reason, "CUDA error: out of memory"))
+        error = await request
+        assert isinstance(error, WeftError)
+        assert [line[:2] for line in error.engine_log] == (["6 ", "7 ", "8 ", "9 "] if is_told else [])
+        assert sum(map(len, error.engine_log)) == (MAX_ATTEMPT_LOG_BYTES if is_told else 0)
 
 
 @pytest.mark.parametrize("reason", [Reason.CONNECT_FAILED, Reason.HEADERS_TIMEOUT])

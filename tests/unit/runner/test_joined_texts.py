@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from runner_svc.chat.receipt import TokenCounter
 from runner_svc.chat.turn import RepetitionWatch
 from runner_svc.openai_upstream.stream import DONE, StreamReader
 from runner_svc.policy.repetition import RepetitionLimits
@@ -13,6 +12,7 @@ from runner_svc.servicers.inference import AnswerWriter
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.dispatch.frames import MAX_JOINED_CHARS, MAX_JOINED_TEXTS, Frame, apart, texts_of
+from weft.dispatch.token_counter import TokenCounter
 
 
 def _chunk(**fields: Any) -> bytes:

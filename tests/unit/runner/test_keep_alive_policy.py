@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from runner_svc.policy.keep_alive import CATEGORY_SECONDS, KeepAliveSettings, category_of, keep_alive
 from weft.kernel.request import TEXT_OPERATIONS, Operation

@@ -1,6 +1,6 @@
 """The invariants of a lifecycle hold for loads, unloads, wakes, requests, deaths, drains and stops in any order.
 
-WEFT_TEST_LIVES=5000 runs the long version.
+WEFT_TEST_LIVES=5000 lengthens the nightly version.
 """
 
 import asyncio
@@ -14,11 +14,13 @@ from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.waiting import SharedOutcome
 
 LIVES = int(os.environ.get("WEFT_TEST_LIVES", "60"))
+CONTROL_LIVES = range(3)
 
 
 @pytest.mark.timeout(600)
-async def test_a_life_keeps_its_promises_whatever_happens_to_it_in_whatever_order() -> None:
-    assert await broken_seeds(range(LIVES)) == {}
+@pytest.mark.parametrize("lives", [4, pytest.param(LIVES, marks=pytest.mark.nightly("lives 60 lives"))])
+async def test_a_life_keeps_its_promises_whatever_happens_to_it_in_whatever_order(lives: int) -> None:
+    assert await broken_seeds(range(lives)) == {}
 
 
 async def test_the_check_finds_answers_that_are_given_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +28,7 @@ async def test_the_check_finds_answers_that_are_given_to_nobody(monkeypatch: pyt
         del self, error
 
     monkeypatch.setattr(SharedOutcome, "settle", settle)
-    found = await broken_seeds(range(10))
+    found = await broken_seeds(CONTROL_LIVES)
     assert any("nobody answered" in line for lines in found.values() for line in lines)
 
 
@@ -35,7 +37,7 @@ async def test_the_check_finds_a_backend_that_is_used_after_its_end(monkeypatch:
         self.ready = False
 
     monkeypatch.setattr(RandomBackend, "stop", stop)
-    found = await broken_seeds(range(10))
+    found = await broken_seeds(CONTROL_LIVES)
     assert any("two processes at once" in words for words in found.values())
 
 
@@ -44,7 +46,7 @@ async def test_the_check_finds_a_lease_that_is_not_given_up(monkeypatch: pytest.
         self.grant = None
 
     monkeypatch.setattr(ModelMemory, "give_up", give_up)
-    found = await broken_seeds(range(10))
+    found = await broken_seeds(CONTROL_LIVES)
     assert any("it sleeps with a lease" in words or "left: a lease" in words for words in found.values())
 
 
@@ -57,5 +59,5 @@ async def test_the_check_finds_a_lease_that_is_given_up_under_a_process(monkeypa
         return order
 
     monkeypatch.setattr(ModelMemory, "take", take_and_give_up)
-    found = await broken_seeds(range(10))
+    found = await broken_seeds(CONTROL_LIVES)
     assert any("a lease was given up under a process" in words for words in found.values())

@@ -5,9 +5,8 @@ from itertools import product
 from typing import Any, get_args
 
 import pytest
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import examples, given
 
 from runner_svc.policy import lifecycle as on
 from runner_svc.policy.backoff import RestartLimits
@@ -258,7 +257,6 @@ def _holds(before: LifeState, event: Any, after: LifeState, now: float, rules: L
         assert after.doing is not Command.PAUSE
 
 
-@settings(max_examples=examples(400))
 @given(STEPS, RULES)
 def test_no_sequence_of_events_leaves_the_allowed_transitions(
     steps: list[tuple[int, Reason, float]], rules: LifeRules
@@ -283,7 +281,6 @@ def test_no_sequence_of_events_leaves_the_allowed_transitions(
     assert state.phase is Phase.IDLE
 
 
-@settings(max_examples=examples(200))
 @given(st.lists(st.floats(0.0, 29.0), min_size=3, max_size=40))
 def test_however_fast_it_dies_it_is_not_started_more_often_than_the_limit_allows(gaps: list[float]) -> None:
     """At most three starts between two pauses, unless the window between deaths was quiet."""

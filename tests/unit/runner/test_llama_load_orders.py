@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from runner_svc.backend.devices import hidden_devices
 from runner_svc.backend.llama_flags import tensor_split
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_plan import check_parameters
+from runner_svc.policy.memory_estimate import ModelShape, compute_bytes, settings_for, tokens_at_once
 from runner_svc.runtimes.llama_cpp_python.arguments import check_together as check_together_in_process
 from runner_svc.runtimes.llama_cpp_python.arguments import configured_parameters as configured_in_process
 from runner_svc.runtimes.llama_cpp_python.arguments import host_arguments
@@ -23,6 +26,7 @@ from runner_svc.runtimes.llama_props import ServerProps, parse_props
 from runner_svc.runtimes.llama_server.arguments import (
     check_together,
     configured_parameters,
+    habits_of,
     load_parameters,
     server_arguments,
 )
@@ -53,16 +57,19 @@ def _value(arguments: Sequence[str], flag: str) -> str:
 def test_the_memory_of_weights_and_cache_is_added_up_over_devices_from_the_output() -> None:
     memory = EngineLoad()
     for line in (
-        "load_tensors:   CPU_Mapped model buffer size =   100.50 MiB",
-        "load_tensors:        CUDA0 model buffer size =  4095.25 MiB",
-        "llama_kv_cache:      CUDA0 KV buffer size =   180.00 MiB",
-        "llama_kv_cache_unified:  CUDA1 KV buffer size =    20.00 MiB",
-        "llama_context:      CUDA0 compute buffer size =   164.01 MiB",
+        # As llama.cpp's server prints them (0.5.0, SmolLM2-135M on the CPU, 4 slots of 2,048 tokens).
+        "0.00.808.556 I load_tensors:   CPU_Mapped model buffer size =    92.10 MiB",
+        "0.00.815.645 I llama_context:        CPU  output buffer size =     0.75 MiB",
+        "0.00.815.857 I llama_kv_cache:        CPU KV buffer size =   180.00 MiB",
+        "0.01.172.965 I sched_reserve:        CPU compute buffer size =    15.51 MiB",
+        # And for further devices.
+        "0.00.808.560 I load_tensors:        CUDA0 model buffer size =  4095.25 MiB",
+        "0.00.815.860 I llama_kv_cache:      CUDA0 KV buffer size =    20.00 MiB",
         "a text about a buffer size = of a MiB",
         "llama_kv_cache: KV buffer size = 99999999999999999999999 MiB",
     ):
         note_buffer(line, memory)
-    assert memory == EngineLoad(weight_bytes=int(4195.75 * 2**20), kv_cache_bytes=200 * 2**20)
+    assert memory == EngineLoad(weight_bytes=round(4187.35 * 2**20), kv_cache_bytes=200 * 2**20)
     nothing = EngineLoad()
     note_buffer("llama_context: CPU compute buffer size = 1.00 MiB", nothing)
     assert nothing == EngineLoad()
@@ -89,7 +96,7 @@ def test_the_memory_of_weights_and_cache_is_added_up_over_devices_from_the_outpu
 def test_a_parameter_is_a_flag_of_the_server_and_only_where_it_is_given(
     name: str, value: Any, flag: str, written: str
 ) -> None:
-    assert flag not in server_arguments(SERVER)
+    assert (flag, written) not in pairwise(server_arguments(SERVER))
     assert _value(server_arguments(SERVER, LoadOrder(parameters={name: value})), flag) == written
 
 
@@ -126,7 +133,50 @@ def test_embeddings_with_three_slots_abort_llama_cpp_unless_its_steps_are_a_mult
     small = server_arguments(SERVER, LoadOrder(parameters={"slots": 4, "batch_tokens": 2}))
     assert (_value(small, "--batch-size"), _value(small, "--ubatch-size")) == ("4", "4")
     as_configured, _ = engine_settings(LlamaServerModel, command=("s",), path=Path("m"), name="m", slots=3)
-    assert _value(server_arguments(as_configured), "--ubatch-size") == "510"
+    assert _value(server_arguments(as_configured), "--ubatch-size") == "2049"
+
+
+LARGE = ModelShape(weight_bytes=1, keys_per_token=1, values_per_token=1, layers=1, vocabulary=150_000)
+SMALL = replace(LARGE, vocabulary=50_000)
+
+
+@pytest.mark.parametrize(
+    ("context", "shape", "written"),
+    [
+        (2048, LARGE, "2048"),
+        (4096, SMALL, "4096"),
+        (8192, replace(LARGE, vocabulary=0), "8192"),
+        (8192, LARGE, "2048"),
+        (1024, None, "1024"),
+        (8192, None, "2048"),
+        (100, None, "512"),
+    ],
+)
+def test_a_text_to_embed_that_fits_the_context_was_refused_above_512_tokens(
+    context: int, shape: ModelShape | None, written: str
+) -> None:
+    order = LoadOrder(parameters={"context_tokens": context, "slots": 2})
+    arguments = server_arguments(SERVER, order, shape=shape)
+    assert _value(arguments, "--ubatch-size") == written
+    if int(written) > 2048:
+        assert _value(arguments, "--batch-size") == written
+    settings = settings_for(context, 2, {}, habits_of(SERVER))
+    assert tokens_at_once(shape, settings) == int(written)
+    if shape is not None:
+        assert compute_bytes(shape, settings) >= int(written) * shape.vocabulary * 4
+
+
+@pytest.mark.parametrize(("layers", "written"), [(3, "512"), (99, "2048"), (0, "2048")])
+def test_a_model_with_some_layers_on_accelerators_keeps_its_small_batch(layers: int, written: str) -> None:
+    order = LoadOrder(parameters={"gpu_layers": layers})
+    assert _value(server_arguments(SERVER, order, shape=replace(LARGE, layers=30)), "--ubatch-size") == written
+
+
+def test_a_model_that_ranks_takes_texts_as_long_as_its_context() -> None:
+    ranks, _ = engine_settings(
+        LlamaServerModel, command=("s",), path=Path("m"), name="m", extra_arguments=("--reranking",), embeddings=False
+    )
+    assert _value(server_arguments(ranks), "--ubatch-size") == "2048"
 
 
 def test_another_file_takes_the_place_of_the_configured_one() -> None:

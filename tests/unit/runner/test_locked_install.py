@@ -105,6 +105,7 @@ def test_hashes_are_always_required() -> None:
     assert "--require-hashes" in pip_arguments(Path("x.lock"), ["--no-deps"])
 
 
+@pytest.mark.slow("runs pip")
 def test_the_program_of_make_needs_the_standard_library_alone(tmp_path: Path) -> None:
     """It installs what weft needs, so that nothing of it is there yet."""
     (tmp_path / "wrong.lock").write_text("pebble==1.0 --hash=sha256:00\n", "utf-8")

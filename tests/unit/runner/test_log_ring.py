@@ -10,10 +10,10 @@ from runner_svc.supervise.logs import MAX_LINE_BYTES, MAX_RING_BYTES, MAX_RING_L
 
 def test_a_flood_of_empty_lines_is_bounded_too() -> None:
     ring = LogRing()
-    for _ in range(100):
+    for _ in range(10):
         ring.feed(b"\n" * 10_000)
-    assert len(ring.last(1_000_000)) <= MAX_RING_LINES
-    assert ring.total_bytes == 1_000_000
+    assert len(ring.last(100_000)) <= MAX_RING_LINES < 100_000
+    assert ring.total_bytes == 100_000
 
 
 @pytest.mark.parametrize("character", ["x", "ü", "\N{OWL}"])

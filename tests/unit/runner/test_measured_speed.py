@@ -7,11 +7,12 @@ from typing import Any, cast
 import pytest
 
 from runner_svc.backend.port import Backend, CallInfo
-from runner_svc.chat.receipt import AnswerReceipt, TokenCounter
+from runner_svc.chat.receipt import AnswerReceipt
 from runner_svc.instance.admission import MIN_MEASURED_SECONDS, AdmittedRequest, tokens_per_second
-from runner_svc.request_records import RequestRecord
+from runner_svc.request_records import RequestRecord, RequestRecords
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.token_counter import TokenCounter
 from weft_testing.fake_clock import FakeClock
 
 Event = event_pb2.InferenceEvent
@@ -35,18 +36,18 @@ def _record(clock: FakeClock) -> RequestRecord:
     )
 
 
-def _engine(clock: FakeClock, *, told: float | None = None) -> Backend:
-    """Five tokens, ten per second."""
+def _engine(clock: FakeClock, *, told: float | None = None, tokens: int = 5) -> Backend:
+    """Tokens, ten per second."""
 
     async def generate(payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         del payload
         await clock.advance(2.0)
-        for number in range(5):
+        for number in range(tokens):
             if number:
                 await clock.advance(0.1)
             call.on_token()
             yield [Event(delta=event_pb2.Delta(text=f"{number}"))]
-        receipt = receipt_pb2.Receipt(usage=usage_pb2.Usage(prompt_tokens=3, completion_tokens=5))
+        receipt = receipt_pb2.Receipt(usage=usage_pb2.Usage(prompt_tokens=3, completion_tokens=tokens))
         if told is not None:
             receipt.tokens_per_second = told
         yield [Event(finished=event_pb2.Finished(receipt=receipt))]
@@ -69,6 +70,28 @@ async def test_an_engine_that_tells_no_speed_is_measured() -> None:
 async def test_the_speed_that_an_engine_tells_is_kept() -> None:
     clock = FakeClock()
     assert (await _receipt(clock, _engine(clock, told=42.0))).tokens_per_second == 42.0
+
+
+async def test_one_token_over_no_time_is_no_speed() -> None:
+    """Observed: "1000000 tokens/s" of llama.cpp's server."""
+    clock = FakeClock()
+    assert not (await _receipt(clock, _engine(clock, told=1_000_000.0, tokens=1))).HasField("tokens_per_second")
+
+
+async def test_the_tokens_per_second_of_a_model_move_while_its_requests_stream() -> None:
+    """Observed: 0 tokens/s while four requests streamed."""
+    clock = FakeClock()
+    records = RequestRecords("m", clock)
+    with records.keep("a") as one, records.keep("b") as other:
+        assert records.tokens_per_second is None
+        for _ in range(10):
+            one.note_token()
+            other.note_token()
+            await clock.advance(0.5)
+        assert records.tokens_per_second == pytest.approx(4.0)
+        await clock.advance(100.0)
+        assert records.tokens_per_second is None
+    assert records.tokens_per_second is None
 
 
 async def test_the_wall_time_runs_from_the_call_of_the_engine_to_its_last_event() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from runner_svc.memory.estimate import (
     MemoryEstimator,

@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import examples, given
 
 from runner_svc.policy.memory_estimate import (
     GIBIBYTE,
@@ -178,7 +177,6 @@ ASKED = st.builds(
 )
 
 
-@settings(max_examples=examples(500))
 @given(model=MODELS, memory=MACHINES, asked=ASKED)
 def test_what_is_chosen_never_takes_more_than_there_is_and_keeps_what_is_asked_for(
     model: SizedModel, memory: MachineMemory, asked: AskedSize

@@ -1,9 +1,8 @@
 """Texts that say where a model comes from, and what is said of wrong ones."""
 
 import pytest
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import examples, given
 
 from weft.kernel.errors import FieldError
 from weft.kernel.model_source import (
@@ -115,7 +114,6 @@ def _read_again(text: str) -> ModelSource | FieldError:
         return error
 
 
-@settings(max_examples=examples(300))
 @given(st.text(max_size=200) | st.from_regex(r"hf:[\w./@:-]{0,60}", fullmatch=True))
 def test_any_text_is_a_source_or_an_error_that_names_the_field(text: str) -> None:
     found = _read_again(text)

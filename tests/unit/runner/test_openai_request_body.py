@@ -234,3 +234,20 @@ def test_an_effort_that_no_template_reads_is_warned_of(
 ) -> None:
     prepared = chat_body(_chat(reasoning_effort=effort), "", replace(LLAMA, templates=templates))
     assert [event.warning.field for event in prepared.warnings] == (["reasoning_effort"] if warned else [])
+
+
+def test_what_an_engine_sent_with_its_turn_goes_back_to_it() -> None:
+    signed = {"extra_content": {"s": 1}, "other": 2, "function": {"thought_signature": "T"}}
+    payload = _chat()
+    message = payload.messages.add(role=chat_pb2.ROLE_ASSISTANT)
+    message.extra_fields.CopyFrom(to_json_object({"reasoning_details": [1], "other": 2}, "extra"))
+    call = message.tool_calls.add(id="c", name="f", arguments_text="{}")
+    call.extra_fields.CopyFrom(to_json_object(signed, "extra"))
+    made = {"id": "c", "type": "function"}
+    function = {"thought_signature": "T", "name": "f", "arguments": "{}"}
+    plain = {"role": "assistant", "content": None, "reasoning_details": [1]}
+    own = {**made, "extra_content": {"s": 1}, "function": function}
+    sent = chat_body(payload, profile=ATTACHED).body["messages"][-1]
+    assert sent == {**plain, "other": 2, "tool_calls": [{**own, "other": 2}]}
+    strict = replace(ATTACHED, engine=replace(ATTACHED.engine, is_strict=True))
+    assert chat_body(payload, profile=strict).body["messages"][-1] == {**plain, "tool_calls": [own]}

@@ -178,3 +178,36 @@ def test_the_page_has_exactly_the_rows_of_the_lists() -> None:
     assert rows == expected
     controlled = PAGE.read_text(encoding="utf-8").split("## What the mesh controls")[1].split("\n\n")[2]
     assert controlled.replace("\n", " ") == ", ".join(f"`{name}`" for name in sorted(CONTROLLED_BY_MESH)) + "."
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("grammar", 'root ::= "a"{9,2}'),
+        ("grammar", 'root ::= "a"{ 9 , 2 }'),
+        ("grammar", 'root ::= "a"{1,99999999999}'),
+        ("grammar", 'root ::= "a"{1000000}'),
+        ("json_schema", {"minLength": 9, "maxLength": 2}),
+        ("json_schema", {"pattern": "(?=a)"}),
+    ],
+)
+def test_a_grammar_or_a_schema_beside_response_format_could_fill_the_memory_too(name: str, value: Any) -> None:
+    with pytest.raises(FieldError) as refused:
+        admit({name: value}, ParameterProfile(engine=LLAMA_SERVER_PARAMETERS))
+    assert refused.value.field.startswith(name)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    ['root ::= "a"{2,9} "b"{3} "c"{2,} "d"{,4}', 'root ::= "{9,2}" [{9,2}] # {9,2}', 'root ::= "\\"{9,2}"'],
+)
+def test_repeats_in_order_and_braces_in_texts_pass(grammar: str) -> None:
+    assert admit({"grammar": grammar}, ParameterProfile(engine=LLAMA_SERVER_PARAMETERS)).send == {"grammar": grammar}
+
+
+@pytest.mark.parametrize(
+    "value", [{"json": {"minItems": 9, "maxItems": 2}}, {"regex": "a{9,2}"}, {"grammar": 'root ::= "a"{9,2}'}]
+)
+def test_structured_outputs_are_checked_inside(value: Any) -> None:
+    with pytest.raises(FieldError):
+        admit({"structured_outputs": value}, ParameterProfile(engine=VLLM_SERVE_PARAMETERS))

@@ -5,8 +5,8 @@ from contextlib import suppress
 
 import msgspec
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from runner_svc.publishers.engine_socket import as_chunk
 from runner_svc.publishers.messages import (

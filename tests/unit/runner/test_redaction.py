@@ -6,7 +6,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from runner_svc.redaction import redact_local_addresses, redact_status
 from weft.api.common.v1 import link_pb2
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
 from weft.link.frames import STATUS_DETAILS, metadata_of, new_status, status_of
 
 
@@ -50,6 +51,15 @@ def test_an_error_and_its_details_are_concealed() -> None:
     status = redact_status(status_of(error))
     assert status.message == "model: <local> does not know it"
     assert b"127.0.0.1" not in _trailing(status)[STATUS_DETAILS]
+
+
+def test_the_log_lines_of_an_engine_are_concealed() -> None:
+    died = WeftError(Reason.SERVER_DIED, "it died")
+    died.engine_exit, died.engine_log = "signal SIGKILL", ("listening on http://127.0.0.1:41045", "busy")
+    details = _trailing(redact_status(status_of(died)))[STATUS_DETAILS]
+    seen = error_details_pb2.DebugInfo()
+    assert any(detail.Unpack(seen) for detail in status_pb2.Status.FromString(details).details)
+    assert (seen.detail, [*seen.stack_entries]) == ("signal SIGKILL", ["listening on <local>", "busy"])
 
 
 def test_details_of_another_kind_and_other_metadata_stay() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from runner_svc.policy.repetition import Repetition, RepetitionDetector, RepetitionLimits, TextureLimits
 
+MORE_SEEDS = pytest.mark.nightly("more of the same four texts")
 LINE = "The lantern keeper counts the ships.\n"
 CHECK = RepetitionLimits().check_characters
 
@@ -159,7 +160,7 @@ def test_a_verdict_comes_once() -> None:
     assert detector.feed(LINE * 100) is None
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=MORE_SEEDS) for seed in range(4, 12))])
 def test_chunks_change_neither_the_verdict_nor_its_place(seed: int) -> None:
     rng = random.Random(seed)
     text = {

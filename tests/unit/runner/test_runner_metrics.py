@@ -16,7 +16,7 @@ LLAMA = EnginePage("# TYPE llamacpp:requests_processing gauge\nllamacpp:requests
 def _description() -> pb.DescribeResponse:
     load = EngineLoad(running_count=3, waiting_count=0, other_count=2, kv_cache_share=0.12, preemption_count=7)
     vllm = InstanceState(model="vllm", phase=InstanceState.PHASE_READY, slots_total=8, slots_used=1, engine_load=load)
-    vllm.memory.measured_bytes = 2 * GIB
+    vllm.memory.measured_bytes, vllm.memory.resident_bytes, vllm.tokens_per_second = 2 * GIB, 1024, 41.5
     llama = InstanceState(model="llama", phase=InstanceState.PHASE_HIBERNATING, fault_count=2)
     adapter = InstanceState(model="lora", base_model="vllm", phase=InstanceState.PHASE_READY, engine_load=load)
     found = pb.DescribeResponse()
@@ -42,6 +42,9 @@ async def test_models_have_their_slots_memory_faults_and_caches() -> None:
     assert f'weft_runner_model_memory_bytes{{model="vllm"}} {float(2 * GIB)}' in [
         line.replace("2.147483648e+09", str(float(2 * GIB))) for line in lines
     ]
+    assert 'weft_runner_resident_memory_bytes{model="vllm"} 1024.0' in lines
+    assert 'weft_runner_tokens_per_second{model="vllm"} 41.5' in lines
+    assert 'weft_runner_tokens_per_second{model="llama"} 0.0' in lines
     assert 'weft_runner_models{phase="ready"} 2.0' in lines
     assert 'weft_runner_models{phase="hibernating"} 1.0' in lines
     assert 'weft_runner_faults_total{model="llama"} 2.0' in lines

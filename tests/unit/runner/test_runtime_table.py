@@ -1,7 +1,5 @@
 """The table of runtimes: weft's own folders, and entry points of other packages."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,13 +102,3 @@ def test_a_runtime_that_does_not_exist_is_refused_with_the_choices() -> None:
     names = "comfyui, ctranslate2, diffusers, espeak_ng, exllamav3, faster_whisper, llama"
     with pytest.raises(FieldError, match=f"must be one of: {names}"):
         table.require_runtime("sglang")
-
-
-def test_the_descriptors_import_no_engine() -> None:
-    """A command that reads a configuration pays for the settings, not for the engines."""
-    code = (
-        "import sys, runner_svc.runtimes.table as table; table.built_in(); "
-        "print([name for name in ('aiohttp', 'grpc', 'structlog', 'weft.api') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -13,6 +13,7 @@ from runner_svc.model_files.safetensors import SafetensorsModel, is_safetensors,
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
+MUTATIONS = 200
 CONFIG = {
     "num_hidden_layers": 16,
     "num_attention_heads": 32,
@@ -196,7 +197,7 @@ def test_mutated_headers_are_read_or_refused_and_nothing_else(tmp_path: Path) ->
     random_numbers = random.Random(20_261_120)
     good = _content({f"layer.{n}": _tensor(8 * n, 8 * n + 8) for n in range(20)}, 160)
     path, refused = tmp_path / "model.safetensors", 0
-    for _ in range(1000):
+    for _ in range(MUTATIONS):
         content = bytearray(good)
         for _ in range(random_numbers.randint(1, 3)):
             place = random_numbers.randrange(len(good) - 160)
@@ -210,7 +211,7 @@ def test_mutated_headers_are_read_or_refused_and_nothing_else(tmp_path: Path) ->
             refused += 1
         else:
             assert 0 <= outcome.weight_bytes <= len(content)
-    assert 250 < refused < 1000
+    assert MUTATIONS // 4 < refused < MUTATIONS
 
 
 def _outcome(path: Path) -> SafetensorsModel | WeftError:

@@ -4,9 +4,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit.examples import given
 
 from runner_svc.openai_upstream.sse import ErrorPayload, SseDecoder
 from weft.kernel.errors import WeftError

@@ -1,4 +1,3 @@
-import subprocess
 import sys
 
 import pytest
@@ -9,15 +8,6 @@ from runner_svc.tools.schemas import ArgumentCheck
 from runner_svc.tools.tool_box import build_tool_box
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-
-HEAVY = ("mcp", "mcp_types", "jsonschema", "referencing", "httpx2", "anyio", "starlette", "uvicorn")
-
-
-@pytest.mark.parametrize("modules", ["runner_svc.service, weft_app.compose.runner", "runner_svc.tools.tool_box"])
-def test_a_runner_without_tools_loads_none_of_their_libraries(modules: str) -> None:
-    program = f"import sys, {modules}\nsys.exit(', '.join(name for name in {HEAVY!r} if name in sys.modules) or 0)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_missing_library_for_checks_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 import re
 
+from hypothesis import given
 from hypothesis import strategies as st
-from kit.examples import given
 
 from runner_svc.tools.tool_box import wire_names
 

@@ -5,30 +5,18 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from kit.translation_template import TRANSLATION_TEMPLATE
 
-from runner_svc.engine_host.request import PreparedRequest, prepare
+from runner_svc.engine_host.request import PreparedRequest, prepare, rendered_translation
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.ctranslate2.parameters import PARAMETERS
 from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS as LLAMA_CPP_PYTHON
+from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER
 from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import FieldError
 
-TEMPLATE = """\
-{%- set languages = {'en': 'English', 'nl': 'Dutch', 'fr': 'French', 'pt-BR': 'Brazilian Portuguese'} -%}
-{{ bos_token }}
-{%- for message in messages -%}
-{%- if message.content is string or message.content | length != 1 -%}
-{{ raise_exception('a message must have one part') }}
-{%- endif -%}
-{%- set part = message.content[0] -%}
-{%- if part['source_lang_code'] not in languages or part['target_lang_code'] not in languages -%}
-{{ raise_exception('the language is not known') }}
-{%- endif -%}
-{{ languages[part['source_lang_code']] }} to {{ languages[part['target_lang_code']] }}: {{ part['text'] }}
-{%- endfor -%}
-"""
-TRANSLATES = ModelTemplates(usual=TEMPLATE, bos_token="<bos>", eos_token="<eos>")
+TRANSLATES = ModelTemplates(usual=TRANSLATION_TEMPLATE, bos_token="<bos>", eos_token="<eos>")
 TALKS = ModelTemplates(usual="{{ messages[-1].content }}", eos_token="<eos>")
 USER, SYSTEM, ASSISTANT = chat_pb2.ROLE_USER, chat_pb2.ROLE_SYSTEM, chat_pb2.ROLE_ASSISTANT
 
@@ -132,3 +120,12 @@ async def test_a_model_that_does_not_translate_says_that_the_languages_were_not_
         prepared = await _prepared(sandbox, _chat(**languages), TALKS)
         assert prepared.request.prompts == ["Goedemorgen."]
         assert [event.warning.field for event in prepared.warnings] == fields
+
+
+async def test_a_rendered_translation_is_one_message_without_the_languages(sandbox: TemplateSandbox) -> None:
+    """For llama.cpp's server, which gets a template that writes a message as it is."""
+    payload = _chat(chat_template_kwargs={"target_lang_code": "en", "source_lang_code": "nl"}, top_a="1")
+    sent = await rendered_translation(payload, TRANSLATES, ParameterProfile(engine=LLAMA_SERVER), sandbox.render)
+    texts = [part.text for message in sent.messages for part in message.content]
+    assert texts == ["<bos>Dutch to English: Goedemorgen."]
+    assert [field.name for field in sent.extra_parameters.fields] == ["top_a"]

@@ -116,17 +116,17 @@ def test_figures_are_those_of_the_last_step_and_counts_are_added_up() -> None:
     statistics.record(_step(3, 2, 0.25, 100, 0), SimpleNamespace(num_preempted_reqs=1), engine_idx=0)
     statistics.record(_step(1, 0, 0.5, 50, 32), SimpleNamespace(num_preempted_reqs=2), None, engine_idx=1)
     statistics.record(None, None)
-    found = statistics.figures(has_requests=True, kv_cache_tokens=4096)
+    found = statistics.figures(has_requests=True, kv_cache_tokens=4096, kv_cache_bytes=2**20)
     assert (found.running_count, found.waiting_count, found.kv_cache_share) == (4, 4, 0.5)
     assert (found.preemption_count, found.prefix_query_tokens, found.prefix_hit_tokens) == (3, 150, 32)
-    assert found.kv_cache_tokens == 4096
+    assert (found.kv_cache_tokens, found.kv_cache_bytes) == (4096, 2**20)
     assert len(changes) == 3
 
 
 def test_without_requests_nothing_runs_whatever_the_last_step_had() -> None:
     statistics = StepStatistics(lambda: None)
     statistics.record(_step(3, 2, 0.25, 100, 7), None)
-    found = statistics.figures(has_requests=False, kv_cache_tokens=None)
+    found = statistics.figures(has_requests=False, kv_cache_tokens=None, kv_cache_bytes=None)
     assert (found.running_count, found.waiting_count, found.kv_cache_share) == (0, 0, 0.0)
     assert found.prefix_hit_tokens == 7
 

@@ -201,6 +201,7 @@ class ChatMessage(google.protobuf.message.Message):
     REFUSAL_FIELD_NUMBER: builtins.int
     CACHE_MARK_FIELD_NUMBER: builtins.int
     SIGNED_REASONING_FIELD_NUMBER: builtins.int
+    EXTRA_FIELDS_FIELD_NUMBER: builtins.int
     role: global___Role.ValueType
     """Who speaks."""
     name: builtins.str
@@ -229,6 +230,10 @@ class ChatMessage(google.protobuf.message.Message):
         them. Only a provider with Anthropic's API gets them; others get `reasoning`, which has the text of these too.
         """
 
+    @property
+    def extra_fields(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
+        """Fields of the assistant's turn that this API does not know, as its engine sent them (Delta.extra_fields)."""
+
     def __init__(
         self,
         *,
@@ -241,9 +246,10 @@ class ChatMessage(google.protobuf.message.Message):
         refusal: builtins.str | None = ...,
         cache_mark: global___CacheMark | None = ...,
         signed_reasoning: collections.abc.Iterable[global___SignedReasoning] | None = ...,
+        extra_fields: weft.api.common.v1.json_value_pb2.JsonObject | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_name", b"_name", "_reasoning", b"_reasoning", "_refusal", b"_refusal", "_tool_call_id", b"_tool_call_id", "cache_mark", b"cache_mark", "name", b"name", "reasoning", b"reasoning", "refusal", b"refusal", "tool_call_id", b"tool_call_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_name", b"_name", "_reasoning", b"_reasoning", "_refusal", b"_refusal", "_tool_call_id", b"_tool_call_id", "cache_mark", b"cache_mark", "content", b"content", "name", b"name", "reasoning", b"reasoning", "refusal", b"refusal", "role", b"role", "signed_reasoning", b"signed_reasoning", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_name", b"_name", "_reasoning", b"_reasoning", "_refusal", b"_refusal", "_tool_call_id", b"_tool_call_id", "cache_mark", b"cache_mark", "extra_fields", b"extra_fields", "name", b"name", "reasoning", b"reasoning", "refusal", b"refusal", "tool_call_id", b"tool_call_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_name", b"_name", "_reasoning", b"_reasoning", "_refusal", b"_refusal", "_tool_call_id", b"_tool_call_id", "cache_mark", b"cache_mark", "content", b"content", "extra_fields", b"extra_fields", "name", b"name", "reasoning", b"reasoning", "refusal", b"refusal", "role", b"role", "signed_reasoning", b"signed_reasoning", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_name", b"_name"]) -> typing.Literal["name"] | None: ...
     @typing.overload
@@ -379,6 +385,7 @@ class ToolCallRecord(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     ARGUMENTS_TEXT_FIELD_NUMBER: builtins.int
     CACHE_MARK_FIELD_NUMBER: builtins.int
+    EXTRA_FIELDS_FIELD_NUMBER: builtins.int
     id: builtins.str
     """The call's id, as the assistant gave it."""
     name: builtins.str
@@ -389,6 +396,10 @@ class ToolCallRecord(google.protobuf.message.Message):
     def cache_mark(self) -> global___CacheMark:
         """Whether the prompt is worth caching up to here."""
 
+    @property
+    def extra_fields(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
+        """Fields of the call that this API does not know, as its engine sent them (ToolCallDelta.extra_fields)."""
+
     def __init__(
         self,
         *,
@@ -396,9 +407,10 @@ class ToolCallRecord(google.protobuf.message.Message):
         name: builtins.str = ...,
         arguments_text: builtins.str = ...,
         cache_mark: global___CacheMark | None = ...,
+        extra_fields: weft.api.common.v1.json_value_pb2.JsonObject | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cache_mark", b"cache_mark"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arguments_text", b"arguments_text", "cache_mark", b"cache_mark", "id", b"id", "name", b"name"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["cache_mark", b"cache_mark", "extra_fields", b"extra_fields"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arguments_text", b"arguments_text", "cache_mark", b"cache_mark", "extra_fields", b"extra_fields", "id", b"id", "name", b"name"]) -> None: ...
 
 global___ToolCallRecord = ToolCallRecord
 

@@ -51,6 +51,10 @@ class _FormatEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTyp
     """Name of a control signal: 1 to 64 capital letters, digits or '_', starting with a letter."""
     FORMAT_DIGEST: _Format.ValueType  # 11
     """Digest of a file: "sha256:" and 64 lower-case hex digits."""
+    FORMAT_MODEL_NAME: _Format.ValueType  # 12
+    """Name of a model or a pool: one or more names joined by '/', at most 128 characters together; the first one is not
+    "agent", "route" or "workflow".
+    """
 
 class Format(_Format, metaclass=_FormatEnumTypeWrapper):
     """Format is the form of a text."""
@@ -79,6 +83,10 @@ FORMAT_SIGNAL_NAME: Format.ValueType  # 10
 """Name of a control signal: 1 to 64 capital letters, digits or '_', starting with a letter."""
 FORMAT_DIGEST: Format.ValueType  # 11
 """Digest of a file: "sha256:" and 64 lower-case hex digits."""
+FORMAT_MODEL_NAME: Format.ValueType  # 12
+"""Name of a model or a pool: one or more names joined by '/', at most 128 characters together; the first one is not
+"agent", "route" or "workflow".
+"""
 global___Format = Format
 
 class _Presence:

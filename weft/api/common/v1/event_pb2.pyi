@@ -348,6 +348,8 @@ class Delta(google.protobuf.message.Message):
     REASONING_SIGNATURE_FIELD_NUMBER: builtins.int
     REDACTED_REASONING_FIELD_NUMBER: builtins.int
     PIECE_LENGTHS_FIELD_NUMBER: builtins.int
+    EXTRA_FIELDS_FIELD_NUMBER: builtins.int
+    STOP_SEQUENCE_FIELD_NUMBER: builtins.int
     index: builtins.int
     """Which choice, counted from 0."""
     text: builtins.str
@@ -364,6 +366,8 @@ class Delta(google.protobuf.message.Message):
     """
     redacted_reasoning: builtins.str
     """A piece of reasoning that the provider has encrypted. Hand it back likewise."""
+    stop_sequence: builtins.str
+    """The stop string that ended the choice, beside `finish_reason`. Empty: none, or the engine did not report it."""
     @property
     def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolCallDelta]:
         """Pieces of tool calls."""
@@ -380,6 +384,12 @@ class Delta(google.protobuf.message.Message):
         (ServeOptions.joined_texts): never to callers of the public services.
         """
 
+    @property
+    def extra_fields(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
+        """Fields of the engine's message that this API does not know, such as `reasoning_details`. Hand them back with the
+        next request (ChatMessage.extra_fields). Lists continue over several deltas. Not content by themselves.
+        """
+
     def __init__(
         self,
         *,
@@ -393,8 +403,11 @@ class Delta(google.protobuf.message.Message):
         reasoning_signature: builtins.str = ...,
         redacted_reasoning: builtins.str = ...,
         piece_lengths: collections.abc.Iterable[builtins.int] | None = ...,
+        extra_fields: weft.api.common.v1.json_value_pb2.JsonObject | None = ...,
+        stop_sequence: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "piece_lengths", b"piece_lengths", "reasoning", b"reasoning", "reasoning_signature", b"reasoning_signature", "redacted_reasoning", b"redacted_reasoning", "refusal", b"refusal", "text", b"text", "tool_calls", b"tool_calls"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["extra_fields", b"extra_fields"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["extra_fields", b"extra_fields", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "piece_lengths", b"piece_lengths", "reasoning", b"reasoning", "reasoning_signature", b"reasoning_signature", "redacted_reasoning", b"redacted_reasoning", "refusal", b"refusal", "stop_sequence", b"stop_sequence", "text", b"text", "tool_calls", b"tool_calls"]) -> None: ...
 
 global___Delta = Delta
 
@@ -408,6 +421,7 @@ class ToolCallDelta(google.protobuf.message.Message):
     ID_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     ARGUMENTS_TEXT_FIELD_NUMBER: builtins.int
+    EXTRA_FIELDS_FIELD_NUMBER: builtins.int
     index: builtins.int
     """Which call of the turn, counted from 0."""
     id: builtins.str
@@ -416,6 +430,12 @@ class ToolCallDelta(google.protobuf.message.Message):
     """The function's name, on its first piece only."""
     arguments_text: builtins.str
     """Text that continues the arguments."""
+    @property
+    def extra_fields(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
+        """Fields of the call that this API does not know, such as Gemini's `extra_content`; those of its function are under
+        `function`. Hand them back with the next request (ToolCallRecord.extra_fields).
+        """
+
     def __init__(
         self,
         *,
@@ -423,8 +443,10 @@ class ToolCallDelta(google.protobuf.message.Message):
         id: builtins.str = ...,
         name: builtins.str = ...,
         arguments_text: builtins.str = ...,
+        extra_fields: weft.api.common.v1.json_value_pb2.JsonObject | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["arguments_text", b"arguments_text", "id", b"id", "index", b"index", "name", b"name"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["extra_fields", b"extra_fields"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arguments_text", b"arguments_text", "extra_fields", b"extra_fields", "id", b"id", "index", b"index", "name", b"name"]) -> None: ...
 
 global___ToolCallDelta = ToolCallDelta
 

@@ -88,7 +88,6 @@ class Receipt(google.protobuf.message.Message):
     ASKED_MODEL_FIELD_NUMBER: builtins.int
     DEVICE_USAGE_FIELD_NUMBER: builtins.int
     LACKED_ROUTER_FIELD_NUMBER: builtins.int
-    PROXY_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id, the same on every hop."""
     outcome: global___Outcome.ValueType
@@ -172,12 +171,6 @@ class Receipt(google.protobuf.message.Message):
         mesh knows of.
         """
 
-    @property
-    def proxy(self) -> global___ProxyRecord:
-        """What the proxy saw that carried it to its runner or engine. Absent: a dispatcher of the mesh carried it, or the proxy has
-        reported nothing.
-        """
-
     def __init__(
         self,
         *,
@@ -206,68 +199,12 @@ class Receipt(google.protobuf.message.Message):
         asked_model: builtins.str = ...,
         device_usage: global___DeviceUsage | None = ...,
         lacked_router: builtins.bool = ...,
-        proxy: global___ProxyRecord | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "proxy", b"proxy", "queue_wait", b"queue_wait", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "proxy", b"proxy", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "queue_wait", b"queue_wait", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_tokens_per_second", b"_tokens_per_second"]) -> typing.Literal["tokens_per_second"] | None: ...
 
 global___Receipt = Receipt
-
-@typing.final
-class ProxyRecord(google.protobuf.message.Message):
-    """ProxyRecord is what a proxy's access log says of a request that it carried past the gateways."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    STATUS_FIELD_NUMBER: builtins.int
-    FLAGS_FIELD_NUMBER: builtins.int
-    DETAILS_FIELD_NUMBER: builtins.int
-    ENDPOINT_FIELD_NUMBER: builtins.int
-    ATTEMPT_COUNT_FIELD_NUMBER: builtins.int
-    ANSWER_BYTES_FIELD_NUMBER: builtins.int
-    DISAGREEMENTS_FIELD_NUMBER: builtins.int
-    TIME_TO_FIRST_BYTE_FIELD_NUMBER: builtins.int
-    status: builtins.int
-    """The status that the caller was sent. 0: none."""
-    details: builtins.str
-    """Its words for what made the response, such as "via_upstream"; at most 256 characters."""
-    endpoint: builtins.str
-    """The endpoint that served it. Empty: none."""
-    attempt_count: builtins.int
-    """Endpoints that it tried."""
-    answer_bytes: builtins.int
-    """Bytes of the answer that the caller was sent."""
-    @property
-    def flags(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """What went wrong, by the names of the proxy's flags; at most 8. Empty: nothing that it knows."""
-
-    @property
-    def disagreements(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Where proxy and runner contradict each other, as text; at most 8. Empty: nowhere, or one of the two has reported nothing."""
-
-    @property
-    def time_to_first_byte(self) -> google.protobuf.duration_pb2.Duration:
-        """Time from the arrival of the request at the proxy to the first byte of an answer: of its head, which engines may send
-        before their first token.
-        """
-
-    def __init__(
-        self,
-        *,
-        status: builtins.int = ...,
-        flags: collections.abc.Iterable[builtins.str] | None = ...,
-        details: builtins.str = ...,
-        endpoint: builtins.str = ...,
-        attempt_count: builtins.int = ...,
-        answer_bytes: builtins.int = ...,
-        disagreements: collections.abc.Iterable[builtins.str] | None = ...,
-        time_to_first_byte: google.protobuf.duration_pb2.Duration | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["time_to_first_byte", b"time_to_first_byte"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["answer_bytes", b"answer_bytes", "attempt_count", b"attempt_count", "details", b"details", "disagreements", b"disagreements", "endpoint", b"endpoint", "flags", b"flags", "status", b"status", "time_to_first_byte", b"time_to_first_byte"]) -> None: ...
-
-global___ProxyRecord = ProxyRecord
 
 @typing.final
 class DeviceUsage(google.protobuf.message.Message):
@@ -344,6 +281,9 @@ class Attempt(google.protobuf.message.Message):
     RUNNER_INCARNATION_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    ENGINE_EXIT_FIELD_NUMBER: builtins.int
+    ENGINE_LOG_FIELD_NUMBER: builtins.int
     runner: builtins.str
     """The runner, by name."""
     runner_incarnation: builtins.str
@@ -352,6 +292,17 @@ class Attempt(google.protobuf.message.Message):
     """Why it did not complete; unspecified for the attempt that did."""
     model: builtins.str
     """The model that was tried, by its name in the mesh: a pool or a route may try several."""
+    message: builtins.str
+    """The error that ended it, as its caller gets it if no other attempt follows; at most 512 characters. Empty: none did."""
+    engine_exit: builtins.str
+    """How its engine ended meanwhile: "exit code 1", "signal SIGKILL". Empty: it did not end, or its runner did not start it."""
+    @property
+    def engine_log(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The last lines of its engine's log when it failed, oldest first; at most 10 lines and 2,048 bytes. They may quote any
+        request of that engine: a router keeps them in memory only, and GetRequest alone returns them, to callers with
+        `runners:view`. The caller of the request never gets them.
+        """
+
     def __init__(
         self,
         *,
@@ -359,7 +310,10 @@ class Attempt(google.protobuf.message.Message):
         runner_incarnation: builtins.str = ...,
         reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType = ...,
         model: builtins.str = ...,
+        message: builtins.str = ...,
+        engine_exit: builtins.str = ...,
+        engine_log: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["model", b"model", "reason", b"reason", "runner", b"runner", "runner_incarnation", b"runner_incarnation"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engine_exit", b"engine_exit", "engine_log", b"engine_log", "message", b"message", "model", b"model", "reason", b"reason", "runner", b"runner", "runner_incarnation", b"runner_incarnation"]) -> None: ...
 
 global___Attempt = Attempt

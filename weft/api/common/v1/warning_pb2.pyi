@@ -39,6 +39,8 @@ class _WarningCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The server answered as another model than it was asked for."""
     WARNING_CODE_PROMPT_DROPPED: _WarningCode.ValueType  # 7
     """The engine counted far fewer tokens than the prompt has words: it dropped a part of the prompt."""
+    WARNING_CODE_FINISH_REASON_UNKNOWN: _WarningCode.ValueType  # 8
+    """The engine did not say why it ended the answer, or said it in a word that is not known; it may be incomplete."""
 
 class WarningCode(_WarningCode, metaclass=_WarningCodeEnumTypeWrapper):
     """WarningCode is what a warning is about."""
@@ -59,6 +61,8 @@ WARNING_CODE_MODEL_MISMATCH: WarningCode.ValueType  # 6
 """The server answered as another model than it was asked for."""
 WARNING_CODE_PROMPT_DROPPED: WarningCode.ValueType  # 7
 """The engine counted far fewer tokens than the prompt has words: it dropped a part of the prompt."""
+WARNING_CODE_FINISH_REASON_UNKNOWN: WarningCode.ValueType  # 8
+"""The engine did not say why it ended the answer, or said it in a word that is not known; it may be incomplete."""
 global___WarningCode = WarningCode
 
 @typing.final

@@ -116,7 +116,7 @@ class Event(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     sequence: builtins.int
-    """Counts up by one with every event of one registry life."""
+    """Counts up by one with every event, also over restarts of the registry."""
     kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType
     """What kind of resource. Not set: the mesh itself, whose name is "settings"."""
     name: builtins.str

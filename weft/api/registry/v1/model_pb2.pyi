@@ -322,8 +322,8 @@ class ModelManifest(google.protobuf.message.Message):
     UPSTREAM_FIELD_NUMBER: builtins.int
     JOURNAL_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Unique name in the mesh: letters, digits, '.', '_', '-' and ':', starting with a letter or digit, at most 128
-    characters.
+    """Unique name in the mesh: letters, digits, '.', '_', '-' and ':', starting with a letter or digit; or several such parts
+    joined by '/', such as "Qwen/Qwen3-8B". At most 128 characters.
     """
     pool_name: builtins.str
     """Members of one pool answer for each other. Empty: a pool of its own, named like the model."""

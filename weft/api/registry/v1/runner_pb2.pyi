@@ -129,7 +129,7 @@ class Capability(google.protobuf.message.Message):
     ATTACHES_SERVERS_FIELD_NUMBER: builtins.int
     ATTACHED_SERVERS_FIELD_NUMBER: builtins.int
     WORKER_HOSTS_FIELD_NUMBER: builtins.int
-    LANE_URL_FIELD_NUMBER: builtins.int
+    FOLLOWED_SERVERS_FIELD_NUMBER: builtins.int
     draining: builtins.bool
     """Whether it drains: running work goes on, new work is refused."""
     max_requests: builtins.int
@@ -140,10 +140,6 @@ class Capability(google.protobuf.message.Message):
     """Whether it serves models by their source that its configuration does not name."""
     attaches_servers: builtins.bool
     """Whether it serves what servers list that are attached while it runs."""
-    lane_url: builtins.str
-    """Where its HTTP API takes requests with tickets, such as "http://10.0.0.7:8081". Empty: it has no HTTP API, or no proxy
-    could reach it, as behind a relay.
-    """
     @property
     def instances(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___InstanceState]:
         """One entry per model it publishes."""
@@ -168,6 +164,10 @@ class Capability(google.protobuf.message.Message):
         that runs on several hosts. They are one scheduling domain with its own host. At most 256.
         """
 
+    @property
+    def followed_servers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FollowedServer]:
+        """The servers of whose lists it serves the models, those of its configuration included; at most 1,024."""
+
     def __init__(
         self,
         *,
@@ -181,12 +181,38 @@ class Capability(google.protobuf.message.Message):
         attaches_servers: builtins.bool = ...,
         attached_servers: collections.abc.Iterable[builtins.str] | None = ...,
         worker_hosts: collections.abc.Iterable[builtins.str] | None = ...,
-        lane_url: builtins.str = ...,
+        followed_servers: collections.abc.Iterable[global___FollowedServer] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["clock_offset", b"clock_offset"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adds_models", b"adds_models", "attached_servers", b"attached_servers", "attaches_servers", b"attaches_servers", "clock_offset", b"clock_offset", "clock_refused", b"clock_refused", "draining", b"draining", "instances", b"instances", "lane_url", b"lane_url", "max_requests", b"max_requests", "tool_names", b"tool_names", "worker_hosts", b"worker_hosts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adds_models", b"adds_models", "attached_servers", b"attached_servers", "attaches_servers", b"attaches_servers", "clock_offset", b"clock_offset", "clock_refused", b"clock_refused", "draining", b"draining", "followed_servers", b"followed_servers", "instances", b"instances", "max_requests", b"max_requests", "tool_names", b"tool_names", "worker_hosts", b"worker_hosts"]) -> None: ...
 
 global___Capability = Capability
+
+@typing.final
+class FollowedServer(google.protobuf.message.Message):
+    """FollowedServer is a server that runs already, and how many of the models that it lists a runner serves."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    SERVED_COUNT_FIELD_NUMBER: builtins.int
+    LISTED_COUNT_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The server, by name."""
+    served_count: builtins.int
+    """Models of its list that are served."""
+    listed_count: builtins.int
+    """Models that it lists; more than are served if its runner's `max_listed_models` is less."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        served_count: builtins.int = ...,
+        listed_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["listed_count", b"listed_count", "name", b"name", "served_count", b"served_count"]) -> None: ...
+
+global___FollowedServer = FollowedServer
 
 @typing.final
 class InstanceState(google.protobuf.message.Message):
@@ -261,9 +287,8 @@ class InstanceState(google.protobuf.message.Message):
     ADDED_SOURCE_FIELD_NUMBER: builtins.int
     MODEL_FILE_FIELD_NUMBER: builtins.int
     RUNTIME_FIELD_NUMBER: builtins.int
-    ENGINE_LANE_FIELD_NUMBER: builtins.int
-    ENGINE_LANE_IS_LOCAL_FIELD_NUMBER: builtins.int
-    ENGINE_LANE_URL_FIELD_NUMBER: builtins.int
+    KEEP_ALIVE_FIELD_NUMBER: builtins.int
+    TOKENS_PER_SECOND_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by name."""
     phase: global___InstanceState.Phase.ValueType
@@ -294,12 +319,8 @@ class InstanceState(google.protobuf.message.Message):
     """The runtime that serves it where that is not the one of its runner, such as "openai_http" of a server that was attached.
     Empty: that of its runner.
     """
-    engine_lane: builtins.bool
-    """Whether proxies call its engine itself, see EngineLaneService. Otherwise they call its runner's HTTP API."""
-    engine_lane_is_local: builtins.bool
-    """Whether that engine listens on loopback, so that only proxies of its own machine reach it."""
-    engine_lane_url: builtins.str
-    """Where that engine listens, such as "http://127.0.0.1:34567". Empty: it does not run, or proxies do not call it."""
+    tokens_per_second: builtins.float
+    """Tokens per second of all its answers together, over the last 10 s, as its runner saw them. Absent: it works on none."""
     @property
     def memory(self) -> global___InstanceMemory:
         """Accelerator memory: what it holds, what it would take."""
@@ -336,6 +357,10 @@ class InstanceState(google.protobuf.message.Message):
         pulled yet, and of a server that weft did not start.
         """
 
+    @property
+    def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
+        """How long it stays loaded after its last request. Not set: until something unloads it."""
+
     def __init__(
         self,
         *,
@@ -359,13 +384,15 @@ class InstanceState(google.protobuf.message.Message):
         added_source: builtins.str = ...,
         model_file: weft.api.registry.v1.model_pb2.ModelFile | None = ...,
         runtime: builtins.str = ...,
-        engine_lane: builtins.bool = ...,
-        engine_lane_is_local: builtins.bool = ...,
-        engine_lane_url: builtins.str = ...,
+        keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
+        tokens_per_second: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "engine_load", b"engine_load", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model_file", b"model_file", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "abilities", b"abilities", "added_source", b"added_source", "base_model", b"base_model", "context_tokens", b"context_tokens", "detail", b"detail", "engine_lane", b"engine_lane", "engine_lane_is_local", b"engine_lane_is_local", "engine_lane_url", b"engine_lane_url", "engine_load", b"engine_load", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "model_file", b"model_file", "phase", b"phase", "pinned", b"pinned", "runtime", b"runtime", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "_tokens_per_second", b"_tokens_per_second", "abilities", b"abilities", "engine_load", b"engine_load", "keep_alive", b"keep_alive", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model_file", b"model_file", "tokens_per_second", b"tokens_per_second", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "_tokens_per_second", b"_tokens_per_second", "abilities", b"abilities", "added_source", b"added_source", "base_model", b"base_model", "context_tokens", b"context_tokens", "detail", b"detail", "engine_load", b"engine_load", "fault_count", b"fault_count", "keep_alive", b"keep_alive", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "model_file", b"model_file", "phase", b"phase", "pinned", b"pinned", "runtime", b"runtime", "slots_total", b"slots_total", "slots_used", b"slots_used", "tokens_per_second", b"tokens_per_second", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_load_progress", b"_load_progress"]) -> typing.Literal["load_progress"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_tokens_per_second", b"_tokens_per_second"]) -> typing.Literal["tokens_per_second"] | None: ...
 
 global___InstanceState = InstanceState
 
@@ -478,7 +505,7 @@ global___InstanceFault = InstanceFault
 
 @typing.final
 class InstanceMemory(google.protobuf.message.Message):
-    """InstanceMemory is the accelerator memory of one model on one runner."""
+    """InstanceMemory is the memory of one model on one runner: that of accelerators, except for `resident_bytes`."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -487,6 +514,7 @@ class InstanceMemory(google.protobuf.message.Message):
     ESTIMATED_BYTES_FIELD_NUMBER: builtins.int
     ESTIMATE_SOURCE_FIELD_NUMBER: builtins.int
     DEVICE_INDEXES_FIELD_NUMBER: builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: builtins.int
     leased_bytes: builtins.int
     """What its lease says; 0: it holds none."""
     measured_bytes: builtins.int
@@ -495,6 +523,8 @@ class InstanceMemory(google.protobuf.message.Message):
     """What loading it takes, or would take. 0: unknown."""
     estimate_source: builtins.str
     """Where the estimate comes from: "learned", "manifest", "header", "file_size" or "name"; empty: there is none."""
+    resident_bytes: builtins.int
+    """Main memory in which its processes are resident, in steps of 8 MiB. Absent: unknown, or none runs."""
     @property
     def device_indexes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The devices of its lease."""
@@ -507,9 +537,13 @@ class InstanceMemory(google.protobuf.message.Message):
         estimated_bytes: builtins.int = ...,
         estimate_source: builtins.str = ...,
         device_indexes: collections.abc.Iterable[builtins.int] | None = ...,
+        resident_bytes: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_measured_bytes", b"_measured_bytes", "measured_bytes", b"measured_bytes"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_measured_bytes", b"_measured_bytes", "device_indexes", b"device_indexes", "estimate_source", b"estimate_source", "estimated_bytes", b"estimated_bytes", "leased_bytes", b"leased_bytes", "measured_bytes", b"measured_bytes"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_measured_bytes", b"_measured_bytes", "_resident_bytes", b"_resident_bytes", "measured_bytes", b"measured_bytes", "resident_bytes", b"resident_bytes"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_measured_bytes", b"_measured_bytes", "_resident_bytes", b"_resident_bytes", "device_indexes", b"device_indexes", "estimate_source", b"estimate_source", "estimated_bytes", b"estimated_bytes", "leased_bytes", b"leased_bytes", "measured_bytes", b"measured_bytes", "resident_bytes", b"resident_bytes"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_measured_bytes", b"_measured_bytes"]) -> typing.Literal["measured_bytes"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_resident_bytes", b"_resident_bytes"]) -> typing.Literal["resident_bytes"] | None: ...
 
 global___InstanceMemory = InstanceMemory

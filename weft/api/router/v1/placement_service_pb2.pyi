@@ -157,9 +157,6 @@ class PlaceOpen(google.protobuf.message.Message):
     WORK_FIELD_NUMBER: builtins.int
     UNREACHABLE_ROUTERS_FIELD_NUMBER: builtins.int
     IS_COUNTED_FIELD_NUMBER: builtins.int
-    REPORT_TO_FIELD_NUMBER: builtins.int
-    FALLBACK_COUNT_FIELD_NUMBER: builtins.int
-    ONLY_RUNNERS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id."""
     tenant: builtins.str
@@ -198,12 +195,6 @@ class PlaceOpen(google.protobuf.message.Message):
     """Whether an earlier placement of the same request was counted by the limits of its tenant and client. A router that answered
     MOVED gives back what it counted.
     """
-    report_to: builtins.str
-    """The router that hears from the runner how an attempt ended, by its name among the routers, for a request that a proxy
-    carries to the runner. Empty: its dispatcher calls the runner itself.
-    """
-    fallback_count: builtins.int
-    """Runners that the proxy may try after the first one, each with a ticket of its own; at most 7."""
     @property
     def age(self) -> google.protobuf.duration_pb2.Duration:
         """How long ago it first arrived: a request placed again after a lost router keeps its age."""
@@ -230,10 +221,6 @@ class PlaceOpen(google.protobuf.message.Message):
         the request's scheduling domain, so that a router that is gone costs no wait for the end of its session.
         """
 
-    @property
-    def only_runners(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Runners that may serve it, by name: the gateway that carries it reaches no others. Empty: any. At most 1,024."""
-
     def __init__(
         self,
         *,
@@ -259,12 +246,9 @@ class PlaceOpen(google.protobuf.message.Message):
         work: builtins.float = ...,
         unreachable_routers: collections.abc.Iterable[builtins.str] | None = ...,
         is_counted: builtins.bool = ...,
-        report_to: builtins.str = ...,
-        fallback_count: builtins.int = ...,
-        only_runners: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "age", b"age", "max_output_tokens", b"max_output_tokens", "time_left", b"time_left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "fallback_count", b"fallback_count", "is_counted", b"is_counted", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "only_runners", b"only_runners", "operation", b"operation", "prefix_digests", b"prefix_digests", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "report_to", b"report_to", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "unreachable_routers", b"unreachable_routers", "work", b"work"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "is_counted", b"is_counted", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "unreachable_routers", b"unreachable_routers", "work", b"work"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_output_tokens", b"_max_output_tokens"]) -> typing.Literal["max_output_tokens"] | None: ...
 
 global___PlaceOpen = PlaceOpen
@@ -295,17 +279,21 @@ class AttemptFailed(google.protobuf.message.Message):
 
     ATTEMPT_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
     attempt: builtins.int
     """The attempt."""
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
     """Why."""
+    message: builtins.str
+    """The error in words, as the caller gets it if no other attempt follows; at most 512 characters."""
     def __init__(
         self,
         *,
         attempt: builtins.int = ...,
         reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType = ...,
+        message: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "message", b"message", "reason", b"reason"]) -> None: ...
 
 global___AttemptFailed = AttemptFailed
 
@@ -459,7 +447,6 @@ class Granted(google.protobuf.message.Message):
     KEEP_ALIVE_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     TIME_LEFT_FIELD_NUMBER: builtins.int
-    FALLBACKS_FIELD_NUMBER: builtins.int
     runner: builtins.str
     """The runner, by name."""
     runner_incarnation: builtins.str
@@ -490,12 +477,6 @@ class Granted(google.protobuf.message.Message):
     def time_left(self) -> google.protobuf.duration_pb2.Duration:
         """Time left until the answer must be complete, where the request's route says so. Not set: as the request says."""
 
-    @property
-    def fallbacks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Granted]:
-        """Permits for other runners, in order, which a proxy uses where this one fails before any content; of the dispatcher's
-        report `finished` the receipt says which attempts there were. No slot is kept for them.
-        """
-
     def __init__(
         self,
         *,
@@ -509,9 +490,8 @@ class Granted(google.protobuf.message.Message):
         keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
         priority: weft.api.common.v1.priority_pb2.Priority.ValueType = ...,
         time_left: google.protobuf.duration_pb2.Duration | None = ...,
-        fallbacks: collections.abc.Iterable[global___Granted] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive", "ticket", b"ticket", "time_left", b"time_left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "attempt", b"attempt", "fallbacks", b"fallbacks", "host", b"host", "keep_alive", b"keep_alive", "model", b"model", "priority", b"priority", "runner", b"runner", "runner_incarnation", b"runner_incarnation", "ticket", b"ticket", "time_left", b"time_left"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "attempt", b"attempt", "host", b"host", "keep_alive", b"keep_alive", "model", b"model", "priority", b"priority", "runner", b"runner", "runner_incarnation", b"runner_incarnation", "ticket", b"ticket", "time_left", b"time_left"]) -> None: ...
 
 global___Granted = Granted

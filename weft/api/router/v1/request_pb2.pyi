@@ -93,7 +93,7 @@ class RequestRecord(google.protobuf.message.Message):
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
     """Why it ended without an answer; unspecified while it goes on, and when it completed."""
     message: builtins.str
-    """The same in words."""
+    """The same in words, as its caller got it; of an attempt's error at most 512 characters."""
     cancelled_by: builtins.str
     """Who cancelled it, such as "key:<id>". Empty: nobody, or its caller went away."""
     asked_model: builtins.str
@@ -172,9 +172,11 @@ class DecisionRecord(google.protobuf.message.Message):
         KIND_PLACED: DecisionRecord._Kind.ValueType  # 4
         """It goes to a runner."""
         KIND_RETRIED: DecisionRecord._Kind.ValueType  # 5
-        """An attempt failed, and it is placed again."""
+        """An attempt failed, and it was placed again."""
         KIND_REJECTED: DecisionRecord._Kind.ValueType  # 6
         """It is refused."""
+        KIND_FAILED: DecisionRecord._Kind.ValueType  # 7
+        """An attempt failed, and it was not placed again, or not yet."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
         """Kind is what was decided."""
@@ -190,9 +192,11 @@ class DecisionRecord(google.protobuf.message.Message):
     KIND_PLACED: DecisionRecord.Kind.ValueType  # 4
     """It goes to a runner."""
     KIND_RETRIED: DecisionRecord.Kind.ValueType  # 5
-    """An attempt failed, and it is placed again."""
+    """An attempt failed, and it was placed again."""
     KIND_REJECTED: DecisionRecord.Kind.ValueType  # 6
     """It is refused."""
+    KIND_FAILED: DecisionRecord.Kind.ValueType  # 7
+    """An attempt failed, and it was not placed again, or not yet."""
 
     KIND_FIELD_NUMBER: builtins.int
     AGE_FIELD_NUMBER: builtins.int

@@ -84,10 +84,13 @@ class AttachedServer(google.protobuf.message.Message):
     MODELS_FIELD_NUMBER: builtins.int
     API_KEY_ENV_FIELD_NUMBER: builtins.int
     REMOTE_FIELD_NUMBER: builtins.int
+    LISTED_COUNT_FIELD_NUMBER: builtins.int
     api_key_env: builtins.str
     """Environment variable of the runner that holds the server's key; empty: it needs none."""
     remote: builtins.bool
     """Whether serving its models sends bytes off the premises. Absent: it is on a network of your own."""
+    listed_count: builtins.int
+    """Models that it listed when it was attached; more than are served if the runner's `max_listed_models` is less."""
     @property
     def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ListedModel]:
         """The models that are served of it."""
@@ -98,9 +101,10 @@ class AttachedServer(google.protobuf.message.Message):
         models: collections.abc.Iterable[global___ListedModel] | None = ...,
         api_key_env: builtins.str = ...,
         remote: builtins.bool | None = ...,
+        listed_count: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_remote", b"_remote", "remote", b"remote"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_remote", b"_remote", "api_key_env", b"api_key_env", "models", b"models", "remote", b"remote"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_remote", b"_remote", "api_key_env", b"api_key_env", "listed_count", b"listed_count", "models", b"models", "remote", b"remote"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_remote", b"_remote"]) -> typing.Literal["remote"] | None: ...
 
 global___AttachedServer = AttachedServer

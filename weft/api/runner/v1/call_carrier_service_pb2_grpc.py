@@ -26,8 +26,7 @@ if _version_not_supported:
 
 
 class CallCarrierServiceStub(object):
-    """CallCarrierService carries many calls of a dispatcher, or of an endpoint picker, on the runner's own machine over one
-    stream.
+    """CallCarrierService carries many calls of a dispatcher on the runner's own machine over one stream.
     """
 
     def __init__(self, channel):
@@ -44,13 +43,12 @@ class CallCarrierServiceStub(object):
 
 
 class CallCarrierServiceServicer(object):
-    """CallCarrierService carries many calls of a dispatcher, or of an endpoint picker, on the runner's own machine over one
-    stream.
+    """CallCarrierService carries many calls of a dispatcher on the runner's own machine over one stream.
     """
 
     def Carry(self, request_iterator, context):
-        """Carry opens such a stream. Its caller begins calls on it, of GenerationService.Generate and
-        EngineLaneService.HoldSlot alone; the runner begins none. Each call has flow control of its own.
+        """Carry opens such a stream. Its caller begins calls on it, of GenerationService.Generate alone;
+        the runner begins none. Each call has flow control of its own.
 
         A call on it means what a call of its own would mean: its ticket, its events, its status with the same details, its
         deadline and its cancellation. The runner answers with initial metadata once calls may begin, whose entry
@@ -83,8 +81,7 @@ def add_CallCarrierServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CallCarrierService(object):
-    """CallCarrierService carries many calls of a dispatcher, or of an endpoint picker, on the runner's own machine over one
-    stream.
+    """CallCarrierService carries many calls of a dispatcher on the runner's own machine over one stream.
     """
 
     @staticmethod

@@ -18,17 +18,15 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class CallCarrierServiceStub:
-    """CallCarrierService carries many calls of a dispatcher, or of an endpoint picker, on the runner's own machine over one
-    stream.
-    """
+    """CallCarrierService carries many calls of a dispatcher on the runner's own machine over one stream."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Carry: grpc.StreamStreamMultiCallable[
         weft.api.runner.v1.call_carrier_service_pb2.CarryRequest,
         weft.api.runner.v1.call_carrier_service_pb2.CarryResponse,
     ]
-    """Carry opens such a stream. Its caller begins calls on it, of GenerationService.Generate and
-    EngineLaneService.HoldSlot alone; the runner begins none. Each call has flow control of its own.
+    """Carry opens such a stream. Its caller begins calls on it, of GenerationService.Generate alone;
+    the runner begins none. Each call has flow control of its own.
 
     A call on it means what a call of its own would mean: its ticket, its events, its status with the same details, its
     deadline and its cancellation. The runner answers with initial metadata once calls may begin, whose entry
@@ -42,16 +40,14 @@ class CallCarrierServiceStub:
     """
 
 class CallCarrierServiceAsyncStub:
-    """CallCarrierService carries many calls of a dispatcher, or of an endpoint picker, on the runner's own machine over one
-    stream.
-    """
+    """CallCarrierService carries many calls of a dispatcher on the runner's own machine over one stream."""
 
     Carry: grpc.aio.StreamStreamMultiCallable[
         weft.api.runner.v1.call_carrier_service_pb2.CarryRequest,
         weft.api.runner.v1.call_carrier_service_pb2.CarryResponse,
     ]
-    """Carry opens such a stream. Its caller begins calls on it, of GenerationService.Generate and
-    EngineLaneService.HoldSlot alone; the runner begins none. Each call has flow control of its own.
+    """Carry opens such a stream. Its caller begins calls on it, of GenerationService.Generate alone;
+    the runner begins none. Each call has flow control of its own.
 
     A call on it means what a call of its own would mean: its ticket, its events, its status with the same details, its
     deadline and its cancellation. The runner answers with initial metadata once calls may begin, whose entry
@@ -65,9 +61,7 @@ class CallCarrierServiceAsyncStub:
     """
 
 class CallCarrierServiceServicer(metaclass=abc.ABCMeta):
-    """CallCarrierService carries many calls of a dispatcher, or of an endpoint picker, on the runner's own machine over one
-    stream.
-    """
+    """CallCarrierService carries many calls of a dispatcher on the runner's own machine over one stream."""
 
     @abc.abstractmethod
     def Carry(
@@ -75,8 +69,8 @@ class CallCarrierServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[weft.api.runner.v1.call_carrier_service_pb2.CarryRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.call_carrier_service_pb2.CarryResponse], collections.abc.AsyncIterator[weft.api.runner.v1.call_carrier_service_pb2.CarryResponse]]:
-        """Carry opens such a stream. Its caller begins calls on it, of GenerationService.Generate and
-        EngineLaneService.HoldSlot alone; the runner begins none. Each call has flow control of its own.
+        """Carry opens such a stream. Its caller begins calls on it, of GenerationService.Generate alone;
+        the runner begins none. Each call has flow control of its own.
 
         A call on it means what a call of its own would mean: its ticket, its events, its status with the same details, its
         deadline and its cancellation. The runner answers with initial metadata once calls may begin, whose entry

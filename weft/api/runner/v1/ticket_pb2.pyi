@@ -5,11 +5,9 @@ isort:skip_file
 
 import builtins
 import google.protobuf.descriptor
-import google.protobuf.duration_pb2
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import typing
-import weft.api.common.v1.priority_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -54,7 +52,6 @@ class TicketClaims(google.protobuf.message.Message):
     ALLOW_REMOTE_FIELD_NUMBER: builtins.int
     EXPIRE_TIME_FIELD_NUMBER: builtins.int
     TICKET_ID_FIELD_NUMBER: builtins.int
-    LANE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request."""
     tenant: builtins.str
@@ -75,10 +72,6 @@ class TicketClaims(google.protobuf.message.Message):
     def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the ticket stops being good for starting work; running work is not affected."""
 
-    @property
-    def lane(self) -> global___LaneTerms:
-        """What its dispatcher would do, of a request that a proxy carries to the runner itself. Not set: it has a dispatcher."""
-
     def __init__(
         self,
         *,
@@ -91,66 +84,8 @@ class TicketClaims(google.protobuf.message.Message):
         allow_remote: builtins.bool = ...,
         expire_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         ticket_id: builtins.str = ...,
-        lane: global___LaneTerms | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["expire_time", b"expire_time", "lane", b"lane"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allow_remote", b"allow_remote", "attempt", b"attempt", "expire_time", b"expire_time", "lane", b"lane", "model", b"model", "request_id", b"request_id", "runner", b"runner", "runner_incarnation", b"runner_incarnation", "tenant", b"tenant", "ticket_id", b"ticket_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["expire_time", b"expire_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allow_remote", b"allow_remote", "attempt", b"attempt", "expire_time", b"expire_time", "model", b"model", "request_id", b"request_id", "runner", b"runner", "runner_incarnation", b"runner_incarnation", "tenant", b"tenant", "ticket_id", b"ticket_id"]) -> None: ...
 
 global___TicketClaims = TicketClaims
-
-@typing.final
-class LaneTerms(google.protobuf.message.Message):
-    """LaneTerms is what a runner must know of a request that a proxy carries to it, and a dispatcher would know by its grant."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    REPORT_TO_FIELD_NUMBER: builtins.int
-    PRIORITY_FIELD_NUMBER: builtins.int
-    KEEP_ALIVE_FIELD_NUMBER: builtins.int
-    TIME_LEFT_FIELD_NUMBER: builtins.int
-    ASKED_MODEL_FIELD_NUMBER: builtins.int
-    CALLER_FIELD_NUMBER: builtins.int
-    QUEUE_WAIT_FIELD_NUMBER: builtins.int
-    LOAD_WAIT_FIELD_NUMBER: builtins.int
-    report_to: builtins.str
-    """The router that hears how the attempt ended, by its name among the routers."""
-    priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """The priority class that it was granted in. Unspecified: as the request says."""
-    asked_model: builtins.str
-    """The name that the caller asked for, where an alias stood for another. Empty: it asked for no alias."""
-    caller: builtins.str
-    """Who sent it: "key:<id>", "service:<name>" or "local". Empty: it is not known."""
-    @property
-    def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
-        """How long the model stays loaded after it, where the request's route says so. Not set: as the request says, else as
-        the model is configured. Negative: until it is unloaded.
-        """
-
-    @property
-    def time_left(self) -> google.protobuf.duration_pb2.Duration:
-        """Time from the grant until the answer must be complete. Not set: as the request says."""
-
-    @property
-    def queue_wait(self) -> google.protobuf.duration_pb2.Duration:
-        """Time from the request's arrival at the mesh to the grant, loads not counted."""
-
-    @property
-    def load_wait(self) -> google.protobuf.duration_pb2.Duration:
-        """Time that it waited for a model to load."""
-
-    def __init__(
-        self,
-        *,
-        report_to: builtins.str = ...,
-        priority: weft.api.common.v1.priority_pb2.Priority.ValueType = ...,
-        keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
-        time_left: google.protobuf.duration_pb2.Duration | None = ...,
-        asked_model: builtins.str = ...,
-        caller: builtins.str = ...,
-        queue_wait: google.protobuf.duration_pb2.Duration | None = ...,
-        load_wait: google.protobuf.duration_pb2.Duration | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive", "load_wait", b"load_wait", "queue_wait", b"queue_wait", "time_left", b"time_left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["asked_model", b"asked_model", "caller", b"caller", "keep_alive", b"keep_alive", "load_wait", b"load_wait", "priority", b"priority", "queue_wait", b"queue_wait", "report_to", b"report_to", "time_left", b"time_left"]) -> None: ...
-
-global___LaneTerms = LaneTerms

@@ -6,7 +6,7 @@ import { address } from "../navigation.js";
 import { pageOf } from "../page_table.js";
 import { can } from "../session.js";
 import { command } from "../parts/commands.js";
-import { bytes, clock, count, words } from "../parts/format.js";
+import { bytes, clock, count, seconds, words } from "../parts/format.js";
 import { attempt } from "../parts/notices.js";
 import { hasEnded, OperationNote, allOperations } from "../parts/operations.js";
 import { Table } from "../parts/table.js";
@@ -118,6 +118,7 @@ function factsOf(model, admin) {
     ["Context", contextText(contextOf(model))],
     ["Memory", memory.bytes && (memory.isHeld ? bytes(memory.bytes) : `about ${bytes(memory.bytes)} to load (${words(instance.memory?.estimateSource)})`)],
     ["Unloaded when idle at", clock(instance.unloadAt)],
+    ["Unloaded when idle for", instance.keepAliveSeconds === undefined ? "" : seconds(instance.keepAliveSeconds)],
     ["Pinned", instance.pinned && "yes: never evicted"],
     ["Adapter of", instance.baseModel],
     ["Faults", instance.faultCount || ""],
@@ -198,7 +199,7 @@ function Events({ name }) {
   const known = new Map([...older, ...live].map((each) => [each.sequence, each]));
   const rows = [...known.values()].sort((left, right) => Number(right.sequence) - Number(left.sequence)).slice(0, MAX_EVENTS);
   return html`<section class="panel"><h2>Events</h2><${Table} label="Events" rows=${rows} rowKey=${(/** @type {any} */ row) => String(row.sequence)}
-    empty="Nothing has happened since the registry started." height="20rem" columns=${[
+    empty="No events." height="20rem" columns=${[
       { title: "Time", cell: (/** @type {any} */ row) => clock(row.time) },
       { title: "What", cell: (/** @type {any} */ row) => words(row.reason) },
       { title: "Message", cell: (/** @type {any} */ row) => row.message, className: "wrap" },

@@ -5,7 +5,7 @@ import { toNumber } from "../parts/format.js";
 /** The state of a model: the phase of its engine, or that of its runner where that is gone. @param {any} model */
 export function stateOf(model) {
   const { state, instance } = model.status ?? {};
-  if (["active", "hibernating", "failed"].includes(state)) return instance?.phase ?? state;
+  if (["active", "failed"].includes(state)) return instance?.phase ?? state;
   return state ?? "";
 }
 
@@ -15,11 +15,17 @@ export const isReady = (model) => ["ready", "active"].includes(stateOf(model));
 /** Whether a load would start an engine. @param {any} model */
 export const isAsleep = (model) => ["hibernating", "idle", "failed", "crash-loop"].includes(stateOf(model));
 
-/** Accelerator memory: what it was seen to hold, else what its lease says, else what it would take; 0: unknown.
- * @param {any} model */
+/** Memory of an instance: of accelerators what it was seen to hold, else what its lease says; without them, main memory;
+ * 0: none, or unknown. @param {any} instance */
+export function heldBytes(instance) {
+  const memory = instance?.memory ?? {};
+  return toNumber(memory.measuredBytes) || toNumber(memory.leasedBytes) || toNumber(memory.residentBytes) || 0;
+}
+
+/** The same of a model, else what it would take. @param {any} model */
 export function memoryOf(model) {
   const memory = model.status?.instance?.memory ?? {};
-  const held = toNumber(memory.measuredBytes) || toNumber(memory.leasedBytes) || 0;
+  const held = heldBytes(model.status?.instance);
   return held ? { bytes: held, isHeld: true } : { bytes: toNumber(memory.estimatedBytes) || 0, isHeld: false };
 }
 

@@ -2,7 +2,7 @@
 import { html } from "../parts/html.js";
 import { collection, useLive } from "../live.js";
 import { address, go } from "../navigation.js";
-import { ago, bytes, clock, words } from "../parts/format.js";
+import { actor, ago, bytes, clock, words } from "../parts/format.js";
 import { hasEnded, idOf, OperationNote, outcomeOf, titleOf } from "../parts/operations.js";
 import { Table } from "../parts/table.js";
 import { Facts, LiveNote, State } from "../parts/widgets.js";
@@ -52,7 +52,7 @@ const COLUMNS = [
   { title: "State", cell: (row) => html`<${State} value=${row.state} />`, sort: (row) => row.state },
   { title: "Outcome", cell: (row) => (row.state === "succeeded" ? outcomeOf(row) : row.detail || words(row.reason)), className: "long" },
   { title: "Runner", cell: (row) => row.runner || "–", sort: (row) => row.runner ?? "" },
-  { title: "Asked for by", cell: (row) => row.requestedBy || "–", sort: (row) => row.requestedBy ?? "", className: "long" },
+  { title: "Asked for by", cell: (row) => actor(row.requestedBy) || "–", sort: (row) => actor(row.requestedBy), className: "long" },
   { title: "Ended", cell: (row) => html`<span title=${clock(row.endedAt)}>${ago(row.endedAt)}</span>`, sort: (row) => row.endedAt ?? "" },
 ];
 
@@ -76,7 +76,7 @@ function factsOf(operation) {
     ["Action", type],
     ...given.map(([name, value]) => /** @type {[string, any]} */ ([name, String(value)])),
     ["Runner", operation.runner],
-    ["Asked for by", operation.requestedBy],
+    ["Asked for by", actor(operation.requestedBy)],
     ["Signed by", (operation.signers ?? []).join(", ")],
     ["Request", operation.requestId],
     ["Accepted", clock(operation.createdAt)],

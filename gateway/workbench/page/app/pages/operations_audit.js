@@ -3,7 +3,7 @@ import { html, useEffect, useRef, useState } from "../parts/html.js";
 import { get } from "../api.js";
 import { address } from "../navigation.js";
 import { command } from "../parts/commands.js";
-import { clock, words } from "../parts/format.js";
+import { actor, clock, words } from "../parts/format.js";
 import { Table } from "../parts/table.js";
 import { Code, ErrorNote } from "../parts/widgets.js";
 
@@ -57,7 +57,7 @@ const COLUMNS = [
   { title: "#", cell: (row) => row.sequence, sort: (row) => row.sequence, className: "number" },
   { title: "Time", cell: (row) => clock(row.time), sort: (row) => row.time },
   { title: "What", cell: (row) => row.event, sort: (row) => row.event },
-  { title: "By", cell: (row) => row.actor || "–", sort: (row) => row.actor, className: "long" },
+  { title: "By", cell: (row) => actor(row.actor) || "–", sort: (row) => actor(row.actor), className: "long" },
   { title: "Operation", cell: operation, sort: (row) => row.operation ?? "" },
   { title: "Detail", cell: (row) => html`<span title=${row.detail}>${detail(row.detail)}</span>`, className: "long wide" },
 ];

@@ -3,7 +3,7 @@ import { html, useEffect, useState } from "../parts/html.js";
 import { get, post } from "../api.js";
 import { address } from "../navigation.js";
 import { can } from "../session.js";
-import { clock, count, figure, seconds, words } from "../parts/format.js";
+import { actor, clock, count, figure, seconds, words } from "../parts/format.js";
 import { attempt } from "../parts/notices.js";
 import { Code, ErrorNote, Facts } from "../parts/widgets.js";
 import { Table } from "../parts/table.js";
@@ -63,11 +63,13 @@ function Receipt({ record }) {
       ["Accelerator time", seconds(receipt.deviceUsage?.deviceSeconds ?? receipt.gpuSeconds)],
       ["Read its prompt for", seconds(timings.prefillSeconds)],
       ["Left the premises", record.receipt ? (receipt.leftPremises ? "yes, or may have" : "no") : ""],
-      ["Cancelled by", record.cancelledBy],
+      ["Cancelled by", actor(record.cancelledBy)],
       ["Task", receipt.taskId && html`<a href=${address(`tasks/${receipt.taskId}`)}>${receipt.taskId}</a>`],
     ]} />
     ${attempts.length > 1 || attempts.some((/** @type {any} */ each) => each.reason)
-      ? html`<h3>Attempts</h3><ol>${attempts.map((/** @type {any} */ each) => html`<li>${each.model} on ${each.runner}${each.reason ? html`: <span class="problem">${words(each.reason)}</span>` : ""}</li>`)}</ol>`
+      ? html`<h3>Attempts</h3><ol>${attempts.map((/** @type {any} */ each) => html`<li>${each.model} on ${each.runner}${each.reason ? html`: <span class="problem">${words(each.reason)}${each.message ? `: ${each.message}` : ""}</span>` : ""}
+        ${each.engineExit && html`<p>Engine ended: ${each.engineExit}</p>`}
+        ${each.engineLog && html`<${Code} label="Engine log" text=${each.engineLog.join("\n")} />`}</li>`)}</ol>`
       : null}
     ${record.state === "ended" && !record.receipt && html`<p class="faint">Its caller left before its receipt came here; the log of its gateway has it.</p>`}`;
 }

@@ -17,6 +17,10 @@ export function spansOf(record, now) {
   for (const decision of record.decisions ?? []) {
     const at = Math.min(decision.ageSeconds, end);
     const last = spans[spans.length - 1];
+    if (decision.kind === "failed") {
+      last.text = decision.detail;
+      continue;
+    }
     const kind = KINDS[decision.kind] ?? last.kind;
     if (kind === last.kind && kind !== "attempt") {
       last.text = decision.detail;

@@ -10,6 +10,7 @@ import { ago, bytes, clock, words } from "../parts/format.js";
 import { attempt } from "../parts/notices.js";
 import { Table } from "../parts/table.js";
 import { Bar, Code, ErrorNote, Facts, LiveNote, State } from "../parts/widgets.js";
+import { heldBytes } from "./models_view.js";
 import { devicesOf, slotsOf, stateOf } from "./runners.js";
 
 /** How often the health of the process is asked for. */
@@ -63,7 +64,7 @@ function Models({ instances }) {
       { title: "Model", cell: (/** @type {any} */ row) => html`<a href=${address(`models/${row.model}`)}>${row.model}</a>`, sort: (/** @type {any} */ row) => row.model },
       { title: "State", cell: (/** @type {any} */ row) => html`<${State} value=${row.phase} title=${row.detail} />`, sort: (/** @type {any} */ row) => row.phase },
       { title: "Slots", cell: (/** @type {any} */ row) => `${row.slotsUsed} / ${row.slotsTotal}`, className: "number", hint: "busy / all" },
-      { title: "Memory", cell: (/** @type {any} */ row) => bytes(row.memory?.measuredBytes ?? row.memory?.leasedBytes) || "–", className: "number" },
+      { title: "Memory", cell: (/** @type {any} */ row) => bytes(heldBytes(row)) || "–", className: "number" },
       { title: "Faults", cell: (/** @type {any} */ row) => html`<span title=${row.lastFault}>${row.faultCount ?? 0}</span>`, className: "number" },
     ]} /></section>`;
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from prometheus_client import Counter
 from tokenizers import Tokenizer as HFTokenizer
 
 from vllm import SWITCHES, say
@@ -61,6 +62,9 @@ class Request:
 class AsyncLLM:
     def __init__(self, args: Any, stat_loggers: list[Any]) -> None:
         self.loggers = [make(None, 0) for make in stat_loggers]
+        # As vLLM has it: beside the loggers that it is given, its metrics are in the registry of its process.
+        self.success = Counter("vllm:request_success", "Requests that it ended.", ["model_name"])
+        self.success.labels("m")
         self.model_config = SimpleNamespace(
             max_model_len=args.max_model_len,
             get_vocab_size=lambda: VOCABULARY,
@@ -68,8 +72,11 @@ class AsyncLLM:
         )
         blocks = (args.kv_cache_memory_bytes or 2**20) // 1024
         cache = SimpleNamespace(num_gpu_blocks=blocks, block_size=BLOCK, kv_cache_size_tokens=None)
+        cache.kv_cache_memory_bytes = args.kv_cache_memory_bytes
         scheduler = SimpleNamespace(max_num_seqs=args.max_num_seqs)
-        self.vllm_config = SimpleNamespace(cache_config=cache, scheduler_config=scheduler)
+        self.vllm_config = SimpleNamespace(
+            cache_config=cache, scheduler_config=scheduler, parallel_config=SimpleNamespace(world_size=2)
+        )
         self.args = args
         self.waiting: list[Request] = []
         self.running: list[Request] = []

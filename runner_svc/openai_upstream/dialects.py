@@ -1,0 +1,288 @@
+"""The reader of chunks that are not written as OpenAI writes them. Pure.
+
+Content must be readable. Anything else that is not (figures, times, log probabilities, numbers of choices and calls) is
+unknown, and never fails an answer. Fields of messages and calls that weft does not know are kept for the caller.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from runner_svc.openai_upstream.chunks import (
+    EXTRA,
+    MAX_COUNT,
+    Chunk,
+    ChunkChoice,
+    ChunkDelta,
+    ChunkLogprobs,
+    ChunkToken,
+    ChunkTop,
+    ChunkUsage,
+    CompletionDetails,
+    Milliseconds,
+    Place,
+    PromptDetails,
+    PromptProgress,
+    Timings,
+)
+from runner_svc.openai_upstream.errors import ErrorBody
+
+MAX_DIGITS = 4_000
+"""Maximum length of an integer that is read."""
+_CALL_FIELDS = frozenset({"index", "id", "type", "function"})
+_FUNCTION_FIELDS = frozenset({"name", "arguments"})
+_DELTA_FIELDS = frozenset(
+    {"role", "content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "audio"}
+)
+_TEXT_PARTS = frozenset({"text", "output_text"})
+_THINKING_PARTS = frozenset({"thinking", "reasoning", "reasoning_text"})
+_SKIPPED_PARTS = frozenset({"reference", "tool_reference"})
+"""Parts of Mistral's answers that are not text."""
+
+JsonMap = dict[str, Any]
+
+
+DIALECT_FAULTS = (ValueError, RecursionError, msgspec.ValidationError)
+"""What `read_document` and `read_dialect` raise."""
+
+
+def read_document(payload: bytes) -> JsonMap:
+    """Returns the object of a payload that the strict decoder refused.
+
+    Halves of characters stay in its texts; numbers that no float holds, NaN and infinite ones are null.
+    """
+    text = payload.decode("utf-8", "surrogateescape")
+    return _object(json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=lambda _: None))
+
+
+def read_dialect(document: JsonMap) -> Chunk:
+    """Returns the chunk of an object."""
+    return Chunk(
+        choices=[_choice(choice) for choice in _list(document.get("choices"))],
+        usage=usage_of(document.get("usage")),
+        timings=_timings(document.get("timings")),
+        metrics=_raw(document.get("metrics")),
+        prompt_progress=_progress(document.get("prompt_progress")),
+        error=msgspec.json.decode(_plain_json(document.get("error")), type=ErrorBody | str | None),
+    )
+
+
+def count_of(value: object) -> int | None:
+    """Returns a number of tokens; None: it cannot be read as one."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
+    return value if is_count else None  # type: ignore[return-value]  # is_count narrows it
+
+
+def figure(usage: object, *names: str) -> int:
+    """Returns the first of the named figures that can be read and is not 0; 0: there is none."""
+    return next((count for name in names if (count := count_of(_map(usage).get(name)))), 0)
+
+
+def usage_of(value: object) -> ChunkUsage | None:
+    """Returns the figures that can be read; None: there are none."""
+    if not isinstance(value, dict):
+        return None
+    prompt, completion, total = (
+        count_of(value.get(name)) for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+    )
+    if total is not None and prompt is None:
+        prompt = max(0, total - (completion or 0))
+    if total is not None and completion is None:
+        completion = max(0, total - (prompt or 0))
+    if prompt is None and completion is None:
+        return None
+    details, generated = _map(value.get("prompt_tokens_details")), _map(value.get("completion_tokens_details"))
+    return ChunkUsage(
+        prompt_tokens=prompt or 0,
+        completion_tokens=completion or 0,
+        prompt_tokens_details=PromptDetails(
+            cached_tokens=count_of(details.get("cached_tokens")),
+            cache_write_tokens=count_of(details.get("cache_write_tokens")),
+        ),
+        completion_tokens_details=CompletionDetails(reasoning_tokens=count_of(generated.get("reasoning_tokens"))),
+    )
+
+
+def _choice(source: object) -> ChunkChoice:
+    value = _object(source)
+    delta = value.get("delta")
+    return ChunkChoice(
+        index=_index(value.get("index")),
+        delta=None if delta is None else _delta(_object(delta)),
+        text=msgspec.convert(value.get("text"), str | None),
+        finish_reason=_finish_reason(value.get("finish_reason")),
+        logprobs=_logprobs(value.get("logprobs")),
+        stop_reason=value.get("stop_reason"),
+        matched_stop=value.get("matched_stop"),
+        message=_raw(value.get("message")),
+    )
+
+
+def _index(value: object) -> int:
+    """Returns the number of a choice; 0 for one that is no number. Raises ValueError for one that no choice has."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0
+    return msgspec.convert(int(value) if float(value).is_integer() else value, Place)
+
+
+def _finish_reason(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value) if value else None
+
+
+def _delta(value: JsonMap) -> ChunkDelta:
+    content, thinking = _texts(value.get("content"), "content")
+    reasoning, _ = _texts(value.get("reasoning_content"), "reasoning_content", is_thinking=True)
+    other = value.get("reasoning")  # some servers have an object here
+    calls = [_call(call) for call in _list(value.get("tool_calls"))]
+    if isinstance(older := value.get("function_call"), dict):
+        calls.append(_call({"function": older}))
+    role = value.get("role")
+    delta = msgspec.convert(
+        {
+            "role": role if isinstance(role, str) else None,
+            "content": content,
+            "reasoning_content": thinking + (reasoning or "") or None,
+            "reasoning": other if isinstance(other, str) else None,
+            "refusal": value.get("refusal"),
+            "tool_calls": calls,
+        },
+        ChunkDelta,
+    )
+    delta.extra = _unknown(value, _DELTA_FIELDS)
+    return delta
+
+
+def _texts(value: object, name: str, *, is_thinking: bool = False) -> tuple[str | None, str]:
+    """Returns the text and the reasoning of a string or a list of parts, as Mistral's models write them.
+
+    Raises ValueError for anything else.
+    """
+    if value is None or isinstance(value, str):
+        return value, ""
+    texts, thoughts = [], []
+    for part in _list(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind in _THINKING_PARTS and not is_thinking:
+            found = next((part[key] for key in ("thinking", "reasoning", "text") if part.get(key)), "")
+            thought, _ = _texts(found, name, is_thinking=True)
+            thoughts.append(thought or "")
+        elif kind not in _SKIPPED_PARTS:
+            raise ValueError(f"{name} has a part that is not text")
+    return "".join(texts), "".join(thoughts)
+
+
+def _call(source: object) -> JsonMap:
+    value = _object(source)
+    function = _object(value.get("function") or {})
+    arguments = function.get("arguments")
+    if isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    extra = _unknown(value, _CALL_FIELDS)
+    if of_function := _unknown(function, _FUNCTION_FIELDS):
+        extra["function"] = of_function
+    return {
+        "index": _place_of_call(value.get("index")),
+        "id": _id(value.get("id")),
+        "function": {"name": function.get("name"), "arguments": arguments},
+        EXTRA: extra,
+    }
+
+
+def _place_of_call(value: object) -> int | None:
+    count = count_of(value)
+    return count if count is not None and count < 2**31 else None
+
+
+def _id(value: object) -> str | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return value if isinstance(value, str) else None
+
+
+def _logprobs(value: object) -> ChunkLogprobs | None:
+    entries = _map(value).get("content")
+    if not isinstance(entries, list):
+        return None
+    return ChunkLogprobs(content=[_token(entry) for entry in entries if _has_token(entry)])
+
+
+def _token(entry: JsonMap) -> ChunkToken:
+    tops = entry.get("top_logprobs")
+    top = [ChunkTop(**_likelihood(each)) for each in tops if _has_token(each)] if isinstance(tops, list) else None
+    return ChunkToken(**_likelihood(entry), top_logprobs=top)
+
+
+def _has_token(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("token"), str)
+
+
+def _likelihood(entry: JsonMap) -> JsonMap:
+    """Returns the members of a token; one whose log probability is not known is the least likely."""
+    logprob, raw = entry.get("logprob"), entry.get("bytes")
+    known = float(logprob) if isinstance(logprob, int | float) else -math.inf
+    is_bytes = isinstance(raw, list) and all(type(each) is int and 0 <= each < 256 for each in raw)
+    token = entry["token"].encode("utf-8", "replace").decode()
+    return {"token": token, "logprob": known, "bytes": raw if is_bytes else None}
+
+
+def _timings(value: object) -> Timings | None:
+    found = {name: _milliseconds(_map(value).get(name)) for name in ("prompt_ms", "predicted_ms")}
+    known = {name: time for name, time in found.items() if time is not None}
+    return Timings(**known) if known else None
+
+
+def _milliseconds(value: object) -> float | None:
+    try:
+        return msgspec.convert(value, Milliseconds)
+    except msgspec.ValidationError:
+        return None
+
+
+def _progress(value: object) -> PromptProgress | None:
+    counts = {name: count_of(_map(value).get(name)) for name in ("total", "cache", "processed")}
+    known = {name: count for name, count in counts.items() if count is not None}
+    return PromptProgress(**known) if known else None
+
+
+def _list(value: object) -> list[Any]:
+    return [] if value is None else msgspec.convert(value, list[Any])
+
+
+def _object(value: object) -> JsonMap:
+    return msgspec.convert(value, JsonMap)
+
+
+def _map(value: object) -> JsonMap:
+    return value if isinstance(value, dict) else {}
+
+
+def _unknown(value: Mapping[str, Any], known: frozenset[str]) -> JsonMap:
+    """Returns the fields that weft does not know and that hold anything."""
+    return {name: member for name, member in value.items() if name not in known and member not in (None, [], {}, "")}
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(b"" if value is None else _plain_json(value))
+
+
+def _plain_json(value: object) -> bytes:
+    """Returns a value as JSON without halves of characters."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _integer(digits: str) -> int | None:
+    return int(digits) if len(digits) <= MAX_DIGITS else None
+
+
+def _finite(digits: str) -> float | None:
+    number = float(digits)
+    return number if math.isfinite(number) else None

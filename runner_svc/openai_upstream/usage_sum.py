@@ -1,0 +1,100 @@
+"""The sum of what a server reports of one stream: tokens and times."""
+
+import math
+
+import msgspec
+
+from runner_svc.openai_upstream.chunks import Chunk, ChunkUsage, Metrics
+from runner_svc.openai_upstream.errors import JSON_FAULTS
+from weft.api.common.v1 import receipt_pb2, usage_pb2
+
+NOTHING = frozenset({b"", b"null"})
+"""A raw JSON value that says nothing."""
+
+
+class UsageSum:
+    """Adds up the usage of a stream: llama-server sends usage and timings once per choice, other servers once for all.
+
+    Others send usage with every chunk, as the choice's total so far. Then the last one counts.
+    """
+
+    def __init__(self, expected_choices: int, choices_per_prompt: int) -> None:
+        self._expected_choices = expected_choices
+        self._choices_per_prompt = choices_per_prompt
+        self._of_choices: dict[int, ChunkUsage] = {}
+        self._of_stream: ChunkUsage | None = None
+        """The last usage without a choice; where there is one, the usage of choices is included in it."""
+        self._completion_tokens = 0
+        self._reasoning_tokens = 0
+        self._prefill_ms: float | None = None
+        """None: not known, as for `_decode_ms`."""
+        self._decode_ms: float | None = None
+        self._tokens_per_second = 0.0
+        self.has_figures = False
+        """Whether the engine has reported usage or timings."""
+
+    def add(self, chunk: Chunk) -> None:
+        """Add a chunk's usage and timings."""
+        usage, timings = chunk.usage, chunk.timings
+        self.has_figures = True
+        if usage is not None and chunk.choices:
+            self._of_choices[chunk.choices[0].index] = usage
+        elif usage is not None:
+            self._of_stream = usage
+            self._completion_tokens += usage.completion_tokens
+            self._reasoning_tokens += usage.reasoning_tokens
+        if timings is not None:
+            if timings.prompt_ms is not msgspec.UNSET:
+                self._prefill_ms = (self._prefill_ms or 0.0) + timings.prompt_ms
+            if timings.predicted_ms is not msgspec.UNSET:
+                self._decode_ms = (self._decode_ms or 0.0) + timings.predicted_ms
+        elif self._expected_choices == 1 and bytes(chunk.metrics) not in NOTHING:
+            # Of several prompts vLLM tells the times of the last one alone.
+            self._take_metrics(chunk.metrics)
+
+    def receipt(self) -> receipt_pb2.Receipt:
+        """Returns the backend's part of a receipt."""
+        usage = self._usage()
+        receipt = receipt_pb2.Receipt(usage=usage)
+        if (compute_ms := (self._prefill_ms or 0.0) + (self._decode_ms or 0.0)) > 0:
+            receipt.gpu_time.FromMicroseconds(int(compute_ms * 1e3))
+        if self._prefill_ms is not None:
+            receipt.engine_timings.prefill_time.FromMicroseconds(int(self._prefill_ms * 1e3))
+        if self._decode_ms is not None:
+            receipt.engine_timings.decode_time.FromMicroseconds(int(self._decode_ms * 1e3))
+        rate = self._tokens_per_second
+        if not rate and self._decode_ms:
+            rate = usage.completion_tokens / self._decode_ms * 1e3
+        if rate and math.isfinite(rate):
+            receipt.tokens_per_second = rate
+        return receipt
+
+    def _take_metrics(self, metrics: msgspec.Raw) -> None:
+        """Take vLLM's times; those of another shape are another server's, and say nothing here."""
+        try:
+            found = msgspec.json.decode(metrics, type=Metrics)
+        except JSON_FAULTS:
+            return
+        if found.time_to_first_token_ms is None or found.generation_time_ms is None:
+            return
+        self._prefill_ms, self._decode_ms = found.time_to_first_token_ms, found.generation_time_ms
+        if found.mean_itl_ms:
+            self._tokens_per_second = 1e3 / found.mean_itl_ms
+
+    def _usage(self) -> usage_pb2.Usage:
+        """Returns the usage. Choices of one prompt share it, so its tokens count once."""
+        if self._of_stream is not None:
+            prompts = [self._of_stream]
+            completion, reasoning = self._completion_tokens, self._reasoning_tokens
+        else:
+            per_prompt = {index // self._choices_per_prompt: usage for index, usage in self._of_choices.items()}
+            prompts = list(per_prompt.values())
+            completion = sum(usage.completion_tokens for usage in self._of_choices.values())
+            reasoning = sum(usage.reasoning_tokens for usage in self._of_choices.values())
+        return usage_pb2.Usage(
+            prompt_tokens=sum(prompt.prompt_tokens for prompt in prompts),
+            completion_tokens=completion,
+            cached_prompt_tokens=sum(prompt.cached_tokens for prompt in prompts),
+            cache_write_prompt_tokens=sum(prompt.cache_write_tokens for prompt in prompts),
+            reasoning_tokens=reasoning,
+        )

@@ -1,0 +1,146 @@
+"""What users see of weft, compared with the recordings: HTTP, the command line, documents, and scheduling decisions."""
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import yaml
+from baseline_mesh import ROOT, BaselineMesh, key_of, running_baseline, running_keyed
+from exchanges import HttpSession, load_exchanges
+from normal_form import NormalForm
+from recordings import BENCH, FOLDER, RECORDED, check
+from typer.core import TyperGroup
+
+from router_svc.simulation.engine import RunOptions, Simulation
+from router_svc.simulation.figures import figures_of
+from router_svc.simulation.random_scenario import random_scenario, real_scheduler
+from weft_app.cli.main import COMMANDS, load
+
+SEEDS = range(20)
+APIS = ("chat", "completions", "responses", "messages", "ollama", "media", "models", "errors", "tasks")
+OPERATOR_APIS = ("resources", "admin")
+SECTIONS = tuple(yaml.safe_load((FOLDER / "commands.yaml").read_text()))
+MOST_SECONDS = 900
+"""Of all exchanges and commands on a busy machine; 120 s on an idle one."""
+
+Recorded = Mapping[str, Mapping[str, str]]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Everything that is asked of the meshes, in one order: outputs by the file of their recording."""
+    outputs: dict[str, Mapping[str, str]] = {}
+    with running_baseline(tmp_path_factory.mktemp("baseline")) as mesh:
+        session = HttpSession(mesh.mesh.url, mesh.places, {})
+        for api in (*APIS, *OPERATOR_APIS):
+            outputs[f"http/{api}"] = _exchanged(session, api)
+        outputs["openapi"] = _openapi(session, mesh)
+        for section, lines in _command_lines().items():
+            outputs[f"cli/{section}"] = {f"weft {line}": mesh.run(line) for line in lines}
+        outputs["cli/help"] = {f"weft {line}": mesh.run(line) for line in _help_lines()}
+    with running_keyed(tmp_path_factory.mktemp("keyed")) as keyed:
+        keys = {
+            "admin": key_of(keyed, "--role", "admin"),
+            "user": key_of(keyed, "--tenant", "ann"),
+            "named": key_of(
+                keyed, "--tenant", "bob", "--scope", "models/m-x*:view", "--scope", "inference/m-x*:create"
+            ),
+        }
+        outputs["http/keys"] = _exchanged(HttpSession(keyed.mesh.url, keyed.places, keys), "keys")
+    return outputs
+
+
+def _exchanged(session: HttpSession, api: str) -> dict[str, str]:
+    return {each.name: session.record(each) for each in load_exchanges(FOLDER / "requests" / f"{api}.yaml")}
+
+
+def _openapi(session: HttpSession, mesh: BaselineMesh) -> dict[str, str]:
+    """Returns the OpenAPI document by its parts: one for each path and each schema."""
+    document = json.loads(session.fetch("/openapi.json"))
+    form = NormalForm(mesh.places)
+    parts: dict[str, Any] = {f"path {path}": item for path, item in document.pop("paths").items()}
+    parts |= {f"schema {name}": item for name, item in document["components"].pop("schemas").items()}
+    return {name: form.text(_compact(item)) for name, item in {"document": document, **parts}.items()}
+
+
+def _compact(document: Any) -> str:
+    """Returns JSON with a line for each member that is short, and members of their own for all others."""
+    text = json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True)
+    return re.sub(r"[\[{]\n[^\[\]{}]{1,100}?\n\s*[\]}]", lambda found: re.sub(r"\n\s*", " ", found[0]), text)
+
+
+def _command_lines() -> dict[str, list[str]]:
+    document = yaml.safe_load((FOLDER / "commands.yaml").read_text())
+    return {
+        section: [expanded for line in lines for expanded in _expanded(line)] for section, lines in document.items()
+    }
+
+
+def _expanded(line: str) -> Iterator[str]:
+    """Yields the command lines that a line with `{a,b}` stands for."""
+    parts = re.split(r"\{([^}]*)\}", line)
+    choices = [part.split(",") if place % 2 else [part] for place, part in enumerate(parts)]
+    return map("".join, itertools.product(*choices))
+
+
+def _help_lines() -> Iterator[str]:
+    yield "--help"
+    for name in COMMANDS:
+        yield f"{name} --help"
+        yield from _subcommands(name, load(name))
+
+
+def _subcommands(line: str, command: Any) -> Iterator[str]:
+    for name, each in command.commands.items() if isinstance(command, TyperGroup) else ():
+        yield f"{line} {name} --help"
+        yield from _subcommands(f"{line} {name}", each)
+
+
+@pytest.mark.slow("starts a mesh")
+@pytest.mark.timeout(MOST_SECONDS)
+@pytest.mark.parametrize("api", [*APIS, *OPERATOR_APIS, "keys"])
+def test_every_exchange_is_as_recorded(api: str, recorded: Recorded) -> None:
+    check(RECORDED / "http" / f"{api}.txt", recorded[f"http/{api}"])
+
+
+@pytest.mark.slow("starts a mesh")
+@pytest.mark.timeout(MOST_SECONDS)
+@pytest.mark.parametrize("section", [*SECTIONS, "help"])
+def test_every_command_prints_what_is_recorded(section: str, recorded: Recorded) -> None:
+    check(RECORDED / "cli" / f"{section}.txt", recorded[f"cli/{section}"])
+
+
+@pytest.mark.slow("starts a mesh")
+@pytest.mark.timeout(MOST_SECONDS)
+def test_the_openapi_document_is_as_recorded(recorded: Recorded) -> None:
+    check(RECORDED / "openapi.txt", recorded["openapi"])
+
+
+def test_every_schema_is_as_recorded() -> None:
+    files = [ROOT / "docs" / "config.schema.json", *sorted((ROOT / "docs" / "schemas").glob("*.json"))]
+    check(RECORDED / "schemas.txt", {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files})
+
+
+@pytest.mark.slow("simulates twenty meshes")
+def test_the_scheduler_decides_as_recorded() -> None:
+    check(RECORDED / "decisions.txt", {f"seed {seed}": _decisions(seed) for seed in SEEDS})
+
+
+def _decisions(seed: int) -> str:
+    """Returns a hash of every decision of a simulated mesh, and its figures, which say how much changed."""
+    scenario = random_scenario(seed)
+    simulation = Simulation(scenario, real_scheduler(scenario), RunOptions(explained=range(1, 200)))
+    simulation.run()
+    digest = hashlib.sha256(repr(simulation.decision_log.lines).encode()).hexdigest()
+    total = figures_of(simulation)
+    return f"{digest}\nrequests {total.total.requests}, served {total.total.served}, loads {total.loads}"
+
+
+def test_the_baseline_of_the_bench_has_its_rows() -> None:
+    if not BENCH.exists():
+        pytest.skip(f"{BENCH.name} is not recorded yet: see README.md")
+    assert json.loads(BENCH.read_text())["rows"]

@@ -1,0 +1,148 @@
+"""The functions of a chat: schemas that an engine refuses, and names that a provider does not allow."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
+
+from runner_svc.backend.port import CallInfo
+from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
+from runner_svc.policy.parameters import EngineParameters, ParameterProfile
+from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER
+from runner_svc.runtimes.openai_remote.parameters import PARAMETERS as PROVIDER
+from weft.api.common.v1 import chat_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.json_objects import to_json_object
+from weft.kernel.reasons import Reason
+from weft.kernel.telemetry import new_traceparent
+
+FAULT = "Unable to generate parser for this template. JSON schema error at #/properties/a: unsupported $ref #"
+
+
+async def _unexplained(reason: Reason) -> WeftError | None:
+    del reason
+    return None
+
+
+class Stage:
+    """An engine that calls the last function of a request, or refuses it."""
+
+    def __init__(self, refused_words: str = "") -> None:
+        self.refused_words = refused_words
+        self.bodies: list[Any] = []
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        if self.refused_words and self.refused_words in json.dumps(body):
+            return web.json_response({"error": {"message": FAULT, "type": "invalid_request_error"}}, status=400)
+        name = body["tools"][-1]["function"]["name"] if body.get("tools") else "none"
+        function = {"name": name, "arguments": "{}"}
+        delta = {
+            "role": "assistant",
+            "tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": function}],
+        }
+        chunks: list[Any] = [
+            {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]},
+            {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}},
+        ]
+        text = "".join(f"data: {json.dumps(dict(chunk, model='m'))}\n\n" for chunk in chunks)
+        return web.Response(text=f"{text}data: [DONE]\n\n", content_type="text/event-stream")
+
+
+@asynccontextmanager
+async def _client(stage: Stage, engine: EngineParameters) -> AsyncIterator[OpenAiHttp]:
+    async with RawTestServer(stage.answer) as server:
+        endpoint = Endpoint(base_url=str(server.make_url("")).rstrip("/"), parameters=ParameterProfile(engine=engine))
+        client = OpenAiHttp(endpoint, TimeoutProfile(), _unexplained)
+        yield client
+        await client.close()
+
+
+def _chat(*names: str, schema: dict[str, Any] | None = None, **fields: Any) -> chat_pb2.ChatPayload:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
+    payload = chat_pb2.ChatPayload(messages=[message], **fields)
+    for name in names:
+        parameters = to_json_object(schema or {"type": "object"}, "schema")
+        payload.tools.add(function=chat_pb2.FunctionTool(name=name, parameters=parameters))
+    return payload
+
+
+async def _events(client: OpenAiHttp, payload: chat_pb2.ChatPayload) -> list[Any]:
+    call = CallInfo(request_id="r", traceparent=new_traceparent())
+    return [event async for frame in client.generate(payload, call) for event in frame]
+
+
+def _called(events: list[Any]) -> list[str]:
+    return [call.name for event in events for call in event.delta.tool_calls]
+
+
+def _warned(events: list[Any]) -> list[str]:
+    return [event.warning.field for event in events if event.HasField("warning")]
+
+
+async def test_a_schema_that_an_engine_cannot_follow_is_simplified_with_a_warning() -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": "#"}, "b": {"type": "string"}}, "required": ["b"]}
+    stage = Stage(refused_words="$ref")
+    async with _client(stage, LLAMA_SERVER) as client:
+        events = await _events(client, _chat("look", schema=schema))
+    assert _called(events) == ["look"]
+    assert _warned(events) == ["tools[0].function.parameters"]
+    sent = stage.bodies[1]["tools"][0]["function"]["parameters"]
+    assert sent == {"type": "object", "properties": {"a": {}, "b": {"type": "string"}}, "required": ["b"]}
+
+
+async def test_a_request_that_is_refused_for_another_reason_is_not_repeated() -> None:
+    stage = Stage(refused_words="messages")
+    async with _client(stage, LLAMA_SERVER) as client:
+        with pytest.raises(WeftError) as refused:
+            await _events(client, _chat("look"))
+    assert refused.value.reason is Reason.BACKEND_REJECTED
+    assert len(stage.bodies) == 1
+
+
+async def test_names_with_dots_are_mapped_for_a_provider_that_allows_none() -> None:
+    payload = _chat("files_read", "files.read")
+    payload.tool_choice.function_name = "files.read"
+    turn = payload.messages.add(role=chat_pb2.ROLE_ASSISTANT)
+    turn.tool_calls.add(id="c0", name="files.read", arguments_text="{}")
+    stage = Stage()
+    async with _client(stage, PROVIDER) as client:
+        events = await _events(client, payload)
+    (body,) = stage.bodies
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["files_read", "files_read_2"]
+    assert body["tool_choice"]["function"]["name"] == "files_read_2"
+    assert body["messages"][1]["tool_calls"][0]["function"]["name"] == "files_read_2"
+    assert _called(events) == ["files.read"]
+    assert payload.tools[1].function.name == "files.read"
+
+
+async def test_names_with_dots_reach_an_engine_that_allows_them() -> None:
+    stage = Stage()
+    async with _client(stage, LLAMA_SERVER) as client:
+        assert _called(await _events(client, _chat("files.read"))) == ["files.read"]
+    assert stage.bodies[0]["tools"][0]["function"]["name"] == "files.read"
+
+
+@pytest.mark.parametrize(
+    ("mode", "field"),
+    [
+        (chat_pb2.ToolChoice.MODE_AUTO, "tools"),
+        (chat_pb2.ToolChoice.MODE_REQUIRED, "response_format"),
+    ],
+)
+async def test_tools_beside_a_response_format_are_never_lost_in_silence(
+    mode: chat_pb2.ToolChoice.Mode.ValueType, field: str
+) -> None:
+    payload = _chat("look", tool_choice=chat_pb2.ToolChoice(mode=mode))
+    payload.response_format.json_schema.name = "x"
+    stage = Stage()
+    async with _client(stage, LLAMA_SERVER) as client:
+        assert _warned(await _events(client, payload)) == [field]
+    assert ("response_format" in stage.bodies[0]) is (field == "tools")

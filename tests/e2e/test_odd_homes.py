@@ -1,0 +1,66 @@
+"""A mesh whose home, output or working folder is unusual, from its start to its stop."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import aiohttp
+import pytest
+from mesh_process import COLD_WEFT, START_SECONDS, run_weft, user_environment
+
+from weft_app.cli.options import EXIT_OK
+
+pytestmark = pytest.mark.slow("starts meshes")
+UP = ("up", "-d", "--no-demo", "--discover", "no", "--port", "0")
+
+
+@pytest.mark.parametrize("name", ["pct%20", "hash#1", "q?x", "ü"])
+async def test_commands_find_a_mesh_whose_home_has_characters_of_urls(tmp_path: Path, name: str) -> None:
+    """'%' was refused as in use; with '#' and '?' the start hung, and no command found the mesh."""
+    home = tmp_path / name
+    code, _, error = await run_weft(*UP, home=home)
+    assert code == EXIT_OK, error
+    try:
+        code, _, error = await run_weft("ps", home=home)
+        assert code == EXIT_OK, error
+        assert (home / "state" / "router.db").exists()
+    finally:
+        code, _, error = await run_weft("stop", home=home)
+    assert code == EXIT_OK, error
+
+
+@pytest.mark.parametrize("shell", ['"$@" >&-', '"$@" > /dev/full', '"$@" <&- >&- 2>&-', 'cd gone; rmdir ../gone; "$@"'])
+async def test_a_mesh_starts_in_the_background_whatever_it_inherits(tmp_path: Path, shell: str) -> None:
+    """It ended with a traceback; with a full disk behind stdout the mesh ran on, and the command failed."""
+    home = tmp_path / "home"
+    (tmp_path / "gone").mkdir()
+    process = await asyncio.create_subprocess_exec(
+        *("/bin/sh", "-c", shell, "sh", *COLD_WEFT, *UP),
+        env={**user_environment(), "WEFT_HOME": str(home)},
+        cwd=tmp_path,
+    )
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            assert await process.wait() == EXIT_OK
+        assert (home / "run" / "up.json").exists()
+    finally:
+        code, _, error = await run_weft("stop", home=home)
+    assert code == EXIT_OK, error
+
+
+async def test_logs_go_on_in_a_new_file_after_the_old_one_was_moved_away(tmp_path: Path) -> None:
+    """They went to the moved file, and `weft logs` had no lines."""
+    home = tmp_path / "home"
+    code, _, error = await run_weft(*UP, home=home)
+    assert code == EXIT_OK, error
+    try:
+        log = home / "logs" / "host.log"
+        log.rename(log.with_name("host.log.old"))
+        url = json.loads((home / "run" / "up.json").read_text())["url"]
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/nowhere") as answer:
+            request = answer.headers["x-request-id"]
+        assert request in log.read_text()
+        code, shown, error = await run_weft("logs", home=home)
+        assert (code, request in shown) == (EXIT_OK, True), error
+    finally:
+        await run_weft("stop", home=home)

@@ -1,0 +1,143 @@
+"""What commands import, and what runs without the modules that Windows lacks."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from kit.forked_programs import Ended, Program, run_forked
+
+pytestmark = pytest.mark.slow("starts interpreters")
+
+CALL = "from weft_app.cli.main import app\napp(prog_name='weft')"
+SHARED = "import weft_app.cli.main"
+HELP_IMPORTS = {
+    *("weft", "weft.kernel", "weft.kernel.gc_tuning"),
+    *("weft_app", "weft_app.cli", "weft_app.cli.inherited", "weft_app.cli.main", "weft_app.cli.plain_values"),
+}
+"""Modules of weft that the help of all commands may import."""
+OWN = {"weft", "weft_app", "gateway", "registry_svc", "router_svc", "runner_svc"}
+HEAVY = {"pydantic", "grpc", "google", "yaml", "structlog", "asyncio"}
+LARGE = {"pydantic", "rich", "yaml", "structlog", "msgspec", "uvloop"}
+"""Libraries that take longer to import than most commands take."""
+OF_SERVICES = {*("fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "aiohttp", "uvloop"), "weft_app.compose"}
+READING = ("get", "describe", "declare", "wait", "events", "chat", "ps", "completion")
+HELP = ("--help", "--version", "completion of commands")
+COMPLETED = {
+    **{f"weft {words} ": set[str]() for words in ("chat", "describe model", "wait model", "cancel")},
+    # The settings of a load are checked by pydantic.
+    "weft load --": {"pydantic"},
+}
+"""Lines, and the large library that the completion of each needs."""
+COMMANDS = ("ps", "get models -o json", "describe x", "explain x")
+WITHOUT_POSIX = """
+import importlib, sys
+# psutil has another module for Windows, and reads these for Linux.
+importlib.import_module("psutil")
+for name in ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "uvloop"):
+    sys.modules[name] = None
+import weft_app.cli.main, weft_app.cli.up, weft_app.cli.serve, weft_app.cli.runner
+"""
+ON_WINDOWS = """
+import sys
+import weft_app.cli.main
+sys.platform = "win32"
+weft_app.cli.main.app()
+"""
+SERVING = ("up", "serve registry", "runner join weft://x")
+
+
+def completing(line: str) -> dict[str, str]:
+    return {"_WEFT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()))}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
+    """Returns how each program ended, by its name here."""
+    folder = tmp_path_factory.mktemp("commands")
+    nowhere = {"WEFT_HOME": str(folder / "none")}
+    programs = {
+        "--help": Program(CALL, ["--help"]),
+        "--version": Program(CALL, ["--version"]),
+        "completion of commands": Program(CALL, environment=completing("weft ")),
+        "runtimes": Program("import runner_svc.runtimes.table as table\ntable.built_in()"),
+        "reading": Program("import " + ", ".join(f"weft_app.cli.{name}" for name in READING)),
+        **{line: Program(CALL, environment={**completing(line), **nowhere}) for line in COMPLETED},
+        **{words: Program(CALL, words.split(), nowhere) for words in COMMANDS},
+    }
+    return dict(zip(programs, run_forked(list(programs.values()), folder, shared=SHARED), strict=True))
+
+
+@pytest.mark.parametrize("name", HELP)
+def test_the_help_and_the_completion_of_commands_import_no_command(name: str, ended: Mapping[str, Ended]) -> None:
+    program = ended[name]
+    assert (program.code, bool(program.stdout)) == (0, True), program.stderr
+    assert {each for each in program.modules if each.split(".")[0] in OWN} <= HELP_IMPORTS
+    assert program.modules & HEAVY == set()
+
+
+def test_reading_commands_need_no_service_library(ended: Mapping[str, Ended]) -> None:
+    assert ended["reading"].code == 0, ended["reading"].stderr
+    assert ended["reading"].modules & OF_SERVICES == set()
+
+
+def test_the_descriptors_of_runtimes_import_no_engine(ended: Mapping[str, Ended]) -> None:
+    """A command that reads a configuration pays for the settings, not for the engines."""
+    assert ended["runtimes"].code == 0, ended["runtimes"].stderr
+    assert ended["runtimes"].modules & {"aiohttp", "grpc", "structlog", "weft.api"} == set()
+
+
+@pytest.mark.parametrize("line", COMPLETED)
+def test_a_completion_imports_none_of_the_large_libraries(line: str, ended: Mapping[str, Ended]) -> None:
+    program = ended[line]
+    assert (program.code, program.stderr) == (0, "")
+    assert program.modules & {*LARGE, "weft_app.compose"} <= COMPLETED[line]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_imports_none_of_the_large_libraries_that_it_does_not_use(
+    words: str, ended: Mapping[str, Ended]
+) -> None:
+    assert "weft up --home" in ended[words].stderr
+    assert ended[words].modules & LARGE == set()
+
+
+@pytest.fixture(scope="module")
+def on_windows(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
+    """Returns how commands end in a Python without the modules that Windows lacks.
+
+    Those that serve run in one that is also called Windows once all is imported.
+    """
+    folder = tmp_path_factory.mktemp("windows")
+    home = ["--home", str(folder / "home")]
+    programs = {
+        "--help": Program(CALL, ["--help"]),
+        "doctor": Program(CALL, ["doctor", *home, "-o", "json"]),
+        **{command: Program(ON_WINDOWS, [*command.split(), *home]) for command in SERVING},
+    }
+    return dict(zip(programs, run_forked(list(programs.values()), folder, shared=WITHOUT_POSIX), strict=True))
+
+
+def test_help_and_doctor_run_without_the_modules_that_windows_lacks(on_windows: Mapping[str, Ended]) -> None:
+    assert on_windows["--help"].code == 0, on_windows["--help"].stderr
+    assert "doctor" in on_windows["--help"].stdout
+    checked = on_windows["doctor"]
+    assert checked.stdout.startswith("{"), checked.stderr
+    assert '"platform"' in checked.stdout
+    assert "Traceback" not in checked.stderr
+
+
+@pytest.mark.parametrize("command", SERVING)
+def test_a_command_that_serves_is_refused_on_windows_with_the_way_out(
+    command: str, on_windows: Mapping[str, Ended]
+) -> None:
+    refused = on_windows[command]
+    assert refused.code == 1
+    assert "on Windows run it in WSL" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_forked_program_reports_what_it_imports_and_how_it_fails(tmp_path: Path) -> None:
+    """The control of all of these."""
+    wave, failed = run_forked([Program("import wave, sys\nprint(sys.argv[1])", ["a"]), Program("1 / 0")], tmp_path)
+    assert (wave.code, wave.stdout, "wave" in wave.modules) == (0, "a\n", True)
+    assert (failed.code, "ZeroDivisionError" in failed.stderr, "wave" in failed.modules) == (1, True, False)

@@ -1,0 +1,87 @@
+"""What a command inherits: closed or full streams, no HOME, a deleted working folder, a locale without UTF-8."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft_app.cli.options import EXIT_FAILED
+
+RUN = "from weft_app.cli.inherited import failures_of_system_in_one_line, make_usable; make_usable()\n"
+IN_ONE_LINE = RUN + "import sys\nwith failures_of_system_in_one_line():\n  "
+
+
+def run(program: str, *, shell: str = '"$@"', environment: dict[str, str] | None = None) -> tuple[int, str, str]:
+    """The exit code, output and errors of a Python program; `shell` starts it as "$@"."""
+    found = subprocess.run(
+        ["/bin/sh", "-c", shell, "sh", sys.executable, "-c", program],
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.returncode, found.stdout, found.stderr
+
+
+def test_closed_streams_are_dev_null_and_their_descriptors_stay_taken() -> None:
+    """`weft up -d` of a supervisor that closes stdout ended with an AttributeError of None."""
+    program = RUN + (
+        "import os, sys\n"
+        "print('lost'); sys.stdout.flush(); assert not sys.stdout.isatty(); assert sys.stdin.read() == ''\n"
+        "os._exit(7 if os.open('/dev/zero', os.O_RDONLY) > 2 else 8)"
+    )
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        assert run(program, shell=f'"$@" {closed}')[0] == 7, closed
+
+
+@pytest.mark.parametrize("action", ["print('x' * 100_000)", "print('x')", "print('x'); sys.exit(0)"])
+def test_output_that_cannot_be_written_is_one_line(action: str) -> None:
+    code, _, error = run(IN_ONE_LINE + action, shell='"$@" > /dev/full')
+    assert (code, error.count("\n")) == (EXIT_FAILED, 1)
+    assert error.startswith("weft: the output cannot be written: No space left on device")
+
+
+def test_errors_that_cannot_be_written_either_end_the_command_all_the_same() -> None:
+    assert run(IN_ONE_LINE + "print('x')", shell='"$@" > /dev/full 2>&1')[0] == EXIT_FAILED
+
+
+def test_a_user_without_a_home_has_the_root_as_a_container_gives_it() -> None:
+    program = (
+        "import os, pwd\n"
+        "os.environ.pop('HOME', None)\n"
+        "def unknown(uid): raise KeyError(uid)\n"
+        "pwd.getpwuid = unknown\n" + RUN + "from pathlib import Path; print(Path('~/.weft').expanduser())"
+    )
+    assert run(program)[1] == "/.weft\n"
+
+
+def test_a_relative_path_of_a_deleted_folder_is_one_line(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    shell = f'cd "{gone}"; rmdir "{gone}"; "$@"'
+    code, _, error = run(IN_ONE_LINE + "from pathlib import Path; Path('x').absolute()", shell=shell)
+    assert (code, error.count("\n")) == (EXIT_FAILED, 1)
+    assert "the working directory was deleted" in error
+
+
+def test_a_service_leaves_a_deleted_folder(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    program = "import os; from weft_app.cli.inherited import *; leave_deleted_folder('/'); print(os.getcwd())"
+    assert run(program, shell=f'cd "{gone}"; rmdir "{gone}"; "$@"')[1] == "/\n"
+    assert run(program, shell=f'cd "{tmp_path}"; "$@"')[1] == f"{tmp_path}\n"
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    _, _, error = run(IN_ONE_LINE + "open('/nowhere/x')")
+    assert "FileNotFoundError" in error
+
+
+def test_a_locale_without_utf_8_begins_again_with_it() -> None:
+    """A home with an umlaut in its name failed with a UnicodeEncodeError."""
+    program = RUN + "import sys; print(sys.getfilesystemencoding(), chr(252))"
+    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    assert run(program, environment=plain)[1] == "utf-8 ü\n"
+    assert run(program, environment={"PYTHONIOENCODING": "ascii"})[1] == "utf-8 \\xfc\n"

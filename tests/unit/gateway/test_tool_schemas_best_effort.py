@@ -1,0 +1,29 @@
+"""Schemas and names of tools, which servers of others wrote: one of them must not refuse a request."""
+
+from gateway.config import RequestLimits
+from gateway.openai.chat import to_chat
+from gateway.openai.chat_schema import ChatRequest
+
+
+def _request(schema: object, name: str = "look") -> ChatRequest:
+    tools = [
+        {"type": "function", "function": {"name": "first", "parameters": {"type": "object"}}},
+        {"type": "function", "function": {"name": name, "parameters": {"properties": {"a": schema, "b": {}}}}},
+    ]
+    return ChatRequest.model_validate(
+        {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": tools}, strict=True
+    )
+
+
+def test_a_part_of_a_tools_schema_that_no_engine_should_see_is_left_out_with_a_warning() -> None:
+    payload, warnings = to_chat(_request({"$ref": "https://example.com/s.json"}), RequestLimits())
+    assert [tool.function.name for tool in payload.tools] == ["first", "look"]
+    (warning,) = warnings
+    assert warning.field == "tools[1].function.parameters.properties.a.$ref"
+    assert "left out" in warning.message
+
+
+def test_a_tools_name_may_have_dots_as_mcp_allows() -> None:
+    payload, warnings = to_chat(_request({}, name="files.read"), RequestLimits())
+    assert payload.tools[1].function.name == "files.read"
+    assert not warnings

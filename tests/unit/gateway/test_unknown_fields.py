@@ -1,0 +1,172 @@
+"""Fields of calls and messages that weft does not know: they reach the client, and the engine again, on every API."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.answers.answer_builder import AnswerBuilder, AnswerIdentity
+from gateway.answers.sse import StreamEncoder
+from gateway.anthropic.messages import to_payload as to_messages
+from gateway.anthropic.schema import MessagesRequest
+from gateway.anthropic.stream import MessagesAnswer, MessagesStream
+from gateway.config import MediaConfig, RequestLimits
+from gateway.intake.json_guard import parse
+from gateway.media import RequestMedia
+from gateway.ollama.answers import OllamaAnswer, OllamaStream, Shape
+from gateway.ollama.payload import to_chat
+from gateway.ollama.schema import OllamaChatRequest
+from gateway.openai.chat import to_payload
+from gateway.openai.chat_answer import ChatAnswer, ChatStream
+from gateway.openai.chat_schema import ChatRequest
+from gateway.openai.completions import CompletionAnswer, CompletionStream
+from gateway.responses.output import OutputItems
+from gateway.responses.payload import Conversation, own_items, to_response_request
+from gateway.responses.schema import ResponsesRequest
+from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
+from weft.kernel.json_objects import plain_object, to_json_object
+
+IDENTITY = AnswerIdentity(answer_id="a-1", created=1, model="m")
+CALL_EXTRA = {"extra_content": {"google": {"thought_signature": "S"}}, "function": {"thought_signature": "T"}}
+DETAILS = [
+    {"type": "reasoning.text", "text": "h", "index": 0, "format": "f"},
+    {"type": "reasoning.text", "text": "m", "index": 0, "format": "f"},
+    {"type": "reasoning.text", "text": "", "index": 0, "signature": "S"},
+    {"type": "reasoning.encrypted", "data": "D", "index": 1},
+]
+JOINED = [{"type": "reasoning.text", "text": "hm", "index": 0, "format": "f", "signature": "S"}, DETAILS[-1]]
+
+
+def _delta(**fields: Any) -> event_pb2.InferenceEvent:
+    return event_pb2.InferenceEvent(delta=event_pb2.Delta(**fields))
+
+
+def _extra(fields: dict[str, Any]) -> Any:
+    return to_json_object(fields, "extra_fields")
+
+
+CALL = event_pb2.ToolCallDelta(id="c", name="f", arguments_text="{}", extra_fields=_extra(CALL_EXTRA))
+END = event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt_pb2.Receipt()))
+FRAME = [
+    *(_delta(extra_fields=_extra({"reasoning_details": [part]})) for part in DETAILS),
+    _delta(tool_calls=[CALL]),
+    _delta(finish_reason=event_pb2.FINISH_REASON_TOOL_CALLS),
+    END,
+]
+STOPPED = [_delta(text="a"), _delta(finish_reason=event_pb2.FINISH_REASON_STOP, stop_sequence="END"), END]
+
+
+def _body(answer: AnswerBuilder, frame: list[event_pb2.InferenceEvent] = FRAME) -> Any:
+    answer.add(frame)
+    return json.loads(answer.body())
+
+
+def _data(encoder: StreamEncoder, frame: list[event_pb2.InferenceEvent] = FRAME) -> list[dict[str, Any]]:
+    lines = encoder.encode(frame).decode().split("\n")
+    found = [line.removeprefix("data: ") for line in lines if line.removeprefix("data: ").startswith("{")]
+    return [json.loads(line) for line in found]
+
+
+def test_a_chat_has_the_signature_of_a_call_and_the_details_of_its_reasoning() -> None:
+    message = _body(ChatAnswer(IDENTITY, choice_count=1, logprobs=False))["choices"][0]["message"]
+    assert message["reasoning_details"] == JOINED
+    (call,) = message["tool_calls"]
+    assert call == {
+        **CALL_EXTRA,
+        "id": "c",
+        "type": "function",
+        "function": {"thought_signature": "T", "name": "f", "arguments": "{}"},
+    }
+
+
+def test_a_streamed_chat_has_them_as_they_came() -> None:
+    chunks = _data(ChatStream(IDENTITY, choice_count=1, logprobs=False))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert [part for delta in deltas for part in delta.get("reasoning_details", ())] == DETAILS
+    ((call,),) = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
+    assert call["extra_content"] == CALL_EXTRA["extra_content"]
+    assert call["function"] == {"thought_signature": "T", "name": "f", "arguments": "{}"}
+
+
+def _calls_of_other_apis() -> dict[str, dict[str, Any]]:
+    items = OutputItems("resp_1", logprobs=False)
+    for event in FRAME:
+        if event.HasField("delta"):
+            items.add(event.delta)
+    starts = [event["content_block"] for event in _data(MessagesStream(IDENTITY)) if "content_block" in event]
+    lines = _data(OllamaStream(IDENTITY, Shape.MESSAGE))
+    return {
+        "responses": items.json("completed")[-1],
+        "messages": _body(MessagesAnswer(IDENTITY))["content"][-1],
+        "streamed messages": starts[-1],
+        "ollama": _body(OllamaAnswer(IDENTITY, Shape.MESSAGE))["message"]["tool_calls"][0],
+        "streamed ollama": next(line["message"]["tool_calls"][0] for line in lines if "tool_calls" in line["message"]),
+    }
+
+
+def test_calls_of_every_other_api_have_the_signature() -> None:
+    for api, call in _calls_of_other_apis().items():
+        assert call["extra_content"] == CALL_EXTRA["extra_content"], api
+        assert call["function"]["thought_signature"] == "T", api
+
+
+def _chat(request: dict[str, Any]) -> chat_pb2.ChatPayload:
+    return to_payload(parse(ChatRequest, json.dumps({"model": "m", **request}).encode(), max_depth=64), RequestLimits())
+
+
+def _earlier_turns() -> dict[str, chat_pb2.ChatPayload]:
+    other = _calls_of_other_apis()
+    limits, media = RequestLimits(), RequestMedia(MediaConfig())
+    message = _body(ChatAnswer(IDENTITY, choice_count=1, logprobs=False))["choices"][0]["message"]
+    user = {"role": "user", "content": "x"}
+    messages = {
+        "model": "m",
+        "max_tokens": 9,
+        "messages": [user, {"role": "assistant", "content": [other["messages"]]}],
+    }
+    ollama = {"model": "m", "messages": [user, {"role": "assistant", "content": "", "tool_calls": [other["ollama"]]}]}
+    responses = {"model": "m", "input": [user, other["responses"]]}
+    asked_of_messages = parse(MessagesRequest, json.dumps(messages).encode(), max_depth=64)
+    asked_of_ollama = parse(OllamaChatRequest, json.dumps(ollama).encode(), max_depth=64)
+    asked = parse(ResponsesRequest, json.dumps(responses).encode(), max_depth=64)
+    return {
+        "chat": _chat({"messages": [user, message]}),
+        "messages": to_messages(asked_of_messages, limits, media).payload,
+        "ollama": to_chat(asked_of_ollama, limits, media, 99).payload,
+        "responses": to_response_request(asked, Conversation(own_items(asked)), media, limits).payload,
+    }
+
+
+def test_what_an_api_gave_with_a_call_reaches_the_engine_again() -> None:
+    for api, payload in _earlier_turns().items():
+        (call,) = payload.messages[-1].tool_calls
+        assert plain_object(call.extra_fields) == CALL_EXTRA, api
+    assert plain_object(_earlier_turns()["chat"].messages[-1].extra_fields) == {"reasoning_details": JOINED}
+
+
+@pytest.mark.parametrize("empty", [None, "", [], {}])
+def test_empty_fields_and_those_of_answers_alone_are_not_handed_back(empty: object) -> None:
+    said = {"role": "assistant", "content": "a", "annotations": [{"url": "u"}], "parsed": {"a": 1}, "any": empty}
+    payload = _chat({"messages": [said, {"role": "user", "content": "x", "any": "b"}]})
+    assert [message.HasField("extra_fields") for message in payload.messages] == [False, False]
+
+
+def test_the_stop_string_that_ended_an_answer_is_reported() -> None:
+    options: dict[str, Any] = {"choice_count": 1, "logprobs": False}
+    assert _body(ChatAnswer(IDENTITY, **options), STOPPED)["choices"][0]["stop_reason"] == "END"
+    assert _body(CompletionAnswer(IDENTITY, **options), STOPPED)["choices"][0]["stop_reason"] == "END"
+    assert _data(ChatStream(IDENTITY, **options), STOPPED)[-1]["choices"][0]["stop_reason"] == "END"
+    assert _data(CompletionStream(IDENTITY, **options), STOPPED)[-1]["choices"][0]["stop_reason"] == "END"
+    message = _body(MessagesAnswer(IDENTITY), STOPPED)
+    (end,) = (event["delta"] for event in _data(MessagesStream(IDENTITY), STOPPED) if event["type"] == "message_delta")
+    for found in (message, end):
+        assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", "END")
+
+
+def test_two_calls_without_arguments_do_not_break_a_streamed_message() -> None:
+    heads = [_delta(tool_calls=[event_pb2.ToolCallDelta(index=index, id=f"c{index}", name="f")]) for index in (0, 1)]
+    ends = [_delta(tool_calls=[event_pb2.ToolCallDelta(index=index, arguments_text="{}")]) for index in (0, 1)]
+    finish = _delta(finish_reason=event_pb2.FINISH_REASON_TOOL_CALLS)
+    events = _data(MessagesStream(IDENTITY), [*heads, *ends, finish, END])
+    assert [event["content_block"]["id"] for event in events if "content_block" in event] == ["c0", "c1"]
+    assert events[-1]["type"] == "message_stop"

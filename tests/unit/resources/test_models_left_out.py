@@ -1,0 +1,36 @@
+"""What is said of a server whose models are not all served."""
+
+from weft.api.operations.v1 import operation_pb2
+from weft.api.registry.v1 import runner_pb2
+from weft.documents.conditions import left_out_words, runner_conditions
+from weft_app.cli.operations import outcome_text
+
+WORDS = "runner here serves 64 of 152 models of server box; raise its max_listed_models in weft.yaml"
+
+
+def _runner(served: int) -> runner_pb2.Runner:
+    runner = runner_pb2.Runner(name="here", status=runner_pb2.Runner.STATUS_ACTIVE)
+    runner.capability.followed_servers.add(name="box", served_count=served, listed_count=152)
+    return runner
+
+
+def test_a_runner_says_of_how_many_models_it_serves_some_and_which_setting_changes_it() -> None:
+    served = {each.type: each for each in runner_conditions(_runner(64))}["Served"]
+    assert (served.message, left_out_words(_runner(64))) == (WORDS, WORDS)
+
+
+def test_a_runner_that_serves_all_models_of_its_servers_says_nothing_of_it() -> None:
+    assert left_out_words(_runner(152)) == ""
+    assert {each.type for each in runner_conditions(_runner(152))} == {"Connected", "Ready"}
+
+
+def test_the_outcome_of_an_attachment_says_how_many_models_are_served_of_how_many() -> None:
+    operation = operation_pb2.Operation()
+    operation.action.load_model.source = "http://box:1"
+    operation.result.added.name = "box"
+    operation.result.added.server.listed_count = 152
+    operation.result.added.server.models.add(name="org/a")
+    operation.result.models.append("org/a")
+    assert outcome_text(operation) == (
+        "server/box attached: 1 of 152 models are served (max_listed_models of its runner): org/a"
+    )

@@ -1,0 +1,110 @@
+"""A conversation whose earlier turns an engine refuses goes on in another form, with a warning."""
+
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from runner_svc.backend.port import Backend, CallInfo
+from runner_svc.instance.admission import AdmittedRequest
+from runner_svc.request_records import RequestRecord
+from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, tokenize_pb2
+from weft.dispatch.frames import Frame
+from weft.kernel.abilities import Abilities
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Skill
+from weft_testing.fake_clock import FakeClock
+
+Event = event_pb2.InferenceEvent
+CALL = CallInfo(request_id="r", traceparent="")
+TEMPLATE = "the engine answered 400: Jinja Exception: System message must be at the beginning."
+
+
+class StrictEngine:
+    """Refuses system turns in mid-conversation, and images."""
+
+    def __init__(self, message: str, *, begins: bool = False) -> None:
+        self._message = message
+        self._begins = begins
+        self.seen: list[chat_pb2.ChatPayload] = []
+
+    async def generate(self, payload: chat_pb2.ChatPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        del call
+        if self._begins:
+            yield [Event(delta=event_pb2.Delta(text="a"))]
+        self._require(payload)
+        yield [Event(delta=event_pb2.Delta(text="b"))]
+        yield [Event(finished=event_pb2.Finished(receipt=receipt_pb2.Receipt()))]
+
+    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
+        del call
+        self._require(payload.chat)
+        return tokenize_pb2.TokenizeResult(count=7)
+
+    def _require(self, payload: chat_pb2.ChatPayload) -> None:
+        self.seen.append(payload)
+        has_image = any(part.HasField("image") for message in payload.messages for part in message.content)
+        if has_image or any(message.role == chat_pb2.ROLE_SYSTEM for message in payload.messages[1:]):
+            raise WeftError(Reason.BACKEND_REJECTED, self._message)
+
+
+def admitted(engine: StrictEngine, abilities: Abilities = Abilities()) -> tuple[AdmittedRequest, list[WeftError]]:  # noqa: B008 - immutable
+    clock, failures = FakeClock(), list[WeftError]()
+    record = RequestRecord(
+        request_id="r", model="m", clock=clock, started=0.0, started_at=clock.utc_now(), last_progress=0.0
+    )
+    backend = cast("Backend", SimpleNamespace(generate=engine.generate, tokenize=engine.tokenize))
+    return AdmittedRequest(record, backend, failures.append, abilities=abilities), failures
+
+
+def conversation(*, with_image: bool = False) -> chat_pb2.ChatPayload:
+    image = chat_pb2.ContentPart(image=chat_pb2.MediaPart(data=b"x", media_type="image/png"))
+    first = image if with_image else chat_pb2.ContentPart(text="hi")
+    return chat_pb2.ChatPayload(
+        messages=[
+            chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[first]),
+            chat_pb2.ChatMessage(role=chat_pb2.ROLE_ASSISTANT, content=[chat_pb2.ContentPart(text="hello")]),
+            chat_pb2.ChatMessage(role=chat_pb2.ROLE_SYSTEM, content=[chat_pb2.ContentPart(text="a file changed")]),
+            chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="go on")]),
+        ]
+    )
+
+
+async def test_a_system_turn_in_mid_conversation_does_not_end_it_where_the_template_is_strict() -> None:
+    engine = StrictEngine(TEMPLATE)
+    work, failures = admitted(engine)
+    events = [event for frame in [each async for each in work.generate(conversation(), CALL)] for event in frame]
+    assert [event.WhichOneof("event") for event in events] == ["warning", "delta", "finished"]
+    assert [message.role for message in engine.seen[1].messages] == [
+        chat_pb2.ROLE_USER, chat_pb2.ROLE_ASSISTANT, chat_pb2.ROLE_USER,
+    ]  # fmt: skip
+    assert failures == [], "the engine has not failed"
+
+
+async def test_the_tokens_of_a_conversation_that_a_strict_template_refuses_are_counted() -> None:
+    work, _ = admitted(StrictEngine(TEMPLATE))
+    payload = tokenize_pb2.TokenizePayload(chat=conversation())
+    assert (await work.run(Operation.TOKENIZE, payload, CALL)).count == 7
+
+
+async def test_an_image_of_an_earlier_turn_does_not_reach_an_engine_that_takes_none() -> None:
+    engine = StrictEngine(TEMPLATE)
+    work, _ = admitted(engine, Abilities(lacking=frozenset({Skill.IMAGE})))
+    payload = conversation(with_image=True)
+    del payload.messages[2]
+    events = [event for frame in [each async for each in work.generate(payload, CALL)] for event in frame]
+    assert [event.WhichOneof("event") for event in events] == ["warning", "delta", "finished"]
+    assert len(engine.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "engine", [StrictEngine("CUDA error: out of memory"), StrictEngine(TEMPLATE, begins=True)], ids=["other", "begun"]
+)
+async def test_an_engine_that_fails_for_another_reason_or_later_is_not_asked_again(engine: StrictEngine) -> None:
+    work, failures = admitted(engine)
+    with pytest.raises(WeftError):
+        async for _ in work.generate(conversation(), CALL):
+            pass
+    assert len(engine.seen) == len(failures) == 1

@@ -1,0 +1,205 @@
+"""The earlier turns of a conversation, which clients send again with each request. Pure.
+
+What a model cannot handle there becomes text, with a warning: an error would come back with every further turn, and end
+the conversation. Only the last turn, which its caller can change, is refused.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from weft.api.common.v1 import chat_pb2, warning_pb2
+from weft.kernel.request import Skill
+
+MEDIA_SKILLS = {"image": Skill.IMAGE, "audio": Skill.AUDIO}
+"""The skill that each kind of content part needs, beside text."""
+SYSTEM_ROLES = frozenset({chat_pb2.ROLE_SYSTEM, chat_pb2.ROLE_DEVELOPER})
+MAX_HISTORY_WARNINGS = 16
+"""Maximum number of warnings about one conversation; the rest of its parts are converted without one."""
+
+MAX_FIELD_CHARS = 256
+MAX_WARNING_CHARS = 500
+
+_arguments = msgspec.json.Decoder(dict[str, Any])
+_text = msgspec.json.Decoder(str)
+
+
+def earlier_turns(roles: Sequence[chat_pb2.Role.ValueType]) -> list[bool]:
+    """Returns for each message whether it is history: of an earlier turn, of the model itself, or a tool's result.
+
+    The last turn is what follows the model's last message, unless a tool's result is in it: then the turn goes on, and
+    what is beside the result, such as a file that a tool has read, is history too. Model messages at the end are the
+    beginning of the answer.
+    """
+    end = len(roles)
+    while end and roles[end - 1] == chat_pb2.ROLE_ASSISTANT:
+        end -= 1
+    begin = end
+    while begin and roles[begin - 1] != chat_pb2.ROLE_ASSISTANT:
+        begin -= 1
+    if chat_pb2.ROLE_TOOL in roles[begin:end]:
+        begin = end
+    return [not begin <= index < end for index in range(len(roles))]
+
+
+def answered_turns(roles: Sequence[chat_pb2.Role.ValueType]) -> list[bool]:
+    """Returns for each message whether it is of an earlier turn by its place alone: the other side speaks after it."""
+    answered, later = [], set[bool]()
+    for role in reversed(roles):
+        is_model = role == chat_pb2.ROLE_ASSISTANT
+        answered.append((not is_model) in later)
+        later.add(is_model)
+    return answered[::-1]
+
+
+def media_skills(chat: chat_pb2.ChatPayload, *, earlier: bool) -> frozenset[Skill]:
+    """Returns the skills that the images and recordings of the earlier turns, or of the last one, need."""
+    return frozenset(
+        MEDIA_SKILLS[part.WhichOneof("kind") or ""] for _, part, is_earlier in _media(chat) if is_earlier is earlier
+    )
+
+
+def unread_media(chat: chat_pb2.ChatPayload, unread: frozenset[Skill]) -> int:
+    """Returns the number of images and recordings of earlier turns that need one of these skills."""
+    return sum(is_earlier and _skill(part) in unread for _, part, is_earlier in _media(chat))
+
+
+def with_notes(
+    chat: chat_pb2.ChatPayload, lacking: frozenset[Skill]
+) -> tuple[chat_pb2.ChatPayload, list[warning_pb2.Warning]]:
+    """Returns a chat for a model that lacks these skills: with notes in place of media of earlier turns, and warnings.
+
+    It is the given one if there is nothing to replace.
+    """
+    if not unread_media(chat, lacking):
+        return chat, []
+    fitted = chat_pb2.ChatPayload()
+    fitted.CopyFrom(chat)
+    warnings: list[warning_pb2.Warning] = []
+    for field, part, is_earlier in _media(fitted):
+        if is_earlier and (skill := _skill(part)) in lacking:
+            name = "image" if skill is Skill.IMAGE else "recording"
+            part.text = left_out_note(name)
+            warnings.append(converted(field, f"this model takes no {name}s"))
+    return fitted, warnings[:MAX_HISTORY_WARNINGS]
+
+
+def left_out_note(what: str) -> str:
+    """Returns the text that stands for content of an earlier turn that the model does not get."""
+    return f"[{what} left out: this model cannot read it]"
+
+
+def converted(field: str, problem: str) -> warning_pb2.Warning:
+    """Returns the warning for a part of an earlier turn that became text; `problem` follows the field's name."""
+    return _warning(field, f"{problem}; as it is part of an earlier turn, the model got a note in its place")
+
+
+_ABOUT_MEDIA = re.compile(r"image|audio|vision|media|modal|mmproj|content.?part|content.?type", re.IGNORECASE)
+_ABOUT_ROLES = re.compile(r"template|jinja|role|system|alternat|user message|conversation", re.IGNORECASE)
+
+
+def fallback_for(
+    chat: chat_pb2.ChatPayload, refusal: str
+) -> tuple[chat_pb2.ChatPayload, list[warning_pb2.Warning]] | None:
+    """Returns a chat with the same content for an engine that has refused it with this message, and warnings.
+
+    None: the message is not about the earlier turns, or they are in the plainest form. That form has one system message
+    at most, at its beginning, which every chat template takes, and speakers that take turns.
+    """
+    fitted = chat
+    warnings: list[warning_pb2.Warning] = []
+    if _ABOUT_MEDIA.search(refusal):
+        fitted, warnings = with_notes(chat, frozenset(MEDIA_SKILLS.values()))
+    if _ABOUT_ROLES.search(refusal):
+        plain = _plain_turns(fitted)
+        if plain != fitted:
+            fitted = plain
+            message = "its system turns in mid-conversation and successive turns of one role were joined to others"
+            warnings.append(_warning("messages", f"{message}: the model's chat template refuses them"))
+    return None if fitted is chat else (fitted, warnings)
+
+
+def _plain_turns(chat: chat_pb2.ChatPayload) -> chat_pb2.ChatPayload:
+    plain = chat_pb2.ChatPayload()
+    plain.CopyFrom(chat)
+    del plain.messages[:]
+    turns = plain.messages
+    for message in chat.messages:
+        last = turns[-1] if turns else None
+        if last is None:
+            turns.add().CopyFrom(message)
+        elif message.role in SYSTEM_ROLES:
+            _add_system(turns, message)
+        elif message.role == last.role and message.role != chat_pb2.ROLE_TOOL and not last.tool_calls:
+            _separate(last)
+            # The fields of one message after those of the other: parts and calls in order, texts of the later one.
+            reasoning = last.reasoning + message.reasoning
+            last.MergeFrom(message)
+            if reasoning:
+                last.reasoning = reasoning
+        else:
+            turns.add().CopyFrom(message)
+    return plain
+
+
+def _add_system(turns: Any, message: chat_pb2.ChatMessage) -> None:
+    """Add a system message that is not the first one: to what is before it, or as the user's, after the model's."""
+    last = turns[-1]
+    if last.role == chat_pb2.ROLE_ASSISTANT:
+        last = turns.add(role=chat_pb2.ROLE_USER)
+    else:
+        _separate(last)
+    last.content.extend(message.content)
+
+
+def _separate(message: chat_pb2.ChatMessage) -> None:
+    """Add a blank line between what a message has and what follows: engines join text parts without one."""
+    if message.content and message.content[-1].text:
+        message.content[-1].text += "\n\n"
+
+
+def _warning(field: str, message: str) -> warning_pb2.Warning:
+    code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
+    return warning_pb2.Warning(code=code, field=field[:MAX_FIELD_CHARS], message=message[:MAX_WARNING_CHARS])
+
+
+def object_arguments(text: str) -> str:
+    """Returns the arguments of an earlier tool call as a JSON object: engines and templates read nothing else.
+
+    No arguments are an empty object, and an object in a JSON string is itself. Other text, such as JSON that was cut
+    off, becomes the value of `arguments`.
+    """
+    if not text.strip():
+        return "{}"
+    value = text
+    for _ in range(2):
+        try:
+            _arguments.decode(value)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            pass
+        else:
+            return value
+        try:
+            value = _text.decode(value)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            break
+    if text.strip() == "null":
+        return "{}"
+    return msgspec.json.encode({"arguments": text.encode("utf-8", "replace").decode()}).decode()
+
+
+def _media(chat: chat_pb2.ChatPayload) -> Iterator[tuple[str, chat_pb2.ContentPart, bool]]:
+    """Yields field and part of each image and recording, and whether it is history."""
+    earlier: list[bool] | None = None
+    for index, message in enumerate(chat.messages):
+        for place, part in enumerate(message.content):
+            if part.WhichOneof("kind") in MEDIA_SKILLS:
+                if earlier is None:
+                    earlier = earlier_turns([each.role for each in chat.messages])
+                yield f"messages[{index}].content[{place}]", part, earlier[index]
+
+
+def _skill(part: chat_pb2.ContentPart) -> Skill | None:
+    return MEDIA_SKILLS.get(part.WhichOneof("kind") or "")

@@ -1,1 +1,0 @@
-"""A gRPC server for callers of this machine: HTTP/2 in Python, on the event loop itself."""

@@ -1,0 +1,100 @@
+"""What a process inherits, made usable: standard streams, their encoding, HOME, and the working folder."""
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+_NO_HOME = "~"
+_ROOT = "/"
+"""HOME of a user without an entry in the user database, as container runtimes set it."""
+_STREAMS = ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w"))
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+_EXIT_FAILED = 1
+
+
+def make_usable() -> None:
+    """Replaces closed standard streams by /dev/null, and sets HOME if neither it nor the user database has one.
+
+    A closed stream would be None, and its descriptor that of the next file or socket. In a locale without UTF-8 the
+    program starts again with Python's UTF-8 mode: SQLite and gRPC take paths as UTF-8.
+    """
+    if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode:
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - its own arguments
+    for descriptor, name, mode in _STREAMS:
+        _open(descriptor, name, mode)
+    for stream in (sys.stdout, sys.stderr):
+        # PYTHONIOENCODING may name an encoding that lacks characters of names and of the output.
+        with suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    # Without an entry for the user it returns its argument.
+    if os.path.expanduser(_NO_HOME) == _NO_HOME:  # noqa: PTH111 - Path.expanduser raises
+        os.environ["HOME"] = _ROOT
+
+
+def _open(descriptor: int, name: str, mode: str) -> None:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        opened = os.open(os.devnull, os.O_RDWR)
+        if opened != descriptor:
+            os.dup2(opened, descriptor)
+            os.close(opened)
+        os.set_inheritable(descriptor, True)
+    if getattr(sys, name) is None:
+        setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", errors="backslashreplace", closefd=False))
+
+
+def has_working_folder() -> bool:
+    """Whether the working folder exists."""
+    try:
+        os.getcwd()  # noqa: PTH109 - only whether there is one
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def leave_deleted_folder(folder: str | os.PathLike[str]) -> None:
+    """Makes `folder` the working folder of a process whose own was deleted: libraries look for it."""
+    if not has_working_folder():
+        os.chdir(folder)
+
+
+@contextmanager
+def failures_of_system_in_one_line() -> Iterator[None]:
+    """Ends the program with one line where its output cannot be written, or its working folder was deleted."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except FileNotFoundError:
+        if has_working_folder():
+            raise
+        _end("the working directory was deleted: change to another one, or use absolute paths")
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        where = f"{error.filename}: " if error.filename else "the output cannot be written: "
+        _end(f"{where}{error.strerror}; free some space, or write elsewhere")
+    except SystemExit:
+        # Else the interpreter would report the failure with a traceback, and its own exit code.
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            _end(f"the output cannot be written: {error.strerror}")
+        raise
+
+
+def _end(text: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(f"weft: {text}\n")
+        sys.stderr.flush()
+    # What is still buffered would fail again at the end of the interpreter.
+    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - see the module of the command line: few imports
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                os.dup2(nowhere.fileno(), stream.fileno())
+    raise SystemExit(_EXIT_FAILED) from None
