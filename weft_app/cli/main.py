@@ -19,7 +19,7 @@ from typer.main import get_command, get_group
 from typing_extensions import override
 
 from weft import __version__
-from weft.kernel.gc_tuning import collect_rarely
+from weft.kernel.memory_tuning import collect_rarely
 from weft_app.cli.inherited import failures_of_system_in_one_line, make_usable
 from weft_app.cli.plain_values import without_conversion
 

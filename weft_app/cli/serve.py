@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.kernel.gc_tuning import large_imports
 from weft.kernel.log import get_logger
+from weft.kernel.memory_tuning import large_imports
 from weft.kernel.telemetry import configure_logging
 from weft_app.cli.inherited import leave_deleted_folder
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption

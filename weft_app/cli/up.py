@@ -17,7 +17,7 @@ import typer
 from weft.kernel.address import MAX_PORT
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.gc_tuning import large_imports
+from weft.kernel.memory_tuning import large_imports
 from weft.kernel.service import start_critical, stop_tasks
 from weft.kernel.telemetry import configure_logging
 from weft_app.cli.background import arguments_of, up_in_background

@@ -51,9 +51,9 @@ from weft.durable.tasks import TaskPort
 from weft.durable.usage import RemoteUsage, UsageSource
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
-from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.health import AlwaysHealthy, HealthSource
 from weft.kernel.health_monitor import HealthMonitor
+from weft.kernel.memory_tuning import settle_memory
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.settings import values_of
@@ -314,6 +314,6 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
             for each in figures:
                 await each.start()
             await own.start([process], monitor)
-            settle_garbage_collector()
+            settle_memory()
             announce(service.url)
             await stop.wait()

@@ -17,8 +17,8 @@ from runner_svc.settings import RunnerSettings
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.file_lock import lock_file
-from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.health_monitor import HealthMonitor
+from weft.kernel.memory_tuning import settle_memory
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.grpc_host import GrpcHost
@@ -138,7 +138,7 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
                 monitor = HealthMonitor(runner.health_checks, SystemClock(), config.health)
                 process = ProcessService(f"runner/{plan.runner.name}", monitor, None)
                 await host.start([dial_out, runner, process], monitor)
-                settle_garbage_collector()
+                settle_memory()
                 await _until_stopped(stop, dial_out)
             finally:
                 await host.stop(config.drain_seconds)

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.health_monitor import HealthMonitor
+from weft.kernel.memory_tuning import settle_memory
 from weft.kernel.service import Service
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
@@ -44,7 +44,7 @@ async def serve_until_stopped(
     with CriticalTasks(stop):
         try:
             if await until(stop, host.start([*before, service, *companions], monitor)):
-                settle_garbage_collector()
+                settle_memory()
                 started()
                 await stop.wait()
         finally:

@@ -37,8 +37,8 @@ from weft.durable.tasks import TaskPort
 from weft.durable.usage import UsageSource
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.health_monitor import HealthMonitor
+from weft.kernel.memory_tuning import settle_memory
 from weft.kernel.reasons import MODEL_NOT_LISTED, PULLING, WAITING_FOR_PULL, Reason
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
@@ -272,7 +272,7 @@ class UpHost:
             for expect_no_more in self._on_ready:
                 expect_no_more()
             await self._announce()
-            settle_garbage_collector()
+            settle_memory()
             self._is_up = True
             self._home.announce(self._facts())
         except BaseException:

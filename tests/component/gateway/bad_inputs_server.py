@@ -52,6 +52,7 @@ from weft.dispatch.call import Call
 from weft.dispatch.operations import SpeechPiece
 from weft.durable.batches import BATCH_INPUT
 from weft.durable.tasks import payload_of
+from weft.kernel.memory_tuning import settle_memory
 from weft.kernel.request import Operation
 from weft.kernel.telemetry import configure_logging
 from weft.kernel.timestamps import stamp_of
@@ -172,6 +173,7 @@ async def serve(log: TextIO, *, with_keys: bool) -> None:
     routes = [route for route in create_app(CONFIG, ports).routes if isinstance(route, Route)]
     service = build(CONFIG, ports)
     await service.start()
+    settle_memory()
     table = [[method, route.path] for route in routes for method in sorted(cast("set[str]", route.methods))]
     sys.stdout.write(json.dumps({"port": service.port, "routes": table}) + "\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The garbage collector around the imports of a service."""
+"""The garbage collector around the imports of a service, and memory that goes back to the system."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kit.forked_programs import Program, run_forked
 
-from weft.kernel.gc_tuning import large_imports
+from weft.kernel.memory_tuning import large_imports
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def the_collector_as_it_was() -> Iterator[None]:
 
 SERVICE = """
 import gc
-from weft.kernel.gc_tuning import YOUNG_OBJECTS, large_imports, settle_garbage_collector
+from weft.kernel.memory_tuning import YOUNG_OBJECTS, large_imports, settle_memory
 
 class Cycle:
     alive = 0
@@ -37,7 +37,7 @@ with large_imports():
 assert gc.isenabled()
 assert gc.get_threshold()[0] == YOUNG_OBJECTS
 assert Cycle.alive == 1
-settle_garbage_collector()
+settle_memory()
 assert Cycle.alive == 0
 """
 """A process of its own: to collect everything in this one takes seconds."""
