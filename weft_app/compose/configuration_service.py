@@ -11,7 +11,6 @@ from weft.api.operations.v1 import configuration_service_pb2 as pb
 from weft.api.operations.v1 import configuration_service_pb2_grpc
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answers
 from weft.kernel.service import Service, start_task, stop_tasks
 from weft_app.config.reload_plan import Change
@@ -29,7 +28,8 @@ class ConfigurationService(Service, configuration_service_pb2_grpc.Configuration
 
     def __init__(self, reload: Reload) -> None:
         self._reload = reload
-        self._task: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
@@ -42,22 +42,22 @@ class ConfigurationService(Service, configuration_service_pb2_grpc.Configuration
 
     @override
     async def stop(self, grace_seconds: float) -> None:
-        """Breaks off a reload that is carried out: what it would start is not needed any more."""
-        if self._task is not None:
-            await stop_tasks([self._task])
+        """Breaks off reloads: what they would start is not needed any more."""
+        await stop_tasks(self._tasks)
 
     async def reload(self, dry_run: bool) -> pb.ReloadConfigurationResponse:
-        """Reloads. Raises RESOURCE_IN_USE while another reload is carried out, and what the reload raises."""
-        if self._task is not None and not self._task.done():
-            raise WeftError(Reason.RESOURCE_IN_USE, "another reload is being carried out; try again once it has ended")
+        """Reloads, once all earlier calls have ended. Raises what the reload raises."""
         answer: asyncio.Future[pb.ReloadConfigurationResponse] = asyncio.get_running_loop().create_future()
         # A caller that leaves must not stop it half-way.
-        self._task = start_task(self._answer(dry_run, answer), name="reload")
+        task = start_task(self._answer(dry_run, answer), name="reload")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return await answer
 
     async def _answer(self, dry_run: bool, answer: "asyncio.Future[pb.ReloadConfigurationResponse]") -> None:
         try:
-            response = await self._reload(dry_run)
+            async with self._turn:
+                response = await self._reload(dry_run)
         except Exception as error:
             if isinstance(error, WeftError):
                 log.warning("the configuration is not reloaded", why=error.message)

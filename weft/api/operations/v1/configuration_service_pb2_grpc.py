@@ -48,10 +48,9 @@ class ConfigurationServiceServicer(object):
 
     def ReloadConfiguration(self, request, context):
         """ReloadConfiguration reads the configuration again, and carries out what changed. It returns once models that are
-        gone have ended, and once others load.
+        gone have ended, and once others load. A reload that is carried out, such as that of a watched file, ends first.
 
         INVALID_ARGUMENT and MALFORMED_REQUEST, naming all that is wrong with the file: nothing has changed then.
-        RESOURCE_IN_USE while another reload is carried out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

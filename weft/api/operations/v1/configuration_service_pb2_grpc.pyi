@@ -26,10 +26,9 @@ class ConfigurationServiceStub:
         weft.api.operations.v1.configuration_service_pb2.ReloadConfigurationResponse,
     ]
     """ReloadConfiguration reads the configuration again, and carries out what changed. It returns once models that are
-    gone have ended, and once others load.
+    gone have ended, and once others load. A reload that is carried out, such as that of a watched file, ends first.
 
     INVALID_ARGUMENT and MALFORMED_REQUEST, naming all that is wrong with the file: nothing has changed then.
-    RESOURCE_IN_USE while another reload is carried out.
     """
 
 class ConfigurationServiceAsyncStub:
@@ -40,10 +39,9 @@ class ConfigurationServiceAsyncStub:
         weft.api.operations.v1.configuration_service_pb2.ReloadConfigurationResponse,
     ]
     """ReloadConfiguration reads the configuration again, and carries out what changed. It returns once models that are
-    gone have ended, and once others load.
+    gone have ended, and once others load. A reload that is carried out, such as that of a watched file, ends first.
 
     INVALID_ARGUMENT and MALFORMED_REQUEST, naming all that is wrong with the file: nothing has changed then.
-    RESOURCE_IN_USE while another reload is carried out.
     """
 
 class ConfigurationServiceServicer(metaclass=abc.ABCMeta):
@@ -56,10 +54,9 @@ class ConfigurationServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.operations.v1.configuration_service_pb2.ReloadConfigurationResponse, collections.abc.Awaitable[weft.api.operations.v1.configuration_service_pb2.ReloadConfigurationResponse]]:
         """ReloadConfiguration reads the configuration again, and carries out what changed. It returns once models that are
-        gone have ended, and once others load.
+        gone have ended, and once others load. A reload that is carried out, such as that of a watched file, ends first.
 
         INVALID_ARGUMENT and MALFORMED_REQUEST, naming all that is wrong with the file: nothing has changed then.
-        RESOURCE_IN_USE while another reload is carried out.
         """
 
 def add_ConfigurationServiceServicer_to_server(servicer: ConfigurationServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
