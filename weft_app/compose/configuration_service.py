@@ -11,6 +11,7 @@ from weft.api.operations.v1 import configuration_service_pb2 as pb
 from weft.api.operations.v1 import configuration_service_pb2_grpc
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answers
 from weft.kernel.service import Service, start_task, stop_tasks
 from weft_app.config.reload_plan import Change
