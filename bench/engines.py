@@ -1,7 +1,6 @@
 """What the mesh costs over each engine asked directly: the same engine, the same prompt, in turns."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,8 +24,6 @@ from bench.scenarios import Options
 from runner_svc.runtimes.ctranslate2.arguments import HOST_PROGRAM
 from runner_svc.runtimes.host_backend import host_command
 from runner_svc.runtimes.llama_server.runtime import llama_command
-from runner_svc.runtimes.vllm.arguments import ENGINE_SEPARATOR
-from runner_svc.runtimes.vllm.arguments import HOST_PROGRAM as VLLM_PROGRAM
 from weft_app.compose.demo import demo_model_path
 
 MODEL = "engine"
@@ -50,10 +47,7 @@ ENVIRONMENTS = ".venv-runtimes"
 """Folder in the repository with the engines that `make test-runtimes` installs."""
 ATTACHED_KEY = "WEFT_BENCH_ENGINE_KEY"
 KEY = "sk-bench-0123456789abcdefghij"
-BACKEND_MARKERS = (
-    *("xllamacpp_launcher", "xllamacpp_server", "llama-server", "/bin/vllm"),
-    *(HOST_PROGRAM, VLLM_PROGRAM),
-)
+BACKEND_MARKERS = (*("xllamacpp_launcher", "xllamacpp_server", "llama-server", "/bin/vllm", HOST_PROGRAM),)
 
 
 ENGINE = Contender(name="engine", command=(), model=MODEL, main_role=BACKEND_ROLE)
@@ -298,7 +292,7 @@ def _vllm_runner(root: Path) -> Mapping[str, Any]:
         "enforce_eager": True,
         "threads": THREADS,
     }
-    return {"runtime": "vllm_serve", "command": [str(program)], "load_stall_seconds": START_SECONDS, "models": [model]}
+    return {"runtime": "vllm", "command": [str(program)], "load_stall_seconds": START_SECONDS, "models": [model]}
 
 
 def _vllm_direct(mesh: MeshUnderTest, stack: ExitStack) -> Side:
@@ -307,21 +301,6 @@ def _vllm_direct(mesh: MeshUnderTest, stack: ExitStack) -> Side:
     words = engine.cmdline()
     socket, key = words[words.index("--uds") + 1], engine.environ()["VLLM_API_KEY"]
     return LoadSide(root=mesh.options.root, job=_job(socket=socket, key=key))
-
-
-def _library_runner(root: Path) -> Mapping[str, Any]:
-    served = _vllm_runner(root)
-    python = Path(served["command"][0]).with_name("python")
-    return {**served, "runtime": "vllm", "command": list(host_command(VLLM_PROGRAM, str(python)))}
-
-
-def _library_direct(mesh: MeshUnderTest, stack: ExitStack) -> Side:
-    """Starts the library with the very flags and variables of the mesh's own engine."""
-    engine = mesh.engine()
-    words = engine.cmdline()
-    script = Path(__file__).with_name("plain_vllm.py")
-    command = [words[0], str(script), *words[words.index(ENGINE_SEPARATOR) + 1 :]]
-    return _plain_loop(mesh, stack, command, engine.environ(), _prompt(_vllm_model(mesh.options.root)))
 
 
 def _vllm_model(root: Path) -> Path:
@@ -344,16 +323,13 @@ def _ctranslate2_direct(mesh: MeshUnderTest, stack: ExitStack) -> Side:
     root = mesh.options.root
     script = Path(__file__).with_name("plain_ctranslate2.py")
     command = [str(_ctranslate2_python(root)), str(script), str(_ctranslate2_model(root)), str(SLOTS), str(THREADS)]
-    return _plain_loop(mesh, stack, command, {}, _prompt(_ctranslate2_model(root)))
+    return _plain_loop(mesh, stack, command, _prompt(_ctranslate2_model(root)))
 
 
-def _plain_loop(
-    mesh: MeshUnderTest, stack: ExitStack, command: Sequence[str], environment: Mapping[str, str], prompt: str
-) -> Side:
+def _plain_loop(mesh: MeshUnderTest, stack: ExitStack, command: Sequence[str], prompt: str) -> Side:
     """Starts a plain loop over a library; it ends with its stdin."""
     process = subprocess.Popen(
         command,
-        env={**os.environ, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stack.enter_context((mesh.folder / "plain.log").open("wb")),
@@ -429,8 +405,7 @@ def _installed(model: Path, program: Path) -> Path:
 
 ENGINES: Mapping[str, EngineUnderTest] = {
     "llama_server": EngineUnderTest(runner=_llama_runner, direct=_llama_direct),
-    "vllm_serve": EngineUnderTest(runner=_vllm_runner, direct=_vllm_direct),
-    "vllm": EngineUnderTest(runner=_library_runner, direct=_library_direct),
+    "vllm": EngineUnderTest(runner=_vllm_runner, direct=_vllm_direct),
     "ctranslate2": EngineUnderTest(runner=_ctranslate2_runner, direct=_ctranslate2_direct),
     "openai_http": EngineUnderTest(runner=_attached_runner, direct=_attached_direct, attached=True),
 }

@@ -68,7 +68,7 @@ REAL_RATIO_MANY = Measure(
 )
 REAL_TOKENS_ONE = Measure("real model: tokens/s, 1 connection", "1/s")
 REAL_TOKENS_MANY = Measure("real model: tokens/s, 4 connections", "1/s")
-ENGINES = ("llama_server", "vllm_serve", "vllm", "ctranslate2", "openai_http")
+ENGINES = ("llama_server", "vllm", "ctranslate2", "openai_http")
 """Engines that are asked through the mesh and directly."""
 ENGINE_STREAMS = (1, 4, 16)
 ENGINE_RATIO = {

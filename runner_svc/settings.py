@@ -114,12 +114,11 @@ class SignalSettings:
     """Whether it ends the answers of agents with `stop_on_decision_request`."""
 
 
-def _require_installed(name: str) -> str:
+def _name_of_installed(name: str) -> str:
     try:
-        require_runtime(name)
+        return require_runtime(name).name
     except FieldError as refused:
         raise ValueError(refused.message.removeprefix(f"{refused.field}: ")) from None
-    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +127,7 @@ class RunnerSettings:
 
     name: Annotated[Name, PUBLIC]
     """Unique in the mesh."""
-    runtime: Annotated[str, Checked(_require_installed), PUBLIC] = DEFAULT_RUNTIME
+    runtime: Annotated[str, Checked(_name_of_installed), PUBLIC] = DEFAULT_RUNTIME
     """The kind of engine: llama.cpp's server or llama-cpp-python, which weft starts, an OpenAI-compatible server that
     runs already, the models of a provider off the premises, or one that another package adds, see docs/runtimes.md;
     `weft doctor` lists them."""

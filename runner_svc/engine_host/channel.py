@@ -21,8 +21,6 @@ from runner_svc.engine_host.messages import (
     Answer,
     Cancel,
     Done,
-    EngineFigures,
-    EngineMetrics,
     EngineRequest,
     Failed,
     Hello,
@@ -157,10 +155,6 @@ class EngineChannel:
         self._decoder = msgspec.json.Decoder(ToRunner)
         self.load_share: float | None = None
         """How much of the model is loaded, 0 to 1; None: it has not said."""
-        self.figures: EngineFigures | None = None
-        """The engine's latest figures of its load; None: it has sent none."""
-        self.metrics: EngineMetrics | None = None
-        """The engine's latest metrics; None: it has sent none."""
 
     @property
     def path(self) -> Path:
@@ -291,8 +285,6 @@ class EngineChannel:
                     ping.set_result(None)
             case LoadProgress(share=share):
                 self.load_share = min(max(share, 0.0), 1.0)
-            case EngineFigures() | EngineMetrics():
-                self._note_figures(message)
             case Ready():
                 self._mixes_requests = message.slots > 1
                 if not self._ready.done():
@@ -304,12 +296,6 @@ class EngineChannel:
                 pass
             case answer:
                 await self._deliver(answer)
-
-    def _note_figures(self, message: EngineFigures | EngineMetrics) -> None:
-        if isinstance(message, EngineFigures):
-            self.figures = message
-        else:
-            self.metrics = message
 
     async def _deliver(self, answer: Answer) -> None:
         unread = self._answers.get(answer.id)

@@ -45,8 +45,6 @@ class Generate(msgspec.Struct, tag="generate", kw_only=True):
     """Whether the cache of the earlier prompt must not be used."""
     cache_salt: str = ""
     """Requests with different ones must not use each other's cached prompts, where the backend's isolation is SALT."""
-    adapter: str = ""
-    """The adapter that answers, by its name; empty: the model itself, or the one of all its requests."""
     ends_loops: bool = False
     """Whether an answer in which the engine detects a loop ends, as REPEATED_LINE_LOOP."""
 
@@ -173,15 +171,6 @@ class LoadProgress(msgspec.Struct, tag="load_progress"):
     share: float
 
 
-class ChatTemplates(msgspec.Struct, tag="chat_templates", kw_only=True):
-    """The chat templates of a model whose files are not where the runner reads them."""
-
-    usual: str | None = None
-    tool_use: str | None = None
-    bos_token: str = ""
-    eos_token: str = ""
-
-
 class Voice(msgspec.Struct, kw_only=True):
     """A voice of an engine that speaks."""
 
@@ -202,8 +191,6 @@ class Ready(msgspec.Struct, tag="ready"):
     context_tokens: int
     slots: int = 1
     """Number of requests that the engine works on at once."""
-    templates: ChatTemplates | None = None
-    """None: the runner reads them."""
     voices: list[Voice] = []
     """Its voices, of an engine that speaks."""
     voice_variants: list[str] = []
@@ -345,31 +332,6 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
-class EngineFigures(msgspec.Struct, tag="engine_figures", kw_only=True):
-    """The engine's own figures of its load, sent while they change. None: unknown. Counts are since the load."""
-
-    running_count: int | None = None
-    waiting_count: int | None = None
-    """Requests that wait for room in the KV cache."""
-    kv_cache_share: float | None = None
-    """Share of the KV cache that is in use, 0 to 1."""
-    kv_cache_tokens: int | None = None
-    """Capacity of the KV cache."""
-    kv_cache_bytes: int | None = None
-    """Memory of the KV cache."""
-    preemption_count: int | None = None
-    prefix_query_tokens: int | None = None
-    """Prompt tokens that were looked up in the prefix cache."""
-    prefix_hit_tokens: int | None = None
-    """Prompt tokens that were found there."""
-
-
-class EngineMetrics(msgspec.Struct, tag="engine_metrics"):
-    """The engine's own metrics in Prometheus' text format, sent while its figures change."""
-
-    page: str
-
-
 class Pong(msgspec.Struct, tag="pong"):
     """The answer to a Ping."""
 
@@ -383,7 +345,7 @@ ToEngine = EngineRequest | Cancel | Ping
 MediaAnswer = Worked | Picture | Recording | Segment | Sound
 Answer = PromptProgress | Token | Vector | Tokens | MediaAnswer | Done | Failed
 """Answers to a request."""
-ToRunner = Hello | LoadProgress | Ready | EngineFigures | EngineMetrics | Pong | Answer
+ToRunner = Hello | LoadProgress | Ready | Pong | Answer
 
 
 class TooLongError(Exception):

@@ -270,6 +270,9 @@ def _add_extras(body: Json, extra: json_value_pb2.JsonObject, profile: Parameter
     arguments = send.pop(TEMPLATE_ARGUMENTS, {})
     if not isinstance(arguments, dict):
         raise invalid_field(TEMPLATE_ARGUMENTS, "must be an object")
+    for name, whole in profile.engine.members.items():
+        if name in send and not profile.passthrough:
+            send[whole] = {**send.get(whole, {}), name: send.pop(name)}
     # An extra parameter never replaces one of the API's own.
     body.update({name: value for name, value in send.items() if plain_name(name) not in body})
     return arguments, warning_frame(admitted.warnings)

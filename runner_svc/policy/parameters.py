@@ -230,6 +230,8 @@ class EngineParameters:
     refused, since the answer would lack some."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Its names of parameters of the API that it calls otherwise, such as `repetition_penalty` for `repeat_penalty`."""
+    members: Mapping[str, str] = field(default_factory=dict)
+    """Extra parameters that it takes as a member of another one, such as `grammar` of `structured_outputs`."""
     thinks_by_template: bool = False
     """Whether only the arguments of the chat template control thinking: `reasoning_effort: none` is then sent as
     `enable_thinking: false`."""

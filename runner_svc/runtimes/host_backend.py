@@ -6,7 +6,6 @@ docs/decisions/0011-in-process-engines.md explains the program and its messages.
 
 import asyncio
 import sys
-import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -17,17 +16,15 @@ from typing_extensions import override
 
 from runner_svc.backend.devices import hidden_devices
 from runner_svc.backend.engine_process import LOADING, WORKING, EngineProcess, ProcessBackend
-from runner_svc.backend.port import BackendFacts, EnginePage, LoadOrder
+from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.engine_host.channel import ChannelClosedError, EngineChannel
-from runner_svc.engine_host.messages import TOKEN_VARIABLE, Answer, EngineFigures, EngineRequest, Ready, Sleep, Wake
+from runner_svc.engine_host.messages import TOKEN_VARIABLE, Answer, EngineRequest, Ready, Sleep, Wake
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.policy.host_memory import configured_limit
 from runner_svc.policy.parameters import EngineParameters
-from runner_svc.runtimes.engine_figures import with_sample_time
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
 from runner_svc.runtimes.settings import StartedModelSettings
 from runner_svc.supervise.process_time import GpuTime
-from weft.api.registry.v1 import runner_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -36,7 +33,7 @@ from weft.kernel.request import Operation
 log = get_logger("weft.runner")
 
 SLEEP_SECONDS = 30.0
-_SHARE_DIGITS = 2
+"""Maximum time in which the engine frees its memory; then it is ended."""
 BOOTSTRAP = Path(__file__).parents[1] / "engine_host" / "bootstrap.py"
 
 Settings = TypeVar("Settings", bound=StartedModelSettings)
@@ -57,8 +54,6 @@ class HostBackend(ProcessBackend, Generic[Settings]):
     """The error for a library that cannot be imported, with its remedy."""
     engine_environment: ClassVar[EngineEnvironment | None] = None
     """The environment of the host program where the runner has no `command`; None: weft's own."""
-    sleep_seconds: ClassVar[float] = SLEEP_SECONDS
-    """Maximum time in which the engine frees its memory; then it is ended."""
 
     def __init__(self, model: Settings, context: ModelContext, gpu: GpuTime | None = None) -> None:
         super().__init__(EngineProcess(context.graces, gpu, context.leftovers))
@@ -86,9 +81,6 @@ class HostBackend(ProcessBackend, Generic[Settings]):
         """Returns environment variables in addition to the runner's."""
         return hidden_devices(order)
 
-    def read_line(self, line: str) -> None:
-        """Read a line of the engine's output."""
-
     def sleeps_in_place(self, order: LoadOrder) -> bool:
         """Whether the engine can free its memory and keep its process after such a load, and is configured so."""
         del order
@@ -110,19 +102,6 @@ class HostBackend(ProcessBackend, Generic[Settings]):
         channel = self._channel
         return channel is not None and await channel.ping(timeout_seconds)
 
-    @property
-    @override
-    def engine_load(self) -> runner_pb2.EngineLoad | None:
-        figures = None if self._channel is None or self._asleep else self._channel.figures
-        # The program sends them whenever they change, so that the last ones are those of now.
-        return None if figures is None else with_sample_time(engine_load_of(figures), time.time())
-
-    @property
-    @override
-    def engine_page(self) -> EnginePage | None:
-        metrics = None if self._channel is None or self._asleep else self._channel.metrics
-        return None if metrics is None else EnginePage(text=metrics.page)
-
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         """See Backend.start. Raises also what `before_start` and `facts_of` raise."""
         order = order or LoadOrder()
@@ -138,7 +117,7 @@ class HostBackend(ProcessBackend, Generic[Settings]):
             environment = {**self.context.environment, **self.environment(order), TOKEN_VARIABLE: channel.token}
             command = [*self.engine_command(), *self.arguments(order, channel.path)]
             limit_bytes = configured_limit(self.model.host_memory_mb, order.host_limit_bytes)
-            await self._process.start(command, environment, self.read_line, limit_bytes=limit_bytes)
+            await self._process.start(command, environment, limit_bytes=limit_bytes)
             ready = await self._until_ready(channel)
             facts = await self.facts_of(ready)
         except BaseException:
@@ -155,7 +134,7 @@ class HostBackend(ProcessBackend, Generic[Settings]):
         if self._channel is None or self._started is None or not self.sleeps_in_place(self._started[0]):
             return False
         try:
-            async with asyncio.timeout(self.sleep_seconds), self._all_slots():
+            async with asyncio.timeout(SLEEP_SECONDS), self._all_slots():
                 await self._do(self._channel, Sleep(self._channel.next_id()))
         except (TimeoutError, WeftError, ChannelClosedError) as error:
             log.warning("an engine did not go to sleep", model=self.model.name, message=str(error))
@@ -247,18 +226,3 @@ class HostBackend(ProcessBackend, Generic[Settings]):
         return await self._process.explain_break(when) or WeftError(
             Reason.BACKEND_PROTOCOL_ERROR, "the engine closed its connection and still runs"
         )
-
-
-def engine_load_of(figures: EngineFigures) -> runner_pb2.EngineLoad:
-    """Returns the figures of an engine as they are reported."""
-    return runner_pb2.EngineLoad(
-        running_count=figures.running_count,
-        waiting_count=figures.waiting_count,
-        # In steps, so that a report changes only with the load.
-        kv_cache_share=None if figures.kv_cache_share is None else round(figures.kv_cache_share, _SHARE_DIGITS),
-        kv_cache_tokens=figures.kv_cache_tokens,
-        kv_cache_bytes=figures.kv_cache_bytes,
-        preemption_count=figures.preemption_count,
-        prefix_query_tokens=figures.prefix_query_tokens,
-        prefix_hit_tokens=figures.prefix_hit_tokens,
-    )

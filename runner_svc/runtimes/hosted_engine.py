@@ -6,14 +6,13 @@ The runner renders chat templates in its sandbox; the engine receives rendered p
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, EmbeddingResult, ErasedCache, LoadOrder
 from runner_svc.engine_host.channel import ChannelClosedError
 from runner_svc.engine_host.messages import (
-    ChatTemplates,
     Done,
     Embed,
     Forget,
@@ -46,17 +45,10 @@ Settings = TypeVar("Settings", bound=HostedModelSettings)
 class HostedBackend(HostBackend[Settings], Generic[Settings]):
     """A Backend over one host process that generates text."""
 
-    counts_erased_tokens: ClassVar[bool] = True
-    """Whether the engine tells how many tokens of its cache it has erased."""
-
     def __init__(self, model: Settings, context: ModelContext, gpu: GpuTime | None = None) -> None:
         super().__init__(model, context, gpu)
         self._sandbox = TemplateSandbox()
         self._templates = ModelTemplates()
-
-    async def model_templates(self, order: LoadOrder) -> ModelTemplates:
-        """Returns the chat templates in the model's files, before the engine starts. Raises as `read_templates`."""
-        return await read_templates(order.model_path or self.model.file, self.model.chat_template_file)
 
     def abilities(self, templates: Sequence[str]) -> Abilities:
         """Returns what the loaded model takes, by its chat templates; the engine is given text alone."""
@@ -65,15 +57,12 @@ class HostedBackend(HostBackend[Settings], Generic[Settings]):
     @override
     async def before_start(self, order: LoadOrder) -> None:
         """Read the chat templates. Raises TEMPLATE_FAILED for an unsafe one."""
-        self._templates = await self.model_templates(order)
+        self._templates = await read_templates(order.model_path or self.model.file, self.model.chat_template_file)
         await check_templates(self._templates, self._sandbox)
 
     @override
     async def facts_of(self, ready: Ready) -> BackendFacts:
         """See HostBackend.facts_of. Without a chat template the model does not chat."""
-        if ready.templates is not None:
-            self._templates = _templates_of(ready.templates, self._templates)
-            await check_templates(self._templates, self._sandbox)
         return BackendFacts(
             operations=self.operations() - (frozenset() if self._templates.usual is not None else {Operation.CHAT}),
             context_tokens=ready.context_tokens,
@@ -112,7 +101,7 @@ class HostedBackend(HostBackend[Settings], Generic[Settings]):
             raise WeftError(Reason.BACKEND_ERROR, message) from None
         except ChannelClosedError:
             raise await self._explain_break() from None
-        return ErasedCache(entry_count=int(count > 0), token_count=count if self.counts_erased_tokens else None)
+        return ErasedCache(entry_count=int(count > 0), token_count=count)
 
     @override
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
@@ -122,7 +111,6 @@ class HostedBackend(HostBackend[Settings], Generic[Settings]):
             yield prepared.warnings
         reader, request = AnswerReader(), prepared.request
         request.fresh, request.cache_salt, request.ends_loops = call.cache.fresh, call.cache.salt, call.ends_loops
-        request.adapter = call.adapter
         async with self._free:
             request.id = channel.next_id()
             async with aclosing(self._answers(channel, request)) as arrivals:
@@ -187,16 +175,6 @@ class HostedBackend(HostBackend[Settings], Generic[Settings]):
                         result.pieces.extend(answer.pieces)
         result.count = len(result.ids)
         return result
-
-
-def _templates_of(found: ChatTemplates, override_of: ModelTemplates) -> ModelTemplates:
-    """Returns the templates that the engine has found, with what the settings have instead of them."""
-    return ModelTemplates(
-        usual=override_of.usual or found.usual,
-        tool_use=None if override_of.usual else found.tool_use,
-        bos_token=found.bos_token,
-        eos_token=found.eos_token,
-    )
 
 
 def _rendered(chat: chat_pb2.ChatPayload) -> chat_pb2.ChatPayload:

@@ -54,6 +54,8 @@ class Runtime(Generic[Settings]):
 
     name: str
     """Value of `runtime` of a runner in weft.yaml; letters, digits and underscores."""
+    other_names: tuple[str, ...] = ()
+    """Names that a configuration may use for it too; it is shown by its own."""
     summary: str
     """Description in one line, for `weft doctor` and the docs."""
     docs: str

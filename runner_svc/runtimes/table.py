@@ -29,7 +29,7 @@ ATTACHED_RUNTIME = "openai_http"
 RUNTIME_OF_FORMAT = MappingProxyType(
     {
         WeightFormat.GGUF: DEFAULT_RUNTIME,
-        WeightFormat.SAFETENSORS: "vllm_serve",
+        WeightFormat.SAFETENSORS: "vllm",
         WeightFormat.EXL3: "exllamav3",
         WeightFormat.CTRANSLATE2: "ctranslate2",
         WeightFormat.WHISPER: "faster_whisper",
@@ -80,7 +80,8 @@ def find_runtime(name: str) -> AnyRuntime | None:
     """Returns the runtime of this name, weft's own first; None: there is no usable one."""
     if name in built_in_names():
         return _load_built_in(name)
-    return next((each.runtime for each in installed() if each.name == name), None)
+    others = (each.runtime for each in installed() if each.name == name)
+    return next((each for each in built_in() if name in each.other_names), None) or next(others, None)
 
 
 def require_runtime(name: str, field: str = "runtime") -> AnyRuntime:

@@ -26,8 +26,8 @@ from runner_svc.runtimes.openai_remote.backend import OpenAiRemote
 from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
 from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.server.settings import ServerModel
-from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend
-from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
+from runner_svc.runtimes.vllm.backend import VllmBackend
+from runner_svc.runtimes.vllm.settings import VllmModel
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -122,14 +122,14 @@ class TestServerBackendOverTheFake(BackendConformance):
 
 
 @MANY_PROCESSES
-class TestVllmServeBackendOverTheFake(BackendConformance):
+class TestVllmBackendOverTheFake(BackendConformance):
     def make_variant(self) -> Path:
         return Path(__file__).with_name("test_placement_conformance.py")
 
-    def make_backend(self, engine: Engine) -> VllmServeBackend:
-        return VllmServeBackend(
+    def make_backend(self, engine: Engine) -> VllmBackend:
+        return VllmBackend(
             *engine_settings(
-                VllmServeModel,
+                VllmModel,
                 command=fake_command(**FAKE_SWITCHES[engine]),
                 model="org/model",
                 name="fake",

@@ -26,7 +26,7 @@ def _head(folder: Path, port: int) -> dict[str, Any]:
     (folder / "model").mkdir()
     return {
         "name": "head",
-        "runtime": "vllm_serve",
+        "runtime": "vllm",
         "command": NODE,
         "worker_hosts": [WORKER_HOST],
         "models": [

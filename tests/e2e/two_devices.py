@@ -65,7 +65,7 @@ def runner_of_vllm(model: str, command: Sequence[str], **settings: Any) -> dict[
         "enforce_eager": True,
         "start_asleep": True,
     }
-    return {"name": SERVED, "runtime": "vllm_serve", "command": list(command), "models": [wide], **settings}
+    return {"name": SERVED, "runtime": "vllm", "command": list(command), "models": [wide], **settings}
 
 
 @dataclass(slots=True)

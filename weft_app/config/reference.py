@@ -181,7 +181,8 @@ def _models_by_runtime(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _models_of(runtime: Runtime[Any]) -> dict[str, Any]:
-    chosen: dict[str, Any] = {"properties": {"runtime": {"const": runtime.name}}}
+    names = {"enum": [runtime.name, *runtime.other_names]} if runtime.other_names else {"const": runtime.name}
+    chosen: dict[str, Any] = {"properties": {"runtime": names}}
     if runtime.name != DEFAULT_RUNTIME:
         chosen["required"] = ["runtime"]
     settings = _REFERENCE.format(model=runtime.settings.__name__)

@@ -1,1 +1,1 @@
-"""The environment of vLLM, served and in process."""
+"""The environment of vLLM."""

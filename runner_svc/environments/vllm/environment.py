@@ -1,4 +1,4 @@
-"""The environment of vLLM: the program `vllm`, and the library for engines in process."""
+"""The environment of vLLM: the program `vllm`."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ ENVIRONMENT = EngineEnvironment(
             locks=("cuda.lock",), installed_bytes=8_500_000_000, download_bytes=3_960_000_000
         ),
     },
-    check="import msgspec, vllm; from vllm.entrypoints.cli import main",
+    check="from vllm.entrypoints.cli import main",
     oldest_python=(3, 11),
     newest_python=(3, 13),
 )

@@ -1,1 +1,1 @@
-"""Runtime vllm: vLLM as a library, in a child process."""
+"""Runtime vllm: vLLM's server, `vllm serve`."""

@@ -1,63 +1,285 @@
-"""The command line of the program that hosts vLLM: from a model's settings and a load's order."""
+"""The command line and the environment of `vllm serve`: from a model's settings and a load's order.
 
-from collections.abc import Mapping
-from pathlib import Path
+Flags are those of vLLM 0.32 (`vllm serve --help=all`, November 2026).
+"""
 
+import json
+from collections.abc import Mapping, Sequence
+
+from runner_svc.backend.devices import hidden_devices
 from runner_svc.backend.port import LoadOrder
-from runner_svc.policy.load_plan import LoadParameter
-from runner_svc.policy.memory_estimate import ModelShape
-from runner_svc.runtimes.vllm.settings import VllmLibraryModel
-from runner_svc.runtimes.vllm_engine.arguments import (
-    ENGINE_FLAGS,
-    engine_arguments,
-    engine_variables,
-    load_parameters,
-    model_location,
-    sleeps_in_place,
-)
-from runner_svc.runtimes.vllm_engine.settings import local_or_id
+from runner_svc.policy.load_plan import LoadParameter, LoadValue, context_parameter, whole_parameter
+from runner_svc.policy.memory_estimate import MEBIBYTE, ModelShape
+from runner_svc.runtimes.vllm.settings import VllmModel, local_or_id
+from weft.kernel.request import Operation
 
-HOST_PROGRAM = "runner_svc.runtimes.vllm.host"
-ENGINE_SEPARATOR = "--"
-"""What follows it are vLLM's own flags."""
-OWN_FLAGS: Mapping[str, str] = {"--model": "it is `model`", "--disable-log-stats": "weft reads them", **ENGINE_FLAGS}
+MAX_SLOTS = 1024
+MAX_CACHE_BYTES = 2**44
+MAX_PIXELS = 2**31 - 1
+MAX_DRAFT_TOKENS = 64
+CACHE_BLOCK_TOKENS = 128
+"""Tokens of one block of the cache on processors, the largest by default; a prompt takes whole blocks."""
+SMALL_UTILIZATION = "0.01"
+"""Share of the memory that vLLM checks for where the size of the cache is given: it would else refuse to start beside
+another engine, whatever it needs."""
+CACHE_TYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
+METHODS = ("none", "mtp", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "ngram", "suffix")
+MOE_BACKENDS = ("auto", "triton", "marlin", "cutlass", "deep_gemm", "flashinfer_cutlass", "flashinfer_trtllm", "aiter")
+ATTENTION_BACKENDS = ("TRITON_ATTN", "FLASH_ATTN", "FLASHINFER", "FLEX_ATTENTION")
+NO_SPECULATION = "none"
+OWN_FLAGS: Mapping[str, str] = {
+    "--host": "it is weft's",
+    "--port": "it is weft's; see port_range of the runner",
+    "--uds": "it is weft's",
+    "--api-key": "it is weft's",
+    "--served-model-name": "it is `name`",
+    "--max-model-len": "use context_tokens",
+    "--max-num-seqs": "use slots",
+    "--kv-cache-memory-bytes": "use kv_cache_memory_bytes",
+    "--speculative-config": "use the settings that begin with speculative_",
+}
 """Flags that are not taken as `extra_arguments`, and why."""
-_FOR_IMAGES = "max_pixels"
+NO_STATISTICS = "--disable-log-stats"
+"""With this flag vLLM measures nothing, and refuses to start where times per request are wanted."""
+_BYTES_PER_NUMBER = {"float32": 4.0, "float": 4.0}
+_USUAL_BYTES = 2.0
+_SMALL_CACHE_TYPES = ("fp8", "int8")
 
 
-def text_load_parameters(model: VllmLibraryModel, trained_context_tokens: int = 0) -> tuple[LoadParameter, ...]:
-    """Returns the load parameters of a model, without those of images."""
-    found = load_parameters(model, trained_context_tokens)
-    return tuple(parameter for parameter in found if parameter.name != _FOR_IMAGES)
+def operations_of(model: VllmModel) -> frozenset[Operation]:
+    """Returns the operations that a model offers."""
+    match model.kind:
+        case "generation":
+            return frozenset({Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE})
+        case "embedding":
+            return frozenset({Operation.EMBEDDING, Operation.TOKENIZE})
+        case "reranking":
+            return frozenset({Operation.RERANK, Operation.TOKENIZE})
 
 
-def host_arguments(
-    model: VllmLibraryModel, socket: Path, order: LoadOrder, shape: ModelShape | None = None
-) -> list[str]:
-    """Returns the command line of the host program after its command.
+def load_parameters(model: VllmModel, trained_context_tokens: int = 0) -> tuple[LoadParameter, ...]:
+    """Returns the load parameters of a model; `trained_context_tokens`: see ModelContext."""
+    drafts = tuple(dict.fromkeys(filter(None, (model.speculative_model, *model.speculative_models))))
+    return (
+        context_parameter(model.slot_context_tokens, trained_context_tokens),
+        whole_parameter("slots", "Requests it works on at once.", 1, MAX_SLOTS, model.slots),
+        whole_parameter(
+            "kv_cache_memory_bytes", "KV cache on each device.", 1, MAX_CACHE_BYTES, model.kv_cache_memory_bytes
+        ),
+        _words("kv_cache_dtype", "Type of keys and values in the cache.", CACHE_TYPES, model.kv_cache_dtype),
+        whole_parameter("max_pixels", "Pixels that an image is scaled down to.", 1, MAX_PIXELS, model.max_pixels),
+        _words("speculative_method", "How tokens are drafted; none: not at all.", METHODS, model.speculative_method),
+        *((_words("speculative_model", "Drafting model.", drafts, model.speculative_model),) if drafts else ()),
+        _words("speculative_moe_backend", "Kernels for its experts.", MOE_BACKENDS, model.speculative_moe_backend),
+        _words(
+            "speculative_attention_backend",
+            "Kernels for its attention.",
+            ATTENTION_BACKENDS,
+            model.speculative_attention_backend,
+        ),
+        whole_parameter(
+            "speculative_tokens", "Tokens drafted at a time.", 1, MAX_DRAFT_TOKENS, model.speculative_tokens
+        ),
+    )
+
+
+def _words(name: str, description: str, known: Sequence[str], configured: str | None) -> LoadParameter:
+    """Returns a parameter that may be a known word or the configured one."""
+    words = (*known, configured) if configured is not None and configured not in known else tuple(known)
+    return LoadParameter(name=name, description=description, words=words, default=configured)
+
+
+def configured_parameters(model: VllmModel) -> dict[str, LoadValue]:
+    """Returns the load parameters in a model's settings, by name."""
+    names = (parameter.name for parameter in load_parameters(model))
+    values = ((name, getattr(model, name)) for name in names if name != "context_tokens")
+    found = {name: value for name, value in values if value is not None}
+    return {"context_tokens": model.slot_context_tokens, **found}
+
+
+def server_arguments(model: VllmModel, order: LoadOrder, shape: ModelShape | None = None) -> list[str]:
+    """Returns the command line after the program, without where it listens.
 
     `shape` is that of the model's files; None: unknown.
     """
-    own = ["--socket", str(socket)]
-    # Under the empty name: it answers every request.
-    modules = {"": model.lora_path} if model.lora_path is not None else {}
-    for name, path in {**modules, **{adapter.name: adapter.path for adapter in model.adapters}}.items():
-        own += ["--adapter", f"{name}={local_or_id(path)}"]
-    if sleeps_in_place(model, order):
-        own += ["--sleep-level", str(model.sleep_level)]
-    return [
-        *own,
-        *(ENGINE_SEPARATOR, "--model", model_location(model, order), "--served-model-name", model.name),
-        # It is given text alone, so that an encoder of images would only take memory.
-        "--language-model-only",
-        *engine_arguments(model, order, shape),
-        *model.extra_arguments,
+    arguments = [
+        *("serve", model_location(model, order), "--served-model-name", model.name, "--disable-uvicorn-access-log"),
+        *_engine_arguments(model, order, shape),
+        *_generation_arguments(model),
     ]
+    for flag, value in (("--chat-template", model.chat_template_file), ("--reasoning-parser", model.reasoning_parser)):
+        if value is not None:
+            arguments += [flag, str(value)]
+    return [*arguments, *model.extra_arguments]
 
 
-def host_environment(model: VllmLibraryModel, order: LoadOrder, given: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables to add to those that are given, which win except over the choice of devices."""
-    variables = engine_variables(model, order, given)
-    # As its own server has it: the program has threads, which a fork would lose.
-    name = "VLLM_WORKER_MULTIPROCESSING_METHOD"
-    return variables if name in given else {name: "spawn", **variables}
+def _generation_arguments(model: VllmModel) -> list[str]:
+    if model.kind != "generation":
+        return []
+    # Without it usage does not tell what came from the cache.
+    arguments = ["--enable-prompt-tokens-details"]
+    if NO_STATISTICS not in model.extra_arguments:
+        arguments.append("--enable-per-request-metrics")
+    if model.tool_call_parser is not None:
+        arguments += ["--enable-auto-tool-choice", "--tool-call-parser", model.tool_call_parser]
+    modules = {adapter.name: adapter.path for adapter in model.adapters}
+    if model.lora_path is not None:
+        modules[adapter_name(model)] = model.lora_path
+    if modules:
+        arguments += ["--lora-modules", *(f"{name}={local_or_id(path)}" for name, path in modules.items())]
+    return arguments
+
+
+def adapter_bodies(model: VllmModel) -> dict[str, dict[str, object]]:
+    """Returns what the body of a generation says in addition, by the adapter that answers; see `Endpoint.adapters`."""
+    if not model.adapters:
+        return {}
+    return {"": {"model": model.name}, **{adapter.name: {"model": adapter.name} for adapter in model.adapters}}
+
+
+def adapter_name(model: VllmModel) -> str:
+    """Returns the server's name of the model with its adapter; its name without one is that of the base model."""
+    return f"{model.name}-adapter"
+
+
+def _engine_arguments(model: VllmModel, order: LoadOrder, shape: ModelShape | None) -> list[str]:
+    values = {**configured_parameters(model), **order.parameters}
+    arguments = [
+        *("--max-model-len", str(values["context_tokens"]), "--max-num-seqs", str(values["slots"])),
+        *("--dtype", model.dtype),
+        *_memory_arguments(model, order, values, shape),
+        *_device_arguments(model, order),
+        *_image_arguments(model, values),
+        *_speculation_arguments(values),
+    ]
+    if model.quantization is not None:
+        arguments += ["--quantization", model.quantization]
+    if model.kind != "generation":
+        arguments += ["--runner", "pooling"]
+    elif model.lora_path is not None or model.served_adapters:
+        arguments += ["--enable-lora", "--max-lora-rank", str(model.max_lora_rank), *_adapter_arguments(model)]
+    for flag, given in (("--trust-remote-code", model.trust_remote_code), ("--enforce-eager", model.enforce_eager)):
+        if given:
+            arguments.append(flag)
+    return arguments
+
+
+def _adapter_arguments(model: VllmModel) -> list[str]:
+    """Returns how many adapters are on the device at once: all of them, so that none is loaded for a request."""
+    count = len(model.served_adapters)
+    return ["--max-loras", str(count), "--max-cpu-loras", str(count)] if count > 1 else []
+
+
+def model_location(model: VllmModel, order: LoadOrder) -> str:
+    """Returns the folder or the id of the model that a load asks for."""
+    return str(order.model_path or model.folder or model.location)
+
+
+def _memory_arguments(
+    model: VllmModel, order: LoadOrder, values: Mapping[str, LoadValue], shape: ModelShape | None
+) -> list[str]:
+    arguments: list[str] = []
+    if (cache_bytes := cache_bytes_per_device(model, values, shape, device_count(model, order))) is not None:
+        arguments += ["--kv-cache-memory-bytes", str(cache_bytes)]
+    utilization = model.gpu_memory_utilization
+    if utilization is not None or cache_bytes is not None:
+        arguments += ["--gpu-memory-utilization", SMALL_UTILIZATION if utilization is None else f"{utilization:g}"]
+    if (cache_type := values.get("kv_cache_dtype")) is not None:
+        arguments += ["--kv-cache-dtype", str(cache_type)]
+    if model.prefix_caching is not None:
+        arguments.append("--enable-prefix-caching" if model.prefix_caching else "--no-enable-prefix-caching")
+    if sleeps_in_place(model, order):
+        arguments.append("--enable-sleep-mode")
+    return arguments
+
+
+def cache_bytes_per_device(
+    model: VllmModel, values: Mapping[str, LoadValue], shape: ModelShape | None, devices: int
+) -> int | None:
+    """Returns the size of the KV cache on each device; None: vLLM decides."""
+    given = values.get("kv_cache_memory_bytes")
+    if given is not None:
+        return int(given)
+    if model.gpu_memory_utilization is not None or shape is None or not shape.keys_per_token:
+        return None
+    blocks = -(-int(values["context_tokens"]) // CACHE_BLOCK_TOKENS) + 1
+    tokens = int(values["slots"]) * blocks * CACHE_BLOCK_TOKENS
+    size = tokens * bytes_per_token(model, values, shape) / devices
+    return -(-round(size) // MEBIBYTE) * MEBIBYTE
+
+
+def bytes_per_token(model: VllmModel, values: Mapping[str, LoadValue], shape: ModelShape) -> float:
+    """Returns the size of the keys and values of one token, over all devices."""
+    number = _BYTES_PER_NUMBER.get(model.dtype, _USUAL_BYTES)
+    if str(values.get("kv_cache_dtype", "auto")).startswith(_SMALL_CACHE_TYPES):
+        number = 1.0
+    return number * (shape.keys_per_token + shape.values_per_token)
+
+
+def device_count(model: VllmModel, order: LoadOrder) -> int:
+    """Returns the number of devices that a load uses, at least 1."""
+    if model.tensor_parallel is None and model.pipeline_parallel is None:
+        return max(1, len(order.shares or ()))
+    return (model.tensor_parallel or 1) * (model.pipeline_parallel or 1)
+
+
+def _device_arguments(model: VllmModel, order: LoadOrder) -> list[str]:
+    tensor = model.tensor_parallel
+    if tensor is None and model.pipeline_parallel is None:
+        tensor = device_count(model, order)
+    arguments = ["--tensor-parallel-size", str(tensor)] if tensor is not None and tensor > 1 else []
+    if model.pipeline_parallel is not None:
+        arguments += ["--pipeline-parallel-size", str(model.pipeline_parallel)]
+    return arguments
+
+
+def _image_arguments(model: VllmModel, values: Mapping[str, LoadValue]) -> list[str]:
+    arguments: list[str] = []
+    if model.limit_mm_per_prompt:
+        arguments += ["--limit-mm-per-prompt", json.dumps(dict(model.limit_mm_per_prompt))]
+    processor = dict(model.mm_processor_kwargs)
+    if "max_pixels" in values:
+        processor["max_pixels"] = int(values["max_pixels"])
+    return [*arguments, "--mm-processor-kwargs", json.dumps(processor)] if processor else arguments
+
+
+def _speculation_arguments(values: Mapping[str, LoadValue]) -> list[str]:
+    method = values.get("speculative_method")
+    if method == NO_SPECULATION:
+        return []
+    given = {
+        "method": method,
+        "model": values.get("speculative_model"),
+        "moe_backend": values.get("speculative_moe_backend"),
+        "attention_backend": values.get("speculative_attention_backend"),
+        "num_speculative_tokens": values.get("speculative_tokens"),
+    }
+    if method is None and given["model"] is None:
+        return []
+    return ["--speculative-config", json.dumps({name: value for name, value in given.items() if value is not None})]
+
+
+def sleeps_in_place(model: VllmModel, order: LoadOrder) -> bool:
+    """Whether its process stays while it sleeps: vLLM has that for accelerators only."""
+    return model.sleep_level is not None and bool(order.shares)
+
+
+def server_environment(model: VllmModel, order: LoadOrder, given: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables to add to those that are given, which win except over what weft itself needs."""
+    usual = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": str(model.engine_threads),
+        # Without it each worker binds its threads to cores of its choice, whoever else uses them.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # FlashInfer's sampler is compiled at the first request, and older toolkits cannot for the newest devices.
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    }
+    is_local = model.folder is not None and all(each.digested_file is not None for each in model.served_adapters)
+    if is_local and model.lora_path is None and model.speculative_model is None:
+        usual["HF_HUB_OFFLINE"] = "1"
+    needed = {
+        **hidden_devices(order),
+        # The routes to sleep, to empty the cache and to abort a request. No other user can reach the server.
+        "VLLM_SERVER_DEV_MODE": "1",
+    }
+    return {**{name: value for name, value in usual.items() if name not in given}, **needed}

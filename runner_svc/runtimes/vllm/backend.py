@@ -1,46 +1,102 @@
-"""The backend of the runtime vllm: the library in a host process that the runner starts."""
+"""The backend of the runtime vllm: `vllm serve` as a supervised child process, on a Unix socket of its own.
+
+Its routes to sleep, to empty the cache and to abort a request exist only in its development mode, and no key protects
+them or the others of that mode, which run code in the engine. The socket is in a folder that only this user can enter.
+"""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncGenerator, Container, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from functools import partial
 
+import msgspec
 from typing_extensions import override
 
-from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, LoadOrder
-from runner_svc.engine_host.request import PreparedRequest
-from runner_svc.environments.vllm.environment import ENVIRONMENT
+from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ErasedCache, LoadOrder
+from runner_svc.openai_upstream.client import HEALTH, MODELS, Endpoint, OpenAiHttp
+from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.load_plan import LoadParameter
 from runner_svc.policy.memory_estimate import ModelShape
-from runner_svc.runtimes.hosted_engine import HostedBackend
+from runner_svc.runtimes.engine_figures import MetricsPage
 from runner_svc.runtimes.model_engine import ModelContext
-from runner_svc.runtimes.vllm.arguments import HOST_PROGRAM, host_arguments, host_environment, text_load_parameters
+from runner_svc.runtimes.started_server import StartedServer, StartLog
+from runner_svc.runtimes.vllm.arguments import (
+    adapter_bodies,
+    adapter_name,
+    device_count,
+    load_parameters,
+    operations_of,
+    server_arguments,
+    server_environment,
+    sleeps_in_place,
+)
+from runner_svc.runtimes.vllm.load_stages import LoadStages
+from runner_svc.runtimes.vllm.metrics import read_load
 from runner_svc.runtimes.vllm.parameters import PARAMETERS
-from runner_svc.runtimes.vllm.settings import VllmLibraryModel
-from runner_svc.runtimes.vllm_engine.arguments import operations_of, sleeps_in_place
-from runner_svc.runtimes.vllm_engine.load_stages import LoadStages
+from runner_svc.runtimes.vllm.settings import VllmModel
 from runner_svc.supervise.process_time import GpuTime
-from runner_svc.templates.sandbox import ModelTemplates, read_templates
+from runner_svc.supervise.socket_folder import SocketFolder
 from weft.api.common.v1 import chat_pb2
-from weft.dispatch.frames import GenerationPayload
+from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+from weft.kernel.service import start_task, stop_tasks
+
+ROUTE_SECONDS = 5.0
+"""Timeout of a route that answers at once."""
+SLEEP_SECONDS = 120.0
+"""Timeout of a sleep or a wake, which copies the weights between devices and main memory."""
+RESET_TRIES = 10
+RESET_PAUSE_SECONDS = 0.2
+"""The cache is emptied only while no request uses it; what an ended request used is freed a little later."""
+MAX_ABORTS = 1024
+"""Aborts under way; a connection that is closed aborts its request too."""
+MAX_SOCKET_PATH_BYTES = 100
+"""Operating systems allow 104 and more."""
+_LEVEL_WITHOUT_WEIGHTS = 2
 
 
-class VllmBackend(HostedBackend[VllmLibraryModel]):
-    """A Backend over one host process, whose engine and workers are processes of their own."""
+class _ServedModel(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
 
-    program = HOST_PROGRAM
+
+class _ServedModels(msgspec.Struct):
+    data: list[_ServedModel]
+
+
+class _Reset(msgspec.Struct):
+    success: bool = True
+
+
+class _Sleeping(msgspec.Struct):
+    is_sleeping: bool
+
+
+class _VllmStartLog(StartLog):
+    """Also reads how far the load has come."""
+
+    def __init__(self, stages: LoadStages) -> None:
+        super().__init__()
+        self._stages = stages
+
+    @override
+    def read_other(self, line: str) -> None:
+        self._stages.read(line)
+
+
+class VllmBackend(StartedServer[VllmModel]):
+    """A Backend over one `vllm serve`."""
+
     engine_parameters = PARAMETERS
-    engine_environment = ENVIRONMENT
-    missing_library = "vLLM cannot be loaded; install its environment: weft runtime install vllm"
-    # A sleep copies the weights between devices and main memory.
-    sleep_seconds = 120.0
-    counts_erased_tokens = False
+    key_variable = "VLLM_API_KEY"
+    noun = "vLLM"
 
     def __init__(
         self,
-        model: VllmLibraryModel,
+        model: VllmModel,
         context: ModelContext,
         gpu: GpuTime | None = None,
         shape: ModelShape | None = None,
@@ -48,12 +104,22 @@ class VllmBackend(HostedBackend[VllmLibraryModel]):
         """`shape` is that of the model's files; None: unknown."""
         super().__init__(model, context, gpu)
         self._shape = shape
-        self._stages = LoadStages()
+        self._folder: SocketFolder | None = None
+        """The folder of its socket."""
+        self._context_tokens = model.slot_context_tokens
+        """The context of the present load: vLLM refuses to answer with more tokens than it has."""
+        self._stages: LoadStages | None = None
+        self._aborts = set[asyncio.Task[None]]()
+
+    @property
+    @override
+    def operations(self) -> frozenset[Operation]:
+        return operations_of(self.model)
 
     @property
     @override
     def load_parameters(self) -> Sequence[LoadParameter]:
-        return text_load_parameters(self.model, self.context.trained_context_tokens)
+        return load_parameters(self.model, self.context.trained_context_tokens)
 
     @property
     @override
@@ -62,40 +128,58 @@ class VllmBackend(HostedBackend[VllmLibraryModel]):
 
     @override
     def load_progress(self) -> float | None:
-        return self._stages.share if self._loading else None
+        return None if self._stages is None else self._stages.share
 
     @override
-    def read_line(self, line: str) -> None:
-        if self._loading:
-            self._stages.read(line)
-
-    @override
-    def arguments(self, order: LoadOrder, socket: Path) -> list[str]:
-        return host_arguments(self.model, socket, order, self._shape)
+    def arguments(self, order: LoadOrder, port: int) -> list[str]:
+        return [*server_arguments(self.model, order, self._shape), "--uds", self._socket_path]
 
     @override
     def environment(self, order: LoadOrder) -> Mapping[str, str]:
-        return host_environment(self.model, order, self.context.environment)
+        return server_environment(self.model, order, self.context.environment)
 
     @override
-    def operations(self) -> frozenset[Operation]:
-        return operations_of(self.model)
+    def start_log(self, order: LoadOrder) -> StartLog:
+        self._stages = LoadStages()
+        return _VllmStartLog(self._stages)
 
     @override
-    def sleeps_in_place(self, order: LoadOrder) -> bool:
-        return sleeps_in_place(self.model, order)
+    async def address(self, log: StartLog) -> str:
+        return "http://vllm"  # the name of no machine: requests go to the socket
 
     @override
-    async def model_templates(self, order: LoadOrder) -> ModelTemplates:
-        if order.model_path is not None or self.model.folder is not None:
-            return await super().model_templates(order)
-        # Of a model of the hub the engine says what it has, where the settings name no template.
-        own = self.model.chat_template_file
-        return ModelTemplates() if own is None else await read_templates(own, own)
+    def endpoint(self, base_url: str, api_key: str) -> Endpoint:
+        return Endpoint(
+            base_url=base_url,
+            socket_path=self._socket_path,
+            api_key=api_key,
+            model=self.model.name if self.model.lora_path is None else adapter_name(self.model),
+            parameters=replace(self.parameters, most_answer_tokens=self._context_tokens),
+            adapters=adapter_bodies(self.model),
+        )
+
+    @override
+    async def prepare(self, order: LoadOrder) -> None:
+        self._context_tokens = int(order.parameters.get("context_tokens", self.model.slot_context_tokens))
+        read = partial(read_load, devices=device_count(self.model, order))
+        self.metrics_page = MetricsPage("/metrics", read)
+        self._folder = await asyncio.to_thread(SocketFolder, "weft-vllm-")
+        if len(self._socket_path.encode()) > MAX_SOCKET_PATH_BYTES:
+            message = f"the folder for temporary files has too long a path for a socket: {self._folder.path.parent}"
+            raise WeftError(Reason.CONNECT_FAILED, message)
+
+    @override
+    async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
+        served = await _served_model(http)
+        self._stages = None
+        return BackendFacts(
+            operations=self.operations,
+            context_tokens=served.max_model_len or self._context_tokens,
+            slots=int(order.parameters.get("slots", self.model.slots)),
+        )
 
     @override
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
-        self._stages = LoadStages()
         limit = self.model.start_timeout_seconds
         try:
             async with asyncio.timeout(limit):
@@ -105,11 +189,112 @@ class VllmBackend(HostedBackend[VllmLibraryModel]):
             raise WeftError(Reason.LOAD_STALLED, message) from None
 
     @override
-    async def prepared(self, payload: GenerationPayload, call: CallInfo) -> PreparedRequest:
-        prepared = await super().prepared(payload, call)
-        # vLLM ends at the token itself; as a text it would hold back the last letters of each delta.
-        prepared.request.stop = [text for text in prepared.request.stop if text != self._templates.eos_token]
-        if isinstance(payload, chat_pb2.ChatPayload) and payload.tools:
-            # Some models mark calls with special tokens, by which weft finds them in the text.
-            prepared.request.sampling.setdefault("skip_special_tokens", False)
-        return prepared
+    async def free_memory(self, http: OpenAiHttp, order: LoadOrder) -> bool:
+        level = self.model.sleep_level
+        if level is None or not sleeps_in_place(self.model, order):
+            return False
+        await _require_done(http, f"/sleep?level={level}", SLEEP_SECONDS)
+        return await _is_sleeping(http)
+
+    @override
+    async def stop(self) -> None:
+        self._stages = None
+        aborts, self._aborts = self._aborts, set()
+        await stop_tasks(aborts)
+        try:
+            await super().stop()
+        finally:
+            folder, self._folder = self._folder, None
+            if folder is not None:
+                folder.remove()
+
+    @override
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        is_over = False
+        try:
+            async with aclosing(super().generate(payload, call)) as frames:
+                async for frame in frames:
+                    yield frame
+            is_over = True
+        finally:
+            if not is_over:
+                self._abort(payload, call.request_id)
+
+    @override
+    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
+        """Empties the whole cache, whatever the slots: vLLM has none."""
+        http = self._running()
+        for tries_left in reversed(range(RESET_TRIES)):
+            status, body = await http.call_route("POST", "/reset_prefix_cache", ROUTE_SECONDS)
+            if status == 404:
+                raise WeftError(Reason.UNSUPPORTED_OPERATION, "this vLLM cannot empty its cache")
+            with suppress(*JSON_FAULTS):
+                if status == 200 and (not body or msgspec.json.decode(body, type=_Reset).success):
+                    return ErasedCache(entry_count=0)
+            if tries_left:
+                await asyncio.sleep(RESET_PAUSE_SECONDS)
+        raise WeftError(Reason.BACKEND_ERROR, "vLLM did not empty its cache, because requests use it")
+
+    @override
+    def _next_port(self, tried: Container[int]) -> int:
+        return 0  # it listens on a socket
+
+    @property
+    def _socket_path(self) -> str:
+        return "" if self._folder is None else str(self._folder.path / "socket")
+
+    @override
+    async def take_memory(self, http: OpenAiHttp) -> None:
+        if self.model.sleep_level == _LEVEL_WITHOUT_WEIGHTS:
+            await _require_done(http, "/wake_up?tags=weights", SLEEP_SECONDS)
+            await _require_done(http, "/collective_rpc", SLEEP_SECONDS, {"method": "reload_weights"})
+            await _require_done(http, "/wake_up?tags=kv_cache", SLEEP_SECONDS)
+        else:
+            await _require_done(http, "/wake_up", SLEEP_SECONDS)
+        if await _is_sleeping(http) or await http.status_of(HEALTH, ROUTE_SECONDS) != 200:
+            raise WeftError(Reason.BACKEND_ERROR, "it still sleeps")
+
+    def _abort(self, payload: GenerationPayload, request_id: str) -> None:
+        """Abort a request whose caller is gone; without an id vLLM would abort every request."""
+        http = self._http
+        if http is None or not request_id or len(self._aborts) >= MAX_ABORTS:
+            return
+        kind = "chatcmpl" if isinstance(payload, chat_pb2.ChatPayload) else "cmpl"
+        task = start_task(_abort_quietly(http, f"{kind}-{request_id}"), name="abort-vllm-request")
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+
+async def _served_model(http: OpenAiHttp) -> _ServedModel:
+    """Returns what the server says about the model. Raises BACKEND_PROTOCOL_ERROR where it does not serve it."""
+    answer = await http.answer_of(MODELS, ROUTE_SECONDS)
+    status, body = (None, b"") if answer is None else answer
+    with suppress(*JSON_FAULTS):
+        if status == 200:
+            for served in msgspec.json.decode(body, type=_ServedModels).data:
+                if served.id == http.endpoint.model:
+                    return served
+    raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"vLLM does not list the model that it serves (status {status})")
+
+
+async def _require_done(
+    http: OpenAiHttp, path: str, timeout_seconds: float, body: Mapping[str, object] | None = None
+) -> None:
+    status, _ = await http.call_route("POST", path, timeout_seconds, msgspec.json.encode(body or {}))
+    if status != 200:
+        raise WeftError(Reason.BACKEND_ERROR, f"vLLM answered {path.partition('?')[0]} with status {status}")
+
+
+async def _is_sleeping(http: OpenAiHttp) -> bool:
+    status, body = await http.call_route("GET", "/is_sleeping", ROUTE_SECONDS)
+    with suppress(*JSON_FAULTS):
+        if status == 200:
+            return msgspec.json.decode(body, type=_Sleeping).is_sleeping
+    raise WeftError(Reason.BACKEND_ERROR, f"vLLM does not tell whether it sleeps (status {status})")
+
+
+async def _abort_quietly(http: OpenAiHttp, request_id: str) -> None:
+    with suppress(WeftError):
+        await http.call_route(
+            "POST", "/abort_requests", ROUTE_SECONDS, msgspec.json.encode({"request_ids": [request_id]})
+        )

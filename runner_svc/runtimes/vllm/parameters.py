@@ -1,4 +1,4 @@
-"""The request parameters that vLLM takes in process."""
+"""The request parameters that vLLM takes."""
 
 from runner_svc.policy.parameters import (
     MAX_INT,
@@ -15,8 +15,8 @@ from runner_svc.policy.parameters import (
 )
 
 PARAMETERS = EngineParameters(
-    engine="vLLM in process",
-    # Names and meanings: vLLM's SamplingParams; bounds are ours where it has none.
+    engine="vLLM",
+    # Names and meanings: vLLM's chat and completion protocols; bounds are ours where it has none.
     allowed={
         "allowed_token_ids": TokenIds(1024),
         "bad_words": Texts(64, 256),
@@ -24,6 +24,7 @@ PARAMETERS = EngineParameters(
         "grammar": Grammar(),
         "ignore_eos": Flag(),
         "include_stop_str_in_output": Flag(),
+        "length_penalty": Number(-10, 10),
         "min_tokens": Number(0, MAX_INT, whole=True),
         "repetition_penalty": Number(0.01, 2),
         "skip_special_tokens": Flag(),
@@ -32,7 +33,7 @@ PARAMETERS = EngineParameters(
         "structured_outputs": StructuredOutputs(),
         "truncate_prompt_tokens": Number(-1, MAX_INT, whole=True),
     },
-    untaken=frozenset({"parallel_tool_calls", "reasoning_effort"}),
     renamed={"repeat_penalty": "repetition_penalty"},
+    members={"grammar": "structured_outputs"},
     thinks_by_template=True,
 )

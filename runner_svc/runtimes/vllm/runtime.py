@@ -1,4 +1,4 @@
-"""The runtime vllm: the library in a child process of its own, one per model (docs/decisions/0011)."""
+"""The runtime vllm: `vllm serve`, one process group per model, started and ended by weft."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,8 @@ from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.runtimes.runtime import Runtime
 from runner_svc.runtimes.vllm.parameters import PARAMETERS
-from runner_svc.runtimes.vllm.settings import VllmLibraryModel
+from runner_svc.runtimes.vllm.settings import VllmModel
+from weft.kernel.request import Skill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,52 +17,53 @@ if TYPE_CHECKING:
     from runner_svc.policy.load_plan import LoadValue
     from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 
+PROGRAM = "vllm"
+_SKILLS = {"image": Skill.IMAGE, "audio": Skill.AUDIO}
 
-def _load_values(model: VllmLibraryModel) -> "Mapping[str, LoadValue]":
-    from runner_svc.runtimes.vllm_engine.arguments import configured_parameters  # noqa: PLC0415 - see Runtime
+
+def _load_values(model: VllmModel) -> "Mapping[str, LoadValue]":
+    from runner_svc.runtimes.vllm.arguments import configured_parameters  # noqa: PLC0415 - see Runtime
 
     return configured_parameters(model)
 
 
-def _build(model: VllmLibraryModel, context: "ModelContext") -> "ModelEngine":
+def _build(model: VllmModel, context: "ModelContext") -> "ModelEngine":
     # Imported here: only a process that serves models needs these.
     from dataclasses import replace  # noqa: PLC0415
 
     from runner_svc.memory.estimate import ModelFacts, read_model_facts  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import known_templates, text_abilities  # noqa: PLC0415
-    from runner_svc.runtimes.vllm.arguments import OWN_FLAGS  # noqa: PLC0415
+    from runner_svc.runtimes.vllm.adapters import check_adapters  # noqa: PLC0415
     from runner_svc.runtimes.vllm.backend import VllmBackend  # noqa: PLC0415
-    from runner_svc.runtimes.vllm_engine.adapters import check_adapters  # noqa: PLC0415
-    from runner_svc.runtimes.vllm_engine.model import check_model, model_engine, with_environment  # noqa: PLC0415
+    from runner_svc.runtimes.vllm.model import check_model, model_engine, with_environment  # noqa: PLC0415
+    from weft.kernel.abilities import Abilities  # noqa: PLC0415
 
-    check_model(model, context, OWN_FLAGS)
+    check_model(model, context)
     check_adapters(model, context)
-    for setting, value in (
-        ("limit_mm_per_prompt", any(model.limit_mm_per_prompt.values())),
-        ("mm_processor_kwargs", model.mm_processor_kwargs),
-        ("max_pixels", model.max_pixels),
-    ):
-        if value:
-            raise context.refuse(setting, "is for models that take images; they need the runtime vllm_serve")
     model = with_environment(model, context)
+    if not context.command:
+        context = replace(context, command=(str(context.environments.environment_program(ENVIRONMENT, PROGRAM)),))
     facts = ModelFacts() if model.folder is None else read_model_facts(model.folder)
-    templates = known_templates(model, facts)
-    context = replace(context, trained_context_tokens=facts.context_tokens, templates=templates)
+    context = replace(context, trained_context_tokens=facts.context_tokens)
+    # What the settings leave open depends on the model, and is tried.
+    limits = {_SKILLS[kind]: count for kind, count in model.limit_mm_per_prompt.items() if kind in _SKILLS}
+    extra = {skill for skill, count in limits.items() if count}
+    tools = {Skill.TOOLS} if model.tool_call_parser is not None else set()
     return model_engine(
         model,
         context,
         facts,
         lambda: VllmBackend(model, context, shape=facts.shape),
         habits=RUNTIME.habits,
-        abilities=text_abilities(templates),
+        abilities=Abilities(skills=frozenset({Skill.TEXT, *extra, *tools}), lacking=frozenset(limits.keys() - extra)),
     )
 
 
 RUNTIME = Runtime(
     name="vllm",
-    summary="vLLM in a process that weft starts",
-    docs="docs/runtimes.md",
-    settings=VllmLibraryModel,
+    other_names=("vllm_serve",),
+    summary="vLLM's server, which weft starts",
+    docs="docs/runners.md",
+    settings=VllmModel,
     build=_build,
     formats=frozenset({WeightFormat.SAFETENSORS}),
     places=EnginePlaces(in_layers=False),
@@ -76,7 +78,5 @@ RUNTIME = Runtime(
         "operations": "`kind` says what vLLM is started for",
         "embeddings": "`kind: embedding`",
         "cache_salt": "it is always sent",
-        "tool_call_parser": "weft reads calls from the text; vLLM's parsers are in its server, `vllm_serve`",
-        "reasoning_parser": "vLLM's parsers are in its server, `vllm_serve`",
     },
 )

@@ -56,7 +56,7 @@ def test_an_answer_that_is_too_short_or_fails_is_in_the_note(tmp_path: Path) -> 
 
 
 def test_an_engine_that_is_not_installed_names_what_installs_it(tmp_path: Path) -> None:
-    for name in ("vllm_serve", "vllm", "ctranslate2"):
+    for name in ("vllm", "ctranslate2"):
         with pytest.raises(MissingEngineError, match="make test-runtimes"):
             ENGINES[name].runner(tmp_path)
 

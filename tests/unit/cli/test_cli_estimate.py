@@ -120,7 +120,7 @@ def _configure_runner(folder: Path, runtime: str, **model: Any) -> None:
     (folder / "weft.yaml").write_text(json.dumps({"runners": [runner]}))
 
 
-@pytest.mark.parametrize(("runtime", "setting"), [("vllm_serve", "model"), ("vllm", "model"), ("exllamav3", "path")])
+@pytest.mark.parametrize(("runtime", "setting"), [("vllm", "model"), ("exllamav3", "path")])
 def test_a_model_of_another_engine_is_estimated_as_its_runner_does(home: Path, runtime: str, setting: str) -> None:
     given = {setting: str(_safetensors_folder(home / "model")), "context_tokens": 1024, "slots": 2}
     _configure_runner(home, runtime, **given)
@@ -144,12 +144,12 @@ def test_a_model_of_ctranslate2_is_estimated_by_its_weights(home: Path) -> None:
 
 
 def test_memory_that_a_model_of_vllm_declares_counts(home: Path) -> None:
-    _configure_runner(home, "vllm_serve", model="org/somewhere", memory_mb=700)
+    _configure_runner(home, "vllm", model="org/somewhere", memory_mb=700)
     assert (_json("tiny")["source"], _json("tiny")["bytes"]) == ("manifest", 700 * MEBIBYTE)
 
 
 def test_a_configured_model_that_is_not_here_is_told_from_an_unknown_name(home: Path) -> None:
-    _configure_runner(home, "vllm_serve", model="org/somewhere")
+    _configure_runner(home, "vllm", model="org/somewhere")
     code, output = _run("tiny")
     assert code == EXIT_NOT_FOUND
     assert "org/somewhere is not on this machine" in output

@@ -46,8 +46,7 @@ MODELS = {
     "llama_cpp_python": "LlamaCppPythonModel",
     "llama_server": "LlamaServerModel",
     "openai_remote": "OpenAiRemoteModel",
-    "vllm": "VllmLibraryModel",
-    "vllm_serve": "VllmServeModel",
+    "vllm": "VllmModel",
 }
 """The part of the published schema by runtime."""
 _ROW = re.compile(r"^\| `([^`]+)` \| (?:`([^`]+)`|-) \|(.*)\|$", re.MULTILINE)

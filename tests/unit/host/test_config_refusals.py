@@ -120,7 +120,7 @@ def refused(folder: Path, text: str) -> FieldError:
         (
             f"{GPU}    runtime: vllm_server\n    {MODEL}",
             "runners.0.runtime",
-            "did you mean vllm_serve or llama_server?",
+            "did you mean llama_server or server?",
             3,
         ),
         # names that are there twice

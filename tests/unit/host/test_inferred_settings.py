@@ -53,7 +53,7 @@ def test_a_runtime_that_is_written_holds() -> None:
         ({"path": "/models/a.gguf"}, "llama_server"),
         ({"source": "hf:acme/smol-GGUF"}, "llama_server"),
         ({"source": "ollama:llama3.2"}, "llama_server"),
-        ({"model": "Qwen/Qwen3-8B"}, "vllm_serve"),
+        ({"model": "Qwen/Qwen3-8B"}, "vllm"),
     ],
 )
 def test_the_runtime_follows_from_what_a_model_is(model: dict[str, str], runtime: str) -> None:
@@ -77,8 +77,8 @@ def test_the_runtime_follows_from_what_is_in_a_folder(tmp_path: Path) -> None:
 
 def test_a_folder_of_safetensors_is_named_by_the_setting_that_its_engine_has(tmp_path: Path) -> None:
     where = folder(tmp_path, "a.safetensors")
-    assert runner_of(models=[{"name": "a", "model": str(where)}]).runtime == "vllm_serve"
-    with pytest.raises(FieldError, match=f"which vllm_serve loads: write `model: {where}`"):
+    assert runner_of(models=[{"name": "a", "model": str(where)}]).runtime == "vllm"
+    with pytest.raises(FieldError, match=f"which vllm loads: write `model: {where}`"):
         config_of(models=[{"name": "a", "path": str(where)}])
 
 

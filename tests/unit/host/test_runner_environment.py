@@ -196,7 +196,7 @@ def test_what_changes_nothing_is_said(environment: dict[str, str], ignored: str)
 
 def test_variables_that_an_engine_reads_change_something() -> None:
     environment = read_environment({"VLLM_ATTENTION_BACKEND": "FLASH", "METRICS_PORT": "1", "ENABLE_METRICS": "no"})
-    vllm = {"runtime": "vllm_serve", "models": [{"name": "qwen", "model": "org/qwen"}]}
+    vllm = {"runtime": "vllm", "models": [{"name": "qwen", "model": "org/qwen"}]}
     assert [name for name, _ in environment.ignored_by(config(runner=vllm))] == ["METRICS_PORT"]
     assert [name for name, _ in environment.ignored_by(config())] == ["METRICS_PORT", "VLLM_ATTENTION_BACKEND"]
 

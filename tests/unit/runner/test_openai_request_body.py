@@ -7,7 +7,7 @@ import pytest
 
 from runner_svc.openai_upstream import request
 from runner_svc.openai_upstream.request import PreparedBody
-from runner_svc.policy.parameters import EngineParameters, Number, ParameterProfile
+from runner_svc.policy.parameters import EngineParameters, Grammar, Number, ParameterProfile, StructuredOutputs
 from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER_PARAMETERS
 from runner_svc.runtimes.openai_http.parameters import PARAMETERS as OPENAI_HTTP_PARAMETERS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2, warning_pb2
@@ -196,6 +196,17 @@ def test_a_completion_leaves_out_what_an_engine_does_not_take() -> None:
     prepared = completion_body(payload, "m", ParameterProfile(engine=LIMITED))
     assert "top_k" not in prepared.body
     assert [event.warning.field for event in prepared.warnings] == ["top_k"]
+
+
+def test_a_parameter_that_an_engine_takes_within_another_is_sent_there() -> None:
+    engine = EngineParameters(
+        engine="e", allowed={"grammar": Grammar(), "structured": StructuredOutputs()}, members={"grammar": "structured"}
+    )
+    body = chat_body(_chat({"grammar": 'root ::= "a"'}), "m", ParameterProfile(engine=engine)).body
+    assert body["structured"] == {"grammar": 'root ::= "a"'}
+    assert "grammar" not in body
+    both = _chat({"grammar": 'root ::= "a"', "structured": {"regex": "a"}})
+    assert chat_body(both, "m", ParameterProfile(engine=engine)).body["structured"].keys() == {"grammar", "regex"}
 
 
 def test_an_extra_parameter_does_not_replace_a_renamed_one() -> None:

@@ -21,7 +21,6 @@ from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERV
 from runner_svc.runtimes.openai_http.parameters import PARAMETERS as OPENAI_HTTP_PARAMETERS
 from runner_svc.runtimes.openai_remote.parameters import PARAMETERS as OPENAI_REMOTE_PARAMETERS
 from runner_svc.runtimes.vllm.parameters import PARAMETERS as VLLM_PARAMETERS
-from runner_svc.runtimes.vllm_serve.parameters import PARAMETERS as VLLM_SERVE_PARAMETERS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
@@ -35,7 +34,6 @@ ALLOWED = [
         CTRANSLATE2_PARAMETERS,
         DIFFUSERS_PARAMETERS,
         EXLLAMAV3_PARAMETERS,
-        VLLM_SERVE_PARAMETERS,
         VLLM_PARAMETERS,
         OPENAI_REMOTE_PARAMETERS,
     )
@@ -210,4 +208,4 @@ def test_repeats_in_order_and_braces_in_texts_pass(grammar: str) -> None:
 )
 def test_structured_outputs_are_checked_inside(value: Any) -> None:
     with pytest.raises(FieldError):
-        admit({"structured_outputs": value}, ParameterProfile(engine=VLLM_SERVE_PARAMETERS))
+        admit({"structured_outputs": value}, ParameterProfile(engine=VLLM_PARAMETERS))

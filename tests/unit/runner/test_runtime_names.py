@@ -17,7 +17,6 @@ PACKAGES = ("runner_svc", "weft", "weft_app", "weft_testing", "gateway", "router
 ALLOWED = {
     "runner_svc/runtimes/table.py": "the default runtime, and the one of `weft runner join --url`",
     "runner_svc/runtimes/unmanaged_server.py": "`server` is the word of messages for a server that runs already",
-    "runner_svc/runtimes/vllm_serve/runtime.py": "`vllm` is the program that it starts",
     "weft_testing/fake_backend/vllm_routes.py": "`vllm` owns the models that its server lists",
     "weft_app/compose/central.py": "models that operators declare are those of `openai_remote`",
     "gateway/ollama/models.py": "`server` is the name of a field",

@@ -9,6 +9,8 @@ from kit.runtime_plugin import install, write_distribution
 from runner_svc.runtimes import table
 from runner_svc.runtimes.runtime import Runtime
 from weft.kernel.errors import FieldError
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
 
 OWN = (
     "comfyui",
@@ -24,7 +26,6 @@ OWN = (
     "piper",
     "server",
     "vllm",
-    "vllm_serve",
 )
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "runtimes.md"
 
@@ -49,6 +50,12 @@ def _fault(name: str) -> str:
 def test_the_folders_are_the_runtimes() -> None:
     assert table.built_in_names() == OWN
     assert [runtime.name for runtime in table.built_in()] == list(OWN)
+
+
+def test_a_runtime_is_found_by_its_other_name_and_shown_by_its_own() -> None:
+    runner = {"name": "gpu", "runtime": "vllm_serve", "models": [{"name": "qwen", "model": "org/qwen"}]}
+    assert table.require_runtime("vllm_serve") is table.require_runtime("vllm")
+    assert parse_section(ConfiguredRunner, runner).runtime == "vllm"
 
 
 @pytest.mark.parametrize("name", OWN)

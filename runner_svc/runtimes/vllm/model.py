@@ -1,43 +1,35 @@
 """A model that vLLM loads: checks of its settings, those that the environment adds, and its engine."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from runner_svc.backend.port import Backend
 from runner_svc.memory.estimate import ForecastModel, ModelFacts, ModelFiles, manifest_bytes_of
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
-from runner_svc.runtimes.vllm_engine.arguments import configured_parameters, operations_of
-from runner_svc.runtimes.vllm_engine.forecast import VllmForecast
-from runner_svc.runtimes.vllm_engine.settings import VllmModel
+from runner_svc.runtimes.vllm.arguments import OWN_FLAGS, configured_parameters, operations_of
+from runner_svc.runtimes.vllm.forecast import VllmForecast
+from runner_svc.runtimes.vllm.settings import VllmModel
 from weft.kernel.abilities import Abilities
 from weft.kernel.errors import invalid_field
 
 UTILIZATION_VARIABLE = "VLLM_GPU_MEMORY_UTILIZATION"
 CACHING_VARIABLE = "VLLM_ENABLE_PREFIX_CACHING"
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_FOR_GENERATION = ("lora_path", "speculative_method", "speculative_model")
-
-Settings = TypeVar("Settings", bound=VllmModel)
+_FOR_GENERATION = ("lora_path", "speculative_method", "speculative_model", "tool_call_parser", "reasoning_parser")
 
 
-def check_model(
-    model: VllmModel, context: ModelContext, own_flags: Mapping[str, str], for_generation: Collection[str] = ()
-) -> None:
-    """Raise INVALID_ARGUMENT naming a setting that contradicts another, or names a file that does not exist.
-
-    `own_flags` are not taken as `extra_arguments`, and why; `for_generation` are further settings of generating models.
-    """
+def check_model(model: VllmModel, context: ModelContext) -> None:
+    """Raise INVALID_ARGUMENT naming a setting that contradicts another, or names a file that does not exist."""
     for index, argument in enumerate(model.extra_arguments):
-        if (why := own_flags.get(argument.partition("=")[0])) is not None:
+        if (why := OWN_FLAGS.get(argument.partition("=")[0])) is not None:
             raise context.refuse(f"extra_arguments[{index}]", f"cannot be {argument.partition('=')[0]}: {why}")
     template = model.chat_template_file
     if template is not None and not template.is_file():
         raise context.refuse("chat_template_path", f"there is no file {template}")
     if model.kind != "generation":
-        for setting in (*_FOR_GENERATION, *for_generation):
+        for setting in _FOR_GENERATION:
             if getattr(model, setting) is not None:
                 raise context.refuse(setting, f"is for models of kind generation, not {model.kind}")
     if model.speculative_model is not None and model.speculative_method is None:
@@ -48,7 +40,7 @@ def check_model(
         raise context.refuse("max_pixels", "is also in mm_processor_kwargs; leave one of them out")
 
 
-def with_environment(model: Settings, context: ModelContext) -> Settings:
+def with_environment(model: VllmModel, context: ModelContext) -> VllmModel:
     """Returns the settings with those that they leave to variables of the runner API.
 
     Raises INVALID_ARGUMENT naming a variable with an invalid value.

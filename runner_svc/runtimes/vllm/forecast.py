@@ -7,8 +7,8 @@ from typing_extensions import override
 from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import CONTEXT_STEP, MemorySettings, ModelShape
-from runner_svc.runtimes.vllm_engine.arguments import bytes_per_token, cache_bytes_per_device, configured_parameters
-from runner_svc.runtimes.vllm_engine.settings import VllmModel
+from runner_svc.runtimes.vllm.arguments import bytes_per_token, cache_bytes_per_device, configured_parameters
+from runner_svc.runtimes.vllm.settings import VllmModel
 
 _CACHE_TYPES: Mapping[float, str] = {1.0: "q8_0", 2.0: "f16", 4.0: "f32"}
 """Names of the estimator's cache types by bytes per number; eight bits are a little more there."""

@@ -20,9 +20,9 @@ from runner_svc.instance.settings import HibernationSettings, ServedModel, Sleep
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes import engine_figures
-from runner_svc.runtimes.vllm_serve import backend as module
-from runner_svc.runtimes.vllm_serve.backend import VllmServeBackend
-from runner_svc.runtimes.vllm_serve.settings import VllmServeModel
+from runner_svc.runtimes.vllm import backend as module
+from runner_svc.runtimes.vllm.backend import VllmBackend
+from runner_svc.runtimes.vllm.settings import VllmModel
 from weft.api.common.v1 import chat_pb2, embedding_pb2, sampling_pb2, tokenize_pb2
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.dispatch.frames import Frame
@@ -38,15 +38,15 @@ GRACES = StopGraces(first_term_seconds=0.5, second_term_seconds=0.5)
 ON_A_DEVICE = LoadOrder(shares=(DeviceBytes(device_index=0, bytes=2**30),), hides_devices=True)
 
 
-def _backend(switches: dict[str, Any] | None = None, **settings: Any) -> VllmServeBackend:
+def _backend(switches: dict[str, Any] | None = None, **settings: Any) -> VllmBackend:
     settings = {"name": "smol", "model": "org/model", "load_stall_seconds": 10.0, "graces": GRACES, **settings}
     command = tuple(fake_backend_command(**(switches or {})))
-    return VllmServeBackend(*engine_settings(VllmServeModel, command=command, **settings))
+    return VllmBackend(*engine_settings(VllmModel, command=command, **settings))
 
 
 @asynccontextmanager
 async def _started(
-    backend: VllmServeBackend, order: LoadOrder | None = None
+    backend: VllmBackend, order: LoadOrder | None = None
 ) -> AsyncGenerator[tuple[BackendFacts, psutil.Process]]:
     async with asyncio.timeout(20.0):
         facts = await backend.start(order)
@@ -65,17 +65,17 @@ def _chat(**fields: Any) -> chat_pb2.ChatPayload:
     return chat_pb2.ChatPayload(messages=[message], **fields)
 
 
-async def _frames(backend: VllmServeBackend, **given: Any) -> list[Frame]:
+async def _frames(backend: VllmBackend, **given: Any) -> list[Frame]:
     async with asyncio.timeout(10.0):
         return [frame async for frame in backend.generate(_chat(), _call(**given))]
 
 
-def _socket(backend: VllmServeBackend) -> Path:
+def _socket(backend: VllmBackend) -> Path:
     arguments = psutil.Process(backend.process_id).cmdline()
     return Path(arguments[arguments.index("--uds") + 1])
 
 
-async def _state(backend: VllmServeBackend) -> FakeState:
+async def _state(backend: VllmBackend) -> FakeState:
     connector = aiohttp.UnixConnector(str(_socket(backend)))
     async with aiohttp.ClientSession(connector=connector) as session, session.get("http://fake/fake/state") as answer:
         return msgspec.json.decode(await answer.read(), type=FakeState)
@@ -248,7 +248,7 @@ async def test_it_sleeps_in_its_process_and_wakes_in_it() -> None:
         assert await _frames(backend)
 
 
-class _OnADevice(VllmServeBackend):
+class _OnADevice(VllmBackend):
     """Is started with memory of a device by whatever order."""
 
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
@@ -258,7 +258,7 @@ class _OnADevice(VllmServeBackend):
 async def test_an_unload_ends_the_process_in_which_it_sleeps() -> None:
     command = tuple(fake_backend_command(answer_tokens=4))
     given = {"name": "smol", "model": "org/model", "sleep_level": 1, "graces": GRACES, "command": command}
-    backend = _OnADevice(*engine_settings(VllmServeModel, **given))
+    backend = _OnADevice(*engine_settings(VllmModel, **given))
     hibernation = HibernationSettings(sleep=SleepSettings(after_seconds=0.1))
     served = ServedModel(name="smol", make_backend=lambda: backend, hibernation=hibernation)
     instance = Instance(served, backend, SystemClock(), lambda: None)

@@ -10,14 +10,14 @@ from weft.api.registry.v1 import runner_pb2
 _LABEL = re.compile(r'([a-z_]{1,64})="([^"]{0,256})"')
 
 
-def read_load(page: str) -> runner_pb2.EngineLoad:
-    """Returns the figures on a page; what it lacks is left unset. Several engines are added up."""
+def read_load(page: str, devices: int = 1) -> runner_pb2.EngineLoad:
+    """Returns the figures on a page; what it lacks is left unset. Several engines, each on `devices`, are added up."""
     samples = samples_of(page)
     load = load_of(samples, VLLM)
     if tokens := _cache_tokens(samples):
         load.kv_cache_tokens = tokens
     if (size := _cache_bytes(samples)) is not None:
-        load.kv_cache_bytes = size
+        load.kv_cache_bytes = min(size * devices, MAX_COUNT)
     return load
 
 

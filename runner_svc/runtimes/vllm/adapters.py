@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from runner_svc.runtimes.model_engine import ModelContext
-from runner_svc.runtimes.vllm_engine.settings import ADAPTER_CONFIG, ADAPTER_WEIGHTS, VllmAdapter, VllmModel
+from runner_svc.runtimes.vllm.settings import ADAPTER_CONFIG, ADAPTER_WEIGHTS, VllmAdapter, VllmModel
 
 MAX_CONFIG_BYTES = 1024 * 1024
 _LOCAL = ("/", "~", ".")

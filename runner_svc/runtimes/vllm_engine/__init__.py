@@ -1,1 +1,0 @@
-"""What the runtimes of vLLM share: settings, engine arguments, memory forecasts and load stages. No runtime itself."""

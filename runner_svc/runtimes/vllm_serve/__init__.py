@@ -1,1 +1,0 @@
-"""Runtime vllm_serve: `vllm serve` as a child process."""

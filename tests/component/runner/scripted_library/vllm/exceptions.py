@@ -1,7 +1,0 @@
-"""The library's errors about requests."""
-
-
-class VLLMClientError(Exception): ...
-
-
-class VLLMValidationError(VLLMClientError): ...

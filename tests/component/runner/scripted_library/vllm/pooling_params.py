@@ -1,7 +1,0 @@
-"""Parameters of an embedding."""
-
-from vllm.recorded import Fields
-
-
-class PoolingParams(Fields):
-    recorded = ("PoolingParams",)

@@ -1,1 +1,0 @@
-"""A part of the stand-in for vLLM."""

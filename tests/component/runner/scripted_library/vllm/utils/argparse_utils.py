@@ -1,6 +1,0 @@
-"""The library's parser."""
-
-from argparse import ArgumentParser
-
-
-class FlexibleArgumentParser(ArgumentParser): ...
