@@ -1,15 +1,14 @@
 """The sandbox for chat templates, and the templates of model files.
 
-A chat template is an untrusted program in a model file. It is rendered in a process of its own with bounds on memory,
-time and output, which is killed when it exceeds them. Jinja's own sandbox limits what a template can access; it does
-not prevent `'a' * 2000000000`.
+A chat template is an untrusted program in a model file. It is rendered in a separate process with bounds on memory,
+time and output, which is killed when it exceeds them. Neither Jinja's sandbox nor an engine that counts instructions
+has these bounds: docs/decisions/0104-templates-in-a-process.md.
 """
 
 import asyncio
 import json
 import os
 import signal
-import struct
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,33 +25,18 @@ from weft.kernel.reasons import Reason
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
 """Maximum size of template and conversation together."""
+MAX_ANSWER_BYTES = 25 * 1024 * 1024
+"""Maximum answer of the worker: six bytes for each of its 4 MiB of output, and a message."""
 START_SECONDS = 15.0
 """Timeout of starting a process and loading its library: 0.1 s on an idle machine."""
-MAX_MESSAGE_BYTES = 4096
-"""Maximum overhead of an answer over the text in it."""
-READY = bytes(4)
-"""Bytes that the worker writes once it can render."""
+WALL_SECONDS = 5.0
+"""Timeout of one rendering. The limits of memory, processor time and output are those of the worker."""
 _LIMITS = "limits"
 _CONVERSATION = "conversation"
 _TRIES = 2
 """Number of attempts at a rendering whose process is killed from outside."""
 _WORKER = str(Path(__file__).with_name("render_worker.py"))
-_ESCAPES = 6
-"""Maximum bytes per character of output in the worker's answer."""
 _KEPT_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "TZ", "SYSTEMROOT")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxLimits:
-    """Limits of one rendering."""
-
-    wall_seconds: float = 5.0
-    cpu_seconds: int = 2
-    memory_bytes: int = 512 * 1024 * 1024
-    """Address space of the process, its interpreter included. Linux enforces it; macOS does not."""
-    output_bytes: int = 4 * 1024 * 1024
-    processes: int = 2
-    """Number of concurrent renderings; others wait, for at most the wall time of each."""
 
 
 class _Answer(msgspec.Struct):
@@ -62,13 +46,12 @@ class _Answer(msgspec.Struct):
 
 
 class TemplateSandbox:
-    """A pool of rendering processes, started on demand and kept for the next rendering."""
+    """A rendering process, started on demand and kept for the next rendering."""
 
-    def __init__(self, limits: SandboxLimits | None = None) -> None:
-        self._limits = limits or SandboxLimits()
-        self._processes: set[asyncio.subprocess.Process] = set()
-        self._free: list[asyncio.subprocess.Process] = []
-        self._places = asyncio.Semaphore(self._limits.processes)
+    def __init__(self, wall_seconds: float = WALL_SECONDS) -> None:
+        self._wall_seconds = wall_seconds
+        self._turn = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
         self._decoder = msgspec.json.Decoder(_Answer)
 
     async def __aenter__(self) -> Self:
@@ -78,9 +61,9 @@ class TemplateSandbox:
         await self.stop()
 
     async def stop(self) -> None:
-        """End every process; running renderings fail. Idempotent; the next rendering starts a new process."""
-        for process in tuple(self._processes):
-            await self._end(process)
+        """End the process; a running rendering fails. Idempotent; the next rendering starts a new process."""
+        if self._process is not None:
+            await self._end(self._process)
 
     async def render(self, template: str, variables: Mapping[str, Any]) -> str:
         """Returns the prompt. Raises TEMPLATE_FAILED with the cause, without text of the template.
@@ -106,12 +89,12 @@ class TemplateSandbox:
 
     async def _request(self, template: str, variables: Mapping[str, Any]) -> _Answer:
         try:
-            body = json.dumps({"template": template, "variables": dict(variables)}).encode()
+            body = json.dumps({"template": template, "variables": dict(variables)}).encode() + b"\n"
         except RecursionError:
             raise _failed("the conversation is nested too deeply") from None
         if len(body) > MAX_REQUEST_BYTES:
             raise _failed(f"it and the conversation are over {MAX_REQUEST_BYTES} bytes")
-        async with self._places:
+        async with self._turn:
             for _ in range(_TRIES):
                 answer = await self._once(body)
                 if answer is not None:
@@ -121,73 +104,49 @@ class TemplateSandbox:
         )
 
     async def _once(self, body: bytes) -> _Answer | None:
-        """Returns the answer of one process; None: it was killed from outside, which is no fault of the template."""
-        process = await self._free_process()
+        """Returns the answer of the process; None: it was killed from outside, which is no fault of the template."""
+        process = await self._ready_process()
         answer = None
         try:
             answer = await self._exchange(process, body)
-            if answer is None and process not in self._processes:
+            if self._process is not process:
                 raise WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it worked on the request")
+            return answer
         finally:
             # A process that reached its limits may be in any state.
-            if answer is not None and answer.cause != _LIMITS and process in self._processes:
-                self._free.append(process)
-            else:
+            if answer is None or answer.cause == _LIMITS:
                 await self._end(process)
-        return answer
 
     async def _exchange(self, process: asyncio.subprocess.Process, body: bytes) -> _Answer | None:
-        limits, (requests, answers) = self._limits, _pipes(process)
+        requests, answers = _pipes(process)
         try:
-            async with asyncio.timeout(limits.wall_seconds):
-                requests.write(struct.pack(">I", len(body)) + body)
-                try:
+            async with asyncio.timeout(self._wall_seconds):
+                with suppress(OSError):
+                    requests.write(body)
                     await requests.drain()
-                    length = struct.unpack(">I", await answers.readexactly(4))[0]
-                    if length > _ESCAPES * limits.output_bytes + MAX_MESSAGE_BYTES:
-                        return _Answer(cause=_LIMITS, message="it writes too much")
-                    return self._decoder.decode(await answers.readexactly(length))
-                except (asyncio.IncompleteReadError, OSError):
-                    # A template can end its process in many ways, but SIGKILL comes from the kernel or a person.
-                    if await process.wait() == -signal.SIGKILL:
-                        return None
-                    return _Answer(cause=_LIMITS, message="it ended the process that renders it")
+                if line := await answers.readline():
+                    return self._decoder.decode(line)
+                # A template can end its process in many ways, but SIGKILL comes from the kernel or a person.
+                if await process.wait() == -signal.SIGKILL:
+                    return None
         except TimeoutError:
-            return _Answer(cause=_LIMITS, message=f"it takes longer than {limits.wall_seconds:g} s")
-        except msgspec.DecodeError:
-            return _Answer(cause=_LIMITS, message="it ended the process that renders it")
+            return _Answer(cause=_LIMITS, message=f"it takes longer than {self._wall_seconds:g} s")
+        except (ValueError, msgspec.DecodeError):
+            return _Answer(cause=_LIMITS, message="it writes too much")
+        return _Answer(cause=_LIMITS, message="it ended the process that renders it")
 
-    async def _free_process(self) -> asyncio.subprocess.Process:
-        while self._free:
-            process = self._free.pop()
-            if process.returncode is None:
-                return process
-            await self._end(process)
-        process = await self._start()
-        self._processes.add(process)
+    async def _ready_process(self) -> asyncio.subprocess.Process:
+        if self._process is not None:
+            if self._process.returncode is None:
+                return self._process
+            await self._end(self._process)
         try:
-            async with asyncio.timeout(START_SECONDS):
-                await _pipes(process)[1].readexactly(len(READY))
-        except BaseException as error:
-            await self._end(process)
-            if isinstance(error, (TimeoutError, asyncio.IncompleteReadError)):
-                raise WeftError(Reason.INTERNAL, "the process that renders chat templates did not start") from error
-            raise
-        return process
-
-    async def _start(self) -> asyncio.subprocess.Process:
-        limits = self._limits
-        worker_limits = {
-            "memory_bytes": limits.memory_bytes,
-            "cpu_seconds": limits.cpu_seconds,
-            "output_bytes": limits.output_bytes,
-        }
-        try:
-            return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", _WORKER, str(os.getpid()), json.dumps(worker_limits)),
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", _WORKER, str(os.getpid())),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
+                limit=MAX_ANSWER_BYTES,
                 env={name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ},
                 start_new_session=True,
             )
@@ -195,15 +154,24 @@ class TemplateSandbox:
             raise WeftError(
                 Reason.INTERNAL, f"the process that renders chat templates cannot be started: {error.strerror}"
             ) from error
+        self._process, is_ready = process, b""
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(START_SECONDS):
+                    is_ready = await _pipes(process)[1].readline()
+        finally:
+            if not is_ready:
+                await self._end(process)
+        if not is_ready:
+            raise WeftError(Reason.INTERNAL, "the process that renders chat templates did not start")
+        return process
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
-        self._processes.discard(process)
-        if process in self._free:
-            self._free.remove(process)
+        if self._process is process:
+            self._process = None
         with suppress(ProcessLookupError):
             process.kill()
-        requests, _ = _pipes(process)
-        requests.close()
+        _pipes(process)[0].close()
         await process.wait()
 
 

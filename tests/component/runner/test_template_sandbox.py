@@ -14,7 +14,7 @@ from kit.own_children import own_children
 
 from runner_svc.model_files.gguf import read_gguf_header
 from runner_svc.templates import sandbox as sandbox_module
-from runner_svc.templates.sandbox import SandboxLimits, TemplateSandbox
+from runner_svc.templates.sandbox import TemplateSandbox
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import demo_model_path
@@ -22,6 +22,7 @@ from weft_app.compose.demo import demo_model_path
 MESSAGES = [{"role": "user", "content": "Hi <b> & 'you'"}]
 MAX_GROWTH_BYTES = 64 * 1024 * 1024
 
+NESTED = "{% set n = namespace(l=[1]) %}{% for i in range(60) %}{% set n.l = [n.l, n.l] %}{% endfor %}"
 HOSTILE = {
     "a constant that is too large for the memory": "{{ 'a' * 2000000000 }}",
     "an output that is too large": "{{ 'a' * 20000000 }}",
@@ -40,10 +41,20 @@ HOSTILE = {
     "a macro that calls itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "nested brackets": "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}",
     "a wide format": "{{ '%2000000000d' % 1 }}",
+    "a wide indentation": "{{ [1, 2] | tojson(indent=2000000000) }}",
+    "a chain of replacements": "{% set n = namespace(t='a') %}{% for i in range(60) %}"
+    "{% set n.t = n.t | replace('a', 'aaaaaaaa') %}{% endfor %}",
+    "a list of lists that doubles": NESTED + "{{ n.l }}",
+    "the JSON of a list of lists that doubles": NESTED + "{{ n.l | tojson }}",
+    "a deep list": "{% set n = namespace(l=[1]) %}{% for i in range(9000) %}{% set n.l = [n.l] %}{% endfor %}{{ n.l }}",
+    "a long chain of operators": "{{ " + "1+" * 200_000 + "1 }}",
 }
 
 
-TO_THE_LIMIT = {"a number that never ends", "loops in loops", "a doubling list", "a doubling text"}
+TO_THE_LIMIT = {
+    *("a number that never ends", "loops in loops", "a doubling list", "a doubling text", "a long chain of operators"),
+    *("a list of lists that doubles", "the JSON of a list of lists that doubles"),
+}
 SLOW = pytest.mark.slow("runs to the limit of a second")
 
 
@@ -53,7 +64,7 @@ def _hostile(kind: str) -> Any:
 
 @pytest.fixture
 async def sandbox() -> AsyncIterator[TemplateSandbox]:
-    async with TemplateSandbox(SandboxLimits(wall_seconds=1.0, cpu_seconds=1)) as made:
+    async with TemplateSandbox(wall_seconds=1.0) as made:
         yield made
 
 
@@ -66,7 +77,7 @@ async def _failure(sandbox: TemplateSandbox, template: str, variables: dict[str,
 @pytest.mark.parametrize("template", [_hostile(kind) for kind in HOSTILE])
 async def test_a_hostile_template_fails_within_its_limits_and_the_next_one_works(template: str) -> None:
     before = psutil.Process().memory_info().rss
-    async with TemplateSandbox(SandboxLimits(wall_seconds=1.0, cpu_seconds=1)) as sandbox:
+    async with TemplateSandbox(wall_seconds=1.0) as sandbox:
         error = await _failure(sandbox, template, {"messages": MESSAGES})
         assert error.reason is Reason.TEMPLATE_FAILED
         assert len(error.message) < 300
@@ -128,11 +139,10 @@ if len(sys.argv) == 1:
     ctypes.CDLL(None).prctl(CAPBSET_DROP, SYS_RESOURCE, 0, 0, 0)
     os.execv(sys.executable, [sys.executable, "-c", os.environ["PROGRAM"], "again"])
 resource.setrlimit(resource.RLIMIT_AS, (480 * 2**20,) * 2)
-resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
-from runner_svc.templates.sandbox import SandboxLimits, TemplateSandbox
+from runner_svc.templates.sandbox import TemplateSandbox
 
 async def main():
-    async with TemplateSandbox(SandboxLimits(cpu_seconds=60)) as sandbox:
+    async with TemplateSandbox() as sandbox:
         print(await sandbox.render("{{ a }}", {"a": "rendered"}))
 
 asyncio.run(main())
@@ -153,7 +163,7 @@ async def test_a_machine_that_allows_less_than_the_limits_renders_all_the_same()
 
 async def test_stop_leaves_no_process_and_the_sandbox_works_again(sandbox: TemplateSandbox) -> None:
     await asyncio.gather(*(sandbox.render("{{ a }}", {"a": "1"}) for _ in range(5)))
-    assert 0 < len(_workers()) <= 2, "renderings share a bounded number of processes"
+    assert len(_workers()) == 1, "renderings share a process"
     await sandbox.stop()
     assert not _workers()
     assert await sandbox.render("again", {}) == "again"
@@ -179,7 +189,6 @@ async def test_the_process_has_limits_of_its_own_and_nothing_of_the_environment(
     process = psutil.Process(pid)
     assert process.rlimit(psutil.RLIMIT_AS) == (512 * 1024 * 1024,) * 2
     assert process.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
-    assert process.rlimit(psutil.RLIMIT_CPU)[0] < 10
     assert "WEFT_SECRET" not in process.environ()
 
 
@@ -262,10 +271,10 @@ def _workers() -> list[int]:
 
 ORPHAN = """
 import asyncio, psutil, sys
-from runner_svc.templates.sandbox import SandboxLimits, TemplateSandbox
+from runner_svc.templates.sandbox import TemplateSandbox
 
 async def main():
-    sandbox = TemplateSandbox(SandboxLimits(wall_seconds=600.0, cpu_seconds=600))
+    sandbox = TemplateSandbox(wall_seconds=600.0)
     await sandbox.render("warm", {})
     print(psutil.Process().children()[0].pid, flush=True)
     await sandbox.render(sys.argv[1], {})
@@ -284,7 +293,17 @@ async def test_a_rendering_ends_with_the_process_that_asked_for_it() -> None:
     await asyncio.to_thread(_wait_for, lambda: worker.cpu_times().user > busy + 0.05)
     parent.kill()
     await parent.wait()
-    await asyncio.to_thread(_wait_for, lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+    await asyncio.to_thread(_wait_for, lambda: _has_ended(worker))
+
+
+def _has_ended(worker: psutil.Process) -> bool:
+    try:
+        if worker.status() == psutil.STATUS_ZOMBIE:
+            return True
+        assert worker.cpu_times().user < 1.0, "it works on, and its own limit would end it"
+    except psutil.NoSuchProcess:
+        return True
+    return False
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
