@@ -18,7 +18,9 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 
 from bench.machine import describe_machine
 from gateway.http.server_span import ServerSpans
-from gateway.request_facts import ROUTE_KEY, RequestFacts
+from gateway.openai.endpoints import OPENAI
+from gateway.request_facts import RequestFacts
+from gateway.routing import routes_of
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.dispatch.dispatcher import CallDeps
 from weft.dispatch.placement import Grant
@@ -65,7 +67,7 @@ def request(tracing: Tracing) -> None:
     """What a request does with its trace, from its head to the end of its answer."""
     clock = SystemClock()
     scope: dict[str, Any] = {"method": "POST", "path": "/v1/chat/completions", "headers": [], "scheme": "http"}
-    scope[ROUTE_KEY] = scope["path"]
+    scope["route"] = next(route for route in routes_of([OPENAI]) if route.path == scope["path"])
     spans = ServerSpans(tracing, clock)
     deps: Any = CallDeps(None, None, None, clock, ReconnectConfig(), None, tracing, ServiceName.GATEWAY)  # type: ignore[arg-type]
     facts = RequestFacts("req-1", clock.monotonic(), status=200, was_dispatched=True)

@@ -3,10 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
-from typing import Any
 
+from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.admin.endpoints import ADMIN, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
@@ -15,30 +14,16 @@ from gateway.admin.keys import KeysDeps, KeysPort
 from gateway.admin.operations import AdminDeps, AdminPorts
 from gateway.admin.secrets import SecretsDeps, SecretsPort
 from gateway.admin.usage import UsageDeps
+from gateway.anthropic.endpoints import ANTHROPIC
 from gateway.auth.authentication import Gate, KeyGate, KeyRingSource, OpenGate
 from gateway.auth.rate_limits import TenantRateLimits
+from gateway.batches.endpoints import BATCHES, FILES, RESULTS
 from gateway.batches.finishing import FinishingJobs
-from gateway.batches.handlers import batch_deps, file_deps
+from gateway.batches.handlers import BatchDeps, FileDeps, batch_deps, file_deps
 from gateway.batches.results import ResultDeps
 from gateway.config import GatewayConfig, MediaConfig
 from gateway.deps import GatewayDeps, InferenceDeps
-from gateway.endpoints import (
-    ACCESS_RULES,
-    ANTHROPIC,
-    BATCHES,
-    DOCUMENT,
-    FILES,
-    GATEWAY_GROUPS,
-    HEALTH,
-    OLLAMA,
-    OPENAI,
-    RESPONSES,
-    RESULTS,
-    TASKS,
-    WATCH,
-    WORKBENCH,
-    published_schemas,
-)
+from gateway.endpoints import DOCUMENT, GATEWAY_ROUTERS, HEALTH, WATCH, WORKBENCH
 from gateway.errors import (
     ClientGoneError,
     Dialect,
@@ -57,17 +42,22 @@ from gateway.intake.headers import request_id_of, validate_head
 from gateway.media import MediaSource, NoMediaSource
 from gateway.metrics import GatewayMetrics
 from gateway.ollama.deps import OllamaDeps
+from gateway.ollama.endpoints import OLLAMA
+from gateway.openai.endpoints import OPENAI
 from gateway.ports import RegistryPort
 from gateway.request_facts import FACTS_KEY, RequestFacts, headers_of
 from gateway.resources.endpoints import RESOURCES, SETTINGS
+from gateway.responses.endpoints import RESPONSES
 from gateway.responses.handlers import responses_of
+from gateway.responses.retrieval import Responses
 from gateway.responses.running import RunningResponses
 from gateway.result_links import ResultLinks
-from gateway.routing import EndpointApp, EndpointGroup
+from gateway.routing import ApiRouter, EdgeApp
+from gateway.tasks.endpoints import TASKS
 from gateway.tasks.handlers import TaskDeps
 from gateway.tasks.task_apis import task_apis_of
 from gateway.visible_names import with_visible_names
-from gateway.watch.handlers import watch_deps
+from gateway.watch.handlers import WatchDeps, watch_deps
 from gateway.watch.source import WatchSource
 from gateway.watch.tasks import TasksOfTenant
 from gateway.workbench.page_files import PageFiles
@@ -152,7 +142,7 @@ def create_app(
     finishing: FinishingJobs | None = None,
     metrics: GatewayMetrics | None = None,
     clock: Clock | None = None,
-) -> EndpointApp:
+) -> EdgeApp:
     """Returns the application of one gateway. Its only state is its metrics."""
     deps = gateway_deps(config, ports, watches=watches, metrics=metrics, clock=clock)
     return app_over(deps, ports, finishing or FinishingJobs(config.batches.max_finishing))
@@ -230,71 +220,72 @@ def _bounded_tasks(config: GatewayConfig, ports: GatewayPorts) -> TaskPort | Non
 
 def app_over(
     deps: GatewayDeps, ports: GatewayPorts, finishing: FinishingJobs, running: RunningResponses | None = None
-) -> EndpointApp:
+) -> EdgeApp:
     """Returns the application over these collaborators; `running`: the responses that stream."""
     tasks = _bounded_tasks(deps.config, ports)
-    app = bare_app("weft gateway", deps, GATEWAY_GROUPS)
-    for group in (OPENAI, ANTHROPIC):
-        app.add_group(group, deps)
+    app = bare_app("weft gateway", deps, GATEWAY_ROUTERS)
+    given: dict[type, object] = {InferenceDeps: deps, GatewayDeps: deps}
+    for router in (OPENAI, ANTHROPIC):
+        app.serve(router, given)
     operations = None if ports.admin is None else ports.admin.operations
-    app.add_group(OLLAMA, OllamaDeps(gateway=deps, operations=operations))
-    app.add_group(RESPONSES, responses_of(deps, ports.responses, tasks, running))
-    for own in (RESOURCES, SETTINGS, HEALTH):
-        app.add_group(own, deps)
+    app.serve(OLLAMA, {OllamaDeps: OllamaDeps(gateway=deps, operations=operations)})
+    app.serve(RESPONSES, {Responses: responses_of(deps, ports.responses, tasks, running)})
+    for router in (RESOURCES, SETTINGS, HEALTH):
+        app.serve(router, given)
     of_tasks = () if tasks is None else (TasksOfTenant(tasks, task_apis_of(deps)),)
-    app.add_group(WATCH, watch_deps(deps, (*ports.watched, *of_tasks)))
-    _add_management(app, deps, ports)
+    app.serve(WATCH, {WatchDeps: watch_deps(deps, (*ports.watched, *of_tasks))})
+    _serve_management(app, deps, ports)
     if tasks is not None:
-        app.add_group(TASKS, TaskDeps(gateway=deps, tasks=tasks, task_apis=task_apis_of(deps)))
-    _add_files_and_batches(app, deps, ports, finishing)
-    app.add_group(WORKBENCH, WorkbenchDeps(gateway=deps, files=PageFiles()))
-    app.add_group(DOCUMENT, app)
+        app.serve(TASKS, {TaskDeps: TaskDeps(gateway=deps, tasks=tasks, task_apis=task_apis_of(deps))})
+    _serve_files_and_batches(app, deps, ports, finishing)
+    app.serve(WORKBENCH, {WorkbenchDeps: WorkbenchDeps(gateway=deps, files=PageFiles())})
+    app.serve(DOCUMENT)
     return app
 
 
-def bare_app(title: str, deps: InferenceDeps, groups: Sequence[EndpointGroup[Any]] = ()) -> EndpointApp:
-    """Returns an application without endpoints, inside the middleware; `groups` are those of its OpenAPI document."""
-    layer = partial(
+def bare_app(title: str, deps: InferenceDeps, routers: Sequence[ApiRouter] = ()) -> EdgeApp:
+    """Returns an application without endpoints, inside the middleware; `routers` are those of its OpenAPI document."""
+    middleware = Middleware(
         EdgeMiddleware,
         config=deps.config,
         metrics=deps.metrics,
         clock=deps.clock,
-        gate=deps.gate,
         fleet=deps.fleet,
         spans=ServerSpans(deps.tracing, deps.clock, deps.service),
     )
-    return EndpointApp(layer, title=title, version=version("weft"), schemas=published_schemas(groups))
+    return EdgeApp(title, version("weft"), gate=deps.gate, middleware=middleware, routers=routers)
 
 
 def gate_of(keys: KeyRingSource | None, clock: Clock) -> Gate:
     """Returns a gate that admits requests with a valid key; every request where `keys` is None."""
-    return OpenGate() if keys is None else KeyGate(keys, ACCESS_RULES, clock)
+    return OpenGate() if keys is None else KeyGate(keys, clock)
 
 
-def _add_management(app: EndpointApp, deps: GatewayDeps, ports: GatewayPorts) -> None:
+def _serve_management(app: EdgeApp, deps: GatewayDeps, ports: GatewayPorts) -> None:
     if ports.admin is not None:
-        app.add_group(ADMIN, AdminDeps(gateway=deps, ports=ports.admin))
+        app.serve(ADMIN, {AdminDeps: AdminDeps(gateway=deps, ports=ports.admin)})
     if ports.keys is not None and ports.api_keys is not None:
-        app.add_group(KEYS, KeysDeps(gateway=deps, keys=ports.api_keys))
+        app.serve(KEYS, {KeysDeps: KeysDeps(gateway=deps, keys=ports.api_keys)})
     if ports.join_tokens is not None:
         tokens = JoinTokenDeps(gateway=deps, tokens=ports.join_tokens, join_command=ports.join_command)
-        app.add_group(JOIN_TOKENS, tokens)
+        app.serve(JOIN_TOKENS, {JoinTokenDeps: tokens})
     if ports.secrets is not None:
-        app.add_group(SECRETS, SecretsDeps(gateway=deps, secrets=ports.secrets))
+        app.serve(SECRETS, {SecretsDeps: SecretsDeps(gateway=deps, secrets=ports.secrets)})
     if ports.requests is not None:
-        app.add_group(REQUESTS, ports.requests)
+        app.serve(REQUESTS, {RequestSource: ports.requests})
     if ports.usage is not None:
-        app.add_group(USAGE, UsageDeps(source=ports.usage, clock=deps.clock))
+        app.serve(USAGE, {UsageDeps: UsageDeps(source=ports.usage, clock=deps.clock)})
 
 
-def _add_files_and_batches(app: EndpointApp, deps: GatewayDeps, ports: GatewayPorts, finishing: FinishingJobs) -> None:
+def _serve_files_and_batches(app: EdgeApp, deps: GatewayDeps, ports: GatewayPorts, finishing: FinishingJobs) -> None:
     if ports.files is None:
         return
-    app.add_group(FILES, file_deps(deps, ports.files))
+    app.serve(FILES, {FileDeps: file_deps(deps, ports.files)})
     if deps.files is not None and deps.links is not None:
-        app.add_group(RESULTS, ResultDeps(deps=deps, files=deps.files, links=deps.links))
+        app.serve(RESULTS, {ResultDeps: ResultDeps(deps=deps, files=deps.files, links=deps.links)})
     if ports.batches is not None:
-        app.add_group(BATCHES, batch_deps(deps, ports.files, ports.batches, task_apis_of(deps), finishing))
+        given = batch_deps(deps, ports.files, ports.batches, task_apis_of(deps), finishing)
+        app.serve(BATCHES, {BatchDeps: given})
 
 
 def media_source(config: MediaConfig, clock: Clock) -> MediaSource:
@@ -322,13 +313,11 @@ class EdgeMiddleware:
         config: GatewayConfig,
         metrics: GatewayMetrics,
         clock: Clock,
-        gate: Gate,
         fleet: FleetSource,
         spans: ServerSpans,
     ) -> None:
         self._app = app
         self._spans = spans
-        self._gate = gate
         self._fleet = fleet
         self._cors = CrossOrigin(config)
         self._config = config
@@ -361,7 +350,6 @@ class EdgeMiddleware:
             if preflight is not None:
                 await preflight(scope, receive, sender)
                 return
-            facts.principal = self._gate.admit(scope)
             await self._app(scope, receive, sender)
         except ClientGoneError as error:
             facts.error, facts.status = error, http_status(error)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 from starlette.types import Scope
 
@@ -16,6 +17,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.ports import RegistryPort
 from gateway.request_facts import RequestFacts, facts_of
 from gateway.result_links import ResultLinks
+from gateway.routing import collaborator
 from weft.dispatch.aliases import AskedName, asked_name
 from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
@@ -129,6 +131,10 @@ class InferenceDeps:
         return self.clock.monotonic() - facts.arrived
 
 
+Inference = Annotated[InferenceDeps, collaborator(InferenceDeps)]
+"""The collaborators of a handler, which FastAPI passes to it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayDeps(InferenceDeps):
     """Collaborators of all endpoints of one gateway."""
@@ -137,3 +143,6 @@ class GatewayDeps(InferenceDeps):
     watches: EventWatches
     router: RouterSource | None = None
     """Whether a router is reachable; None: it runs in this process."""
+
+
+Gateway = Annotated[GatewayDeps, collaborator(GatewayDeps)]

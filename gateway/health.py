@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.answer_builder import encode_json
-from gateway.deps import GatewayDeps, InferenceDeps
+from gateway.deps import Gateway, Inference, InferenceDeps
 from gateway.errors import envelope, error_headers
 from gateway.request_facts import facts_of
 from weft.dispatch.fleet import FleetView
@@ -23,7 +23,7 @@ VIEW_TELEMETRY = Access(Resource.TELEMETRY, Role.VIEW)
 MAX_AUTHORITY_BYTES = 65_536
 
 
-async def get_health(deps: GatewayDeps, request: Request) -> Response:
+async def get_health(deps: Gateway, request: Request) -> Response:
     """Answers 200 while a router answers and a model is active or can be woken; 503 with the reason otherwise."""
     facts = facts_of(request.scope)
     facts.surface = "health"
@@ -45,12 +45,12 @@ def component_fields(deps: InferenceDeps, request: Request) -> dict[str, object]
     return {"live": report.is_live, "ready": report.is_ready, "components": components}
 
 
-async def get_livez(deps: InferenceDeps, request: Request) -> Response:
+async def get_livez(deps: Inference, request: Request) -> Response:
     """Answers 200 unless this process itself is stuck; nothing else counts."""
     return _probe_response(deps, request, LIVEZ)
 
 
-async def get_readyz(deps: InferenceDeps, request: Request) -> Response:
+async def get_readyz(deps: Inference, request: Request) -> Response:
     """Answers 200 while this process should get requests, also a degraded one; else 503."""
     return _probe_response(deps, request, READYZ)
 
@@ -66,7 +66,7 @@ def _probe_response(deps: InferenceDeps, request: Request, path: str) -> Respons
     return unhealthy_response(document, facts.error, facts.request_id)
 
 
-async def get_metrics(deps: GatewayDeps, request: Request) -> Response:
+async def get_metrics(deps: Gateway, request: Request) -> Response:
     """Returns the metrics of this process, as Prometheus text or as OpenMetrics."""
     return await metrics_response(deps.metrics.page, request)
 
@@ -78,7 +78,7 @@ async def metrics_response(page: MetricsPage, request: Request) -> Response:
     return Response(rendered.body, headers={"content-type": rendered.content_type})
 
 
-async def get_authority(deps: GatewayDeps, request: Request) -> Response:
+async def get_authority(deps: Gateway, request: Request) -> Response:
     """Returns the certificate of the authority that clients trust. It is public: every handshake shows it."""
     facts_of(request.scope).surface = "authority"
     file = deps.config.tls.authority_file

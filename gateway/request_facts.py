@@ -12,8 +12,6 @@ from weft.kernel.principal import LOCAL, Principal
 from weft.kernel.tracing import TraceContext
 
 FACTS_KEY = "weft.facts"
-ROUTE_KEY = "weft.route"
-"""Key of a scope: the path of its endpoint with parameters by name; absent: none was found."""
 _HEADERS_KEY = "weft.headers"
 Headers = Mapping[bytes, bytes]
 UNKNOWN_MODEL = UNKNOWN_TARGET

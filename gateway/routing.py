@@ -1,208 +1,236 @@
-"""The ASGI application of a table of endpoints.
+"""The application of an API, by FastAPI, and routers whose routes state the access that they need.
 
-Bodies are read and parsed by `gateway.intake`, requests are routed here, and FastAPI builds the OpenAPI document;
-`docs/decisions/0026-endpoint-table.md` has the reasons.
+`gateway.intake` reads and parses bodies, so that their size, pace and depth are bounded: see
+`docs/decisions/0026-endpoint-table.md`.
 """
 
 import asyncio
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.routing import APIRoute
 from starlette.convertors import Convertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Match
+from starlette.types import Scope
 from typing_extensions import override
 
+from gateway.auth.authentication import Gate
 from gateway.errors import EdgeError
 from gateway.openapi import OperationDoc, Schema, add_schemas
-from gateway.request_facts import ROUTE_KEY, facts_of
+from gateway.request_facts import facts_of
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import Access
+from weft.kernel.principal import USE_MODELS, Access
 from weft.kernel.reasons import Reason
 
-DepsT = TypeVar("DepsT")
-BoundHandler = Callable[[Request], Awaitable[Response]]
-RouteTable = dict[tuple[str, str], BoundHandler]
-"""Handlers by method and path."""
+Handler = Callable[..., Any]
+_NOTHING_MORE = OperationDoc()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint(Generic[DepsT]):
-    """One method of one path: a row of `gateway.endpoints`."""
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a route needs of its callers' keys: the dependency that admits a request."""
 
-    method: str
-    path: str
     access: Access | None
-    """The access that a caller's key needs; None: callers need no key."""
-    handler: Callable[[DepsT, Request], Awaitable[Response]]
-    doc: OperationDoc = field(default_factory=OperationDoc)
-    status: int | None = None
-    """The status of success in the OpenAPI document; None: 200."""
-    response_class: type[Response] = JSONResponse
-    """The class of the answer in the OpenAPI document, where `doc` has none."""
-    with_head: bool = False
-    """Whether HEAD is answered like this GET; the OpenAPI document leaves it out."""
-    name: str = ""
-    """For the operation id and the summary of the OpenAPI document; empty: the handler's name."""
-    summary: str | None = None
-    """None: derived from the name."""
-    operation_id: str | None = None
-    """None: derived from name and path."""
+    """None: no key."""
     by_name: bool = False
     """Whether a scope that is limited to names suffices: then the handler checks the names that a request is about, or
     leaves out of the answer what the caller may not see."""
-    needs_key: bool = False
+    key: bool = False
     """Whether any valid key suffices, with `access` None: the handler requires the scopes that its request needs."""
-    in_schema: bool = True
-    """Whether it is in the OpenAPI document."""
 
     @property
-    def methods(self) -> tuple[str, ...]:
-        """All methods of the endpoint."""
-        return (self.method, "HEAD") if self.with_head else (self.method,)
+    def is_open(self) -> bool:
+        """Whether callers need no key."""
+        return self.access is None and not self.key
+
+    async def __call__(self, request: Request) -> None:
+        """Admits the caller. Raises as `Gate.admit`, and PERMISSION_DENIED."""
+        if self.is_open:
+            return
+        principal = facts_of(request.scope).principal = request.app.state.gate.admit(request.scope)
+        if self.access is not None:
+            principal.require_some(self.access)
+            if not self.by_name:
+                principal.require(self.access)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointGroup(Generic[DepsT]):
-    """Endpoints whose handlers share their collaborators."""
+def collaborator(kind: type) -> Any:
+    """Returns the dependency of handlers on the collaborator of this class that the application was given."""
 
-    tag: str
-    """Its tag in the OpenAPI document."""
-    endpoints: tuple[Endpoint[DepsT], ...]
+    # A function that is not a coroutine would run in a thread.
+    async def given(request: Request) -> Any:
+        return request.app.state.collaborators[kind]
 
-
-def _guarded(handler: BoundHandler, access: Access) -> BoundHandler:
-    """Returns a handler that a scope limited to names does not suffice for."""
-
-    async def guarded(request: Request) -> Response:
-        facts_of(request.scope).principal.require(access)
-        return await handler(request)
-
-    return guarded
+    return Depends(given)
 
 
-class EndpointApp:
-    """The ASGI application of endpoints of the table: its routes inside one layer, which answers what they raise.
+class ApiRouter(APIRouter):
+    """The routes of one API. All documentation of an operation besides path and handler is in its `OperationDoc`."""
 
-    Fixed paths are looked up in a dictionary. Measured: a walk over all routes for each request was a tenth of the CPU
-    time of a chat request in the gateway.
-    """
+    def __init__(self, tag: str) -> None:
+        super().__init__(tags=[tag], redirect_slashes=False)
+        self.schemas: list[Schema] = []
+        """Those that the documentation of its operations refers to."""
+
+    def add_get(
+        self, path: str, access: Access | None, handler: Handler, doc: OperationDoc = _NOTHING_MORE, **fields: Any
+    ) -> None:
+        """Adds a GET."""
+        self._add("GET", path, access, handler, doc, **fields)
+
+    def add_post(self, path: str, access: Access, handler: Handler, doc: OperationDoc, **fields: Any) -> None:
+        """Adds a POST."""
+        # `gateway.intake.headers.request_context` checks the name of each request to a model; an upload is about none.
+        fields.setdefault("by_name", access == USE_MODELS)
+        self._add("POST", path, access, handler, doc, **fields)
+
+    def add_put(self, path: str, access: Access, handler: Handler, doc: OperationDoc, **fields: Any) -> None:
+        """Adds a PUT."""
+        self._add("PUT", path, access, handler, doc, **fields)
+
+    def add_delete(
+        self, path: str, access: Access, handler: Handler, doc: OperationDoc = _NOTHING_MORE, **fields: Any
+    ) -> None:
+        """Adds a DELETE."""
+        self._add("DELETE", path, access, handler, doc, **fields)
+
+    def _add(  # noqa: PLR0913 - what FastAPI documents of a route
+        self,
+        method: str,
+        path: str,
+        access: Access | None,
+        handler: Handler,
+        doc: OperationDoc,
+        *,
+        by_name: bool = False,
+        needs_key: bool = False,
+        with_head: bool = False,
+        in_schema: bool = True,
+        status: int | None = None,
+        response_class: type[Response] = JSONResponse,
+        **documented: Any,
+    ) -> None:
+        """`by_name`, `needs_key`: see `Needs`. `with_head`: HEAD is answered like this GET; no document has it."""
+        function = handler.func if isinstance(handler, partial) else handler
+        add = partial(
+            self.add_api_route,
+            path,
+            handler,
+            dependencies=[Depends(Needs(access, by_name, needs_key))],
+            name=documented.pop("name", "") or function.__name__,
+            response_class=response_class,
+        )
+        self.schemas += doc.models
+        add(
+            methods=[method],
+            status_code=status,
+            description=inspect.cleandoc(function.__doc__ or ""),
+            openapi_extra=doc.extra or None,
+            include_in_schema=in_schema,
+            **documented,
+        )
+        if with_head:
+            add(methods=["HEAD"], include_in_schema=False)
+
+
+def needs_of(route: APIRoute) -> Needs:
+    """Returns what a route needs of its callers' keys."""
+    return next(each.dependency for each in route.dependencies if isinstance(each.dependency, Needs))
+
+
+def routes_of(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
+    """Yields the routes of some routers: one for each path and method."""
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                yield route
+
+
+class EdgeApp(FastAPI):
+    """An application without routes, with what all of weft's APIs share."""
 
     def __init__(
-        self, layer: Callable[[ASGIApp], ASGIApp], *, title: str, version: str, schemas: Sequence[Schema] = ()
+        self,
+        title: str,
+        version: str,
+        *,
+        gate: Gate,
+        middleware: Middleware,
+        routers: Sequence[ApiRouter] = (),
     ) -> None:
-        """`title`, `version` and `schemas` are published in the OpenAPI document."""
-        self._serve = layer(self._route)
-        self._title = title
-        self._version = version
-        self._schemas = schemas
-        self._documented: list[tuple[Endpoint[Any], BoundHandler, str]] = []
-        """Endpoints of the OpenAPI document, with their tags."""
-        self._document: dict[str, Any] | None = None
+        """`routers`: all that the API can have. The OpenAPI document has their schemas, served or not."""
+        super().__init__(
+            title=title,
+            version=version,
+            openapi_url=None,  # served by a route of weft, which needs a key
+            redirect_slashes=False,
+            middleware=[middleware],
+            exception_handlers={HTTPException: self._refuse_unrouted},
+            # It would send URLs to the address in an environment variable.
+            telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
+        )
+        self._gate = gate
+        self._routers = routers
+        self.served: list[ApiRouter] = []
+        """Its routers, in the order in which paths are looked up."""
         self._document_lock = asyncio.Lock()
-        self.static_routes: RouteTable = {}
-        """Handlers of the fixed paths."""
-        self.routes: list[Route] = []
-        """One route per path and method, those of the fixed paths included."""
+        self.state.gate = gate
+        self.state.collaborators = {}
 
-    def add_group(self, group: EndpointGroup[DepsT], deps: DepsT) -> None:
-        """Serve the endpoints of a group with these collaborators."""
-        for endpoint in group.endpoints:
-            handler: BoundHandler = partial(endpoint.handler, deps)
-            documented = handler
-            if endpoint.access is not None and not endpoint.by_name:
-                handler = _guarded(handler, endpoint.access)
-            for method in endpoint.methods:
-                route = Route(endpoint.path, handler, methods=[method])
-                # Starlette adds HEAD to each GET.
-                route.methods = {method}
-                self.routes.append(route)
-                if "{" not in endpoint.path:
-                    self.static_routes[method, endpoint.path] = handler
-            if endpoint.in_schema:
-                self._documented.append((endpoint, documented, group.tag))
+    def serve(self, router: ApiRouter, collaborators: Mapping[type, object] | None = None) -> None:
+        """Adds the routes of a router, and collaborators of its handlers by the classes that these depend on."""
+        self.served.append(router)
+        self.include_router(router)
+        self.state.collaborators.update(collaborators or {})
 
-    # Programs know an ASGI application by a coroutine function, so that this only waits.
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        await self._serve(scope, receive, send)
-
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Calls the handler of a request. Raises NOT_FOUND for an unknown path, METHOD_NOT_ALLOWED for its method."""
-        handler = self.static_routes.get((scope["method"], scope["path"]))
-        if handler is not None:
-            scope[ROUTE_KEY] = scope["path"]
-            response = await handler(Request(scope, receive))
-            await response(scope, receive, send)
-            return
-        allowed: set[str] = set()
-        for route in self.routes:
-            match, found = route.matches(scope)
-            if match is Match.FULL:
-                scope.update(found)
-                scope[ROUTE_KEY] = shown_path(route.path)
-                await route.handle(scope, receive, send)
-                return
-            if match is Match.PARTIAL:
-                allowed |= route.methods or set()
-        if not allowed:
-            raise WeftError(Reason.NOT_FOUND, self._unknown_path_words(scope))
-        allow = (b"allow", ", ".join(sorted(allowed)).encode())
-        message = f"{scope['method']} is not allowed at this path"
-        raise EdgeError(405, Reason.METHOD_NOT_ALLOWED, message, headers=(allow,))
+    async def _refuse_unrouted(self, request: Request, error: Exception) -> Response:
+        """Raises NOT_FOUND for an unknown path, METHOD_NOT_ALLOWED for its method."""
+        assert isinstance(error, HTTPException)
+        found = [route for route in routes_of(self.served) if route.matches(request.scope)[0] is not Match.NONE]
+        if not any(needs_of(route).is_open for route in found):
+            facts_of(request.scope).principal = self._gate.admit(request.scope)
+        if not found:
+            raise WeftError(Reason.NOT_FOUND, self._unknown_path_words(request.scope))
+        allowed = sorted({method for route in found for method in route.methods or ()})
+        message = f"{request.method} is not allowed at this path"
+        raise EdgeError(405, Reason.METHOD_NOT_ALLOWED, message, headers=((b"allow", ", ".join(allowed).encode()),))
 
     def _unknown_path_words(self, scope: Scope) -> str:
         """Returns the message for an unknown path; it names the endpoint that a wrong base URL has missed."""
         for path in possible_paths(scope["path"]):
             named = {**scope, "path": path, "root_path": ""}
-            found = {route.path: route.matches(named)[0] for route in self.routes}
+            found = {route.path: route.matches(named)[0] for route in routes_of(self.served)}
             meant = max(found, key=lambda each: found[each].value, default="")
             if meant and found[meant] is not Match.NONE:
                 return f"no endpoint has this path; did you mean {shown_path(meant)}? Check the client's base URL"
         return f"no endpoint has this path; {OPENAPI} lists those that exist"
 
+    @override
     def openapi(self) -> dict[str, Any]:
-        """Returns the OpenAPI document; the first call builds it."""
-        if self._document is None:
-            self._document = self._make_document()
-        return self._document
-
-    def _make_document(self) -> dict[str, Any]:
-        # Only this document needs FastAPI, whose import takes 0.2 s of CPU time and 15 MB.
-        from fastapi import FastAPI  # noqa: PLC0415
-
-        # Its telemetry would send URLs to the address in an environment variable.
-        silent = {"auto_configure": False, "tracing": False, "metrics": False, "logs": False}
-        app = FastAPI(title=self._title, version=self._version, telemetry=silent)  # type: ignore[arg-type]
-        for endpoint, handler, tag in self._documented:
-            inner: Any = endpoint.handler.func if isinstance(endpoint.handler, partial) else endpoint.handler
-            app.add_api_route(
-                endpoint.path,
-                handler,
-                methods=[endpoint.method],
-                tags=[tag],
-                name=endpoint.name or inner.__name__,
-                summary=endpoint.summary,
-                description=inspect.cleandoc(inner.__doc__ or ""),
-                operation_id=endpoint.operation_id,
-                status_code=endpoint.status,
-                response_class=endpoint.response_class,
-                openapi_extra=endpoint.doc.extra or None,
-            )
-        document = app.openapi()
-        add_schemas(document, self._schemas)
-        return document
+        """Returns the OpenAPI document; the first call builds it, in about 0.1 s."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            add_schemas(document, published_schemas(self._routers))
+        return super().openapi()
 
     async def document(self) -> dict[str, Any]:
-        """Returns the OpenAPI document. The first call builds it in a thread, which takes about 0.3 s."""
+        """Returns the OpenAPI document. The first call builds it in a thread."""
         async with self._document_lock:
             return await asyncio.to_thread(self.openapi)
+
+
+def published_schemas(routers: Iterable[ApiRouter]) -> tuple[Schema, ...]:
+    """Returns the schemas of the OpenAPI document, each once."""
+    return tuple(dict.fromkeys(schema for router in routers for schema in router.schemas))
 
 
 _MAX_SEGMENTS = 12
@@ -251,11 +279,11 @@ OPENAPI = "/openapi.json"
 _DOCS = f"The description of this API is the OpenAPI document at {OPENAPI}; its pages are in the folder docs of weft.\n"
 
 
-async def get_openapi(app: EndpointApp, _request: Request) -> Response:
+async def get_openapi(request: Request) -> Response:
     """Returns the OpenAPI document."""
-    return JSONResponse(await app.document())
+    return JSONResponse(await request.app.document())
 
 
-async def get_docs(_app: EndpointApp, _request: Request) -> Response:
+async def get_docs() -> Response:
     """Leads to the OpenAPI document, which has no page: its scripts would come from elsewhere."""
     return PlainTextResponse(_DOCS, status_code=307, headers={"location": OPENAPI})

@@ -7,10 +7,11 @@ import grpc
 from gateway.app import bare_app, gate_of
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.deps import InferenceDeps
-from gateway.endpoints import DOCUMENT, OPENAI, RUNNER_GROUPS
+from gateway.endpoints import DOCUMENT, RUNNER_ROUTERS
 from gateway.http.server import AppServer
 from gateway.metrics import GatewayMetrics
-from gateway.routing import EndpointApp
+from gateway.openai.endpoints import OPENAI
+from gateway.routing import EdgeApp
 from gateway.runner_api.capabilities import CapabilityCache
 from gateway.runner_api.endpoints import RUNNER_METRICS, RUNNER_OPERATIONS, RUNNER_STATE
 from gateway.runner_api.metrics import RequestObserver, RunnerMetrics, StateCollector
@@ -69,16 +70,16 @@ def build(
     return RunnerApiService(deps)
 
 
-def create_app(deps: RunnerApiDeps) -> EndpointApp:
+def create_app(deps: RunnerApiDeps) -> EdgeApp:
     """Returns the application of one runner."""
-    app = bare_app("weft runner", deps.inference, RUNNER_GROUPS)
+    app = bare_app("weft runner", deps.inference, RUNNER_ROUTERS)
     # Before the models, whose names may have slashes.
-    app.add_group(RUNNER_OPERATIONS, deps)
-    app.add_group(OPENAI, deps.inference)
-    app.add_group(RUNNER_STATE, deps)
+    app.serve(RUNNER_OPERATIONS, {RunnerApiDeps: deps})
+    app.serve(OPENAI, {InferenceDeps: deps.inference})
+    app.serve(RUNNER_STATE)
     if deps.config.metrics:
-        app.add_group(RUNNER_METRICS, deps.inference.metrics)
-    app.add_group(DOCUMENT, app)
+        app.serve(RUNNER_METRICS)
+    app.serve(DOCUMENT)
     return app
 
 
@@ -101,7 +102,7 @@ class RunnerApiService:
         self._metrics_server: AppServer | None = None
         if deps.config.metrics and deps.config.metrics_port is not None:
             app = bare_app("weft runner metrics", deps.inference)
-            app.add_group(RUNNER_METRICS, metrics)
+            app.serve(RUNNER_METRICS, {RunnerApiDeps: deps})
             self._metrics_server = AppServer(
                 app,
                 exposure=edge.exposure(deps.config.metrics_port),

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import override
 
-from gateway.admin.operations import SURFACE, AdminDeps
+from gateway.admin.operations import SURFACE, Admin
 from gateway.admin.ports import EngineLogSource
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.stream import EventStream
@@ -60,7 +60,7 @@ class EngineLogClient(EngineLogSource):
             call.cancel()
 
 
-async def get_engine_logs(deps: AdminDeps, request: Request) -> Response:
+async def get_engine_logs(deps: Admin, request: Request) -> Response:
     """Returns the last lines of an engine; with follow=1 a stream of server-sent events that goes on with new ones."""
     query = begin_read(request, SURFACE, LOG_PARAMETERS)
     count = query.count("lines", MAX_LINES) or DEFAULT_LINES

@@ -16,6 +16,7 @@ from gateway.intake.query import begin_change, begin_read
 from gateway.operations import read_body
 from gateway.request_facts import facts_of
 from gateway.resources.registry_client import RegistryCalls
+from gateway.routing import collaborator
 from weft.api.gateway.v1.new_join_token_pb2 import NewJoinToken
 from weft.api.registry.v1 import join_token_service_pb2 as pb
 from weft.api.registry.v1 import join_token_service_pb2_grpc
@@ -118,13 +119,16 @@ class JoinTokenDeps:
     join_command: JoinCommands
 
 
-async def list_join_tokens(deps: JoinTokenDeps, request: Request) -> Response:
+JoinTokens = Annotated[JoinTokenDeps, collaborator(JoinTokenDeps)]
+
+
+async def list_join_tokens(deps: JoinTokens, request: Request) -> Response:
     """Lists all join tokens without their secrets, newest first."""
     begin_read(request, SURFACE)
     return json_response(document_of(await deps.tokens.list_all()))
 
 
-async def create_join_token(deps: JoinTokenDeps, request: Request) -> Response:
+async def create_join_token(deps: JoinTokens, request: Request) -> Response:
     """Makes a join token, with the command to type on the other machine; the only time that it is shown."""
     wanted = await read_body(request, deps.gateway.config, NewJoinTokenBody, SURFACE, optional=True)
     if deps.join_command("") is None:
@@ -151,7 +155,7 @@ async def create_join_token(deps: JoinTokenDeps, request: Request) -> Response:
     return response
 
 
-async def revoke_join_token(deps: JoinTokenDeps, request: Request) -> Response:
+async def revoke_join_token(deps: JoinTokens, request: Request) -> Response:
     """Revokes a join token at once for new links; runners that joined with it stay until their link ends."""
     begin_change(request, SURFACE)
     token_id = require_name(request.path_params["id"], "id")

@@ -17,6 +17,7 @@ from gateway.operations import read_body
 from gateway.request_facts import facts_of
 from gateway.resources.handlers import SURFACE
 from gateway.resources.registry_client import RegistryCalls
+from gateway.routing import collaborator
 from weft.api.registry.v1 import key_service_pb2 as key_pb
 from weft.api.registry.v1 import key_service_pb2_grpc
 from weft.documents.codec import document_of
@@ -130,7 +131,10 @@ class KeysDeps:
     keys: KeysPort
 
 
-async def list_keys(deps: KeysDeps, request: Request) -> Response:
+Keys = Annotated[KeysDeps, collaborator(KeysDeps)]
+
+
+async def list_keys(deps: Keys, request: Request) -> Response:
     """Lists all keys without their secrets, newest first."""
     begin_read(request, SURFACE)
     found = await deps.keys.list_all()
@@ -140,7 +144,7 @@ async def list_keys(deps: KeysDeps, request: Request) -> Response:
     return json_response(document)
 
 
-async def revoke_key(deps: KeysDeps, request: Request) -> Response:
+async def revoke_key(deps: Keys, request: Request) -> Response:
     """Revokes a key at once, on every gateway and router."""
     begin_change(request, SURFACE)
     key_id = _id_of(request)
@@ -149,7 +153,7 @@ async def revoke_key(deps: KeysDeps, request: Request) -> Response:
     return Response(status_code=204)
 
 
-async def create_key(deps: KeysDeps, request: Request) -> Response:
+async def create_key(deps: Keys, request: Request) -> Response:
     """Creates a key. The answer is the only time that the secret is shown."""
     wanted = await read_body(request, deps.gateway.config, NewKeyBody, SURFACE, optional=True)
     _require_scopes(request, wanted.scopes or DEFAULT_SCOPES)
@@ -161,7 +165,7 @@ async def create_key(deps: KeysDeps, request: Request) -> Response:
     return _shown_once(deps, key_pb.RotateKeyResponse(key=made.key, text=made.text), 201)
 
 
-async def rotate_key(deps: KeysDeps, request: Request) -> Response:
+async def rotate_key(deps: Keys, request: Request) -> Response:
     """Gives a key a new secret, shown only in this answer; the old one stays valid for a grace period."""
     wanted = await read_body(request, deps.gateway.config, RotateBody, SURFACE, optional=True)
     # The caller receives the new secret, whatever its tenant: so the caller must be allowed to create keys, and the key

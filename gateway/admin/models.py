@@ -8,7 +8,7 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.operations import SURFACE, AdminDeps, AdminPorts, create_operation
+from gateway.admin.operations import SURFACE, Admin, AdminDeps, AdminPorts, create_operation
 from gateway.admin.schemas import FlushBody, LoadBody, PullBody, SourceLoadBody, UnloadBody
 from gateway.answers.unary import json_response
 from gateway.intake.query import begin_read
@@ -201,14 +201,14 @@ def _constraints(descriptions: Sequence[runner_service_pb2.InstanceDescription])
     )
 
 
-async def list_admin_models(deps: AdminDeps, request: Request) -> Response:
+async def list_admin_models(deps: Admin, request: Request) -> Response:
     """Lists every public model name: definition, state, queue, replicas, capabilities, constraints."""
     _begin(request)
     names = public_names(deps.gateway.fleet.view)
     return json_response(document_of(pb.AdminModelList(items=await _admin_models(deps, names))))
 
 
-async def get_admin_model(deps: AdminDeps, request: Request) -> Response:
+async def get_admin_model(deps: Admin, request: Request) -> Response:
     """Returns one model, by the name of its pool or of any member of it."""
     _begin(request)
     name = known_name_of(request, deps.gateway)
@@ -220,7 +220,7 @@ async def get_admin_model(deps: AdminDeps, request: Request) -> Response:
     return json_response(document_of(model))
 
 
-async def get_gpu_memory(deps: AdminDeps, request: Request) -> Response:
+async def get_gpu_memory(deps: Admin, request: Request) -> Response:
     """Returns the accelerator memory of every host with its leases, and what each model uses or would use of it."""
     query = begin_read(request, SURFACE, ("host",))
     host = query.text("host")
@@ -231,7 +231,7 @@ async def get_gpu_memory(deps: AdminDeps, request: Request) -> Response:
     return json_response(document_of(pb.GpuMemory(hosts=hosts, models=models)))
 
 
-async def load_model(deps: AdminDeps, request: Request) -> Response:
+async def load_model(deps: Admin, request: Request) -> Response:
     """Loads a model, or reloads it with other settings: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, LoadBody, SURFACE, optional=True)
     settings = LoadSettings.model_construct(**{name: getattr(body, name) for name in LoadSettings.model_fields})
@@ -241,7 +241,7 @@ async def load_model(deps: AdminDeps, request: Request) -> Response:
     return await create_operation(request, deps.ports, action, body.authorization)
 
 
-async def unload_model(deps: AdminDeps, request: Request) -> Response:
+async def unload_model(deps: Admin, request: Request) -> Response:
     """Unloads a model, or every member of a pool: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, UnloadBody, SURFACE, optional=True)
     return await create_operation(
@@ -249,7 +249,7 @@ async def unload_model(deps: AdminDeps, request: Request) -> Response:
     )
 
 
-async def load_source(deps: AdminDeps, request: Request) -> Response:
+async def load_source(deps: Admin, request: Request) -> Response:
     """Serves and loads a model by its source: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, SourceLoadBody, SURFACE)
     _require_source(request, body.source, body.parameters)
@@ -260,7 +260,7 @@ async def load_source(deps: AdminDeps, request: Request) -> Response:
     return await create_operation(request, deps.ports, action, body.authorization)
 
 
-async def pull_model(deps: AdminDeps, request: Request) -> Response:
+async def pull_model(deps: Admin, request: Request) -> Response:
     """Pulls the files of a model into the store of a runner's home: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, PullBody, SURFACE)
     _require_source(request, body.source)
@@ -268,7 +268,7 @@ async def pull_model(deps: AdminDeps, request: Request) -> Response:
     return await create_operation(request, deps.ports, action, body.authorization)
 
 
-async def remove_model(deps: AdminDeps, request: Request) -> Response:
+async def remove_model(deps: Admin, request: Request) -> Response:
     """Ends a model that was loaded by its source: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, UnloadBody, SURFACE, optional=True)
     return await create_operation(
@@ -276,7 +276,7 @@ async def remove_model(deps: AdminDeps, request: Request) -> Response:
     )
 
 
-async def detach_server(deps: AdminDeps, request: Request) -> Response:
+async def detach_server(deps: Admin, request: Request) -> Response:
     """Detaches a server that was attached: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, UnloadBody, SURFACE, optional=True)
     name = require_name(request.path_params["name"], "name")
@@ -294,7 +294,7 @@ def _require_source(request: Request, source: str, parameters: Mapping[str, obje
         facts_of(request.scope).principal.require(ANY_SOURCE)
 
 
-async def flush_cache(deps: AdminDeps, request: Request) -> Response:
+async def flush_cache(deps: Admin, request: Request) -> Response:
     """Deletes cached prefixes: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, FlushBody, SURFACE, optional=True)
     action = flush_action(

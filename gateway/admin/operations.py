@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +18,7 @@ from gateway.intake.headers import stated_traceparent, tenant_of
 from gateway.intake.query import Query, begin_change, begin_read
 from gateway.operations import OPERATION_PREFIX, OperationsPort, idempotency_key, requester
 from gateway.request_facts import facts_of, headers_of
+from gateway.routing import collaborator
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.router.v1.request_service_pb2 import ListClientsResponse, ListRequestsResponse, RequestSelection
@@ -67,6 +68,10 @@ class AdminDeps:
     ports: AdminPorts
 
 
+Admin = Annotated[AdminDeps, collaborator(AdminDeps)]
+Requests = Annotated[RequestSource, collaborator(RequestSource)]
+
+
 log = get_logger("weft.gateway")
 
 
@@ -103,7 +108,7 @@ PAGE_PARAMETERS = ("pageSize", "pageToken", "unfinished")
 AUDIT_PARAMETERS = ("after", "pageSize")
 
 
-async def list_operations(deps: AdminDeps, request: Request) -> Response:
+async def list_operations(deps: Admin, request: Request) -> Response:
     """Lists operations, newest first."""
     query = begin_read(request, SURFACE, PAGE_PARAMETERS)
     wanted = pb.ListOperationsRequest(
@@ -114,7 +119,7 @@ async def list_operations(deps: AdminDeps, request: Request) -> Response:
     return json_response(document_of(await deps.ports.operations.list_page(wanted)))
 
 
-async def get_operation(deps: AdminDeps, request: Request) -> Response:
+async def get_operation(deps: Admin, request: Request) -> Response:
     """Returns one operation; with watch=1 a stream of server-sent events until it has ended."""
     query = begin_read(request, SURFACE, ("watch",))
     name = _name_of(request)
@@ -123,21 +128,21 @@ async def get_operation(deps: AdminDeps, request: Request) -> Response:
     return json_response(document_of(await deps.ports.operations.get(name)))
 
 
-async def cancel_operation(deps: AdminDeps, request: Request) -> Response:
+async def cancel_operation(deps: Admin, request: Request) -> Response:
     """Requests the cancellation of an operation; a cancelled load is unloaded again."""
     begin_change(request, SURFACE)
     cancelled = await deps.ports.operations.cancel(_name_of(request), _requester(request))
     return json_response(document_of(cancelled))
 
 
-async def release_lease(deps: AdminDeps, request: Request) -> Response:
+async def release_lease(deps: Admin, request: Request) -> Response:
     """Releases the lease of a program, which is then told that it is lost; a runner's is refused: unload its model."""
     begin_change(request, SURFACE)
     lease_id = require_token(request.path_params["id"], "id", MAX_LEASE_ID_CHARS)
     return json_response(document_of(await deps.ports.operations.release_lease(lease_id, _requester(request))))
 
 
-async def get_audit(deps: AdminDeps, request: Request) -> Response:
+async def get_audit(deps: Admin, request: Request) -> Response:
     """Returns entries of the audit log, oldest first, and the hash of its newest entry."""
     query = begin_read(request, SURFACE, AUDIT_PARAMETERS)
     after, size = query.count("after", MAX_SEQUENCE, least=0), query.count("pageSize", MAX_PAGE_SIZE)
@@ -161,7 +166,7 @@ REQUEST_LIST_PARAMETERS = ("limit", "state")
 _OUTCOMES = {word: number for number, word in enum_words(RequestSelection.DESCRIPTOR).items()}
 
 
-async def get_request(requests: RequestSource, request: Request) -> Response:
+async def get_request(requests: Requests, request: Request) -> Response:
     """Returns one request of the caller's tenant: its state, the decisions about it with their reasons, its receipt."""
     begin_read(request, REQUESTS_SURFACE)
     request_id = require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
@@ -169,7 +174,7 @@ async def get_request(requests: RequestSource, request: Request) -> Response:
     return json_response(document_of(shown_to(facts_of(request.scope).principal, record)))
 
 
-async def cancel_request(requests: RequestSource, request: Request) -> Response:
+async def cancel_request(requests: Requests, request: Request) -> Response:
     """Cancels a running request of the caller's tenant; returns it as it ended."""
     begin_change(request, REQUESTS_SURFACE)
     request_id = require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
@@ -177,7 +182,7 @@ async def cancel_request(requests: RequestSource, request: Request) -> Response:
     return json_response(document_of(shown_to(facts_of(request.scope).principal, record)))
 
 
-async def list_requests(requests: RequestSource, request: Request) -> Response:
+async def list_requests(requests: Requests, request: Request) -> Response:
     """Lists requests of the caller's tenant: the running ones, oldest first; with `state`, ended ones, last first."""
     query = begin_read(request, REQUESTS_SURFACE, REQUEST_LIST_PARAMETERS)
     limit = query.count("limit", MAX_LISTED) or DEFAULT_LISTED
@@ -201,13 +206,13 @@ def _selection(query: Query) -> Selection:
     return cast("Selection", found)
 
 
-async def list_clients(requests: RequestSource, request: Request) -> Response:
+async def list_clients(requests: Requests, request: Request) -> Response:
     """Lists recently seen clients: their request patterns, and the pauses imposed on them."""
     begin_change(request, REQUESTS_SURFACE)
     return json_response(document_of(ListClientsResponse(clients=await requests.clients())))
 
 
-async def get_figures(requests: RequestSource, request: Request) -> Response:
+async def get_figures(requests: Requests, request: Request) -> Response:
     """Returns what was counted in the last hour in steps: requests, tokens, times, waits and devices of all tenants."""
     begin_read(request, SURFACE)
     return json_response(document_of(await requests.figures()))

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import override
 
-from gateway.admin.operations import SURFACE, AdminDeps
+from gateway.admin.operations import SURFACE, Admin
 from gateway.admin.ports import ProcessesPort
 from gateway.answers.unary import json_response
 from gateway.intake.query import begin_read
@@ -87,7 +87,7 @@ class ProcessesClient(ProcessesPort):
         return await self._channels.get(runner.address), metadata_of(runner.address)
 
 
-async def get_process_health(deps: AdminDeps, request: Request) -> Response:
+async def get_process_health(deps: Admin, request: Request) -> Response:
     """Returns the health of one process with its components, and the level of its log."""
     query = begin_read(request, SURFACE, PROCESS_PARAMETERS)
     process = _process_of(query.text("process") or MESH)
@@ -114,7 +114,7 @@ async def get_process_health(deps: AdminDeps, request: Request) -> Response:
     return json_response(document_of(health))
 
 
-async def put_log_level(deps: AdminDeps, request: Request) -> Response:
+async def put_log_level(deps: Admin, request: Request) -> Response:
     """Changes the lowest level that a process logs, for a time; the audit log has it."""
     body = await read_body(request, deps.gateway.config, LogLevelBody, SURFACE)
     process = _process_of(body.process)

@@ -16,6 +16,7 @@ from gateway.operations import read_body
 from gateway.request_facts import facts_of
 from gateway.resources.handlers import SURFACE
 from gateway.resources.registry_client import RegistryCalls
+from gateway.routing import collaborator
 from weft.api.registry.v1 import secret_service_pb2 as pb
 from weft.api.registry.v1 import secret_service_pb2_grpc
 from weft.documents.codec import document_of
@@ -103,13 +104,16 @@ class SecretsDeps:
     secrets: SecretsPort
 
 
-async def list_secrets(deps: SecretsDeps, request: Request) -> Response:
+Secrets = Annotated[SecretsDeps, collaborator(SecretsDeps)]
+
+
+async def list_secrets(deps: Secrets, request: Request) -> Response:
     """Lists all secrets by name, without their values."""
     begin_read(request, SURFACE)
     return json_response(document_of(await deps.secrets.list_all()))
 
 
-async def create_secret(deps: SecretsDeps, request: Request) -> Response:
+async def create_secret(deps: Secrets, request: Request) -> Response:
     """Creates a secret. Its value is encrypted, and no answer shows it."""
     wanted = await read_body(request, deps.gateway.config, NewSecretBody, SURFACE)
     name = require_name(wanted.name, "name")
@@ -118,7 +122,7 @@ async def create_secret(deps: SecretsDeps, request: Request) -> Response:
     return json_response(document_of(created), 201)
 
 
-async def update_secret(deps: SecretsDeps, request: Request) -> Response:
+async def update_secret(deps: Secrets, request: Request) -> Response:
     """Gives a secret a new value, which the next request of a model that uses it takes."""
     name = require_name(request.path_params["name"], "name")
     wanted = await read_body(request, deps.gateway.config, SecretValueBody, SURFACE)
@@ -127,7 +131,7 @@ async def update_secret(deps: SecretsDeps, request: Request) -> Response:
     return json_response(document_of(updated))
 
 
-async def delete_secret(deps: SecretsDeps, request: Request) -> Response:
+async def delete_secret(deps: Secrets, request: Request) -> Response:
     """Deletes a secret. One that a model uses is refused with 409, unless `force` is set."""
     query = begin_change(request, SURFACE, DELETE_PARAMETERS)
     name = require_name(request.path_params["name"], "name")

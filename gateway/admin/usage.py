@@ -1,6 +1,7 @@
 """Usage over HTTP: a tenant's own (`/v1/usage`), and that of all tenants (`/v1/admin/usage`)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -8,6 +9,7 @@ from starlette.responses import Response
 from gateway.answers.unary import json_response
 from gateway.intake.headers import tenant_of
 from gateway.intake.query import Query, begin_read
+from gateway.routing import collaborator
 from weft.documents.codec import document_of
 from weft.durable.usage import MAX_ROWS, UsageSource, groups_of, moment_of, usage_request
 from weft.kernel.clock import Clock
@@ -26,13 +28,16 @@ class UsageDeps:
     clock: Clock
 
 
-async def get_usage(deps: UsageDeps, request: Request) -> Response:
+Usage = Annotated[UsageDeps, collaborator(UsageDeps)]
+
+
+async def get_usage(deps: Usage, request: Request) -> Response:
     """Returns what the caller's tenant used: requests by outcome, tokens, accelerator time, what left the premises."""
     query = begin_read(request, SURFACE, USAGE_PARAMETERS)
     return await _answer(deps, query, tenant_of(request.scope))
 
 
-async def get_all_usage(deps: UsageDeps, request: Request) -> Response:
+async def get_all_usage(deps: Usage, request: Request) -> Response:
     """Returns what all tenants used, or `tenant` alone: requests by outcome, tokens, accelerator time."""
     query = begin_read(request, SURFACE, ALL_USAGE_PARAMETERS)
     tenant = query.text("tenant")

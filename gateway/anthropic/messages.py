@@ -36,7 +36,7 @@ from gateway.anthropic.schema import (
 )
 from gateway.anthropic.stream import MessagesAnswer, MessagesStream
 from gateway.config import RequestLimits
-from gateway.deps import InferenceDeps
+from gateway.deps import Inference
 from gateway.errors import DetailedError
 from gateway.intake.body import read_model
 from gateway.intake.request_model import require_few
@@ -57,7 +57,7 @@ from weft.kernel.request import Operation
 SURFACE = "messages"
 
 
-async def create_message(deps: InferenceDeps, request: Request) -> Response:
+async def create_message(deps: Inference, request: Request) -> Response:
     """Continues a conversation, as one message or as a stream of server-sent events."""
     scope = request.scope
     params = await read_model(request, MessagesRequest, deps.config)
@@ -71,7 +71,7 @@ async def create_message(deps: InferenceDeps, request: Request) -> Response:
     return streamed(work, MessagesStream(identity, estimated_prompt_tokens(wanted.payload)))
 
 
-async def count_tokens(deps: InferenceDeps, request: Request) -> Response:
+async def count_tokens(deps: Inference, request: Request) -> Response:
     """Counts the tokens of a request with the model's own tokenizer; never an estimate."""
     scope = request.scope
     params = await read_model(request, CountTokensRequest, deps.config)

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Annotated
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -23,6 +24,7 @@ from gateway.intake.multipart import MultipartStream, Part
 from gateway.intake.query import Query, begin_owned, begin_read
 from gateway.intake.request_model import MAX_ID_CHARS
 from gateway.request_facts import facts_of
+from gateway.routing import collaborator
 from gateway.tasks.task_apis import TaskApis
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.durable.batches import (
@@ -70,6 +72,9 @@ class FileDeps:
     uploads: ConcurrencyLimit
 
 
+Files = Annotated[FileDeps, collaborator(FileDeps)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDeps:
     """The batch store, creation and finishing of batches, and the limit of concurrent creations."""
@@ -79,6 +84,9 @@ class BatchDeps:
     maker: BatchCreator
     finisher: BatchFinisher
     creations: ConcurrencyLimit
+
+
+Batches = Annotated[BatchDeps, collaborator(BatchDeps)]
 
 
 def file_deps(deps: InferenceDeps, files: FilePort) -> FileDeps:
@@ -116,7 +124,7 @@ BATCH_LIST_PARAMETERS = ("limit", "after")
 _AT_THEIR_END = frozenset({"failed", "completed", "expired"})
 
 
-async def create_batch(batches: BatchDeps, request: Request) -> Response:
+async def create_batch(batches: Batches, request: Request) -> Response:
     """Creates a batch of the requests in a file, to run within a window."""
     facts_of(request.scope).surface = _BATCHES
     config, scope = batches.deps.config, request.scope
@@ -134,7 +142,7 @@ async def create_batch(batches: BatchDeps, request: Request) -> Response:
     return UnaryAnswer(produce, cut_off_seconds=config.request_timeout_seconds + config.deadline_slack_seconds)
 
 
-async def list_batches(batches: BatchDeps, request: Request) -> Response:
+async def list_batches(batches: Batches, request: Request) -> Response:
     """Lists batches, newest first."""
     query = begin_read(request, _BATCHES, BATCH_LIST_PARAMETERS)
     limit = query.count("limit", MAX_LISTED) or DEFAULT_LISTED
@@ -144,7 +152,7 @@ async def list_batches(batches: BatchDeps, request: Request) -> Response:
     return json_response(list_json([batch_json(batch) for batch in page.batches], has_more=page.has_more))
 
 
-async def get_batch(batches: BatchDeps, request: Request) -> Response:
+async def get_batch(batches: Batches, request: Request) -> Response:
     """Returns a batch with its current counts."""
     tenant, batch_id = begin_owned(request, _BATCHES, "batch_id")
     batch = await batches.port.get(tenant, batch_id)
@@ -152,7 +160,7 @@ async def get_batch(batches: BatchDeps, request: Request) -> Response:
     return json_response(batch_json(settled.batch, settled.problem))
 
 
-async def cancel_batch(batches: BatchDeps, request: Request) -> Response:
+async def cancel_batch(batches: Batches, request: Request) -> Response:
     """Cancels every unfinished request of a batch; finished answers are kept."""
     tenant, batch_id = begin_owned(request, _BATCHES, "batch_id")
     batch = await batches.port.cancel(tenant, batch_id)
@@ -278,7 +286,7 @@ FILE_LIST_PARAMETERS = ("purpose", "limit", "order", "after")
 _PURPOSES = (BATCH_INPUT, BATCH_OUTPUT, *MEDIA_INPUTS)
 
 
-async def create_file(files: FileDeps, request: Request) -> Response:
+async def create_file(files: Files, request: Request) -> Response:
     """Uploads a file: requests for a batch, one per line, or an image or a recording for a task."""
     facts_of(request.scope).surface = _FILES
     tenant = tenant_of(request.scope)
@@ -286,19 +294,19 @@ async def create_file(files: FileDeps, request: Request) -> Response:
         return json_response(file_json(await _received(request, files, tenant)))
 
 
-async def list_files(files: FileDeps, request: Request) -> Response:
+async def list_files(files: Files, request: Request) -> Response:
     """Lists files, newest first."""
     query = begin_read(request, _FILES, FILE_LIST_PARAMETERS)
     return json_response(await _listed(files, tenant_of(request.scope), query))
 
 
-async def get_file(files: FileDeps, request: Request) -> Response:
+async def get_file(files: Files, request: Request) -> Response:
     """Returns the properties of a file."""
     tenant, file_id = begin_owned(request, _FILES, "file_id")
     return json_response(file_json(await files.port.get(tenant, file_id)))
 
 
-async def get_content(files: FileDeps, request: Request) -> Response:
+async def get_content(files: Files, request: Request) -> Response:
     """Returns the content of a file."""
     tenant, file_id = begin_owned(request, _FILES, "file_id")
     file = await files.port.get(tenant, file_id)
@@ -339,7 +347,7 @@ def _file_headers(file: file_pb.File) -> Headers:
     ]
 
 
-async def delete_file(files: FileDeps, request: Request) -> Response:
+async def delete_file(files: Files, request: Request) -> Response:
     """Deletes a file."""
     tenant, file_id = begin_owned(request, _FILES, "file_id")
     await files.port.delete(tenant, file_id)

@@ -1,6 +1,7 @@
 """GET /v1/results/{id}: an image or a recording by its signed address, without a key."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,6 +13,7 @@ from gateway.deps import InferenceDeps
 from gateway.intake.query import Query
 from gateway.request_facts import facts_of
 from gateway.result_links import ResultLinks, SignedResult
+from gateway.routing import collaborator
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.durable.batches import RESULT, FilePort, file_not_found
 
@@ -43,7 +45,10 @@ class ResultDeps:
     links: ResultLinks
 
 
-async def get_result(results: ResultDeps, request: Request) -> Response:
+Results = Annotated[ResultDeps, collaborator(ResultDeps)]
+
+
+async def get_result(results: Results, request: Request) -> Response:
     """Returns an image or a recording that a model made. The signature in its address takes the place of a key.
 
     404 for a wrong signature or a result that is deleted, 410 for an address that has expired.

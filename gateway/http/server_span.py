@@ -3,7 +3,8 @@
 from starlette.types import Scope
 
 from gateway.errors import ClientGoneError
-from gateway.request_facts import ROUTE_KEY, RequestFacts, headers_of
+from gateway.request_facts import RequestFacts, headers_of
+from gateway.routing import shown_path
 from weft.kernel.clock import Clock
 from weft.kernel.tracing import Attribute, AttributeValue, ServiceName, Span, SpanKind, Tracing
 
@@ -44,7 +45,7 @@ class ServerSpans:
             Attribute.REQUEST_ID: facts.request_id,
             Attribute.CALLER: facts.principal.name,
         }
-        route = scope.get(ROUTE_KEY, "")
+        route = shown_path(scope["route"].path) if "route" in scope else ""
         if route:
             found[Attribute.HTTP_ROUTE] = route
         if facts.task_id:

@@ -10,7 +10,7 @@ from gateway.errors import OLLAMA_JSON
 from gateway.intake.body import read_model
 from gateway.intake.headers import require_local_caller, stated_traceparent
 from gateway.ollama.answers import JSON_LINES, OllamaAnswer, OllamaStream, Shape, text_json, timestamp
-from gateway.ollama.deps import SURFACE, OllamaDeps
+from gateway.ollama.deps import SURFACE, Ollama, OllamaDeps
 from gateway.ollama.names import mesh_name
 from gateway.ollama.payload import is_raw, prompt_to_chat, to_chat, to_completion
 from gateway.ollama.schema import GeneratingRequest, OllamaChatRequest, OllamaGenerateRequest
@@ -34,7 +34,7 @@ _NAMES_OF_MODEL = frozenset({"name", "source"})
 _SUCCEEDED = operation_pb2.Operation.STATE_SUCCEEDED
 
 
-async def chat(deps: OllamaDeps, request: Request) -> Response:
+async def chat(deps: Ollama, request: Request) -> Response:
     """Continues a conversation, as JSON lines unless `stream` is false; without messages the model is loaded."""
     gateway = deps.gateway
     params = await read_model(request, OllamaChatRequest, gateway.config)
@@ -48,7 +48,7 @@ async def chat(deps: OllamaDeps, request: Request) -> Response:
     return _answered(work, params, Shape.MESSAGE)
 
 
-async def generate(deps: OllamaDeps, request: Request) -> Response:
+async def generate(deps: Ollama, request: Request) -> Response:
     """Answers one prompt, or continues it as it is with `raw`; without a prompt the model is loaded."""
     gateway = deps.gateway
     params = await read_model(request, OllamaGenerateRequest, gateway.config)

@@ -1,9 +1,11 @@
 """Collaborators of the endpoints of Ollama's API."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from gateway.deps import GatewayDeps
 from gateway.operations import OperationsPort
+from gateway.routing import collaborator
 
 SURFACE = "ollama"
 
@@ -15,3 +17,6 @@ class OllamaDeps:
     gateway: GatewayDeps
     operations: OperationsPort | None = None
     """Loads and unloads models; None: a request for it is refused."""
+
+
+Ollama = Annotated[OllamaDeps, collaborator(OllamaDeps)]

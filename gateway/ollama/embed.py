@@ -11,7 +11,7 @@ from gateway.answers.unary import unary_answer
 from gateway.errors import OLLAMA_JSON
 from gateway.intake.body import read_model
 from gateway.ollama.answers import measures
-from gateway.ollama.deps import SURFACE, OllamaDeps
+from gateway.ollama.deps import SURFACE, Ollama, OllamaDeps
 from gateway.ollama.names import mesh_name
 from gateway.ollama.payload import request_warnings
 from gateway.ollama.schema import OllamaEmbeddingsRequest, OllamaEmbedRequest, OllamaRequest
@@ -27,7 +27,7 @@ _UNIT_TOLERANCE = 1e-5
 _MEASURES = ("total_duration", "load_duration", "prompt_eval_count")
 
 
-async def embed(deps: OllamaDeps, request: Request) -> Response:
+async def embed(deps: Ollama, request: Request) -> Response:
     """Returns embeddings of texts, as vectors of length 1."""
     params = await read_model(request, OllamaEmbedRequest, deps.gateway.config)
     payload = embedding_pb2.EmbeddingPayload()
@@ -50,7 +50,7 @@ async def embed(deps: OllamaDeps, request: Request) -> Response:
     return _embedded(deps, request, params, payload, warnings, body_of)
 
 
-async def embed_one(deps: OllamaDeps, request: Request) -> Response:
+async def embed_one(deps: Ollama, request: Request) -> Response:
     """Returns the embedding of one text, as the engine gives it: the older form."""
     params = await read_model(request, OllamaEmbeddingsRequest, deps.gateway.config)
     payload = embedding_pb2.EmbeddingPayload()

@@ -19,7 +19,7 @@ from gateway.errors import OLLAMA_JSON
 from gateway.intake.body import read_model
 from gateway.intake.headers import tenant_of
 from gateway.ollama.answers import timestamp
-from gateway.ollama.deps import SURFACE, OllamaDeps
+from gateway.ollama.deps import SURFACE, Ollama
 from gateway.ollama.names import mesh_name
 from gateway.ollama.schema import OllamaShowRequest
 from gateway.openai.models import asked_entry, model_list, not_available, visible_entry, visible_list
@@ -44,7 +44,7 @@ _IN_MEMORY = frozenset({InstanceState.PHASE_READY, InstanceState.PHASE_DRAINING}
 _RUNNING = "weft is running. It speaks the APIs of OpenAI (/v1), Anthropic (/v1/messages) and Ollama (/api).\n"
 
 
-async def list_tags(deps: OllamaDeps, request: Request) -> Response:
+async def list_tags(deps: Ollama, request: Request) -> Response:
     """Lists every model, pool, agent and route that accepts requests, in Ollama's format."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE
@@ -53,7 +53,7 @@ async def list_tags(deps: OllamaDeps, request: Request) -> Response:
     return _json({"models": [_tag(view, entry) for entry in listed["data"]]})
 
 
-async def show_model(deps: OllamaDeps, request: Request) -> Response:
+async def show_model(deps: Ollama, request: Request) -> Response:
     """Returns what is known of one model, in Ollama's format."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE
@@ -88,7 +88,7 @@ async def show_model(deps: OllamaDeps, request: Request) -> Response:
     )
 
 
-async def list_running(deps: OllamaDeps, request: Request) -> Response:
+async def list_running(deps: Ollama, request: Request) -> Response:
     """Lists the models that are in memory, in Ollama's format."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE
@@ -99,13 +99,13 @@ async def list_running(deps: OllamaDeps, request: Request) -> Response:
     return _json({"models": [_running(view, entry, loaded) for entry, loaded in running if loaded]})
 
 
-async def get_version(_deps: OllamaDeps, request: Request) -> Response:
+async def get_version(request: Request) -> Response:
     """Returns the version of Ollama's API that is spoken here, and weft's own."""
     facts_of(request.scope).surface = SURFACE
     return _json({"version": API_VERSION, "server": "weft", "server_version": version("weft")})
 
 
-async def get_root(_deps: OllamaDeps, request: Request) -> Response:
+async def get_root(request: Request) -> Response:
     """Says that weft is running, in one line of text; redirects browsers to the workbench. Needs no key."""
     facts_of(request.scope).surface = SURFACE
     if request.method == "GET" and "text/html" in request.headers.get("accept", ""):

@@ -20,7 +20,7 @@ from gateway.errors import OLLAMA_JSON, ClientGoneError, Dialect, envelope
 from gateway.intake.headers import stated_traceparent
 from gateway.ollama.answers import JSON_LINES
 from gateway.ollama.chat import create_operation, require_success
-from gateway.ollama.deps import SURFACE, OllamaDeps
+from gateway.ollama.deps import SURFACE, Ollama
 from gateway.ollama.names import LATEST
 from gateway.ollama.schema import OllamaPullRequest
 from gateway.operations import ENDED, OperationsPort, read_body, requester
@@ -46,7 +46,7 @@ _NOT_A_SOURCE = (
 log = get_logger("weft.gateway")
 
 
-async def pull_model(deps: OllamaDeps, request: Request) -> Response:
+async def pull_model(deps: Ollama, request: Request) -> Response:
     """Pulls the files of a model into the store of a runner, as JSON lines unless `stream` is false."""
     params = await read_body(request, deps.gateway.config, OllamaPullRequest, SURFACE)
     operations = deps.operations

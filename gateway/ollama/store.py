@@ -6,7 +6,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.ollama.deps import SURFACE, OllamaDeps
+from gateway.ollama.deps import SURFACE
 from gateway.request_facts import facts_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -22,17 +22,17 @@ INSTEAD = {
 """By what an endpoint is asked for."""
 
 
-async def refuse(what: str, _deps: OllamaDeps, request: Request) -> Response:
+async def refuse(what: str, request: Request) -> Response:
     """Raises UNSUPPORTED_OPERATION, which says what to use instead."""
     facts_of(request.scope).surface = SURFACE
     raise WeftError(Reason.UNSUPPORTED_OPERATION, f"not over Ollama's API: {INSTEAD[what]}")
 
 
-async def refuse_blob(deps: OllamaDeps, request: Request) -> Response:
+async def refuse_blob(request: Request) -> Response:
     """Raises as `refuse`, and INVALID_ARGUMENT for what is no digest."""
     if _DIGEST.fullmatch(request.path_params["digest"]) is None:
         raise invalid_field("digest", "must be sha256: and 64 hex digits")
-    return await refuse("blob", deps, request)
+    return await refuse("blob", request)
 
 
 refuse_create, refuse_copy, refuse_push, refuse_delete = (

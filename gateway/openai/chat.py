@@ -6,7 +6,7 @@ from starlette.responses import Response
 from gateway.answers.answer_builder import MAX_NOTICES, encode_json, new_identity
 from gateway.answers.generation import Work, streamed, unary
 from gateway.config import RequestLimits
-from gateway.deps import InferenceDeps
+from gateway.deps import Inference
 from gateway.intake.body import read_model
 from gateway.media import RequestMedia
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
@@ -38,7 +38,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 
-async def chat_completions(deps: InferenceDeps, request: Request) -> Response:
+async def chat_completions(deps: Inference, request: Request) -> Response:
     """Continues a conversation, as one answer or as a stream of server-sent events."""
     scope = request.scope
     params = await read_model(request, ChatRequest, deps.config)

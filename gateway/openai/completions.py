@@ -18,7 +18,7 @@ from gateway.answers.answer_builder import (
 )
 from gateway.answers.generation import Work, streamed, unary
 from gateway.config import RequestLimits
-from gateway.deps import InferenceDeps
+from gateway.deps import Inference
 from gateway.intake.body import read_model
 from gateway.intake.request_model import TextsOrTokens
 from gateway.openai.choices import ChoicesAnswer, ChunkStream, stop_member, stop_reason
@@ -52,7 +52,7 @@ class CompletionRequest(GenerationRequest):
     """At most `n`: no answer is generated and discarded."""
 
 
-async def text_completions(deps: InferenceDeps, request: Request) -> Response:
+async def text_completions(deps: Inference, request: Request) -> Response:
     """Continues raw text, without a chat template."""
     scope = request.scope
     params = await read_model(request, CompletionRequest, deps.config)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import unary_answer
 from gateway.config import RequestLimits
-from gateway.deps import InferenceDeps
+from gateway.deps import Inference
 from gateway.intake.body import read_model
 from gateway.intake.request_model import HandledRequest, TextsOrTokens
 from gateway.openai.completions import fill_prompts
@@ -36,7 +36,7 @@ class EmbeddingRequest(HandledRequest):
     dimensions: Annotated[int, Field(ge=1, le=65_536)] | None = None
 
 
-async def create_embeddings(deps: InferenceDeps, request: Request) -> Response:
+async def create_embeddings(deps: Inference, request: Request) -> Response:
     """Returns embeddings of texts."""
     scope = request.scope
     params = await read_model(request, EmbeddingRequest, deps.config)

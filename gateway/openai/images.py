@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from gateway.answers.answer_builder import new_identity
 from gateway.answers.generation import Work, streamed, unary
-from gateway.deps import InferenceDeps
+from gateway.deps import Inference, InferenceDeps
 from gateway.intake.body import is_form, read_model, read_multipart_body
 from gateway.intake.multipart import Form
 from gateway.media import RequestMedia
@@ -33,13 +33,13 @@ GENERATION, EDIT = "image_generation", "image_edit"
 """Prefixes of the types of streamed events."""
 
 
-async def generate_images(deps: InferenceDeps, request: Request) -> Response:
+async def generate_images(deps: Inference, request: Request) -> Response:
     """Generates images from a prompt."""
     params = await read_model(request, ImageRequest, deps.config)
     return _answered(request, deps, params, to_payload(params), None, GENERATION)
 
 
-async def edit_images(deps: InferenceDeps, request: Request) -> Response:
+async def edit_images(deps: Inference, request: Request) -> Response:
     """Generates images from a prompt and images: a form with files, or JSON with data: URLs."""
     scope = request.scope
     if not is_form(scope):
@@ -56,7 +56,7 @@ async def edit_images(deps: InferenceDeps, request: Request) -> Response:
     return _answered(request, deps, uploaded, payload, None, EDIT)
 
 
-async def vary_images(_deps: InferenceDeps, request: Request) -> Response:
+async def vary_images(request: Request) -> Response:
     """Refuses the request: variations are not supported."""
     facts_of(request.scope).surface = "images"
     message = "variations of images are not supported; use /v1/images/edits with a prompt"

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.unary import json_response
-from gateway.deps import InferenceDeps
+from gateway.deps import Inference, InferenceDeps
 from gateway.errors import Dialect
 from gateway.intake.headers import tenant_of
 from gateway.intake.query import whole_number
@@ -32,7 +32,7 @@ MAX_LISTED = 1000
 DEFAULT_LISTED = 20
 
 
-async def list_models(deps: InferenceDeps, request: Request) -> Response:
+async def list_models(deps: Inference, request: Request) -> Response:
     """Lists every model, pool, agent, route and workflow with a runner, including hibernating and failed ones."""
     facts = facts_of(request.scope)
     facts.surface = "models"
@@ -40,22 +40,22 @@ async def list_models(deps: InferenceDeps, request: Request) -> Response:
     return json_response(_page(request, listed) if facts.dialect is Dialect.ANTHROPIC else listed)
 
 
-async def get_model(deps: InferenceDeps, request: Request) -> Response:
+async def get_model(deps: Inference, request: Request) -> Response:
     """Returns one model or pool."""
     return _answer(deps, request, request.path_params["model"])
 
 
-async def get_agent(deps: InferenceDeps, request: Request) -> Response:
+async def get_agent(deps: Inference, request: Request) -> Response:
     """Returns one agent, as a model."""
     return _answer(deps, request, AGENT_PREFIX + request.path_params["agent"])
 
 
-async def get_workflow(deps: InferenceDeps, request: Request) -> Response:
+async def get_workflow(deps: Inference, request: Request) -> Response:
     """Returns one workflow, as a model."""
     return _answer(deps, request, WORKFLOW_PREFIX + request.path_params["workflow"])
 
 
-async def get_route(deps: InferenceDeps, request: Request) -> Response:
+async def get_route(deps: Inference, request: Request) -> Response:
     """Returns one route, as a model."""
     return _answer(deps, request, ROUTE_PREFIX + request.path_params["route"])
 

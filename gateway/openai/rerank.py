@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gateway.answers.answer_builder import AnswerIdentity, encode_json, new_identity
 from gateway.answers.unary import unary_answer
-from gateway.deps import InferenceDeps
+from gateway.deps import Inference
 from gateway.intake.body import read_model
 from gateway.intake.request_model import MAX_INT32, HandledRequest, ModelName, StopAtFirstError, StrictModel
 from weft.api.common.v1 import receipt_pb2, rerank_pb2, usage_pb2
@@ -62,7 +62,7 @@ class RerankRequest(HandledRequest):
     """Whether the answer repeats each document. Absent: no."""
 
 
-async def rerank_documents(deps: InferenceDeps, request: Request) -> Response:
+async def rerank_documents(deps: Inference, request: Request) -> Response:
     """Ranks documents by their relevance for a query, best first."""
     scope = request.scope
     params = await read_model(request, RerankRequest, deps.config)

@@ -16,7 +16,7 @@ from gateway.answers.binary import BinaryAnswer, Headers
 from gateway.answers.sse import receipt_comment
 from gateway.answers.stream import SseResponse, SseWriter, failure_event
 from gateway.answers.unary import cut_off_seconds, json_response
-from gateway.deps import InferenceDeps
+from gateway.deps import Inference, InferenceDeps
 from gateway.http.disconnect import WhileConnected
 from gateway.intake.body import read_model
 from gateway.intake.headers import shows_receipt
@@ -52,7 +52,7 @@ class SpeechRequest(HandledRequest):
     """The bytes of the recording, or events with pieces of it in base64."""
 
 
-async def speak(deps: InferenceDeps, request: Request) -> Response:
+async def speak(deps: Inference, request: Request) -> Response:
     """Generates speech. The recording is streamed as bytes, or as events."""
     scope = request.scope
     params = await read_model(request, SpeechRequest, deps.config)
@@ -72,7 +72,7 @@ async def speak(deps: InferenceDeps, request: Request) -> Response:
     )
 
 
-async def list_voices(deps: InferenceDeps, request: Request) -> Response:
+async def list_voices(deps: Inference, request: Request) -> Response:
     """Lists the voices of models that speak and are loaded; of one of them with the query parameter `model`."""
     facts = facts_of(request.scope)
     facts.surface = "voices"

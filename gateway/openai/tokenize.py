@@ -9,7 +9,7 @@ from starlette.responses import Response
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import unary_answer
 from gateway.config import RequestLimits
-from gateway.deps import InferenceDeps
+from gateway.deps import Inference
 from gateway.intake.body import read_model
 from gateway.intake.request_model import HandledRequest, ModelName, StopAtFirstError
 from gateway.openai import chat as chat_payload
@@ -46,7 +46,7 @@ class TokenizeRequest(HandledRequest):
     """Accepted: conversations are always counted with the beginning of the answer, as the model reads them."""
 
 
-async def tokenize(deps: InferenceDeps, request: Request) -> Response:
+async def tokenize(deps: Inference, request: Request) -> Response:
     """Counts the tokens of a text or of a conversation with the tokenizer of the model that would answer."""
     scope = request.scope
     params = await read_model(request, TokenizeRequest, deps.config)

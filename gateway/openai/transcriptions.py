@@ -11,7 +11,7 @@ from starlette.responses import Response
 from gateway.answers.answer_builder import encode_json, new_identity
 from gateway.answers.stream import StreamedAnswer
 from gateway.answers.unary import cut_off_seconds, unary_answer
-from gateway.deps import InferenceDeps
+from gateway.deps import Inference, InferenceDeps
 from gateway.intake.body import read_multipart_body
 from gateway.intake.multipart import Form, Part
 from gateway.intake.request_model import HandledRequest, ModelName, Word
@@ -46,12 +46,12 @@ class TranscriptionRequest(HandledRequest):
 _FILES = frozenset({"file"})
 
 
-async def transcribe(deps: InferenceDeps, request: Request) -> Response:
+async def transcribe(deps: Inference, request: Request) -> Response:
     """Transcribes a recording."""
     return await _transcribed(request, deps, translates=False)
 
 
-async def translate(deps: InferenceDeps, request: Request) -> Response:
+async def translate(deps: Inference, request: Request) -> Response:
     """Transcribes a recording into English."""
     return await _transcribed(request, deps, translates=True)
 

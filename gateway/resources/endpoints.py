@@ -2,8 +2,6 @@
 
 from functools import partial
 
-from gateway.deps import GatewayDeps
-from gateway.endpoint_rows import delete_row, get_row, post_row, put_row
 from gateway.health import VIEW_TELEMETRY
 from gateway.openapi import answers, json_body, json_or_yaml_body
 from gateway.resources import handlers as resources
@@ -19,17 +17,14 @@ from gateway.resources.documents import (
 from gateway.resources.handlers import APPLY_PARAMETERS, apply_resources, put_resource
 from gateway.resources.profiles import SaveProfileBody
 from gateway.resources.routers import list_routers
-from gateway.routing import Endpoint, EndpointGroup
+from gateway.routing import ApiRouter
 from weft.api.gateway.v1 import mesh_router_pb2
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
 from weft.documents.json_schema import record_schema
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.rights import resource_of
 from weft.documents.schemas import resource_schema
-from weft.kernel.principal import Access, Resource, Role
-
-_VIEW_MODELS = Access(Resource.MODELS, Role.VIEW)
-_EDIT_MODELS = Access(Resource.MODELS, Role.EDIT)
+from weft.kernel.principal import EDIT_MODELS, EDIT_SETTINGS, VIEW_MODELS, VIEW_RUNNERS, Access, Resource, Role
 
 _API = "/api/v1"
 _PUTTABLE = (
@@ -56,113 +51,93 @@ def _path_of(kind: ResourceKind) -> str:
     return f"{_API}/{kind.plural}/{name}"
 
 
-def _reads(kind: ResourceKind) -> tuple[Endpoint[GatewayDeps], ...]:
-    access, plural = _of_kind(kind, Role.VIEW), kind.plural
-    return (
-        get_row(
-            f"{_API}/{plural}",
-            access,
-            partial(resources.list_resources, kind),
-            answers(page_schema(kind), query=resources.list_parameters(kind)),
-            summary=f"Get {plural}",
-            operation_id=f"get_{plural}",
-            by_name=kind not in _UNNAMED,
-        ),
-        get_row(
-            _path_of(kind),
-            access,
-            partial(resources.get_resource, kind),
-            answers(resource_schema(kind), path="name"),
-            summary=f"Get {plural} by name",
-            operation_id=f"get_{plural}_by_name",
-            by_name=kind not in _UNNAMED,
-        ),
+RESOURCES = ApiRouter("resources")
+RESOURCES.add_get(
+    f"{_API}/models/{{name:name}}/members",
+    VIEW_MODELS,
+    resources.get_members,
+    answers(POOL_MEMBERS, path="name"),
+    summary="Get models by name members",
+    operation_id="get_models_by_name_members",
+    by_name=True,
+)
+for each in ResourceKind:
+    RESOURCES.add_get(
+        f"{_API}/{each.plural}",
+        _of_kind(each, Role.VIEW),
+        partial(resources.list_resources, each),
+        answers(page_schema(each), query=resources.list_parameters(each)),
+        summary=f"Get {each.plural}",
+        operation_id=f"get_{each.plural}",
+        by_name=each not in _UNNAMED,
     )
-
-
-def _deletion(kind: ResourceKind) -> Endpoint[GatewayDeps]:
-    return delete_row(
-        _path_of(kind),
-        _of_kind(kind, Role.EDIT),
-        partial(resources.delete_resource, kind),
+    RESOURCES.add_get(
+        _path_of(each),
+        _of_kind(each, Role.VIEW),
+        partial(resources.get_resource, each),
+        answers(resource_schema(each), path="name"),
+        summary=f"Get {each.plural} by name",
+        operation_id=f"get_{each.plural}_by_name",
+        by_name=each not in _UNNAMED,
+    )
+for each in _DELETABLE:
+    RESOURCES.add_delete(
+        _path_of(each),
+        _of_kind(each, Role.EDIT),
+        partial(resources.delete_resource, each),
         answers(None, path="name", query=resources.DELETE_PARAMETERS),
         status=204,
-        summary=f"Delete {kind.value}",
-        operation_id=f"delete_{kind.value}",
-        by_name=kind not in _UNNAMED,
+        summary=f"Delete {each.value}",
+        operation_id=f"delete_{each.value}",
+        by_name=each not in _UNNAMED,
     )
-
-
-def _replacement(kind: ResourceKind) -> Endpoint[GatewayDeps]:
-    return put_row(
-        _path_of(kind),
-        _of_kind(kind, Role.EDIT),
-        partial(put_resource, kind),
-        json_or_yaml_body(resource_schema(kind)) | answers(APPLY_ANSWER, path="name", query=APPLY_PARAMETERS, also=201),
-        summary=f"Put {kind.value}",
-        operation_id=f"put_{kind.value}",
-        by_name=kind not in _UNNAMED,
-    )
-
-
-RESOURCES: EndpointGroup[GatewayDeps] = EndpointGroup(
-    tag="resources",
-    endpoints=(
-        get_row(
-            f"{_API}/models/{{name:name}}/members",
-            _VIEW_MODELS,
-            resources.get_members,
-            answers(POOL_MEMBERS, path="name"),
-            summary="Get models by name members",
-            operation_id="get_models_by_name_members",
-            by_name=True,
-        ),
-        *(endpoint for kind in ResourceKind for endpoint in _reads(kind)),
-        *map(_deletion, _DELETABLE),
-        post_row(
-            f"{_API}/apply",
-            _EDIT_MODELS,
-            apply_resources,
-            json_or_yaml_body(ApplyRequest) | answers(APPLY_ANSWER, query=APPLY_PARAMETERS),
-            name="apply",
-            by_name=True,
-        ),
-        *map(_replacement, _PUTTABLE),
-        post_row(
-            f"{_API}/profiles/{{name}}/save",
-            _EDIT_MODELS,
-            profiles.save_profile,
-            json_body(SaveProfileBody) | answers(APPLY_ANSWER, path="name", query=profiles.PARAMETERS, also=201),
-        ),
-        post_row(
-            f"{_API}/profiles/{{name}}/switch",
-            _EDIT_MODELS,
-            profiles.switch_profile,
-            answers(SWITCH_ANSWER, path="name", query=profiles.PARAMETERS),
-        ),
-        get_row(
-            f"{_API}/events",
-            VIEW_TELEMETRY,
-            resources.get_events,
-            answers(record_schema(ListEventsResponse), query=resources.EVENT_PARAMETERS),
-        ),
-        get_row(
-            f"{_API}/routers",
-            Access(Resource.RUNNERS, Role.VIEW),
-            list_routers,
-            answers(record_schema(mesh_router_pb2.MeshRouterList)),
-        ),
-    ),
+RESOURCES.add_post(
+    f"{_API}/apply",
+    EDIT_MODELS,
+    apply_resources,
+    json_or_yaml_body(ApplyRequest) | answers(APPLY_ANSWER, query=APPLY_PARAMETERS),
+    name="apply",
+    by_name=True,
 )
-SETTINGS: EndpointGroup[GatewayDeps] = EndpointGroup(
-    tag="settings",
-    endpoints=(
-        get_row(f"{_API}/config", Access(Resource.SETTINGS, Role.VIEW), resources.get_config, answers(MeshConfig)),
-        put_row(
-            f"{_API}/config",
-            Access(Resource.SETTINGS, Role.EDIT),
-            resources.put_config,
-            json_body(MeshConfig) | answers(MeshConfig),
-        ),
-    ),
+for each in _PUTTABLE:
+    RESOURCES.add_put(
+        _path_of(each),
+        _of_kind(each, Role.EDIT),
+        partial(put_resource, each),
+        json_or_yaml_body(resource_schema(each)) | answers(APPLY_ANSWER, path="name", query=APPLY_PARAMETERS, also=201),
+        summary=f"Put {each.value}",
+        operation_id=f"put_{each.value}",
+        by_name=each not in _UNNAMED,
+    )
+RESOURCES.add_post(
+    f"{_API}/profiles/{{name}}/save",
+    EDIT_MODELS,
+    profiles.save_profile,
+    json_body(SaveProfileBody) | answers(APPLY_ANSWER, path="name", query=profiles.PARAMETERS, also=201),
+)
+RESOURCES.add_post(
+    f"{_API}/profiles/{{name}}/switch",
+    EDIT_MODELS,
+    profiles.switch_profile,
+    answers(SWITCH_ANSWER, path="name", query=profiles.PARAMETERS),
+)
+RESOURCES.add_get(
+    f"{_API}/events",
+    VIEW_TELEMETRY,
+    resources.get_events,
+    answers(record_schema(ListEventsResponse), query=resources.EVENT_PARAMETERS),
+)
+RESOURCES.add_get(
+    f"{_API}/routers",
+    VIEW_RUNNERS,
+    list_routers,
+    answers(record_schema(mesh_router_pb2.MeshRouterList)),
+)
+SETTINGS = ApiRouter("settings")
+SETTINGS.add_get(f"{_API}/config", Access(Resource.SETTINGS, Role.VIEW), resources.get_config, answers(MeshConfig))
+SETTINGS.add_put(
+    f"{_API}/config",
+    EDIT_SETTINGS,
+    resources.put_config,
+    json_body(MeshConfig) | answers(MeshConfig),
 )

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from gateway.answers.stream import EventStream, encoded_events
 from gateway.answers.unary import json_response
-from gateway.deps import GatewayDeps
+from gateway.deps import Gateway, GatewayDeps
 from gateway.intake.body import read_json_or_yaml_body, read_model
 from gateway.intake.headers import require_local_caller
 from gateway.intake.json_guard import parse, parse_json
@@ -71,7 +71,7 @@ def known_name_of(request: Request, deps: GatewayDeps) -> str:
     return name_asked_for(named(deps.fleet.view, name_of(request)))
 
 
-async def list_resources(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
+async def list_resources(kind: ResourceKind, deps: Gateway, request: Request) -> Response:
     """Lists resources by name, in pages."""
     query = begin_read(request, SURFACE, list_parameters(kind))
     size, token, labels = query.count("pageSize", MAX_PAGE_SIZE), query.text("pageToken"), query.text("labels")
@@ -97,7 +97,7 @@ def list_parameters(kind: ResourceKind) -> tuple[str, ...]:
     return (*PAGE_PARAMETERS, "labels") if kind in LABELLED_KINDS else PAGE_PARAMETERS
 
 
-async def get_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
+async def get_resource(kind: ResourceKind, deps: Gateway, request: Request) -> Response:
     """Returns one resource."""
     begin_read(request, SURFACE)
     name, principal = known_name_of(request, deps), facts_of(request.scope).principal
@@ -106,7 +106,7 @@ async def get_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) 
     return json_response(plain(_visible(principal, await deps.registry.get(kind, name))))
 
 
-async def get_members(deps: GatewayDeps, request: Request) -> Response:
+async def get_members(deps: Gateway, request: Request) -> Response:
     """Returns the pool of a model, with the complete documents of its members."""
     begin_read(request, SURFACE)
     name, principal = known_name_of(request, deps), facts_of(request.scope).principal
@@ -116,7 +116,7 @@ async def get_members(deps: GatewayDeps, request: Request) -> Response:
     return json_response(members_body(visible_pool(principal, pool), shown))
 
 
-async def delete_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
+async def delete_resource(kind: ResourceKind, deps: Gateway, request: Request) -> Response:
     """Deletes a resource of any owner; a live runner publishes its own again with its next session.
 
     A model that a live runner has loaded is refused with 409, or unloaded first with `force`.
@@ -140,7 +140,7 @@ MAX_EVENTS = 1000
 EVENT_PARAMETERS = ("kind", "name", "limit", "watch")
 
 
-async def get_events(deps: GatewayDeps, request: Request) -> Response:
+async def get_events(deps: Gateway, request: Request) -> Response:
     """Returns the newest events, oldest first; with watch=1 a stream of new events as server-sent events."""
     query = begin_read(request, SURFACE, EVENT_PARAMETERS)
     wanted = _events_of(query)
@@ -164,13 +164,13 @@ def _events_of(query: Query) -> ListEventsRequest:
     return ListEventsRequest(kind=number, name=name, limit=limit)
 
 
-async def get_config(deps: GatewayDeps, request: Request) -> Response:
+async def get_config(deps: Gateway, request: Request) -> Response:
     """Returns the settings of the whole mesh."""
     begin_read(request, SURFACE)
     return json_response(_body(await deps.registry.settings()))
 
 
-async def put_config(deps: GatewayDeps, request: Request) -> Response:
+async def put_config(deps: Gateway, request: Request) -> Response:
     """Changes the settings of the whole mesh. The answer is sent once they are stored; routers are notified at once."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE
@@ -194,7 +194,7 @@ def _body(settings: MeshSettings) -> dict[str, object]:
 APPLY_PARAMETERS = ("dryRun", "adopt")
 
 
-async def apply_resources(deps: GatewayDeps, request: Request) -> Response:
+async def apply_resources(deps: Gateway, request: Request) -> Response:
     """Brings resources to their declared state: all of them, or none when any is refused."""
     raw, is_yaml = await _body_of(request, deps)
     if is_yaml:
@@ -210,7 +210,7 @@ async def apply_resources(deps: GatewayDeps, request: Request) -> Response:
     return json_response(applied_body(results, dry_run=dry_run))
 
 
-async def put_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
+async def put_resource(kind: ResourceKind, deps: Gateway, request: Request) -> Response:
     """Brings one resource to its declared state; 201 when it did not exist."""
     raw, is_yaml = await _body_of(request, deps)
     query = Query(request.scope, frozenset(APPLY_PARAMETERS))

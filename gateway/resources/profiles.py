@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.unary import json_response
-from gateway.deps import GatewayDeps
+from gateway.deps import Gateway
 from gateway.intake.body import read_model
 from gateway.intake.headers import require_local_caller
 from gateway.intake.query import Query
@@ -38,7 +38,7 @@ class SaveProfileBody(DocumentPart):
     """Whether a switch to it leaves models alone that it does not name, instead of unloading them."""
 
 
-async def save_profile(deps: GatewayDeps, request: Request) -> Response:
+async def save_profile(deps: Gateway, request: Request) -> Response:
     """Declares a profile of what is now, in place of an earlier one of its name; 201 when there was none."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE
@@ -59,7 +59,7 @@ async def save_profile(deps: GatewayDeps, request: Request) -> Response:
     return json_response(applied_body([result], dry_run=dry_run), 201 if is_new else 200)
 
 
-async def switch_profile(deps: GatewayDeps, request: Request) -> Response:
+async def switch_profile(deps: Gateway, request: Request) -> Response:
     """Declares what a profile declares, and begins the operations that load and unload its models."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE

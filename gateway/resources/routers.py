@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.unary import json_response
-from gateway.deps import GatewayDeps
+from gateway.deps import Gateway
 from gateway.intake.query import begin_read
 from gateway.resources.handlers import SURFACE
 from weft.api.gateway.v1.mesh_router_pb2 import MeshRouterList
@@ -12,7 +12,7 @@ from weft.dispatch.mesh_routers import mesh_routers
 from weft.documents.codec import document_of
 
 
-async def list_routers(deps: GatewayDeps, request: Request) -> Response:
+async def list_routers(deps: Gateway, request: Request) -> Response:
     """Returns the routers of the gateway's newest view of the mesh, by name."""
     begin_read(request, SURFACE)
     return json_response(document_of(MeshRouterList(routers=mesh_routers(deps.fleet.view))))

@@ -29,7 +29,7 @@ from gateway.responses.history import conversation_of, items_to_store
 from gateway.responses.output import new_response_id
 from gateway.responses.payload import Conversation, own_items, to_response_request
 from gateway.responses.replay import FROM_THE_START
-from gateway.responses.retrieval import Responses, not_streamed_again
+from gateway.responses.retrieval import Responses, Stored, not_streamed_again
 from gateway.responses.running import LiveResponse, RunningResponses
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer, ResponsesStream
@@ -65,7 +65,7 @@ def responses_of(
     )
 
 
-async def create_response(responses: Responses, request: Request) -> Response:
+async def create_response(responses: Stored, request: Request) -> Response:
     """Creates a response: as one answer, as a stream of server-sent events, or in the background."""
     deps, scope = responses.deps, request.scope
     raw = await read_json_body(scope, request.receive, deps.config)
@@ -160,7 +160,7 @@ MAX_SEQUENCE_NUMBER = 2**53
 """Above it, clients that only have doubles lose precision."""
 
 
-async def get_response(responses: Responses, request: Request) -> Response:
+async def get_response(responses: Stored, request: Request) -> Response:
     """Returns a stored or running response; one in the background also as its stream, from any event on."""
     tenant, response_id = begin_owned(request, SURFACE, "response_id")
     # Clients send parameters that are not known here, and some twice, as lists.
@@ -179,20 +179,20 @@ async def get_response(responses: Responses, request: Request) -> Response:
     return EventStream(responses.deps, events, watches=background.watches, failure=position.broken_off)
 
 
-async def delete_response(responses: Responses, request: Request) -> Response:
+async def delete_response(responses: Stored, request: Request) -> Response:
     """Deletes a response."""
     tenant, response_id = begin_owned(request, SURFACE, "response_id")
     await responses.delete(tenant, response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
-async def cancel_response(responses: Responses, request: Request) -> Response:
+async def cancel_response(responses: Stored, request: Request) -> Response:
     """Cancels a streamed or background response; the content generated so far is stored."""
     tenant, response_id = begin_owned(request, SURFACE, "response_id")
     return _json(await responses.cancel(tenant, response_id))
 
 
-async def list_input_items(responses: Responses, request: Request) -> Response:
+async def list_input_items(responses: Stored, request: Request) -> Response:
     """Lists the input of a stored response, last item first."""
     tenant, response_id = begin_owned(request, SURFACE, "response_id")
     query = Query(request.scope, known=None)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -11,6 +12,7 @@ from gateway.responses.background import BackgroundResponse, BackgroundResponses
 from gateway.responses.document import CANCELLED
 from gateway.responses.history import items_to_store
 from gateway.responses.running import LiveResponse, RunningResponses
+from gateway.routing import collaborator
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.durable.responses import ResponseStore, response_not_found
 from weft.kernel.errors import FieldError, WeftError, found_or_none, invalid_field
@@ -112,6 +114,9 @@ class Responses:
         if self.background is None:
             raise response_not_found(response_id)
         return self.background
+
+
+Stored = Annotated[Responses, collaborator(Responses)]
 
 
 def _is_cancelled_in_background(stored: StoredResponse) -> bool:

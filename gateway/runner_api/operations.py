@@ -31,7 +31,7 @@ from gateway.operations import (
 )
 from gateway.request_facts import facts_of, headers_of
 from gateway.runner_api.capabilities import megabytes
-from gateway.runner_api.state import RunnerApiDeps
+from gateway.runner_api.state import RunnerApi, RunnerApiDeps
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.documents import operation_actions
 from weft.documents.field_names import operation_field
@@ -326,7 +326,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 DoneBody = Callable[[operation_pb2.Operation], dict[str, object]]
 
 
-async def load_model(deps: RunnerApiDeps, request: Request) -> Response:
+async def load_model(deps: RunnerApi, request: Request) -> Response:
     """Begins to load a model, or to reload it with other options; 202 with the id of the operation."""
     body = await _body_of(request, deps, LoadBody)
     if body.evict_model is not None:
@@ -349,14 +349,14 @@ def _asked_action(request: Request, deps: RunnerApiDeps, body: LoadBody) -> oper
     return load_action(body.model_copy(update={"model_id": _name_of(deps, body.model_id)}))
 
 
-async def unload_model(deps: RunnerApiDeps, request: Request) -> Response:
+async def unload_model(deps: RunnerApi, request: Request) -> Response:
     """Unloads a model; 200 when that is done, 202 with the id of the operation when it takes too long."""
     body = await _body_of(request, deps, UnloadBody)
     action = operation_actions.unload_action(_name_of(deps, body.model_id))
     return await _run(request, deps, body, action, unloaded_body)
 
 
-async def flush_cache(deps: RunnerApiDeps, request: Request) -> Response:
+async def flush_cache(deps: RunnerApi, request: Request) -> Response:
     """Deletes cached prefixes; 200 when that is done, 202 when it takes too long."""
     body = await _body_of(request, deps, FlushBody)
     action = flush_action(body, deps.runner.facts().name)
@@ -366,13 +366,13 @@ async def flush_cache(deps: RunnerApiDeps, request: Request) -> Response:
     return await _run(request, deps, body, action, flushed_body)
 
 
-async def get_task(deps: RunnerApiDeps, request: Request) -> Response:
+async def get_task(deps: RunnerApi, request: Request) -> Response:
     """Returns the progress or the result of a load, unload or flush."""
     begin_read(request, SURFACE)
     return json_response(task_body(await _known(deps, request)))
 
 
-async def cancel_task(deps: RunnerApiDeps, request: Request) -> Response:
+async def cancel_task(deps: RunnerApi, request: Request) -> Response:
     """Cancels a load: what was loaded of it is unloaded. An operation that has ended stays as it is."""
     begin_change(request, SURFACE)
     known = await _known(deps, request)

@@ -1,6 +1,7 @@
 """GET /v1/capabilities, /health and /metrics, and the collaborators of all endpoints of a runner."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,9 +11,9 @@ from gateway.answers.answer_builder import encode_json
 from gateway.config import GatewayConfig
 from gateway.deps import InferenceDeps
 from gateway.health import component_fields, metrics_response, unhealthy_response
-from gateway.metrics import GatewayMetrics
 from gateway.operations import OperationsPort
 from gateway.request_facts import facts_of
+from gateway.routing import collaborator
 from gateway.runner_api.capabilities import CapabilityCache, QueueFacts, Verdict, verdict_of
 from gateway.runner_api.metrics import RequestObserver
 from gateway.runner_api.ports import ModelStage, QueueView, RunnerPort, RunnerStage
@@ -56,6 +57,9 @@ class RunnerApiDeps:
         return queue_facts(self.config, self.queue, self.observer)
 
 
+RunnerApi = Annotated[RunnerApiDeps, collaborator(RunnerApiDeps)]
+
+
 def queue_facts(config: RunnerApiConfig, queue: QueueView, observer: RequestObserver) -> QueueFacts:
     """Returns the queue's depth, limit and waits."""
     return QueueFacts(
@@ -74,7 +78,7 @@ _HEALTH_REASONS = {
 START_RETRY_SECONDS = 2.0
 
 
-async def get_capabilities(deps: RunnerApiDeps, request: Request) -> Response:
+async def get_capabilities(deps: RunnerApi, request: Request) -> Response:
     """Returns the capabilities and the state of the runner, at most 5 s old. 503 while it starts or stops."""
     facts_of(request.scope).surface = "capabilities"
     stage = deps.runner.facts().stage
@@ -85,7 +89,7 @@ async def get_capabilities(deps: RunnerApiDeps, request: Request) -> Response:
     return Response(deps.cache.body(), media_type="application/json", headers={"cache-control": "max-age=5"})
 
 
-async def get_health(deps: RunnerApiDeps, request: Request) -> Response:
+async def get_health(deps: RunnerApi, request: Request) -> Response:
     """Answers 200 while the runner is usable; 503 with the reason when it is out of memory, failed or full."""
     request_facts = facts_of(request.scope)
     request_facts.surface = "health"
@@ -105,19 +109,19 @@ async def get_health(deps: RunnerApiDeps, request: Request) -> Response:
     return unhealthy_response(body | {"reason": verdict.reason}, request_facts.error, request_facts.request_id)
 
 
-async def get_livez(deps: RunnerApiDeps, request: Request) -> Response:
+async def get_livez(deps: RunnerApi, request: Request) -> Response:
     """Answers 200 unless the runner's process itself is stuck; engines do not count."""
     return await gateway_health.get_livez(deps.inference, request)
 
 
-async def get_readyz(deps: RunnerApiDeps, request: Request) -> Response:
+async def get_readyz(deps: RunnerApi, request: Request) -> Response:
     """Answers 200 once the runner takes requests, also without a ready engine; else 503."""
     return await gateway_health.get_readyz(deps.inference, request)
 
 
-async def get_metrics(metrics: GatewayMetrics, request: Request) -> Response:
+async def get_metrics(deps: RunnerApi, request: Request) -> Response:
     """Returns the runner's metrics, as Prometheus text or as OpenMetrics."""
-    return await metrics_response(metrics.page, request)
+    return await metrics_response(deps.inference.metrics.page, request)
 
 
 def _unhealthy(verdict: Verdict) -> WeftError:

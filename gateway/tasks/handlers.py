@@ -28,6 +28,7 @@ from gateway.intake.query import Query, begin_owned, begin_read, whole_number
 from gateway.intake.request_model import JsonMap, StrictModel
 from gateway.request_facts import facts_of, headers_of
 from gateway.resources.handlers import API
+from gateway.routing import collaborator
 from gateway.tasks.media_answers import link_of, with_content
 from gateway.tasks.task_apis import SpecContext, TaskApis, answer_of, has_links
 from weft.api.common.v1 import event_pb2
@@ -304,7 +305,10 @@ class TaskDeps:
     task_apis: TaskApis
 
 
-async def submit_task(deps: TaskDeps, request: Request) -> Response:
+Tasks = Annotated[TaskDeps, collaborator(TaskDeps)]
+
+
+async def submit_task(deps: Tasks, request: Request) -> Response:
     """Accepts a request to run without a waiting caller. The task is durable before the answer is sent.
 
     202 for a new task; with the `Idempotency-Key` of an earlier one 200 and that task as it is.
@@ -323,7 +327,7 @@ async def submit_task(deps: TaskDeps, request: Request) -> Response:
     return response
 
 
-async def list_tasks(deps: TaskDeps, request: Request) -> Response:
+async def list_tasks(deps: Tasks, request: Request) -> Response:
     """Lists tasks of the caller's tenant, newest first, in pages."""
     scope = request.scope
     query = begin_read(request, SURFACE, LIST_PARAMETERS)
@@ -339,7 +343,7 @@ async def list_tasks(deps: TaskDeps, request: Request) -> Response:
     return json_response(page_json(await deps.tasks.list_page(tenant_of(scope), wanted), deps.task_apis))
 
 
-async def get_task(deps: TaskDeps, request: Request) -> Response:
+async def get_task(deps: Tasks, request: Request) -> Response:
     """Returns a task with its attempts; once it is completed with its result, the answer of its endpoint."""
     tenant, task_id = begin_owned(request, SURFACE, "id")
     Query(request.scope)
@@ -359,7 +363,7 @@ async def get_task(deps: TaskDeps, request: Request) -> Response:
     return json_response(body)
 
 
-async def watch_task(deps: TaskDeps, request: Request) -> Response:
+async def watch_task(deps: Tasks, request: Request) -> Response:
     """Streams a task and its answer as server-sent events `task` and `output`, until its end.
 
     `after`, or the header Last-Event-ID, is the `id` of the last event that the caller has.
@@ -372,14 +376,14 @@ async def watch_task(deps: TaskDeps, request: Request) -> Response:
     )
 
 
-async def cancel_task(deps: TaskDeps, request: Request) -> Response:
+async def cancel_task(deps: Tasks, request: Request) -> Response:
     """Cancels a task, also while it runs. A task that has ended stays as it is."""
     tenant, task_id = begin_owned(request, SURFACE, "id")
     Query(request.scope)
     return json_response(task_json(await deps.tasks.cancel(tenant, task_id), deps.task_apis))
 
 
-async def delete_task(deps: TaskDeps, request: Request) -> Response:
+async def delete_task(deps: Tasks, request: Request) -> Response:
     """Cancels a task as `cancel` does; with forget=true deletes one that has ended, and answers 204."""
     tenant, task_id = begin_owned(request, SURFACE, "id")
     query = Query(request.scope, frozenset({"forget"}))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,6 +12,7 @@ from gateway.deps import GatewayDeps
 from gateway.intake.headers import tenant_of
 from gateway.intake.query import begin_read
 from gateway.request_facts import facts_of
+from gateway.routing import collaborator
 from gateway.watch.source import WatchCaller, WatchSource
 from gateway.watch.stream import WatchLimits, WatchStream
 from weft.kernel.errors import FieldError, WeftError, invalid_field
@@ -30,12 +32,15 @@ class WatchDeps:
     """By the word of their kind."""
 
 
+Watch = Annotated[WatchDeps, collaborator(WatchDeps)]
+
+
 def watch_deps(gateway: GatewayDeps, sources: Sequence[WatchSource]) -> WatchDeps:
     """Returns the collaborators of the watch over these sources."""
     return WatchDeps(gateway=gateway, sources={source.kind: source for source in sources})
 
 
-async def watch(deps: WatchDeps, request: Request) -> Response:
+async def watch(deps: Watch, request: Request) -> Response:
     """Streams what there is of the kinds, then every change, as server-sent events.
 
     `kinds`: words with commas between them; without it, every kind that the caller may see.

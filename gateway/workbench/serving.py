@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Annotated
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -11,6 +12,7 @@ from gateway.answers.answer_builder import encode_json
 from gateway.deps import GatewayDeps
 from gateway.intake.headers import require_own_machine
 from gateway.request_facts import facts_of
+from gateway.routing import collaborator
 from gateway.workbench.page_files import PageFile, PageFiles
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -29,13 +31,16 @@ class WorkbenchDeps:
     files: PageFiles
 
 
-async def redirect_to_page(_deps: WorkbenchDeps, request: Request) -> Response:
+Workbench = Annotated[WorkbenchDeps, collaborator(WorkbenchDeps)]
+
+
+async def redirect_to_page(request: Request) -> Response:
     """Redirects `/ui` to `/ui/`."""
     facts_of(request.scope).surface = SURFACE
     return RedirectResponse(PAGE, status_code=308)
 
 
-async def get_page(deps: WorkbenchDeps, request: Request) -> Response:
+async def get_page(deps: Workbench, request: Request) -> Response:
     """Returns the workbench's page, or one of its files below the folder of their version; needs no key.
 
     The page is there for every path that has no file: it draws what the path names.
@@ -53,7 +58,7 @@ async def get_page(deps: WorkbenchDeps, request: Request) -> Response:
     return _index_response(files, request)
 
 
-async def get_caller(deps: WorkbenchDeps, request: Request) -> Response:
+async def get_caller(deps: Workbench, request: Request) -> Response:
     """Returns who the caller is and what it may do: tenant and scopes of its key, and whether callers need a key.
 
     Without a key it says that one is needed; a wrong key is refused.

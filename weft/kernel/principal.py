@@ -103,6 +103,10 @@ VIEW_RUNNERS = Access(Resource.RUNNERS, Role.VIEW)
 """Scope that seeing runners, and what their engines print, needs."""
 USE_MODELS = Access(Resource.INFERENCE, Role.CREATE)
 """Scope that requests to models, agents and routes need."""
+VIEW_REQUESTS = Access(Resource.INFERENCE, Role.VIEW)
+"""Scope that seeing one's requests, tasks, batches, files and stored responses needs."""
+EDIT_REQUESTS = Access(Resource.INFERENCE, Role.EDIT)
+"""Scope that cancelling and deleting them needs."""
 OPERATE = Access(Resource.OPERATIONS, Role.CREATE)
 """Scope that loads, unloads and flushes need."""
 EDIT_SETTINGS = Access(Resource.SETTINGS, Role.EDIT)

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 import uvloop
 from admin_script import admin_ports
@@ -28,7 +28,6 @@ from gateway_script import (
 )
 from registry_script import ScriptedRegistry
 from response_script import MemoryResponses
-from starlette.routing import Route
 from task_script import ScriptedTasks, output
 from test_api_keys_http import ScriptedKeys
 from test_gateway_keys import Keys
@@ -36,6 +35,7 @@ from test_gateway_requests import ScriptedRequests
 
 from gateway.app import GatewayPorts, create_app
 from gateway.config import BatchEdgeConfig, ConnectionLimits, GatewayConfig
+from gateway.routing import routes_of
 from gateway.service import build
 from weft.api.common.v1 import (
     audio_pb2,
@@ -170,11 +170,11 @@ async def serve(log: TextIO, *, with_keys: bool) -> None:
         files=forgetful_files(),
         batches=MemoryBatches(keeps_nothing=True),
     )
-    routes = [route for route in create_app(CONFIG, ports).routes if isinstance(route, Route)]
+    routes = routes_of(create_app(CONFIG, ports).served)
     service = build(CONFIG, ports)
     await service.start()
     settle_memory()
-    table = [[method, route.path] for route in routes for method in sorted(cast("set[str]", route.methods))]
+    table = [[method, route.path] for route in routes for method in sorted(route.methods or ())]
     sys.stdout.write(json.dumps({"port": service.port, "routes": table}) + "\n")
     sys.stdout.flush()
     try:

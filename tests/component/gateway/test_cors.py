@@ -10,8 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 from test_gateway_keys import Keys, bearer
 
 from gateway.config import CorsConfig, GatewayConfig
-from gateway.endpoints import GATEWAY_GROUPS, endpoints_of
+from gateway.endpoints import GATEWAY_ROUTERS
 from gateway.http.cors import EXPOSED_HEADERS, METHODS
+from gateway.routing import routes_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -250,7 +251,7 @@ async def test_an_allowed_page_still_changes_nothing_where_callers_need_no_key()
 
 
 def test_every_method_of_an_endpoint_is_one_that_pages_may_use() -> None:
-    assert {method for row in endpoints_of(GATEWAY_GROUPS) for method in row.methods} == set(METHODS)
+    assert {method for route in routes_of(GATEWAY_ROUTERS) for method in route.methods or ()} == set(METHODS)
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from admin_script import admin_ports
-from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, model, serving
+from gateway_script import RunningGateway, ScriptedDispatcher, serving
 from registry_script import ScriptedRegistry
+from starlette.routing import Match
 
-from gateway.app import GatewayPorts, create_app
 from gateway.config import GatewayConfig
-from gateway.endpoints import ACCESS_RULES
+from gateway.endpoints import GATEWAY_ROUTERS
+from gateway.routing import needs_of, routes_of
 from weft.kernel.principal import (
     DEFAULT_SCOPES,
     Access,
     KeyRing,
     KeyVerifier,
-    Resource,
-    Role,
     key_digest,
     key_text,
     parse_scopes,
@@ -197,6 +195,11 @@ async def test_probes_need_no_key_and_metrics_do() -> None:
         assert (await gateway.request("GET", "/nothing/here", headers=bearer())).status == 404
 
 
+def _access_of(method: str, path: str) -> Access | None:
+    asked = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
+    return next(needs_of(each).access for each in routes_of(GATEWAY_ROUTERS) if each.matches(asked)[0] is Match.FULL)
+
+
 @pytest.mark.parametrize(
     ("scope", "method", "path", "status"),
     [
@@ -221,7 +224,7 @@ async def test_a_key_may_do_what_its_scopes_say_and_nothing_else(
         answer = await gateway.request(method, path, CHAT if method == "POST" else b"", bearer())
         assert answer.status == status
         if status == 403:
-            assert str(ACCESS_RULES.access_of(method, path)) in json.loads(answer.body)["error"]["message"]
+            assert str(_access_of(method, path)) in json.loads(answer.body)["error"]["message"]
 
 
 async def test_the_tenant_is_that_of_the_key_and_no_header_changes_it() -> None:
@@ -261,31 +264,3 @@ async def test_a_change_with_a_key_may_come_from_elsewhere_and_a_foreign_page_st
         assert (await gateway.request("DELETE", "/api/v1/models/tiny", headers=headers)).status == 204
         headers["Origin"] = "https://evil.example"
         assert (await gateway.request("DELETE", "/api/v1/models/tiny", headers=headers)).status == 403
-
-
-def test_no_route_is_without_a_rule() -> None:
-    ports = GatewayPorts(
-        dispatcher=ScriptedDispatcher(),
-        fleet=FixedFleet.of(model("tiny")),
-        registry=ScriptedRegistry(),
-        admin=admin_ports(),
-        join_tokens=object(),  # type: ignore[arg-type]
-        requests=object(),  # type: ignore[arg-type]
-        responses=object(),  # type: ignore[arg-type]
-        tasks=object(),  # type: ignore[arg-type]
-        files=object(),  # type: ignore[arg-type]
-        batches=object(),  # type: ignore[arg-type]
-    )
-    app = create_app(GatewayConfig(port=0), ports)
-    missing = [
-        f"{method} {route.path}"
-        for route in app.routes
-        for method in sorted(route.methods or ())
-        if not ACCESS_RULES.is_open(route.path)
-        and route.path not in ACCESS_RULES.keyed_paths
-        and ACCESS_RULES.access_of(method, route.path) is None
-    ]
-    assert missing == []
-    assert len(app.routes) > 50
-    assert ACCESS_RULES.access_of("GET", "/v1/chat/completions/../admin") == Access(Resource.INFERENCE, Role.VIEW)
-    assert ACCESS_RULES.access_of("GET", "/none") is None

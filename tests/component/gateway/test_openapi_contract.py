@@ -19,7 +19,6 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from starlette.requests import Request
 from starlette.responses import Response
 from test_api_keys_http import SECRET, Ring, ScriptedKeys
 from test_gateway_requests import ScriptedRequests
@@ -28,9 +27,7 @@ from test_usage_http import ScriptedUsage
 
 from gateway.app import GatewayPorts, create_app
 from gateway.config import GatewayConfig
-from gateway.endpoints import DOCUMENT
-from gateway.routing import Endpoint as TableEndpoint
-from gateway.routing import EndpointApp, EndpointGroup
+from gateway.routing import ApiRouter
 from weft.kernel.principal import key_text
 
 pytestmark = pytest.mark.slow("random requests to every endpoint")
@@ -122,15 +119,12 @@ def test_an_answer_in_events_is_what_the_document_says(path: str, asks: dict[str
     "answer", [Response(status_code=500), Response(b"{}", 418), Response(b"x", media_type="text/csv")]
 )
 def test_a_route_that_does_not_keep_to_its_document_is_found_out(answer: Response) -> None:
-    async def answers(_deps: None, _request: Request) -> Response:
+    async def answers() -> Response:
         return answer
 
-    broken = EndpointApp(lambda inner: inner, title="broken", version="1")
-    broken.add_group(
-        EndpointGroup(tag="t", endpoints=(TableEndpoint(method="GET", path="/route", access=None, handler=answers),)),
-        None,
-    )
-    broken.add_group(DOCUMENT, broken)
-    operation = schemathesis.openapi.from_asgi("/openapi.json", broken)["/route"]["GET"]
+    broken, router = app(), ApiRouter("broken")
+    router.add_get("/route", None, answers)
+    broken.serve(router)
+    operation = schemathesis.openapi.from_asgi("/openapi.json", broken, headers=SENT)["/route"]["GET"]
     with pytest.raises((FailureGroup, AssertionError)):
         operation.Case().call_and_validate(checks=CHECKS)

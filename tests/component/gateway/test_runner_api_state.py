@@ -6,7 +6,6 @@ from kit.runner_facts import model_facts
 from prometheus_client.parser import text_string_to_metric_families
 from runner_api_stage import GIB, ScriptedRunner, device, facts, runner_api
 
-from gateway.endpoints import ACCESS_RULES
 from gateway.runner_api.capabilities import STALE_SECONDS, TTL_SECONDS
 from gateway.runner_api.metrics import MAX_TENANT_LABELS
 from gateway.runner_api.ports import ModelStage, RunnerStage
@@ -207,17 +206,3 @@ async def test_the_description_of_the_surface_names_every_route() -> None:
     assert not any(path.startswith(("/api/", "/v1/admin")) for path in paths)
     schemas = document["components"]["schemas"]
     assert "gpuMemoryBudgetMB" in schemas["LoadBody"]["properties"]
-
-
-async def test_no_route_of_a_runner_is_without_a_rule() -> None:
-    async with runner_api() as stage:
-        document = (await stage.get("/openapi.json")).json
-    routes = [(method.upper(), path) for path, item in document["paths"].items() for method in item]
-    assert ("POST", "/v1/models/load") in routes
-    missing = [
-        (method, path)
-        for method, path in routes
-        if path not in ACCESS_RULES.open_paths | ACCESS_RULES.keyed_paths
-        and ACCESS_RULES.access_of(method, path) is None
-    ]
-    assert missing == []

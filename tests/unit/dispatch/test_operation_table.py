@@ -5,7 +5,9 @@ from typing import Any, get_args
 
 import pytest
 
-from gateway.endpoints import ANTHROPIC, OPENAI
+from gateway.anthropic.endpoints import ANTHROPIC
+from gateway.openai.endpoints import OPENAI
+from gateway.routing import routes_of
 from runner_svc.backend.port import ENGINE_METHODS, Backend
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1 import model_pb2
@@ -91,6 +93,6 @@ def test_an_operation_has_a_method_of_engines(operation: Operation) -> None:
 
 @EVERY_OPERATION
 def test_an_operation_has_an_http_endpoint(operation: Operation) -> None:
-    handlers = [endpoint.handler for group in (OPENAI, ANTHROPIC) for endpoint in group.endpoints]
+    handlers = [route.endpoint for route in routes_of((OPENAI, ANTHROPIC))]
     modules = {inspect.getmodule(getattr(handler, "func", handler)) for handler in handlers}
     assert any(f"Operation.{operation.name}" in inspect.getsource(module) for module in modules if module is not None)

@@ -10,7 +10,7 @@ import shlex
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import takewhile
 from operator import ne
 from pathlib import Path
@@ -20,12 +20,14 @@ from urllib.parse import urlsplit
 
 import typer
 import yaml
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
-from starlette.routing import Match, Route
+from starlette.routing import Match
 from typer.main import get_command
 
-from gateway.endpoints import GATEWAY_GROUPS, RUNNER_GROUPS, endpoints_of
-from gateway.routing import Endpoint
+from gateway.endpoints import GATEWAY_ROUTERS, RUNNER_ROUTERS
+from gateway.openapi import Schema
+from gateway.routing import routes_of
 from weft.documents.yaml_documents import read_documents
 from weft.kernel.errors import WeftError
 from weft_app.cli.main import ALIASES, COMMANDS, app, load
@@ -259,35 +261,31 @@ def curl_faults(words: list[str], body: str) -> list[str]:
     if (host := _HOSTS.match(url)) is None:
         return [f"{url}: not an address of a mesh"]
     path = urlsplit(url[host.end() :]).path
-    endpoint = endpoint_of(method, path)
+    endpoint = _endpoint_of(method, path)
     if endpoint is None:
         return [f"there is no {method} {path}"]
     if data is None or not is_json:
         return []
-    return _body_faults(endpoint, body if data == "@-" else data)
+    return _body_faults(*endpoint, body if data == "@-" else data)
 
 
-@cache
-def _endpoints() -> list[tuple[Route, Endpoint[Any]]]:
-    rows = endpoints_of((*GATEWAY_GROUPS, *RUNNER_GROUPS))
-    return [(Route(row.path, row.handler, methods=[row.method]), row) for row in rows]
-
-
-def endpoint_of(method: str, path: str) -> Endpoint[Any] | None:
-    """The endpoint of a gateway or a runner that answers a request; None: there is none."""
+def _endpoint_of(method: str, path: str) -> tuple[APIRoute, list[Schema]] | None:
+    """The route of a gateway or a runner that answers a request, and the schemas of its API; None: there is none."""
     scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
-    return next((row for route, row in _endpoints() if route.matches(scope)[0] is Match.FULL), None)
+    routers = (*GATEWAY_ROUTERS, *RUNNER_ROUTERS)
+    found = ((route, router.schemas) for router in routers for route in routes_of([router]))
+    return next(((route, schemas) for route, schemas in found if route.matches(scope)[0] is Match.FULL), None)
 
 
-def _body_faults(endpoint: Endpoint[Any], text: str) -> list[str]:
-    content = json.loads(text)
-    schema = endpoint.doc.extra.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-    for model in endpoint.doc.models:
+def _body_faults(route: APIRoute, schemas: list[Schema], text: str) -> list[str]:
+    content, doc = json.loads(text), route.openapi_extra or {}
+    schema = doc.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    for model in schemas:
         if isinstance(model, type) and issubclass(model, BaseModel) and schema.get("$ref", "").endswith(model.__name__):
             try:
                 model.model_validate(content)
             except ValidationError as error:
-                return [f"{endpoint.path}: {error}"]
+                return [f"{route.path}: {error}"]
     return []
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from typer.core import TyperGroup
 
-from gateway.endpoints import GATEWAY_GROUPS, endpoints_of
+from gateway.endpoints import GATEWAY_ROUTERS
+from gateway.routing import routes_of
 from gateway.workbench.page_files import FOLDER
 from weft_app.cli.keys import KeyRole, scopes_of
 from weft_app.cli.main import COMMANDS, load
@@ -23,9 +24,9 @@ _ROW = re.compile(
     r"^\|[^|]*\|[^|]*\| `(?P<method>[A-Z]+) (?P<path>\S+)` \| `weft (?P<command>[^`]+)` \|$", re.MULTILINE
 )
 _ENDPOINTS = [
-    (method, re.sub(r"\{.*?\}", "x", endpoint.path))
-    for endpoint in endpoints_of(GATEWAY_GROUPS)
-    for method in endpoint.methods
+    (method, re.sub(r"\{.*?\}", "x", route.path))
+    for route in routes_of(GATEWAY_ROUTERS)
+    for method in route.methods or ()
 ]
 """Methods and paths of the gateway, with "x" for what a caller puts in."""
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from schema_structure import differences, structure
 
-from gateway.endpoints import GATEWAY_GROUPS, published_schemas
+from gateway.endpoints import GATEWAY_ROUTERS
 from gateway.openapi import add_schemas
+from gateway.routing import published_schemas
 from weft.documents.schemas import schemas
 
 BEFORE = json.loads((Path(__file__).parent / "schemas_before.json").read_text("utf-8"))
@@ -127,7 +128,7 @@ CHANGED = {
 
 def _openapi() -> dict[str, Any]:
     document: dict[str, Any] = {"paths": {}}
-    add_schemas(document, published_schemas(GATEWAY_GROUPS))
+    add_schemas(document, published_schemas(GATEWAY_ROUTERS))
     found: dict[str, Any] = document["components"]["schemas"]
     return found
 

@@ -1,0 +1,36 @@
+"""The endpoints of the Responses API."""
+
+from gateway.openapi import (
+    answers,
+    json_body,
+)
+from gateway.responses.handlers import (
+    LIST_PARAMETERS,
+    STREAM_PARAMETERS,
+    cancel_response,
+    create_response,
+    delete_response,
+    get_response,
+    list_input_items,
+)
+from gateway.responses.schema import DeletedResponse, ResponseItemList, ResponseObject, ResponsesRequest
+from gateway.routing import ApiRouter
+from weft.kernel.principal import EDIT_REQUESTS, USE_MODELS, VIEW_REQUESTS
+
+_RESPONSE = "/v1/responses/{response_id}"
+RESPONSES = ApiRouter("openai")
+RESPONSES.add_post("/v1/responses", USE_MODELS, create_response, json_body(ResponsesRequest))
+RESPONSES.add_get(
+    _RESPONSE,
+    VIEW_REQUESTS,
+    get_response,
+    answers(ResponseObject, path="response_id", query=STREAM_PARAMETERS, events=True),
+)
+RESPONSES.add_delete(_RESPONSE, EDIT_REQUESTS, delete_response, answers(DeletedResponse, path="response_id"))
+RESPONSES.add_post(f"{_RESPONSE}/cancel", EDIT_REQUESTS, cancel_response, answers(ResponseObject, path="response_id"))
+RESPONSES.add_get(
+    f"{_RESPONSE}/input_items",
+    VIEW_REQUESTS,
+    list_input_items,
+    answers(ResponseItemList, path="response_id", query=LIST_PARAMETERS),
+)
