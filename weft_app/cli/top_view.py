@@ -143,7 +143,7 @@ def _end(request: Mapping[str, Any]) -> tuple[str, ...]:
         request["target"],
         request["outcome"],
         "-" if tokens is None else f"{tokens[0]}+{tokens[1]}",
-        f"{request['seconds']:.3g}s",
+        f"{round(request['seconds'], 3):.3g}s",
         "-" if speed is None else f"{speed:.1f}",
     )
 
