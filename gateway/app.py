@@ -253,7 +253,7 @@ def bare_app(title: str, deps: InferenceDeps, routers: Sequence[ApiRouter] = ())
         fleet=deps.fleet,
         spans=ServerSpans(deps.tracing, deps.clock, deps.service),
     )
-    return EdgeApp(title, version("weft"), gate=deps.gate, middleware=middleware, routers=routers)
+    return EdgeApp(title, version("weft"), gate=deps.gate, config=deps.config, middleware=middleware, routers=routers)
 
 
 def gate_of(keys: KeyRingSource | None, clock: Clock) -> Gate:

@@ -1,7 +1,7 @@
 """The application of an API, by FastAPI, and routers whose routes state the access that they need.
 
 `gateway.intake` reads and parses bodies, so that their size, pace and depth are bounded: see
-`docs/decisions/0026-endpoint-table.md`.
+`docs/decisions/0026-fastapi.md`.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
@@ -24,8 +24,10 @@ from starlette.types import Scope
 from typing_extensions import override
 
 from gateway.auth.authentication import Gate
+from gateway.config import GatewayConfig
 from gateway.errors import EdgeError
-from gateway.openapi import OperationDoc, Schema, add_schemas
+from gateway.intake.body import JsonBody
+from gateway.openapi import EVENT_STREAM, OperationDoc, Schema, add_schemas, json_body
 from gateway.request_facts import facts_of
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import USE_MODELS, Access
@@ -76,8 +78,11 @@ def collaborator(kind: type) -> Any:
 class ApiRouter(APIRouter):
     """The routes of one API. All documentation of an operation besides path and handler is in its `OperationDoc`."""
 
-    def __init__(self, tag: str) -> None:
+    def __init__(self, tag: str, *, error: str = "Error", stream: str = EVENT_STREAM) -> None:
+        """`error`: the schema of its failures, `stream`: the media type of its streams."""
         super().__init__(tags=[tag], redirect_slashes=False)
+        self._error = error
+        self._stream = stream
         self.schemas: list[Schema] = []
         """Those that the documentation of its operations refers to."""
 
@@ -87,7 +92,9 @@ class ApiRouter(APIRouter):
         """Adds a GET."""
         self._add("GET", path, access, handler, doc, **fields)
 
-    def add_post(self, path: str, access: Access, handler: Handler, doc: OperationDoc, **fields: Any) -> None:
+    def add_post(
+        self, path: str, access: Access, handler: Handler, doc: OperationDoc = _NOTHING_MORE, **fields: Any
+    ) -> None:
         """Adds a POST."""
         # `gateway.intake.headers.request_context` checks the name of each request to a model; an upload is about none.
         fields.setdefault("by_name", access == USE_MODELS)
@@ -129,6 +136,10 @@ class ApiRouter(APIRouter):
             name=documented.pop("name", "") or function.__name__,
             response_class=response_class,
         )
+        for hint in get_type_hints(function, include_extras=True).values():
+            for dependency in (getattr(each, "dependency", None) for each in getattr(hint, "__metadata__", ())):
+                if isinstance(dependency, JsonBody):
+                    doc = json_body(dependency.schema, error=self._error, stream=self._stream) | doc
         self.schemas += doc.models
         add(
             methods=[method],
@@ -164,6 +175,7 @@ class EdgeApp(FastAPI):
         version: str,
         *,
         gate: Gate,
+        config: GatewayConfig,
         middleware: Middleware,
         routers: Sequence[ApiRouter] = (),
     ) -> None:
@@ -184,6 +196,7 @@ class EdgeApp(FastAPI):
         """Its routers, in the order in which paths are looked up."""
         self._document_lock = asyncio.Lock()
         self.state.gate = gate
+        self.state.config = config
         self.state.collaborators = {}
 
     def serve(self, router: ApiRouter, collaborators: Mapping[type, object] | None = None) -> None:

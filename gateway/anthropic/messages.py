@@ -4,6 +4,7 @@ Tool results become messages of their own.
 """
 
 import json
+from typing import Annotated
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -38,7 +39,7 @@ from gateway.anthropic.stream import MessagesAnswer, MessagesStream
 from gateway.config import RequestLimits
 from gateway.deps import Inference
 from gateway.errors import DetailedError
-from gateway.intake.body import read_model
+from gateway.intake.body import body_of
 from gateway.intake.request_model import require_few
 from gateway.media import RequestMedia, supply
 from gateway.openai.chat_builder import ROLES, ChatBuilder, ChatTranslation, entries
@@ -57,10 +58,11 @@ from weft.kernel.request import Operation
 SURFACE = "messages"
 
 
-async def create_message(deps: Inference, request: Request) -> Response:
+async def create_message(
+    deps: Inference, request: Request, params: Annotated[MessagesRequest, body_of(MessagesRequest)]
+) -> Response:
     """Continues a conversation, as one message or as a stream of server-sent events."""
     scope = request.scope
-    params = await read_model(request, MessagesRequest, deps.config)
     context = deps.context(scope, surface=SURFACE, params=params, model=params.model, operation=Operation.CHAT)
     media = deps.request_media(params)
     wanted = to_payload(params, deps.config.limits, media)
@@ -71,10 +73,11 @@ async def create_message(deps: Inference, request: Request) -> Response:
     return streamed(work, MessagesStream(identity, estimated_prompt_tokens(wanted.payload)))
 
 
-async def count_tokens(deps: Inference, request: Request) -> Response:
+async def count_tokens(
+    deps: Inference, request: Request, params: Annotated[CountTokensRequest, body_of(CountTokensRequest)]
+) -> Response:
     """Counts the tokens of a request with the model's own tokenizer; never an estimate."""
     scope = request.scope
-    params = await read_model(request, CountTokensRequest, deps.config)
     context = deps.context(scope, surface=SURFACE, params=params, model=params.model, operation=Operation.TOKENIZE)
     media = deps.request_media(params)
     wanted = to_countable(params, deps.config.limits, media)

@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from fastapi import Depends
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope
@@ -63,6 +65,22 @@ async def read_model(request: Request, schema: type[ModelT], config: GatewayConf
     """Returns the JSON body as `schema`. Raises as `read_json_body` and `parse`."""
     raw = await read_json_body(request.scope, request.receive, config)
     return parse(schema, raw, max_depth=config.limits.max_json_depth)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonBody:
+    """The dependency of a handler on the JSON body of its request; its route documents the schema."""
+
+    schema: type[BaseModel]
+
+    async def __call__(self, request: Request) -> BaseModel:
+        """Reads the body within the limits of the application. Raises as `read_model`."""
+        return await read_model(request, self.schema, request.app.state.config)
+
+
+def body_of(schema: type[BaseModel]) -> Any:
+    """Returns the dependency on a JSON body."""
+    return Depends(JsonBody(schema))
 
 
 async def read_json_or_yaml_body(scope: Scope, receive: Receive, config: GatewayConfig) -> tuple[bytes, bool]:

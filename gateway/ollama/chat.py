@@ -1,5 +1,7 @@
 """POST /api/chat and /api/generate, streamed unless a request says otherwise; both load and unload models, too."""
 
+from typing import Annotated
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -7,7 +9,7 @@ from gateway.answers.answer_builder import encode_json, new_identity
 from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.unary import JsonAnswer, UnaryAnswer
 from gateway.errors import OLLAMA_JSON
-from gateway.intake.body import read_model
+from gateway.intake.body import body_of
 from gateway.intake.headers import require_local_caller, stated_traceparent
 from gateway.ollama.answers import JSON_LINES, OllamaAnswer, OllamaStream, Shape, text_json, timestamp
 from gateway.ollama.deps import SURFACE, Ollama, OllamaDeps
@@ -34,10 +36,11 @@ _NAMES_OF_MODEL = frozenset({"name", "source"})
 _SUCCEEDED = operation_pb2.Operation.STATE_SUCCEEDED
 
 
-async def chat(deps: Ollama, request: Request) -> Response:
+async def chat(
+    deps: Ollama, request: Request, params: Annotated[OllamaChatRequest, body_of(OllamaChatRequest)]
+) -> Response:
     """Continues a conversation, as JSON lines unless `stream` is false; without messages the model is loaded."""
     gateway = deps.gateway
-    params = await read_model(request, OllamaChatRequest, gateway.config)
     if not params.messages:
         return _changed_load(deps, request, params, Shape.MESSAGE)
     name = mesh_name(gateway.fleet.view, params.model)
@@ -48,10 +51,11 @@ async def chat(deps: Ollama, request: Request) -> Response:
     return _answered(work, params, Shape.MESSAGE)
 
 
-async def generate(deps: Ollama, request: Request) -> Response:
+async def generate(
+    deps: Ollama, request: Request, params: Annotated[OllamaGenerateRequest, body_of(OllamaGenerateRequest)]
+) -> Response:
     """Answers one prompt, or continues it as it is with `raw`; without a prompt the model is loaded."""
     gateway = deps.gateway
-    params = await read_model(request, OllamaGenerateRequest, gateway.config)
     if not (params.prompt or params.images or params.suffix):
         return _changed_load(deps, request, params, Shape.RESPONSE)
     name = mesh_name(gateway.fleet.view, params.model)

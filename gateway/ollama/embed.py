@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,7 +10,7 @@ from starlette.responses import Response
 from gateway.answers.answer_builder import encode_json, warning_json
 from gateway.answers.unary import unary_answer
 from gateway.errors import OLLAMA_JSON
-from gateway.intake.body import read_model
+from gateway.intake.body import body_of
 from gateway.ollama.answers import measures
 from gateway.ollama.deps import SURFACE, Ollama, OllamaDeps
 from gateway.ollama.names import mesh_name
@@ -27,9 +28,10 @@ _UNIT_TOLERANCE = 1e-5
 _MEASURES = ("total_duration", "load_duration", "prompt_eval_count")
 
 
-async def embed(deps: Ollama, request: Request) -> Response:
+async def embed(
+    deps: Ollama, request: Request, params: Annotated[OllamaEmbedRequest, body_of(OllamaEmbedRequest)]
+) -> Response:
     """Returns embeddings of texts, as vectors of length 1."""
-    params = await read_model(request, OllamaEmbedRequest, deps.gateway.config)
     payload = embedding_pb2.EmbeddingPayload()
     most = deps.gateway.config.limits.max_embedding_inputs
     fill_prompts(payload.inputs, params.input, "input", max_prompts=most, allow_empty=False)
@@ -50,9 +52,10 @@ async def embed(deps: Ollama, request: Request) -> Response:
     return _embedded(deps, request, params, payload, warnings, body_of)
 
 
-async def embed_one(deps: Ollama, request: Request) -> Response:
+async def embed_one(
+    deps: Ollama, request: Request, params: Annotated[OllamaEmbeddingsRequest, body_of(OllamaEmbeddingsRequest)]
+) -> Response:
     """Returns the embedding of one text, as the engine gives it: the older form."""
-    params = await read_model(request, OllamaEmbeddingsRequest, deps.gateway.config)
     payload = embedding_pb2.EmbeddingPayload()
     fill_prompts(payload.inputs, params.prompt, "prompt", max_prompts=1, allow_empty=False)
 

@@ -1,8 +1,5 @@
 """The endpoints of Ollama's API."""
 
-from typing import Any
-
-from pydantic import BaseModel
 from starlette.responses import PlainTextResponse
 
 from gateway.ollama import chat as ollama
@@ -11,10 +8,6 @@ from gateway.ollama import models as ollama_models
 from gateway.ollama import store as ollama_store
 from gateway.ollama.pull import pull_model
 from gateway.ollama.schema import (
-    OllamaChatRequest,
-    OllamaEmbeddingsRequest,
-    OllamaEmbedRequest,
-    OllamaGenerateRequest,
     OllamaPullRequest,
     OllamaShowRequest,
 )
@@ -23,29 +16,24 @@ from gateway.openapi import (
     fails_as,
     json_body,
 )
-from gateway.routing import ApiRouter, Handler
-from weft.kernel.principal import EDIT_MODELS, OPERATE, USE_MODELS, VIEW_MODELS, Access
+from gateway.routing import ApiRouter
+from weft.kernel.principal import EDIT_MODELS, OPERATE, USE_MODELS, VIEW_MODELS
 
 _FAILURE = "OllamaError"
 _FAILS = fails_as(_FAILURE)
+_PULL = json_body(OllamaPullRequest, error=_FAILURE, stream=JSON_LINES)
+_SHOW = json_body(OllamaShowRequest, error=_FAILURE)
 
-
-OLLAMA = ApiRouter("ollama")
-
-
-def _add_post(path: str, access: Access, handler: Handler, body: type[BaseModel], **fields: Any) -> None:
-    OLLAMA.add_post(path, access, handler, json_body(body, error=_FAILURE, stream=JSON_LINES), **fields)
-
-
-_add_post("/api/chat", USE_MODELS, ollama.chat, OllamaChatRequest)
-_add_post("/api/generate", USE_MODELS, ollama.generate, OllamaGenerateRequest)
-_add_post("/api/embed", USE_MODELS, ollama_embed.embed, OllamaEmbedRequest)
-_add_post("/api/embeddings", USE_MODELS, ollama_embed.embed_one, OllamaEmbeddingsRequest)
+OLLAMA = ApiRouter("ollama", error=_FAILURE, stream=JSON_LINES)
+OLLAMA.add_post("/api/chat", USE_MODELS, ollama.chat)
+OLLAMA.add_post("/api/generate", USE_MODELS, ollama.generate)
+OLLAMA.add_post("/api/embed", USE_MODELS, ollama_embed.embed)
+OLLAMA.add_post("/api/embeddings", USE_MODELS, ollama_embed.embed_one)
 OLLAMA.add_get("/api/tags", VIEW_MODELS, ollama_models.list_tags, _FAILS, with_head=True, by_name=True)
-_add_post("/api/show", VIEW_MODELS, ollama_models.show_model, OllamaShowRequest, by_name=True)
+OLLAMA.add_post("/api/show", VIEW_MODELS, ollama_models.show_model, _SHOW, by_name=True)
 OLLAMA.add_get("/api/ps", VIEW_MODELS, ollama_models.list_running, _FAILS, with_head=True, by_name=True)
 OLLAMA.add_get("/api/version", VIEW_MODELS, ollama_models.get_version, _FAILS, with_head=True)
-_add_post("/api/pull", OPERATE, pull_model, OllamaPullRequest)
+OLLAMA.add_post("/api/pull", OPERATE, pull_model, _PULL)
 OLLAMA.add_post("/api/create", EDIT_MODELS, ollama_store.refuse_create, _FAILS, name="refuse_create")
 OLLAMA.add_post("/api/copy", EDIT_MODELS, ollama_store.refuse_copy, _FAILS, name="refuse_copy")
 OLLAMA.add_post("/api/push", EDIT_MODELS, ollama_store.refuse_push, _FAILS, name="refuse_push")

@@ -1,5 +1,7 @@
 """POST /v1/chat/completions: the handler, and the translation of messages, tools and options to a chat payload."""
 
+from typing import Annotated
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -7,7 +9,7 @@ from gateway.answers.answer_builder import MAX_NOTICES, encode_json, new_identit
 from gateway.answers.generation import Work, streamed, unary
 from gateway.config import RequestLimits
 from gateway.deps import Inference
-from gateway.intake.body import read_model
+from gateway.intake.body import body_of
 from gateway.media import RequestMedia
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.chat_builder import FUNCTION, ROLES, ChatBuilder, entries
@@ -38,10 +40,11 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 
-async def chat_completions(deps: Inference, request: Request) -> Response:
+async def chat_completions(
+    deps: Inference, request: Request, params: Annotated[ChatRequest, body_of(ChatRequest)]
+) -> Response:
     """Continues a conversation, as one answer or as a stream of server-sent events."""
     scope = request.scope
-    params = await read_model(request, ChatRequest, deps.config)
     context = deps.context(scope, surface="chat", params=params, model=params.model, operation=Operation.CHAT)
     media = deps.request_media(params)
     payload, warnings = to_chat(params, deps.config.limits, media)

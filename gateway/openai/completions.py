@@ -19,7 +19,7 @@ from gateway.answers.answer_builder import (
 from gateway.answers.generation import Work, streamed, unary
 from gateway.config import RequestLimits
 from gateway.deps import Inference
-from gateway.intake.body import read_model
+from gateway.intake.body import body_of
 from gateway.intake.request_model import TextsOrTokens
 from gateway.openai.choices import ChoicesAnswer, ChunkStream, stop_member, stop_reason
 from gateway.openai.extension_fields import fill_extra, unknown_extensions
@@ -52,10 +52,11 @@ class CompletionRequest(GenerationRequest):
     """At most `n`: no answer is generated and discarded."""
 
 
-async def text_completions(deps: Inference, request: Request) -> Response:
+async def text_completions(
+    deps: Inference, request: Request, params: Annotated[CompletionRequest, body_of(CompletionRequest)]
+) -> Response:
     """Continues raw text, without a chat template."""
     scope = request.scope
-    params = await read_model(request, CompletionRequest, deps.config)
     context = deps.context(
         scope, surface="completions", params=params, model=params.model, operation=Operation.COMPLETION
     )

@@ -15,7 +15,7 @@ from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import unary_answer
 from gateway.config import RequestLimits
 from gateway.deps import Inference
-from gateway.intake.body import read_model
+from gateway.intake.body import body_of
 from gateway.intake.request_model import HandledRequest, TextsOrTokens
 from gateway.openai.completions import fill_prompts
 from weft.api.common.v1 import embedding_pb2, receipt_pb2, usage_pb2
@@ -36,10 +36,11 @@ class EmbeddingRequest(HandledRequest):
     dimensions: Annotated[int, Field(ge=1, le=65_536)] | None = None
 
 
-async def create_embeddings(deps: Inference, request: Request) -> Response:
+async def create_embeddings(
+    deps: Inference, request: Request, params: Annotated[EmbeddingRequest, body_of(EmbeddingRequest)]
+) -> Response:
     """Returns embeddings of texts."""
     scope = request.scope
-    params = await read_model(request, EmbeddingRequest, deps.config)
     context = deps.context(
         scope, surface="embeddings", params=params, model=params.model, operation=Operation.EMBEDDING
     )

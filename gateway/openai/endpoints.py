@@ -4,19 +4,16 @@ from starlette.responses import StreamingResponse
 
 from gateway.openai import images, models, speech, transcriptions
 from gateway.openai.chat import chat_completions
-from gateway.openai.chat_schema import ChatRequest
-from gateway.openai.completions import CompletionRequest, text_completions
-from gateway.openai.embeddings import EmbeddingRequest, create_embeddings
+from gateway.openai.completions import text_completions
+from gateway.openai.embeddings import create_embeddings
 from gateway.openai.image_schema import ImageEditRequest, ImageRequest
-from gateway.openai.rerank import RerankRequest, rerank_documents
-from gateway.openai.speech import SpeechRequest
-from gateway.openai.tokenize import TokenizeRequest, tokenize
+from gateway.openai.rerank import rerank_documents
+from gateway.openai.tokenize import tokenize
 from gateway.openai.transcriptions import TranscriptionRequest
 from gateway.openapi import (
     EVENT_STREAM,
     binary_content,
     form_body,
-    json_body,
 )
 from gateway.routing import ApiRouter
 from weft.kernel.principal import USE_MODELS, VIEW_MODELS
@@ -27,14 +24,14 @@ _RECORDING = binary_content(
 )
 
 OPENAI = ApiRouter("openai")
-OPENAI.add_post("/v1/chat/completions", USE_MODELS, chat_completions, json_body(ChatRequest))
-OPENAI.add_post("/v1/completions", USE_MODELS, text_completions, json_body(CompletionRequest))
-OPENAI.add_post("/v1/embeddings", USE_MODELS, create_embeddings, json_body(EmbeddingRequest))
-OPENAI.add_post("/v1/rerank", USE_MODELS, rerank_documents, json_body(RerankRequest))
-OPENAI.add_post("/rerank", USE_MODELS, rerank_documents, json_body(RerankRequest))
-OPENAI.add_post("/tokenize", USE_MODELS, tokenize, json_body(TokenizeRequest))
-OPENAI.add_post("/v1/tokenize", USE_MODELS, tokenize, json_body(TokenizeRequest))
-OPENAI.add_post("/v1/images/generations", USE_MODELS, images.generate_images, json_body(ImageRequest))
+OPENAI.add_post("/v1/chat/completions", USE_MODELS, chat_completions)
+OPENAI.add_post("/v1/completions", USE_MODELS, text_completions)
+OPENAI.add_post("/v1/embeddings", USE_MODELS, create_embeddings)
+OPENAI.add_post("/v1/rerank", USE_MODELS, rerank_documents)
+OPENAI.add_post("/rerank", USE_MODELS, rerank_documents)
+OPENAI.add_post("/tokenize", USE_MODELS, tokenize)
+OPENAI.add_post("/v1/tokenize", USE_MODELS, tokenize)
+OPENAI.add_post("/v1/images/generations", USE_MODELS, images.generate_images)
 OPENAI.add_post("/v1/images/edits", USE_MODELS, images.edit_images, _IMAGE_EDIT)
 OPENAI.add_post("/v1/images/variations", USE_MODELS, images.vary_images, form_body(None, files=("image",)))
 OPENAI.add_post(
@@ -50,7 +47,7 @@ OPENAI.add_post(
     "/v1/audio/speech",
     USE_MODELS,
     speech.speak,
-    json_body(SpeechRequest) | _RECORDING,
+    _RECORDING,
     response_class=StreamingResponse,
 )
 OPENAI.add_get("/v1/audio/voices", VIEW_MODELS, speech.list_voices, by_name=True)

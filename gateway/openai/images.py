@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Annotated
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,7 +10,7 @@ from starlette.responses import Response
 from gateway.answers.answer_builder import new_identity
 from gateway.answers.generation import Work, streamed, unary
 from gateway.deps import Inference, InferenceDeps
-from gateway.intake.body import is_form, read_model, read_multipart_body
+from gateway.intake.body import body_of, is_form, read_model, read_multipart_body
 from gateway.intake.multipart import Form
 from gateway.media import RequestMedia
 from gateway.media.stored_images import kept_images
@@ -33,9 +34,10 @@ GENERATION, EDIT = "image_generation", "image_edit"
 """Prefixes of the types of streamed events."""
 
 
-async def generate_images(deps: Inference, request: Request) -> Response:
+async def generate_images(
+    deps: Inference, request: Request, params: Annotated[ImageRequest, body_of(ImageRequest)]
+) -> Response:
     """Generates images from a prompt."""
-    params = await read_model(request, ImageRequest, deps.config)
     return _answered(request, deps, params, to_payload(params), None, GENERATION)
 
 

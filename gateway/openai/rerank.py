@@ -12,7 +12,7 @@ from starlette.responses import Response
 from gateway.answers.answer_builder import AnswerIdentity, encode_json, new_identity
 from gateway.answers.unary import unary_answer
 from gateway.deps import Inference
-from gateway.intake.body import read_model
+from gateway.intake.body import body_of
 from gateway.intake.request_model import MAX_INT32, HandledRequest, ModelName, StopAtFirstError, StrictModel
 from weft.api.common.v1 import receipt_pb2, rerank_pb2, usage_pb2
 from weft.dispatch.operations import RERANK
@@ -62,10 +62,11 @@ class RerankRequest(HandledRequest):
     """Whether the answer repeats each document. Absent: no."""
 
 
-async def rerank_documents(deps: Inference, request: Request) -> Response:
+async def rerank_documents(
+    deps: Inference, request: Request, params: Annotated[RerankRequest, body_of(RerankRequest)]
+) -> Response:
     """Ranks documents by their relevance for a query, best first."""
     scope = request.scope
-    params = await read_model(request, RerankRequest, deps.config)
     context = deps.context(scope, surface="rerank", params=params, model=params.model, operation=Operation.RERANK)
     payload = to_payload(params)
     identity = new_identity(deps.clock, "rerank", params.model)

@@ -18,7 +18,7 @@ from gateway.answers.stream import SseResponse, SseWriter, failure_event
 from gateway.answers.unary import cut_off_seconds, json_response
 from gateway.deps import Inference, InferenceDeps
 from gateway.http.disconnect import WhileConnected
-from gateway.intake.body import read_model
+from gateway.intake.body import body_of
 from gateway.intake.headers import shows_receipt
 from gateway.intake.request_model import HandledRequest, ModelName, Word
 from gateway.openai.models import asked_entry, not_available, visible_entry
@@ -52,10 +52,11 @@ class SpeechRequest(HandledRequest):
     """The bytes of the recording, or events with pieces of it in base64."""
 
 
-async def speak(deps: Inference, request: Request) -> Response:
+async def speak(
+    deps: Inference, request: Request, params: Annotated[SpeechRequest, body_of(SpeechRequest)]
+) -> Response:
     """Generates speech. The recording is streamed as bytes, or as events."""
     scope = request.scope
-    params = await read_model(request, SpeechRequest, deps.config)
     context = deps.context(scope, surface="speech", params=params, model=params.model, operation=Operation.SPEECH)
     call = deps.dispatcher.call(SPEECH, context, to_speech(params))
     facts_of(scope).was_dispatched = True

@@ -10,7 +10,7 @@ from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import unary_answer
 from gateway.config import RequestLimits
 from gateway.deps import Inference
-from gateway.intake.body import read_model
+from gateway.intake.body import body_of
 from gateway.intake.request_model import HandledRequest, ModelName, StopAtFirstError
 from gateway.openai import chat as chat_payload
 from gateway.openai.chat_schema import ChatRequest, Message, TemplateArguments, ToolDefinition
@@ -46,10 +46,11 @@ class TokenizeRequest(HandledRequest):
     """Accepted: conversations are always counted with the beginning of the answer, as the model reads them."""
 
 
-async def tokenize(deps: Inference, request: Request) -> Response:
+async def tokenize(
+    deps: Inference, request: Request, params: Annotated[TokenizeRequest, body_of(TokenizeRequest)]
+) -> Response:
     """Counts the tokens of a text or of a conversation with the tokenizer of the model that would answer."""
     scope = request.scope
-    params = await read_model(request, TokenizeRequest, deps.config)
     context = deps.context(scope, surface="tokenize", params=params, model=params.model, operation=Operation.TOKENIZE)
     payload = to_payload(params, deps.config.limits)
 

@@ -1,4 +1,4 @@
-"""Rows of the table of endpoints for resources and settings; see `gateway.endpoints`."""
+"""The endpoints of resources and settings."""
 
 from functools import partial
 

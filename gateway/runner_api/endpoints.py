@@ -1,7 +1,4 @@
-"""The table of a runner's own endpoints: method, path, access, handler and OpenAPI of each.
-
-Those that a runner has in common with the gateway are in `gateway.endpoints`.
-"""
+"""A runner's own endpoints; it has those of the OpenAI API as well: see `gateway.openai.endpoints`."""
 
 from gateway.health import VIEW_TELEMETRY
 from gateway.openapi import json_body

@@ -33,7 +33,10 @@ TEXT_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 TABLE_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"(?:\bunder )?(?<![\w.-])\d+(?:\.\d+)?(?: ?(?:ms|s|m|min|minutes|h|d)\b)(?: ?\d+ ?(?:s|m|min|h)\b)?", "<duration>"),
+        (
+            r"(?:\bunder )?(?<![\w.-])\d+(?:\.\d+)?(?: ?(?:ms|s|m|min|minutes|h|d)\b)(?: ?\d+ ?(?:s|m|min|h)\b)?",
+            "<duration>",
+        ),
         (r"(?<![\w.-])\d+(?:\.\d+)? ?(?:B|KB|MB|GB|KiB|MiB|GiB|TiB)\b", "<size>"),
         (r"(\d+/\d+(?:  +\S+){3}  +)\d+", r"\1<pid>"),
         (r"(?<=  )\d+\.\d+$|(?<=tokens/s )\S+", "<speed>"),

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from file_script import MemoryFiles
 from gateway_script import RunningGateway, ScriptedDispatcher, serving
 from registry_script import ScriptedRegistry
 from starlette.routing import Match
@@ -193,6 +194,16 @@ async def test_probes_need_no_key_and_metrics_do() -> None:
         assert (await gateway.request("GET", "/metrics", headers=bearer())).status == 403
         assert (await gateway.request("GET", "/nothing/here")).status == 401
         assert (await gateway.request("GET", "/nothing/here", headers=bearer())).status == 404
+        assert (await gateway.request("DELETE", "/v1/chat/completions")).status == 401
+        assert (await gateway.request("DELETE", "/v1/chat/completions", headers=bearer())).status == 405
+        assert (await gateway.request("POST", "/health")).status == 405
+
+
+async def test_a_signed_link_needs_no_key() -> None:
+    """Rules by path asked for one, as the path has a parameter."""
+    async with serving(ScriptedDispatcher(), keys=Keys(), files=MemoryFiles(), result_key=b"k" * 32) as gateway:
+        answer = await gateway.request("GET", "/v1/results/file-1?tenant=a&expires=1&signature=x")
+        assert answer.status == 404
 
 
 def _access_of(method: str, path: str) -> Access | None:
