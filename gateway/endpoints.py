@@ -14,10 +14,11 @@ from gateway.ollama.endpoints import OLLAMA
 from gateway.openai.endpoints import OPENAI
 from gateway.openapi import (
     answers_events,
+    shown_path,
 )
 from gateway.resources.endpoints import RESOURCES, SETTINGS
 from gateway.responses.endpoints import RESPONSES
-from gateway.routing import OPENAPI, ApiRouter, get_docs, get_openapi, needs_of, routes_of, shown_path
+from gateway.routing import OPENAPI, ApiRouter, get_docs, get_openapi, needs_of, routes_of
 from gateway.runner_api.endpoints import RUNNER_METRICS, RUNNER_OPERATIONS, RUNNER_STATE
 from gateway.tasks.endpoints import TASKS
 from gateway.watch import handlers as watching

@@ -3,6 +3,7 @@
 `gateway.intake` parses the bodies, so that FastAPI, which builds the document, does not know their schemas.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -234,3 +235,11 @@ def add_schemas(document: dict[str, Any], models: Sequence[Schema]) -> None:
             operation["responses"].setdefault("default", _failure())
     schemas["AnthropicError"] = _ANTHROPIC_ERROR_SCHEMA
     schemas["OllamaError"] = _OLLAMA_ERROR_SCHEMA
+
+
+_PARAMETER_TYPE = re.compile(r":[a-z]+\}")
+
+
+def shown_path(path: str) -> str:
+    """Returns the path of an endpoint for people: parameters without their types."""
+    return _PARAMETER_TYPE.sub("}", path)

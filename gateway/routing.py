@@ -6,7 +6,6 @@
 
 import asyncio
 import inspect
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from gateway.auth.authentication import Gate
 from gateway.config import GatewayConfig
 from gateway.errors import EdgeError
 from gateway.intake.body import JsonBody
-from gateway.openapi import EVENT_STREAM, OperationDoc, Schema, add_schemas, json_body
+from gateway.openapi import EVENT_STREAM, OperationDoc, Schema, add_schemas, json_body, shown_path
 from gateway.request_facts import facts_of
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import USE_MODELS, Access
@@ -267,12 +266,6 @@ class _NameConvertor(Convertor[str]):
 
 
 register_url_convertor("name", _NameConvertor())
-_PARAMETER_TYPE = re.compile(r":[a-z]+\}")
-
-
-def shown_path(path: str) -> str:
-    """Returns the path of an endpoint for people: parameters without their types."""
-    return _PARAMETER_TYPE.sub("}", path)
 
 
 def possible_paths(path: str) -> list[str]:

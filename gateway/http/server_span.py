@@ -3,8 +3,8 @@
 from starlette.types import Scope
 
 from gateway.errors import ClientGoneError
+from gateway.openapi import shown_path
 from gateway.request_facts import RequestFacts, headers_of
-from gateway.routing import shown_path
 from weft.kernel.clock import Clock
 from weft.kernel.tracing import Attribute, AttributeValue, ServiceName, Span, SpanKind, Tracing
 

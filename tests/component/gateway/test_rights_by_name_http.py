@@ -8,7 +8,8 @@ from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, model
 from registry_script import ScriptedRegistry
 
 from gateway.endpoints import GATEWAY_ROUTERS, RUNNER_ROUTERS
-from gateway.routing import needs_of, routes_of, shown_path
+from gateway.openapi import shown_path
+from gateway.routing import needs_of, routes_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 
