@@ -49,13 +49,6 @@ class Generate(msgspec.Struct, tag="generate", kw_only=True):
     """Whether an answer in which the engine detects a loop ends, as REPEATED_LINE_LOOP."""
 
 
-class Embed(msgspec.Struct, tag="embed", kw_only=True):
-    """Embed each text."""
-
-    id: int
-    texts: list[str]
-
-
 class Tokenize(msgspec.Struct, tag="tokenize", kw_only=True):
     """Tokenize a text; answered concurrently with running work."""
 
@@ -239,14 +232,6 @@ class Done(msgspec.Struct, tag="done", kw_only=True):
     """Length of the recording that was heard or spoken."""
 
 
-class Vector(msgspec.Struct, tag="vector"):
-    """One embedding."""
-
-    id: int
-    index: int
-    values: list[float]
-
-
 class Worked(msgspec.Struct, tag="worked", kw_only=True):
     """The progress of the work on images, a recording or speech: steps, seconds or characters."""
 
@@ -338,12 +323,12 @@ class Pong(msgspec.Struct, tag="pong"):
     id: int
 
 
-Work = Generate | Embed | Forget | Sleep | Wake | Transcribe | MakeImages | Speak
+Work = Generate | Forget | Sleep | Wake | Transcribe | MakeImages | Speak
 EngineRequest = Work | Tokenize
 """Requests whose answers end with Done or Failed."""
 ToEngine = EngineRequest | Cancel | Ping
 MediaAnswer = Worked | Picture | Recording | Segment | Sound
-Answer = PromptProgress | Token | Vector | Tokens | MediaAnswer | Done | Failed
+Answer = PromptProgress | Token | Tokens | MediaAnswer | Done | Failed
 """Answers to a request."""
 ToRunner = Hello | LoadProgress | Ready | Pong | Answer
 

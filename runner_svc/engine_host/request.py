@@ -121,6 +121,18 @@ async def rendered_translation(
     return plain
 
 
+def template_part(chat: chat_pb2.ChatPayload) -> chat_pb2.ChatPayload:
+    """Returns the part of a conversation that its template renders."""
+    part = chat_pb2.ChatPayload(
+        messages=chat.messages, reasoning_effort=chat.reasoning_effort, extra_parameters=chat.extra_parameters
+    )
+    if chat.HasField("thinking"):
+        part.thinking = chat.thinking
+    if chat.tool_choice.mode != chat_pb2.ToolChoice.MODE_NONE:
+        part.tools.extend(chat.tools)
+    return part
+
+
 def _without_languages(payload: chat_pb2.ChatPayload) -> tuple[chat_pb2.ChatPayload, Languages]:
     """Returns a payload without the languages among its extra parameters and template arguments, and the languages.
 

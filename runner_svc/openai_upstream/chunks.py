@@ -148,6 +148,8 @@ class Timings(msgspec.Struct):
     """From its first work on the prompt to the first token."""
     predicted_ms: Milliseconds | msgspec.UnsetType = msgspec.UNSET
     """From the first token to the last."""
+    tokenize_ms: Milliseconds | msgspec.UnsetType = msgspec.UNSET
+    """Of the prompts, as weft's own server programs tell it."""
 
 
 class Metrics(msgspec.Struct):

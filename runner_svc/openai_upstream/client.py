@@ -242,22 +242,28 @@ class OpenAiHttp:
                     raise await self._unanswered(fault) from fault
         raise AssertionError("the second try returns or raises")
 
-    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        """See Backend.generate."""
+    async def generate(
+        self, payload: GenerationPayload, call: CallInfo, rendered: Json | None = None
+    ) -> AsyncGenerator[Frame]:
+        """See Backend.generate. `rendered`: what the body of a completion says in place of the payload."""
         if not (self._parameters.engine.is_strict and isinstance(payload, chat_pb2.ChatPayload)):
             names: Mapping[str, str] = {}
         else:
             names = provider_names(payload)
             payload = with_names(payload, names) if names else payload
         own_names = {name: own for own, name in names.items()}
-        async with aclosing(self._generate(payload, call)) as frames:
+        async with aclosing(self._generate(payload, call, rendered)) as frames:
             async for frame in frames:
                 if own_names:
                     restore_names(frame, own_names)
                 yield frame
 
-    async def _generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        path, prepared = self._prepared(payload, call)
+    async def _generate(
+        self, payload: GenerationPayload, call: CallInfo, rendered: Json | None
+    ) -> AsyncGenerator[Frame]:
+        path, prepared = (
+            self._prepared(payload, call) if rendered is None else self._as_rendered(rendered, payload, call)
+        )
         if prepared.warnings:
             yield prepared.warnings
         reader = self._reader(payload, call, prepared)
@@ -345,12 +351,21 @@ class OpenAiHttp:
             path, prepared = CHAT, chat_body(payload, self._model, self._parameters)
         else:
             path, prepared = COMPLETIONS, completion_body(payload, self._model, self._parameters)
-        add_cache_use(prepared.body, call.cache, has_slots=self._is_llama_server)
-        if self._adapters:
-            prepared.body.update(self._adapters[call.adapter])
-        if self._is_llama_server and payload.ByteSize() >= MIN_REPORTED_BYTES:
-            prepared.body["return_progress"] = True
+        self._add_use(prepared.body, payload, call)
         return path, prepared
+
+    def _as_rendered(self, body: Json, payload: GenerationPayload, call: CallInfo) -> tuple[str, PreparedBody]:
+        """Returns the same of a payload that is rendered."""
+        self._add_use(body, payload, call)
+        return COMPLETIONS, PreparedBody(body, [])
+
+    def _add_use(self, body: Json, payload: GenerationPayload, call: CallInfo) -> None:
+        """Add the use of the cache, the adapter, and whether the prefill is reported."""
+        add_cache_use(body, call.cache, has_slots=self._is_llama_server)
+        if self._adapters:
+            body.update(self._adapters[call.adapter])
+        if self._is_llama_server and payload.ByteSize() >= MIN_REPORTED_BYTES:
+            body["return_progress"] = True
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         """See Backend.embed."""

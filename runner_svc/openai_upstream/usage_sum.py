@@ -29,6 +29,7 @@ class UsageSum:
         self._prefill_ms: float | None = None
         """None: not known, as for `_decode_ms`."""
         self._decode_ms: float | None = None
+        self._tokenize_ms: float | None = None
         self._tokens_per_second = 0.0
         self.has_figures = False
         """Whether the engine has reported usage or timings."""
@@ -48,6 +49,8 @@ class UsageSum:
                 self._prefill_ms = (self._prefill_ms or 0.0) + timings.prompt_ms
             if timings.predicted_ms is not msgspec.UNSET:
                 self._decode_ms = (self._decode_ms or 0.0) + timings.predicted_ms
+            if timings.tokenize_ms is not msgspec.UNSET:
+                self._tokenize_ms = timings.tokenize_ms
         elif self._expected_choices == 1 and bytes(chunk.metrics) not in NOTHING:
             # Of several prompts vLLM tells the times of the last one alone.
             self._take_metrics(chunk.metrics)
@@ -62,6 +65,8 @@ class UsageSum:
             receipt.engine_timings.prefill_time.FromMicroseconds(int(self._prefill_ms * 1e3))
         if self._decode_ms is not None:
             receipt.engine_timings.decode_time.FromMicroseconds(int(self._decode_ms * 1e3))
+        if self._tokenize_ms is not None:
+            receipt.engine_timings.tokenize_time.FromMicroseconds(int(self._tokenize_ms * 1e3))
         rate = self._tokens_per_second
         if not rate and self._decode_ms:
             rate = usage.completion_tokens / self._decode_ms * 1e3

@@ -10,29 +10,27 @@ from typing import Generic, TypeVar
 
 from typing_extensions import override
 
-from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, EmbeddingResult, ErasedCache, LoadOrder
+from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ErasedCache, LoadOrder
 from runner_svc.engine_host.channel import ChannelClosedError
 from runner_svc.engine_host.messages import (
     Done,
-    Embed,
     Forget,
     PromptProgress,
     Ready,
     Token,
     Tokenize,
     Tokens,
-    Vector,
 )
-from runner_svc.engine_host.request import AnswerReader, PreparedRequest, prepare
+from runner_svc.engine_host.request import AnswerReader, PreparedRequest, prepare, template_part
 from runner_svc.runtimes.host_backend import HostBackend
 from runner_svc.runtimes.model_engine import ModelContext, text_abilities
 from runner_svc.runtimes.settings import HostedModelSettings
 from runner_svc.supervise.process_time import GpuTime
 from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox, check_templates, read_templates
-from weft.api.common.v1 import chat_pb2, embedding_pb2, tokenize_pb2, usage_pb2
+from weft.api.common.v1 import tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.kernel.abilities import Abilities
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -130,31 +128,6 @@ class HostedBackend(HostBackend[Settings], Generic[Settings]):
         del call
         return await prepare(payload, self._templates, self.parameters, self._sandbox.render)
 
-    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
-        """See Backend.embed. Token ids and shorter vectors are refused with INVALID_ARGUMENT."""
-        channel = self._running()
-        if Operation.EMBEDDING not in self.operations():
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model is not configured for embeddings")
-        if payload.HasField("dimensions"):
-            raise invalid_field("dimensions", "this runtime gives vectors of full length only; leave it out")
-        for index, item in enumerate(payload.inputs):
-            if item.WhichOneof("kind") == "tokens":
-                raise invalid_field(f"inputs[{index}]", "this runtime embeds text, not token ids")
-        vectors: list[embedding_pb2.Embedding] = []
-        usage = usage_pb2.Usage()
-        async with self._free:
-            request = Embed(id=channel.next_id(), texts=[item.text for item in payload.inputs])
-            async with aclosing(self._answers(channel, request)) as arrivals:
-                async for answers in arrivals:
-                    call.on_prefill()
-                    self._process.note_answer()
-                    for answer in answers:
-                        if isinstance(answer, Vector):
-                            vectors.append(embedding_pb2.Embedding(index=answer.index, values=answer.values))
-                        elif isinstance(answer, Done):
-                            usage.prompt_tokens = answer.prompt_tokens
-        return EmbeddingResult(embeddings=vectors, usage=usage)
-
     async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
         """See Backend.tokenize. The engine does it concurrently with a running request."""
         del call
@@ -162,7 +135,7 @@ class HostedBackend(HostBackend[Settings], Generic[Settings]):
         if payload.WhichOneof("kind") == "text":
             request = Tokenize(id=channel.next_id(), text=payload.text, add_special=payload.add_special)
         else:
-            chat = await prepare(_rendered(payload.chat), self._templates, self.parameters, self._sandbox.render)
+            chat = await prepare(template_part(payload.chat), self._templates, self.parameters, self._sandbox.render)
             text = str(chat.request.prompts[0])
             request = Tokenize(id=channel.next_id(), text=text, add_special=True, has_template=True)
         request.with_pieces = payload.with_pieces
@@ -175,15 +148,3 @@ class HostedBackend(HostBackend[Settings], Generic[Settings]):
                         result.pieces.extend(answer.pieces)
         result.count = len(result.ids)
         return result
-
-
-def _rendered(chat: chat_pb2.ChatPayload) -> chat_pb2.ChatPayload:
-    """Returns the part of a conversation that its template renders."""
-    part = chat_pb2.ChatPayload(
-        messages=chat.messages, reasoning_effort=chat.reasoning_effort, extra_parameters=chat.extra_parameters
-    )
-    if chat.HasField("thinking"):
-        part.thinking = chat.thinking
-    if chat.tool_choice.mode != chat_pb2.ToolChoice.MODE_NONE:
-        part.tools.extend(chat.tools)
-    return part

@@ -9,7 +9,7 @@ from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_s
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
-from runner_svc.runtimes.llama_cpp_python.arguments import HOST_PROGRAM
+from runner_svc.runtimes.llama_cpp_python.arguments import SERVER_PROGRAM
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
@@ -72,7 +72,7 @@ class TestLlamaCppPythonKeepsTenantsApart(_OnRuntimes):
         return LlamaCppPythonBackend(
             *engine_settings(
                 LlamaCppPythonModel,
-                command=(str(built_llama_cpp_python()), "-m", HOST_PROGRAM),
+                command=(str(built_llama_cpp_python()), "-m", SERVER_PROGRAM),
                 environment={**os.environ, "PYTHONPATH": str(ROOT), "LLAMA_CPP_LIB_PATH": str(LLAMA_CPP / "bin")},
                 path=demo_model_path(),
                 context_tokens=512,

@@ -11,7 +11,6 @@ from typing import Any
 from runner_svc.engine_host.engine import Job, RefusedError
 from runner_svc.engine_host.messages import (
     Done,
-    Embed,
     Forget,
     Generate,
     Ready,
@@ -98,8 +97,6 @@ class CTranslate2Engine:
         match request:
             case Generate():
                 self._generate(request, job)
-            case Embed():
-                raise RefusedError("UNSUPPORTED_OPERATION", "CTranslate2 gives no embeddings of this model")
             case Forget():
                 job.send(Done(id=request.id, prompt_tokens=self._drop_prefixes()))
             case Sleep():

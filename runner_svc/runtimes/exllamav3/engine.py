@@ -20,7 +20,6 @@ import msgspec
 from runner_svc.engine_host.engine import CancelledRequestError, Job, RefusedError, Send, check_prompt
 from runner_svc.engine_host.messages import (
     Done,
-    Embed,
     Forget,
     Generate,
     LoadProgress,
@@ -136,8 +135,6 @@ class ExllamaV3Engine:
         match request:
             case Generate():
                 self._run(self._watched(request, job))
-            case Embed():
-                raise RefusedError("UNSUPPORTED_OPERATION", "ExLlamaV3 gives no embeddings of this model")
             case Forget():
                 job.send(Done(id=request.id, prompt_tokens=self._run(self._forget())))
             case _:

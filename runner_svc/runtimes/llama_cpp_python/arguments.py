@@ -1,4 +1,4 @@
-"""The command line of the program that hosts llama-cpp-python: from a model's settings and a load's order."""
+"""The command line of the server program of llama-cpp-python: from a model's settings and a load's order."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from runner_svc.policy.load_plan import LoadParameter, LoadValue, context_parame
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from weft.kernel.request import Operation
 
-HOST_PROGRAM = "runner_svc.runtimes.llama_cpp_python.host"
+SERVER_PROGRAM = "runner_svc.runtimes.llama_cpp_python.server"
 MAX_GPU_LAYERS = 999
 MAX_BATCH_TOKENS = 65_536
 CACHE_TYPES = ("f16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
@@ -37,11 +37,11 @@ def operations_of(model: LlamaCppPythonModel) -> frozenset[Operation]:
     return frozenset(always | {Operation.EMBEDDING} if model.embeddings else always)
 
 
-def host_arguments(model: LlamaCppPythonModel, socket: Path, order: LoadOrder | None = None) -> list[str]:
-    """Returns the command line of the host program after its command."""
+def server_arguments(model: LlamaCppPythonModel, order: LoadOrder | None = None, port: int = 0) -> list[str]:
+    """Returns the command line after the program."""
     order = order or LoadOrder()
     arguments = [
-        *("--socket", str(socket), "--model", str(order.model_path or model.file)),
+        *("--port", str(port), "--model", str(order.model_path or model.file)),
         *("--context-tokens", str(model.slot_context_tokens), "--threads", str(model.engine_threads)),
     ]
     if model.embeddings:

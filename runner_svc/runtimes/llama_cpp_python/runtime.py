@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 
 
-_OLD_HOST_PROGRAM = "runner_svc.engines.llama_cpp_host"
-"""The host program's name in configurations from before runtimes had folders."""
+_OLD_PROGRAMS = ("runner_svc.engines.llama_cpp_host", "runner_svc.runtimes.llama_cpp_python.host")
+"""Earlier names of the program in configurations."""
 
 
 def _find(command: tuple[str, ...] | None) -> str:
@@ -39,14 +39,14 @@ def _load_values(model: LlamaCppPythonModel) -> "Mapping[str, LoadValue]":
 def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine":
     # Imported here: only a process that serves models needs these.
     from runner_svc.runtimes.host_backend import host_command  # noqa: PLC0415
-    from runner_svc.runtimes.llama_cpp_python.arguments import HOST_PROGRAM, operations_of  # noqa: PLC0415
+    from runner_svc.runtimes.llama_cpp_python.arguments import SERVER_PROGRAM, operations_of  # noqa: PLC0415
     from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend  # noqa: PLC0415
     from runner_svc.runtimes.model_engine import file_context, file_engine, text_abilities  # noqa: PLC0415
 
     if model.slots != 1:
         raise context.refuse("slots", "must be 1: llama-cpp-python works on one request at a time")
-    command = context.command or host_command(HOST_PROGRAM)
-    command = tuple(HOST_PROGRAM if word == _OLD_HOST_PROGRAM else word for word in command)
+    command = context.command or host_command(SERVER_PROGRAM)
+    command = tuple(SERVER_PROGRAM if word in _OLD_PROGRAMS else word for word in command)
     context = file_context(model, context, command)
     return file_engine(
         model,

@@ -15,4 +15,4 @@ class LlamaCppPythonModel(FileModelSettings):
     slots: Annotated[int, Ge(1), Le(1024)] = 1
     """Always 1: the library works on one request at a time."""
     extra_arguments: tuple[str, ...] = ()
-    """Further flags for the host program, such as `--gpu-layers 0`."""
+    """Further flags for the server program, such as `--gpu-layers 0`."""

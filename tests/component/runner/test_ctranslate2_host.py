@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import signal
+import socket
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from kit.engine_settings import engine_settings
 from runner_harness import running_runner
 
 from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo, LoadOrder
+from runner_svc.engine_host.channel import EngineChannel
+from runner_svc.engine_host.messages import Hello, encode
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
@@ -33,7 +37,7 @@ from weft.kernel.request import Operation
 from weft_testing.conformance.backend import BackendConformance, Engine
 from weft_testing.conformance.findings import Verdict
 
-pytestmark = pytest.mark.nightly("an engine in a process, as in test_engine_host")
+pytestmark = pytest.mark.slow("starts engine processes")
 
 FRESH = CallInfo(request_id="r1", traceparent="", cache=CacheUse(fresh=True))
 
@@ -47,6 +51,7 @@ def _backend(model: Path, switches: dict[str, Any] | None = None, **settings: An
     return CTranslate2Backend(*engine_settings(CTranslate2Model, **scripted("SCRIPTED_CTRANSLATE2", switches, **given)))
 
 
+@pytest.mark.nightly("same checks as test_llama_cpp_python_server")
 class TestCTranslate2OverAScriptedLibrary(BackendConformance):
     @pytest.fixture(autouse=True)
     def _model(self, tmp_path: Path) -> None:
@@ -316,3 +321,60 @@ def test_an_unload_that_keeps_the_process_needs_one_that_sleeps(tmp_path: Path) 
     with pytest.raises(FieldError, match="needs sleeps_in_place") as refused:
         RUNTIME.build(model, ModelContext(where="runners.r.models.m"))
     assert refused.value.field == "runners.r.models.m.unload_keeps_process"
+
+
+async def test_the_host_ends_when_its_line_does(model: Path) -> None:
+    async with _running(model) as (backend, _):
+        assert backend._channel is not None
+        waiting = asyncio.create_task(backend.wait_exit())
+        await backend._channel.close()
+        async with asyncio.timeout(5.0):
+            assert (await waiting).reason is Reason.SERVER_DIED
+
+
+def _send_hello(token: str) -> Callable[[str], socket.socket]:
+    def connect(path: str) -> socket.socket:
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        line.connect(path)
+        line.sendall(encode(Hello(token, 1)))
+        return line
+
+    return connect
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "ü"])
+async def test_a_stranger_on_the_socket_is_never_taken_for_the_engine(token: str) -> None:
+    channel = EngineChannel()
+    await channel.open()
+    try:
+        assert channel.path.parent.stat().st_mode & 0o777 == 0o700
+        with await asyncio.to_thread(_send_hello(token), str(channel.path)) as stranger:
+            stranger.settimeout(5.0)
+            assert await asyncio.to_thread(stranger.recv, 1) == b"", "the stranger is shut out"
+        assert not await channel.ping(0.1)
+        with await asyncio.to_thread(_send_hello(channel.token), str(channel.path)):
+            assert await _gone(channel.path.parent)
+    finally:
+        await channel.close()
+    assert not channel.path.parent.exists()
+
+
+async def test_a_machine_without_room_for_a_socket_is_a_failed_start(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    too_long = model.parent / ("x" * 100)
+    too_long.mkdir()
+    for folder in (model.parent / "nowhere", too_long):
+        monkeypatch.setattr("tempfile.tempdir", str(folder))
+        with pytest.raises(WeftError) as failed:
+            await _backend(model).start()
+        assert failed.value.reason is Reason.CONNECT_FAILED
+        assert "no socket" in failed.value.message
+
+
+async def _gone(path: Path) -> bool:
+    for _ in range(500):
+        if not await asyncio.to_thread(path.exists):
+            return True
+        await asyncio.sleep(0.01)
+    return False

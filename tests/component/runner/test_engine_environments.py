@@ -13,7 +13,7 @@ from kit.tiny_gguf import write_gguf
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.runtimes.host_backend import BOOTSTRAP
-from runner_svc.runtimes.llama_cpp_python.arguments import HOST_PROGRAM
+from runner_svc.runtimes.llama_cpp_python.arguments import SERVER_PROGRAM
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from weft.api.common.v1 import completion_pb2
@@ -43,8 +43,8 @@ def environment(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow("starts a host program")
-async def test_a_host_program_needs_nothing_of_wefts_environment_and_sees_nothing_of_it(
+@pytest.mark.slow("starts a server program")
+async def test_a_program_over_a_library_needs_nothing_of_wefts_environment_and_sees_nothing_of_it(
     tmp_path: Path, environment: Path
 ) -> None:
     backend = LlamaCppPythonBackend(
@@ -52,7 +52,7 @@ async def test_a_host_program_needs_nothing_of_wefts_environment_and_sees_nothin
             LlamaCppPythonModel,
             path=write_gguf(tmp_path / "tiny.gguf"),
             # Without the packages of the interpreter that runs the tests.
-            command=(sys.executable, "-S", str(BOOTSTRAP), HOST_PROGRAM),
+            command=(sys.executable, "-S", str(BOOTSTRAP), SERVER_PROGRAM),
             environment={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join((str(LIBRARY), str(environment))),

@@ -45,7 +45,7 @@ from weft.kernel.request import Operation
 from weft_testing.conformance.backend import BackendConformance, Engine
 from weft_testing.conformance.prefix_cache import MIN_HIT_TOKENS, SEA, PrefixCacheConformance, Tenants
 
-pytestmark = pytest.mark.nightly("an engine in a process, as in test_engine_host")
+pytestmark = pytest.mark.nightly("an engine in a process, as in test_ctranslate2_host")
 
 ENDS_LOOPS = CallInfo(request_id="r1", traceparent="", ends_loops=True)
 

@@ -17,10 +17,10 @@ from runner_svc.policy.load_plan import check_parameters
 from runner_svc.policy.memory_estimate import ModelShape, compute_bytes, settings_for, tokens_at_once
 from runner_svc.runtimes.llama_cpp_python.arguments import check_together as check_together_in_process
 from runner_svc.runtimes.llama_cpp_python.arguments import configured_parameters as configured_in_process
-from runner_svc.runtimes.llama_cpp_python.arguments import host_arguments
 from runner_svc.runtimes.llama_cpp_python.arguments import load_parameters as in_process_parameters
-from runner_svc.runtimes.llama_cpp_python.engine import CACHE_TYPES, EngineOptions, _load_settings
-from runner_svc.runtimes.llama_cpp_python.host import parse_arguments as parse_host_arguments
+from runner_svc.runtimes.llama_cpp_python.arguments import server_arguments as in_process_arguments
+from runner_svc.runtimes.llama_cpp_python.engine import CACHE_TYPES, load_settings
+from runner_svc.runtimes.llama_cpp_python.server import parse_arguments as parse_host_arguments
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from runner_svc.runtimes.llama_props import ServerProps, parse_props
 from runner_svc.runtimes.llama_server.arguments import (
@@ -182,7 +182,7 @@ def test_a_model_that_ranks_takes_texts_as_long_as_its_context() -> None:
 def test_another_file_takes_the_place_of_the_configured_one() -> None:
     order = LoadOrder(model_path=Path("/models/q8_0.gguf"))
     assert _value(server_arguments(SERVER, order), "--model") == "/models/q8_0.gguf"
-    assert _value(host_arguments(IN_PROCESS, Path("s"), order), "--model") == "/models/q8_0.gguf"
+    assert _value(in_process_arguments(IN_PROCESS, order), "--model") == "/models/q8_0.gguf"
 
 
 def test_every_single_device_of_eight_is_the_only_one_that_its_engine_sees() -> None:
@@ -201,7 +201,7 @@ def test_a_model_over_several_of_eight_devices_is_split_by_its_shares() -> None:
     arguments = server_arguments(SERVER, order)
     assert _value(arguments, "--tensor-split") == f"{11 * 1024},{14 * 1024},{17 * 1024}"
     assert _value(arguments, "--split-mode") == "layer"
-    host = parse_host_arguments(host_arguments(IN_PROCESS, Path("s"), order))
+    host = parse_host_arguments(in_process_arguments(IN_PROCESS, order))
     assert host.tensor_split == (11 * 1024, 14 * 1024, 17 * 1024)
 
 
@@ -226,12 +226,12 @@ def test_no_shares_mean_no_device_whatever_the_load_asks_for(hides: bool) -> Non
     order = LoadOrder(shares=(), hides_devices=hides, parameters={"gpu_layers": 99})
     assert hidden_devices(order) == {"CUDA_VISIBLE_DEVICES": ""}
     assert _value(server_arguments(SERVER, order), "--n-gpu-layers") == "0"
-    assert parse_host_arguments(host_arguments(IN_PROCESS, Path("s"), order)).gpu_layers == 0
+    assert parse_host_arguments(in_process_arguments(IN_PROCESS, order)).gpu_layers == 0
 
 
 def test_without_a_book_of_devices_nothing_is_said_about_them() -> None:
     assert hidden_devices(LoadOrder()) == {}
-    flags = set(server_arguments(SERVER)) | set(host_arguments(IN_PROCESS, Path("s")))
+    flags = set(server_arguments(SERVER)) | set(in_process_arguments(IN_PROCESS))
     assert not flags & {"--n-gpu-layers", "--gpu-layers", "--tensor-split", "--split-mode"}
 
 
@@ -305,21 +305,18 @@ def test_the_host_program_hands_what_is_set_to_the_library() -> None:
         "batch_tokens": 64,
     }
     check_parameters(parameters, in_process_parameters(IN_PROCESS))
-    options = parse_host_arguments(host_arguments(IN_PROCESS, Path("s"), LoadOrder(parameters=parameters)))
+    options = parse_host_arguments(in_process_arguments(IN_PROCESS, LoadOrder(parameters=parameters)))
     assert (options.flash_attention, options.cache_type_k, options.cache_type_v) == ("on", "q8_0", "q4_0")
     assert options.batch_tokens == 64
-    settings = _load_settings(
-        EngineOptions(
-            model_path="m",
-            context_tokens=0,
-            flash_attention=True,
-            cache_type_k="q8_0",
-            cache_type_v="q4_0",
-            tensor_split=(3.0, 1.0),
-        )
-    )
-    assert settings == {"flash_attn": True, "type_k": 8, "type_v": 2, "tensor_split": [3.0, 1.0], "split_mode": 1}
-    assert _load_settings(EngineOptions(model_path="m", context_tokens=0)) == {}
+    options.embeddings, options.tensor_split = False, (3.0, 1.0)
+    assert load_settings(options) == {
+        "flash_attn": True,
+        "type_k": 8,
+        "type_v": 2,
+        "tensor_split": [3.0, 1.0],
+        "split_mode": 1,
+    }
+    assert load_settings(parse_host_arguments(["--model", "m"])) == {}
 
 
 def test_every_declared_type_of_the_cache_has_a_number_in_the_library() -> None:

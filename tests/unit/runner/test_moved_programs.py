@@ -16,7 +16,7 @@ PYTHON = "/usr/bin/python3"
 MOVED = [
     ("llama_server", "runner_svc.backends.xllamacpp_server", "runner_svc.runtimes.llama_server.xllamacpp_launcher"),
     ("llama_server", "weft.testing.fake_backend", "weft_testing.fake_backend"),
-    ("llama_cpp_python", "runner_svc.engines.llama_cpp_host", "runner_svc.runtimes.llama_cpp_python.host"),
+    ("llama_cpp_python", "runner_svc.engines.llama_cpp_host", "runner_svc.runtimes.llama_cpp_python.server"),
 ]
 
 

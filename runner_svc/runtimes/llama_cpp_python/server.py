@@ -1,20 +1,20 @@
-"""The host program of llama-cpp-python.
+"""The server program of llama-cpp-python.
 
-python .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.llama_cpp_python.host --socket PATH --model FILE
+PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.llama_cpp_python.server --model FILE
 """
 
 import argparse
+from importlib import import_module
 
-from runner_svc.engine_host.engine import Send, import_library
-from runner_svc.engine_host.host import serve
-from runner_svc.runtimes.llama_cpp_python.engine import CACHE_TYPES, EngineOptions, LlamaCppEngine
+from runner_svc.engine_host.http_server import serve
+from runner_svc.runtimes.llama_cpp_python.engine import CACHE_TYPES, LlamaCppEngine
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the flags of this program."""
-    parser = argparse.ArgumentParser(prog="llama_cpp_host", description=__doc__)
-    parser.add_argument("--socket", required=True, help="Unix socket on which the runner listens")
+    parser = argparse.ArgumentParser(prog="llama_cpp_python_server", description=__doc__)
     parser.add_argument("--model", required=True, help="GGUF file")
+    parser.add_argument("--port", type=int, default=0, help="0: a free one")
     parser.add_argument("--context-tokens", type=int, default=2048, help="0: what the model was made for")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--gpu-layers", type=int, default=-1, help="-1: all, where the library was built for a GPU")
@@ -31,30 +31,10 @@ def _parts(text: str) -> tuple[float, ...]:
     return tuple(float(part) for part in text.split(","))
 
 
-def load(options: argparse.Namespace, send: Send) -> LlamaCppEngine:
-    """Loads the model. Raises LibraryMissingError."""
-    return LlamaCppEngine(
-        import_library("llama_cpp"),
-        EngineOptions(
-            model_path=options.model,
-            context_tokens=options.context_tokens,
-            threads=options.threads,
-            gpu_layers=options.gpu_layers,
-            batch_tokens=options.batch_tokens,
-            embeddings=options.embeddings,
-            flash_attention=options.flash_attention == "on",
-            cache_type_k=options.cache_type_k,
-            cache_type_v=options.cache_type_v,
-            tensor_split=options.tensor_split,
-        ),
-        send,
-    )
-
-
 def main() -> None:
     """Load the model, then work on one request after the other."""
     options = parse_arguments()
-    serve(options.socket, lambda send: load(options, send))
+    serve(lambda: LlamaCppEngine(import_module("llama_cpp"), options), options.port)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
-"""The llama-cpp-python backend with its real host process, over a fake of the library."""
+"""The llama-cpp-python backend with its real server process, over a fake of the library."""
 
 import asyncio
 import json
-import socket
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,7 @@ from kit.engine_settings import engine_settings
 from kit.own_children import own_children
 from kit.tiny_gguf import TEMPLATE, write_gguf
 
-from runner_svc.backend.port import BackendFacts, CallInfo
-from runner_svc.engine_host.channel import EngineChannel
-from runner_svc.engine_host.messages import Hello, encode
+from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2, tokenize_pb2
@@ -184,7 +180,10 @@ async def test_prefill_is_reported_in_steps_and_a_second_time_comes_from_the_cac
     async with _running(model, switches, extra_arguments=("--batch-tokens", "64")) as (backend, _):
         text = "x" * 200
         first = [event for frame in await frames_of(backend, chat(text), call) for event in frame]
-        second = await events_of(backend, chat(text))
+        of_slot = CallInfo(request_id="r2", traceparent="", cache=CacheUse(slot=0, salt="a"))
+        second = await events_of(backend, chat(text), of_slot)
+        fresh = CallInfo(request_id="r3", traceparent="", cache=CacheUse(slot=0, fresh=True))
+        third = await events_of(backend, chat(text), fresh)
     processed = [event.progress.processed_tokens for event in first if event.HasField("progress")]
     total = len(f"[user]{text}[assistant]") + 1
     assert processed == [64, 128, 192, total]
@@ -193,6 +192,7 @@ async def test_prefill_is_reported_in_steps_and_a_second_time_comes_from_the_cac
     receipt = second[-1].finished.receipt
     assert receipt.usage.cached_prompt_tokens == total - 1
     assert first[-1].finished.receipt.usage.cached_prompt_tokens == 0
+    assert third[-1].finished.receipt.usage.cached_prompt_tokens == 0
     assert receipt.tokens_per_second > 0
     assert receipt.gpu_time.ToMicroseconds() > 0
     timings = receipt.engine_timings
@@ -262,8 +262,10 @@ async def test_what_the_engine_cannot_do_is_refused_by_name(model: Path) -> None
         (chat(logprobs=True), "logprobs"),
         (chat(tool_choice=required, tools=[chat_pb2.Tool()]), "tool_choice"),
         (with_image, "messages[0].content"),
-        (completion_pb2.CompletionPayload(prompts=[ids]), "prompt"),
         (completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="a")], logprobs=1), "logprobs"),
+    ]
+    by_the_engine: list[tuple[Any, str]] = [
+        (completion_pb2.CompletionPayload(prompts=[ids]), "prompt"),
         (chat(response_format=_schema("unsupported")), "response_format"),
         (chat(response_format=_schema("minItems", 10**9)), "response_format: at most 2,000 repetitions"),
         (passed_on, "nonsense"),
@@ -274,6 +276,10 @@ async def test_what_the_engine_cannot_do_is_refused_by_name(model: Path) -> None
             error = await _failure(backend, payload)
             assert error.reason is Reason.INVALID_ARGUMENT
             assert error.message.startswith(name)
+        for payload, name in by_the_engine:
+            error = await _failure(backend, payload)
+            assert error.reason is Reason.BACKEND_REJECTED
+            assert error.message.startswith(f"the engine answered 400: {name}")
         with pytest.raises(FieldError):
             await backend.embed(embedding_pb2.EmbeddingPayload(inputs=[ids]), CALL)
         with pytest.raises(FieldError):
@@ -310,10 +316,7 @@ async def test_a_text_beyond_a_batch_is_not_embedded(model: Path) -> None:
         assert len((await backend.embed(_texts("a", "b"), CALL)).embeddings) == 2
 
 
-async def test_a_slow_reader_makes_the_engine_wait_and_loses_nothing(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("runner_svc.engine_host.channel.MAX_UNREAD_ANSWERS", 2)
+async def test_a_slow_reader_loses_nothing(model: Path) -> None:
     async with _running(model, {"answer": "x" * 500}) as (backend, _):
         count = 0
         async with aclosing(backend.generate(chat(), CALL)) as frames:
@@ -343,63 +346,6 @@ async def test_a_frozen_engine_does_not_respond(model: Path) -> None:
         assert await backend.responds(5.0)
     assert not await backend.responds(0.1)
     assert backend.signs() is None
-
-
-async def test_the_host_ends_when_its_line_does(model: Path) -> None:
-    async with _running(model) as (backend, _):
-        assert backend._channel is not None
-        waiting = asyncio.create_task(backend.wait_exit())
-        await backend._channel.close()
-        async with asyncio.timeout(5.0):
-            assert (await waiting).reason is Reason.SERVER_DIED
-
-
-def _send_hello(token: str) -> Callable[[str], socket.socket]:
-    def connect(path: str) -> socket.socket:
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        line.connect(path)
-        line.sendall(encode(Hello(token, 1)))
-        return line
-
-    return connect
-
-
-@pytest.mark.parametrize("token", ["", "wrong", "ü"])
-async def test_a_stranger_on_the_socket_is_never_taken_for_the_engine(token: str) -> None:
-    channel = EngineChannel()
-    await channel.open()
-    try:
-        assert channel.path.parent.stat().st_mode & 0o777 == 0o700
-        with await asyncio.to_thread(_send_hello(token), str(channel.path)) as stranger:
-            stranger.settimeout(5.0)
-            assert await asyncio.to_thread(stranger.recv, 1) == b"", "the stranger is shut out"
-        assert not await channel.ping(0.1)
-        with await asyncio.to_thread(_send_hello(channel.token), str(channel.path)):
-            assert await _gone(channel.path.parent)
-    finally:
-        await channel.close()
-    assert not channel.path.parent.exists()
-
-
-async def test_a_machine_without_room_for_a_socket_is_a_failed_start(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    too_long = model.parent / ("x" * 100)
-    too_long.mkdir()
-    for folder in (model.parent / "nowhere", too_long):
-        monkeypatch.setattr("tempfile.tempdir", str(folder))
-        with pytest.raises(WeftError) as failed:
-            await _backend(model).start()
-        assert failed.value.reason is Reason.CONNECT_FAILED
-        assert "no socket" in failed.value.message
-
-
-async def _gone(path: Path) -> bool:
-    for _ in range(500):
-        if not await asyncio.to_thread(path.exists):
-            return True
-        await asyncio.sleep(0.01)
-    return False
 
 
 def _texts(*texts: str) -> embedding_pb2.EmbeddingPayload:
