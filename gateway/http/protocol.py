@@ -16,7 +16,6 @@ from typing import Any, NoReturn, cast
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -31,7 +30,6 @@ from gateway.http.framing import (
     without_offer,
 )
 from weft.kernel.errors import WeftError
-from weft.kernel.light_event import LightEvent
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
@@ -103,43 +101,6 @@ def within_open_files(limits: ConnectionLimits) -> ConnectionLimits:
     return replace(limits, max_connections=room)
 
 
-class HeadWriter:
-    """Holds the first write of one answer until its second, but at most until the event loop's next turn."""
-
-    __slots__ = ("_head", "_is_first", "_loop", "_transport")
-
-    def __init__(self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._is_first = True
-        self._head = b""
-
-    def write(self, data: bytes) -> None:
-        """Send some bytes, or hold the first ones."""
-        if self._is_first:
-            self._is_first, self._head = False, data
-            self._loop.call_soon(self._flush)
-        elif self._head:
-            head, self._head = self._head, b""
-            self._transport.write(head + data)
-        else:
-            self._transport.write(data)
-
-    def is_closing(self) -> bool:
-        """Whether the connection is closed, or about to close."""
-        return self._transport.is_closing()
-
-    def close(self) -> None:
-        """Close the connection once everything is sent."""
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        if self._head:
-            head, self._head = self._head, b""
-            self._transport.write(head)
-
-
 _FRAMING_BYTES = 32
 """Allowed overhead of one chunk: its length, and two line ends."""
 
@@ -163,48 +124,8 @@ class EdgeServerConfig(Config):
         """Set when the listeners close: each connection answers what it has begun, and at most one request more."""
 
 
-class _Pipeline(list[Any]):
-    """Requests of a connection that wait for the answer of an earlier one."""
-
-    __slots__ = ()
-
-    def appendleft(self, request: Any) -> None:
-        """Adds the newest one."""
-        self.insert(0, request)
-
-
-class _Flow(FlowControl):
-    """The flow control of a connection, in 700 bytes less than uvicorn's."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        super().__init__(transport)
-        self._is_writable_event = LightEvent()
-        self._is_writable_event.set()
-
-
 class EdgeProtocol(HttpToolsProtocol):
     """One connection."""
-
-    # More attribute names than instances can share would give each connection a 1.5 KB dictionary.
-    __slots__ = (
-        "_body_bytes",
-        "_body_pieces",
-        "_chunk_bytes",
-        "_head_bytes",
-        "_head_timer",
-        "_header_count",
-        "_is_chunked",
-        "_is_in_chunk",
-        "_is_reading_head",
-        "_is_refused",
-        "_limits",
-        "_linger_timer",
-        "_overhead_bytes",
-        "_refusal",
-        "_running",
-        "_server_config",
-        "_tail",
-    )
 
     def __init__(
         self,
@@ -214,8 +135,6 @@ class EdgeProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        # The deque of uvicorn takes 700 bytes of each connection.
-        self.pipeline = _Pipeline()  # type: ignore[assignment]
         self._limits = config.limits
         self._server_config = config
         self._head_bytes = 0
@@ -237,7 +156,6 @@ class EdgeProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Accept the connection within the connection limits."""
         super().connection_made(transport)
-        self.flow = _Flow(transport)
         refusal = self._server_config.counts.admit(self._peer)
         if refusal is not None:
             self._refuse(refusal)
@@ -342,10 +260,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._is_in_chunk = False
         _cancel(self._head_timer)
         self._head_timer = None
-        before = self.cycle
         super().on_headers_complete()
-        if self.cycle is not before:
-            self.cycle.message_event = LightEvent()
         if self._server_config.is_stopping:
             self.cycle.keep_alive = False
 
@@ -423,7 +338,6 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        cycle.transport = HeadWriter(self.transport, self.loop)  # type: ignore[assignment]  # all that a cycle uses
         reads_chunks = cycle.scope["http_version"] not in _WITHOUT_CHUNKS
         super()._start_asgi_task(cycle, app if reads_chunks else cast("Any", _without_chunks(app, cycle)))
 
