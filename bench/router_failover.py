@@ -1,7 +1,7 @@
 """What callers notice when a router is lost: `python -m bench.router_failover`.
 
-A registry, three `weft serve router`, a gateway, and a runner on a fake engine that answers at once. A caller sends one
-chat after the other; each round ends the router that owns the pool and brings it back. It asserts nothing.
+A registry, three `weft serve router` on one PostgreSQL, a gateway, and a runner on a fake engine that answers at once.
+A caller sends one chat after the other; each round ends the router that leads and brings it back. It asserts nothing.
 """
 
 import argparse
@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, cast
 import aiohttp
 
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc
-from weft.dispatch.domains import Domains, owner_of
 from weft.dispatch.fleet import FleetView, apply_watch
 from weft.kernel.rpc import open_channel
 from weft_testing.fake_backend.process import fake_backend_command
+from weft_testing.postgres_server import running_postgres
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
@@ -96,7 +96,7 @@ class Round:
 class Mesh:
     """The processes of a mesh."""
 
-    def __init__(self, folder: Path, ends: ExitStack) -> None:
+    def __init__(self, folder: Path, database_url: str, ends: ExitStack) -> None:
         registry = f"unix:{folder}/registry/home/run/registry.sock"
         addresses = {"addresses": {"registry": registry}}
         engine = fake_backend_command(answer_tokens=2)
@@ -104,7 +104,10 @@ class Mesh:
         runner = {"runners": [{"name": "box", "command": engine, "models": models}], **addresses}
         self.registry = Process(folder / "registry", "registry", {})
         self.routers = {
-            name: Process(folder / name, "router", {"router": {"name": name}, **addresses}) for name in ROUTERS
+            name: Process(
+                folder / name, "router", {"router": {"name": name, "database_url": database_url}, **addresses}
+            )
+            for name in ROUTERS
         }
         self._runner = Process(folder / "runner", "runner", runner)
         self.gateway = Process(folder / "gateway", "gateway", {"port": 0, **addresses})
@@ -122,13 +125,14 @@ class Mesh:
             assert isinstance(response, registry_service_pb2.WatchResponse)
             return apply_watch(FleetView(), response)
 
-    async def owner(self) -> Process:
-        """Returns the router that owns the pool, once all routers are registered."""
-        while len((view := await self.view()).routers) < len(ROUTERS):  # noqa: ASYNC110 - processes are asked
+    async def leader(self) -> Process:
+        """Returns the router that leads, once all routers are registered."""
+        while True:
+            routers = (await self.view()).routers
+            leading = [name for name, router in routers.items() if router.leading]
+            if leading and len(routers) == len(ROUTERS):
+                return self.routers[leading[0]]
             await asyncio.sleep(POLL_SECONDS)
-        found = owner_of(Domains(view).key_of(POOL), view.routers.values())
-        assert found is not None
-        return self.routers[found.name]
 
     async def until_served(self, http: aiohttp.ClientSession) -> None:
         """Returns once a chat has an answer."""
@@ -136,17 +140,17 @@ class Mesh:
             await asyncio.sleep(POLL_SECONDS)
 
     async def lose(self, http: aiohttp.ClientSession, number: signal.Signals) -> Round:
-        """Ends the owner by a signal, looks what callers notice, and brings it back."""
-        owner = await self.owner()
+        """Ends the leader by a signal, looks what callers notice, and brings it back."""
+        leader = await self.leader()
         before = [await chat(http) for _ in range(50)]
         began = time.monotonic()
-        owner.send(number)
+        leader.send(number)
         after = []
         while time.monotonic() - began < AFTER_SECONDS:
             after.append(await chat(http))
-        owner.end()
-        owner.start()
-        await self.owner()
+        leader.end()
+        leader.start()
+        await self.leader()
         await asyncio.sleep(QUIET_SECONDS)
         return Round(
             slowest=max(seconds for seconds, _ in after),
@@ -170,7 +174,9 @@ async def chat(http: aiohttp.ClientSession) -> tuple[float, bool]:
 async def measure(rounds: int) -> None:
     """Measures, and prints a table."""
     with ExitStack() as ends:
-        mesh = Mesh(Path(ends.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))), ends)
+        postgres = ends.enter_context(running_postgres())
+        database_url = postgres.url(ends.enter_context(postgres.fresh_database()))
+        mesh = Mesh(Path(ends.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))), database_url, ends)
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
         async with aiohttp.ClientSession(mesh.gateway.address, timeout=timeout) as http:
             await mesh.until_served(http)

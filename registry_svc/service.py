@@ -37,15 +37,13 @@ from registry_svc.operations.operations import OperationService
 from registry_svc.operations.profile_servicer import ProfileServicer
 from registry_svc.operations.profiles import Profiles
 from registry_svc.operations.servicer import OperationServicer
-from registry_svc.ownership import OwnerBeats, PairedRegistry
 from registry_svc.routers.router_sessions import RouterSessions
 from registry_svc.routers.router_store import SqlRouterStore
 from registry_svc.routers.servicer import RouterSessionServicer
 from registry_svc.secrets.secret_store import SqlSecretStore
 from registry_svc.secrets.secrets import Secrets
 from registry_svc.secrets.servicer import SecretServicer
-from registry_svc.store.database import RegistryDatabase, Transactions
-from registry_svc.store.standby import owner_watch_of
+from registry_svc.store.database import REGISTRY_OWNER, RegistryDatabase, Transactions
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
 from weft.api.registry.v1 import (
@@ -80,6 +78,8 @@ from weft.kernel.principal import KeyRing
 from weft.kernel.rpc import ChannelPool
 from weft.kernel.service import start_critical, stop_tasks
 from weft.kernel.tracing import NO_TRACING, Tracing
+from weft.sql.ownership import OwnerBeats, Paired
+from weft.sql.standby import owner_watch_of
 from weft.sql.write_check import write_check
 
 if TYPE_CHECKING:
@@ -164,7 +164,9 @@ class RegistryService:
         self._central = CentralModels(core, self._bell, self._secrets.value)
         self._channels = ChannelPool(security=config.security)
         # Whoever reads the heartbeats goes by the database's clock, whatever that of the core is.
-        self.beats = OwnerBeats(transactions, SystemClock(), config.owner_silence_seconds, self._extend_grace)
+        self.beats = OwnerBeats(
+            transactions, REGISTRY_OWNER, SystemClock(), config.owner_silence_seconds, self._extend_grace
+        )
         """The heartbeats of the owner of the database."""
         self._calls = calls = GrpcRunnerCalls(core, self._channels, self.beats.until_current)
         store, sessions = SqlLeaseStore(transactions), session_lookup(core)
@@ -328,12 +330,12 @@ def build(config: RegistryConfig, *, clock: Clock | None = None, tracing: Tracin
 
 def build_paired(
     config: RegistryConfig, *, names_owner: bool, clock: Clock | None = None, tracing: Tracing = NO_TRACING
-) -> tuple[PairedRegistry, RegistryService]:
+) -> tuple[Paired, RegistryService]:
     """A registry, not yet started, that waits as a standby where another one owns its database; and what it runs.
 
     `names_owner`: whether it tells every caller where the owner serves.
     """
     clock = clock or SystemClock()
     service = build(config, clock=clock, tracing=tracing)
-    watch = owner_watch_of(config.database_url, clock, config.owner_silence_seconds)
-    return PairedRegistry(service, watch, clock, names_owner=names_owner), service
+    watch = owner_watch_of(config.database_url, REGISTRY_OWNER, clock, config.owner_silence_seconds)
+    return Paired(service, REGISTRY_OWNER, watch, clock, names_owner=names_owner), service

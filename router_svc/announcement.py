@@ -1,10 +1,12 @@
-"""This router's session with the registry: it registers, beats while it serves, and says good-bye."""
+"""This router's session with the registry: it registers, beats, says whether it leads, and says good-bye."""
 
 import hashlib
 import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 import grpc
+from typing_extensions import override
 
 from weft import __version__
 from weft.api.registry.v1 import router_session_service_pb2 as pb
@@ -15,7 +17,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_NAME_CHARS, new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import calling
-from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.service import Service, start_critical, stop_tasks
 from weft.kernel.timestamps import seconds_of
 
 if TYPE_CHECKING:
@@ -39,43 +41,66 @@ def default_router_name(host: str, address: str) -> str:
     return f"router-{plain[: MAX_NAME_CHARS // 2]}-{digest}"
 
 
-class RouterAnnouncement:
+class RouterAnnouncement(Service):
     """Keeps one router registered, and registers it again with a registry that does not know it."""
 
-    def __init__(self, name: str, address: str, clock: Clock) -> None:
-        """`address`: where gateways and other routers reach it."""
+    service_names: Sequence[str] = ()
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        connect: Callable[[], grpc.aio.Channel],
+        clock: Clock,
+        *,
+        leads: Callable[[], bool] = lambda: True,
+        shares_database: bool = False,
+    ) -> None:
+        """`address`: where gateways reach it. `connect` opens a channel to the registry.
+
+        `leads`: whether it leads now. `shares_database`: whether others may stand by for it.
+        """
         self._name = name
         self._address = address
+        self._connect = connect
+        self._leads = leads
+        self._shares_database = shares_database
+        self._registry: grpc.aio.Channel | None = None
         self._incarnation = new_id("inc")
         self._clock = clock
-        self._draining = False
         self._stub: RouterSessionServiceAsyncStub | None = None
         self._task: asyncio.Task[None] | None = None
         self._refused = ""
         """Why the last registration was refused, so that it is logged once."""
 
-    def start(self, registry: grpc.aio.Channel) -> None:
+    @override
+    def register(self, server: grpc.aio.Server) -> None:
+        """Registers nothing."""
+
+    @override
+    async def start(self) -> None:
         """Begin. Returns at once; it is registered as soon as the registry answers."""
+        self._registry = self._connect()
         self._stub = cast(
-            "RouterSessionServiceAsyncStub", router_session_service_pb2_grpc.RouterSessionServiceStub(registry)
+            "RouterSessionServiceAsyncStub", router_session_service_pb2_grpc.RouterSessionServiceStub(self._registry)
         )
         self._task = start_critical(self._keep(), name="router-announcement")
 
-    async def drain(self) -> None:
-        """Say that it owns no domain from now on; it stays registered. Safe to call twice, or when never started."""
-        if self._task is None or self._draining:
+    async def tell(self) -> None:
+        """Say now whether it leads."""
+        if self._task is None:
             return
-        self._draining = True
         try:
             with calling(Reason.SERVICE_UNAVAILABLE):
                 await self._beat()
         except WeftError as error:
             # The next beat says it.
-            log.info("router could not say that it stops", router=self._name, why=error.message)
+            log.info("router could not say that it leads", router=self._name, why=error.message)
 
-    async def stop(self) -> None:
-        """Say good-bye: the other routers own its part from now on. Safe to call twice, or when never started."""
-        if self._task is None or self._stub is None:
+    @override
+    async def stop(self, grace_seconds: float) -> None:
+        """Say good-bye. Safe to call twice, or when never started."""
+        if self._task is None or self._stub is None or self._registry is None:
             return
         task, self._task = self._task, None
         await stop_tasks([task])
@@ -86,6 +111,7 @@ class RouterAnnouncement:
         except WeftError as error:
             # Its session ends by itself.
             log.info("router could not leave", router=self._name, why=error.message)
+        await self._registry.close(grace=None)
 
     async def _keep(self) -> None:
         pause = FIRST_RETRY_SECONDS
@@ -111,7 +137,12 @@ class RouterAnnouncement:
     async def _register(self) -> float:
         assert self._stub is not None, "started"
         request = pb.RegisterRouterRequest(
-            name=self._name, incarnation=self._incarnation, address=self._address, version=__version__
+            name=self._name,
+            incarnation=self._incarnation,
+            address=self._address,
+            version=__version__,
+            leading=self._leads(),
+            shares_database=self._shares_database,
         )
         answer = await self._stub.RegisterRouter(request, timeout=CALL_TIMEOUT_SECONDS)
         log.info("registered", router=self._name, address=self._address)
@@ -119,7 +150,7 @@ class RouterAnnouncement:
 
     async def _beat(self) -> None:
         assert self._stub is not None, "started"
-        request = pb.BeatRouterRequest(name=self._name, incarnation=self._incarnation, draining=self._draining)
+        request = pb.BeatRouterRequest(name=self._name, incarnation=self._incarnation, leading=self._leads())
         await self._stub.BeatRouter(request, timeout=CALL_TIMEOUT_SECONDS)
 
     def _note_refusal(self, error: WeftError) -> None:

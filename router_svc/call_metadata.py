@@ -5,7 +5,6 @@ from typing import Any
 
 import grpc
 
-from weft.dispatch.remote_router import THIS_ROUTER
 from weft.kernel.errors import WeftError
 from weft.kernel.names import MAX_TENANT_CHARS, require_token
 from weft.kernel.reasons import Reason
@@ -23,11 +22,6 @@ def metadata_of(context: grpc.aio.ServicerContext[Any, Any]) -> Mapping[str, str
     if len({value for key, value in shown if key == TENANT}) > 1:
         raise WeftError(Reason.MALFORMED_REQUEST, f"{TENANT}: the call names two different tenants")
     return dict(shown)
-
-
-def asks_this_router(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
-    """Return whether a call is about this router alone, and not about the mesh."""
-    return any(key == THIS_ROUTER for key, _ in context.invocation_metadata() or ())
 
 
 def tenant_of(metadata: Mapping[str, str]) -> str:

@@ -1,11 +1,10 @@
 """Clients of a router: their profiles, usage, rate limits and cooldowns."""
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from router_svc.limit_leases import LimitLeases
 from router_svc.policy.client_usage import MAX_TARGETS_TOLD, ClientPattern, Cooldown
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from router_svc.policy.tenant_limits import TenantLimit
@@ -140,22 +139,6 @@ class ClientRegistry:
         """Use these limits of tenants in place of those of the configuration; None: the default."""
         self._limits.declare(tenants)
 
-    def share(self, leases: LimitLeases) -> None:
-        """Count in windows that routers share. Must be called before the first request."""
-        self._limits.share(leases)
-
-    def wait_for(self, request: PlacementRequest) -> Awaitable[None] | None:
-        """Return what a request has to wait for before it can be counted; None: nothing."""
-        if not _is_counted(request):
-            return None
-        request = self.resolve(request)
-        with_client = bool(request.client_id) and request.priority is not Priority.DURABLE
-        return self._limits.wait_for(request, with_client=with_client)
-
-    async def all_limit_uses(self, tenant: str = "") -> list[LimitUse]:
-        """Return what is used of the limits of a tenant, or (empty) of all, over all routers that share them."""
-        return await self._limits.all_uses(tenant)
-
     def limit_uses(self, tenant: str = "") -> list[LimitUse]:
         """Return what is used of the limits of a tenant, or (empty) of all."""
         return self._limits.uses(tenant)
@@ -199,14 +182,6 @@ class ClientRegistry:
         found = self._under_way.get(key)
         if found is not None:
             found.was_refused = traits(reason).safe_to_retry
-
-    def note_moved(self, key: int) -> None:
-        """Record that another router goes on with a request, and counts it: what was counted here is given back."""
-        found = self._under_way.pop(key, None)
-        if found is not None:
-            self._limits.give_back(found.counted)
-            if found.client is not None:
-                found.client.pattern.note_end(refused=True, tokens=0)
 
     def note_end(self, key: int, receipt: receipt_pb2.Receipt | None) -> None:
         """Record the end of a request; without a receipt of its tokens the estimate stands. Idempotent."""

@@ -33,7 +33,7 @@ class RouterConfig:
     name: str = ""
     """Its name among the routers of the mesh. Empty: it takes no part in dividing the mesh, and places everything."""
     address: str = ""
-    """Where gateways and other routers reach it; of one with a name."""
+    """Where gateways reach it; of one with a name."""
     security: ChannelSecurity = field(default_factory=ChannelSecurity)
     """Credentials presented and trusted in calls that leave this machine."""
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)

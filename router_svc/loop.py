@@ -5,7 +5,7 @@ It owns the clock, the timer and the mailboxes, signs the tickets of grants, and
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -313,18 +313,6 @@ class SchedulingLoop:
         """Return a tenant's account of fair share, in tokens by its weight; None: it has none."""
         return self._scheduler.fair_share(tenant)
 
-    def report_service(self) -> None:
-        """Keep what tenants are served for `take_served`, which has to be called then."""
-        self._scheduler.report_service()
-
-    def take_served(self) -> dict[str, float]:
-        """Return the tokens that each tenant was served here since the last call."""
-        return self._scheduler.take_served()
-
-    def note_served_elsewhere(self, tenant: str, tokens: float) -> None:
-        """Charge a tenant's account of fair share for tokens that other routers have served it."""
-        self._scheduler.note_served_elsewhere(tenant, tokens)
-
     def queues(self) -> list[placement.PoolQueue]:
         """Return the queue lengths of all pools and routes, in order of their names."""
         return [
@@ -352,10 +340,6 @@ class SchedulingLoop:
     def update_memory(self, hosts: Mapping[str, HostMemory]) -> None:
         """Apply a new state of the VRAM ledger."""
         self._apply(MeshChange(hosts=hosts))
-
-    def wait_for_limits(self, request: placement.PlacementRequest) -> Awaitable[None] | None:
-        """Return what a request has to wait for before `submit` can count it; None: nothing."""
-        return None if self._closed else self._deps.records.clients.wait_for(request)
 
     def submit(self, request: placement.PlacementRequest) -> tuple[int, Mailbox]:
         """Submit a request; its decisions are delivered to the returned mailbox.
@@ -409,7 +393,6 @@ class SchedulingLoop:
         if mailbox is None:
             return
         now, requests = self._clock.monotonic(), self._deps.records.requests
-        reason = Reason.MOVED if mailbox.refused is Reason.MOVED else reason
         if self._closed and receipt is None and mailbox.cancelled is None and reason is Reason.CANCELLED:
             # Its dispatcher hung up because this router stops: it goes on without it, or places the request again.
             requests.note_left(key)
@@ -417,9 +400,6 @@ class SchedulingLoop:
             requests.note_cancelled(key, placement.canceller_of(mailbox.cancelled))
         requests.note_end(key, now, reason, receipt)
         mailbox.end()
-        if mailbox.refused is Reason.MOVED:
-            self._note_moved(key)
-            return
         self._deps.records.clients.note_end(key, receipt)
         self._deps.records.usage.note_end(
             mailbox.request,
@@ -494,15 +474,6 @@ class SchedulingLoop:
             ends[key] = mailbox.ended
         return ends
 
-    def move_away(self, moved: Callable[[placement.PlacementRequest], WeftError | None]) -> None:
-        """End the waiting requests that another router has to place, with the error that `moved` has for them."""
-        for mailbox in list(self._mailboxes.values()):
-            if mailbox.holds_grant or mailbox.refused is not None:
-                continue
-            error = moved(mailbox.request)
-            if error is not None:
-                mailbox.put(error)
-
     def wake_finished(self, model: str, end: WakeEnd) -> None:
         """Report the end of a wake to the scheduler."""
         if not self._closed:
@@ -537,11 +508,6 @@ class SchedulingLoop:
             records.usage.note_refused(request, self._mesh.view)
             records.figures.note_refused(request, self._mesh.view, now)
             raise
-
-    def _note_moved(self, key: int) -> None:
-        """Forget a request that another router goes on with; that one counts it."""
-        self._deps.records.clients.note_moved(key)
-        self._deliver(self._scheduler.finish(key, self._clock.monotonic(), None, Reason.MOVED))
 
     def _take_tenants(self, tenants: Mapping[str, Tenant]) -> None:
         """Apply the tenants that operators declared; nothing that waits or runs is disturbed."""

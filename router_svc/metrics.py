@@ -5,7 +5,7 @@ No label comes from a caller: models are names that the mesh knows, or `unknown`
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
@@ -167,7 +167,6 @@ class _StateCollector(Collector):
         yield from self._memory()
         yield span_family(self._state.tracing.counts)
         yield from self._mesh()
-        yield from self._limits()
 
     def _queues(self) -> Iterator[Metric]:
         waiting = GaugeMetricFamily("weft_router_waiting", "Requests that wait, by pool or route.", labels=("pool",))
@@ -205,36 +204,6 @@ class _StateCollector(Collector):
         yield shares
         yield GaugeMetricFamily(
             "weft_router_active_tenants", "Tenants with requests that wait or run.", value=self._state.active_tenants()
-        )
-
-    def _limits(self) -> Iterator[Metric]:
-        """Returns how it is with limits that routers share; zeros of a router that counts alone."""
-        leases = self._state.limit_leases()
-        figures = None if leases is None else leases.figures
-        yield GaugeMetricFamily(
-            "weft_router_limits_away_seconds",
-            "For how long limits could not be leased from the database that routers share; 0 while it answers.",
-            value=0.0 if leases is None else leases.away_seconds,
-        )
-        yield GaugeMetricFamily(
-            "weft_router_limits_routers",
-            "Routers that share the limits of tenants; 0 of a router that counts alone.",
-            value=0 if leases is None else leases.contact.routers,
-        )
-        yield CounterMetricFamily(
-            "weft_router_limits_leases",
-            "Windows of limits that were leased or returned.",
-            value=0 if figures is None else figures.leases,
-        )
-        yield CounterMetricFamily(
-            "weft_router_limits_waits",
-            "Requests that waited for a lease of a limit.",
-            value=0 if figures is None else figures.waits,
-        )
-        yield CounterMetricFamily(
-            "weft_router_limits_failures",
-            "Statements about limits that the database did not answer.",
-            value=0 if figures is None else figures.failures,
         )
 
     def _memory(self) -> Iterator[Metric]:

@@ -6,7 +6,6 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from router_svc.limit_leases import LimitLeases
 from router_svc.policy.decisions import RequestDecision, WaitKind
 from router_svc.policy.endpoints.candidates import HostMemory
 from weft.api.common.v1 import receipt_pb2
@@ -31,8 +30,6 @@ class RouterState:
     fair_share: Callable[[str], float | None] = lambda _: None
     """A tenant's account of fair share, in tokens by its weight; None: it has none."""
     active_tenants: Callable[[], int] = lambda: 0
-    limit_leases: Callable[[], LimitLeases | None] = lambda: None
-    """The leases of limits that routers share; None: this router counts alone."""
 
 
 class SchedulingObserver(Protocol):

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Self, TypedDict, assert_never
 import grpc
 from typing_extensions import override
 
-from router_svc.call_metadata import asks_this_router
 from router_svc.loop import SchedulingLoop
-from router_svc.ownership import Ownership
 from router_svc.request_entry import LostRequest
 from router_svc.request_history import RequestHistory
 from weft.api.common.v1 import receipt_pb2
@@ -21,7 +19,6 @@ from weft.dispatch.media_work import MAX_WORK
 from weft.dispatch.payload_description import MAX_PREFIX_CHUNKS
 from weft.dispatch.placement import (
     MAX_ATTEMPT_MESSAGE_CHARS,
-    MAX_UNREACHABLE_ROUTERS,
     Decision,
     Grant,
     LoadingModel,
@@ -29,7 +26,6 @@ from weft.dispatch.placement import (
     Placement,
     PlacementRequest,
     PoolQueue,
-    QueueSource,
     RouterPort,
     WaitingInQueue,
     canceller_of,
@@ -116,9 +112,6 @@ class LocalPlace(Placement):
     @override
     async def next_decision(self) -> Decision:
         if self._mailbox is None:
-            leased = self._loop.wait_for_limits(self._request)
-            if leased is not None:
-                await leased
             self._key, self._mailbox = self._loop.submit(self._request)
         return await self._mailbox.get()
 
@@ -168,21 +161,10 @@ PlaceContext = grpc.aio.ServicerContext[pb.PlaceRequest, pb.PlaceResponse]
 class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
     """Implements PlacementService; translation only."""
 
-    def __init__(
-        self,
-        placement: RouterPort,
-        journal: JournalPolicy | None = None,
-        ownership: Ownership | None = None,
-        mesh_queues: QueueSource | None = None,
-    ) -> None:
-        """`journal`: which requests may only come as tasks; None: none. `ownership`: which it places; None: all.
-
-        `mesh_queues`: the queues of all routers; None: this router's are all.
-        """
+    def __init__(self, placement: RouterPort, journal: JournalPolicy | None = None) -> None:
+        """`journal`: which requests may only come as tasks; None: none."""
         self._placement = placement
-        self._mesh_queues = mesh_queues or placement
         self._journal = journal
-        self._ownership = ownership or Ownership("")
 
     # grpc.aio also accepts a coroutine that reads and writes through the context; the stub only knows iterators.
     @override
@@ -192,7 +174,6 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             if not isinstance(first, pb.PlaceRequest) or first.WhichOneof("kind") != "open":
                 raise invalid_field("open", "must be the first message of a placement")
             wanted = _request_from_proto(first.open, carried_traceparent(context.invocation_metadata()))
-            self._ownership.require(wanted)
             self._require_unjournaled(wanted)
             async with self._placement.place(wanted) as place:
                 reading = asyncio.create_task(self._read_reports(context, place))
@@ -217,7 +198,6 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             if not request.finished.HasField("receipt"):
                 raise invalid_field("finished.receipt", "must be set")
             ended = _request_from_proto(request.open, carried_traceparent(context.invocation_metadata()))
-            self._ownership.require(ended)
             return pb.ReportEndResponse(recorded=await self._placement.report_end(ended, request.finished.receipt))
         raise AssertionError("abort has raised")
 
@@ -228,8 +208,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
         context: grpc.aio.ServicerContext[pb.ListQueuesRequest, pb.ListQueuesResponse],
     ) -> pb.ListQueuesResponse:
         async with answering(context):
-            queues = self._placement if asks_this_router(context) else self._mesh_queues
-            return pb.ListQueuesResponse(queues=map(_queue_to_proto, await queues.queues()))
+            return pb.ListQueuesResponse(queues=map(_queue_to_proto, await self._placement.queues()))
         raise AssertionError("abort has raised")
 
     def _require_unjournaled(self, wanted: PlacementRequest) -> None:
@@ -330,7 +309,6 @@ class _Described(TypedDict):
     affinity_key: bytes
     prefix_digests: tuple[int, ...]
     client_id: str
-    unreachable_routers: frozenset[str]
 
 
 def _described(message: pb.PlaceOpen) -> _Described:
@@ -343,8 +321,6 @@ def _described(message: pb.PlaceOpen) -> _Described:
         raise invalid_field("open.needed_tools", f"has more than {MAX_NEEDED_TOOLS} entries")
     if len(message.affinity_key) > MAX_AFFINITY_KEY_BYTES:
         raise invalid_field("open.affinity_key", f"has more than {MAX_AFFINITY_KEY_BYTES} bytes")
-    if len(message.unreachable_routers) > MAX_UNREACHABLE_ROUTERS:
-        raise invalid_field("open.unreachable_routers", f"has more than {MAX_UNREACHABLE_ROUTERS} entries")
     if len(message.prefix_digests) > MAX_PREFIX_CHUNKS:
         raise invalid_field("open.prefix_digests", f"has more than {MAX_PREFIX_CHUNKS} entries")
     known_skills = {skill.value for skill in Skill}
@@ -362,10 +338,6 @@ def _described(message: pb.PlaceOpen) -> _Described:
         affinity_key=message.affinity_key,
         prefix_digests=tuple(message.prefix_digests),
         client_id=require_token(message.client_id, "open.client_id", MAX_CLIENT_CHARS) if message.client_id else "",
-        unreachable_routers=frozenset(
-            require_name(name, f"open.unreachable_routers[{place}]")
-            for place, name in enumerate(message.unreachable_routers)
-        ),
     )
 
 

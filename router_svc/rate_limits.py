@@ -1,23 +1,18 @@
 """The rate limits of a router: requests and tokens of tenants, keys, models and clients, counted on arrival."""
 
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
-from typing_extensions import override
-
-from router_svc.limit_leases import LeasedUse, LimitLeases, LimitSubjectNames
 from router_svc.policy.settings import RateLimitConfig
 from router_svc.policy.tenant_limits import LimitScope, LimitSubject, TenantLimit, by_scope, over_the_whole
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
-from weft.api.router.v1.request_service_pb2 import LimitSlice, LimitUse
+from weft.api.router.v1.request_service_pb2 import LimitUse
 from weft.dispatch.placement import PlacementRequest
-from weft.dispatch.rate_windows import Claim, RateWindows, TrackedKeys, WindowSource, within
+from weft.dispatch.rate_windows import Claim, RateWindows, TrackedKeys
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Priority
-from weft.kernel.sliding_window import Window
 from weft.kernel.timestamps import duration_of
 from weft.kernel.units import Rate, RateUnit
 from weft.kernel.value import value_class
@@ -126,23 +121,8 @@ class _TenantWindows:
         return f"{_TENANT}{self._tenant}{_BETWEEN}{scope.model}{_BETWEEN}{scope.subject.value}{_BETWEEN}"
 
 
-class SharedWindows(WindowSource):
-    """The windows that this router leases from a database which others share."""
-
-    def __init__(self, leases: LimitLeases) -> None:
-        self.leases = leases
-
-    @override
-    def window(self, key: str, rate: Rate) -> Window:
-        return self.leases.window(key, rate, names_in(key))
-
-    @override
-    def drop(self, key: str, rate: Rate) -> None:
-        self.leases.drop(key, rate)
-
-
 class RateLimits:
-    """Counts in this process, or in windows that routers share: then each spends what it has leased."""
+    """What the router that leads counts of tenants and clients; the next one begins with empty windows."""
 
     def __init__(
         self, config: RateLimitConfig, client_rates: Mapping[str, tuple[Rate, ...]], clock: Clock, *, max_clients: int
@@ -158,26 +138,7 @@ class RateLimits:
         self._declared: Mapping[str, tuple[TenantLimit, ...] | None] = {}
         self._named: dict[str, _TenantWindows] = {}
         """The tenants with limits of their own, declared or configured; the others have the default."""
-        self._leases: LimitLeases | None = None
         self._name_tenants()
-
-    def share(self, leases: LimitLeases) -> None:
-        """Counts in windows that routers share. Must be called before anything is counted."""
-        self._leases = leases
-        self._windows.take_from(SharedWindows(leases))
-
-    def wait_for(self, request: PlacementRequest, *, with_client: bool = True) -> Awaitable[None] | None:
-        """Returns what a request has to wait for before it can be counted; None: nothing."""
-        leases = self._leases
-        if leases is None:
-            return None
-        windows = self._windows
-        # Windows of a router that shares its limits are leased ones.
-        wanted: list[tuple[Any, int, int]] = [
-            (windows.window(claim.key, claim.rate), claim.rate.amount, within(claim))
-            for claim in self._claims(request, with_client=with_client)
-        ]
-        return leases.wait_for(wanted) if wanted else None
 
     def reconfigure(self, config: RateLimitConfig, client_rates: Mapping[str, tuple[Rate, ...]]) -> None:
         """Uses other rates from now on. What was counted in a window that stays goes on to count."""
@@ -276,21 +237,6 @@ class RateLimits:
                 own = (use_of(self._windows, key, rate, tenant=name, client=client) for rate in rates)
                 yield from (use for use in own if use.used)
 
-    async def all_uses(self, tenant: str = "") -> list[LimitUse]:
-        """Returns the same over all routers that share the limits; what this one knows where the database is away."""
-        found = self.uses(tenant)
-        if self._leases is None:
-            return found
-        for use in found:
-            use.is_shared = True
-        if self._leases.is_away:
-            return [self._leases.with_share(use) for use in found]
-        try:
-            stored = await self._leases.uses(tenant)
-        except (WeftError, TimeoutError):
-            return found
-        return merged_with(found, stored)[:MAX_LISTED_USES]
-
     def _claims(self, request: PlacementRequest, *, with_client: bool) -> list[Claim]:
         claims = self._tenant_claims(request)
         if request.priority is Priority.DURABLE:
@@ -315,40 +261,6 @@ class RateLimits:
             return []
         key = self._clients[client].key_of(request.tenant)
         return claims_of(rates, key, f"Client {client}", request.prompt_tokens, {"per": "client"})
-
-
-def names_in(key: str) -> LimitSubjectNames:
-    """Returns whose window it is, by its key."""
-    if key.startswith(_CLIENT):
-        client, _, tenant = key.removeprefix(_CLIENT).partition(_BETWEEN)
-        return LimitSubjectNames(tenant=tenant, client=client)
-    tenant, *more = key.removeprefix(_TENANT).split(_BETWEEN)
-    if len(more) < 3:
-        return LimitSubjectNames(tenant=tenant, model=more[0] if more else "")
-    model, subject, name = more
-    if subject == LimitSubject.KEY.value:
-        return LimitSubjectNames(tenant=tenant, key=name, model=model)
-    return LimitSubjectNames(tenant=tenant, model=name)
-
-
-def merged_with(found: Sequence[LimitUse], stored: Sequence[LeasedUse]) -> list[LimitUse]:
-    """Returns windows as the database has them; those that this router has not met are added where they count some."""
-    by_window = {(use.tenant, use.key, use.model, use.client, use.window.seconds, int(use.unit)): use for use in found}
-    limited = {use.tenant for use in found}
-    for each in stored:
-        use = by_window.get((each.tenant, each.key, each.model, each.client, each.seconds, each.unit))
-        if use is None:
-            # One of a whole tenant that is limited here is of a limit that it no longer has.
-            if not each.used or (each.tenant in limited and not (each.key or each.model or each.client)):
-                continue
-            use = LimitUse(tenant=each.tenant, key=each.key, model=each.model, client=each.client, limit=each.most)
-            use.window.CopyFrom(duration_of(each.seconds))
-            use.unit, use.is_shared = each.unit, True  # type: ignore[assignment]  # same numbers
-            by_window[each.tenant, each.key, each.model, each.client, each.seconds, each.unit] = use
-        use.used = each.used
-        use.reset.CopyFrom(duration_of(each.reset_seconds))
-        use.slices.extend(LimitSlice(router=router, held=held) for router, held in sorted(each.held.items()))
-    return sorted(by_window.values(), key=lambda use: use.tenant)
 
 
 def claims_of(rates: Sequence[Rate], key: str, who: str, tokens: int, about: Mapping[str, str]) -> list[Claim]:

@@ -133,8 +133,8 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
 
     @property
     def lacks_end(self) -> bool:
-        """Whether it is not known how it ended: it was lost, or its dispatcher left, or it moved to another router."""
-        return self.is_lost or self.was_left or self.reason is Reason.MOVED
+        """Whether it is not known how it ended: it was lost, or its dispatcher left."""
+        return self.is_lost or self.was_left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

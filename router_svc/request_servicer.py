@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import grpc
 from typing_extensions import override
 
-from router_svc.call_metadata import asks_this_router
 from router_svc.client_registry import ClientRegistry
 from router_svc.figures import FiguresRecorder
 from router_svc.loop import MAX_NAMED_TENANTS
@@ -198,12 +197,6 @@ class LocalRequests(RequestSource):
         ended = stored.ended
         if not stored.is_under_way:
             return ended
-        if not stored.is_own:
-            raise WeftError(
-                Reason.SERVICE_UNAVAILABLE,
-                f"the request is with the router {stored.router}, which does not answer",
-                retry_after_seconds=1,
-            )
         # Were it under way, it would be remembered: what was recorded of its end was dropped.
         ended.reason, ended.message = Reason.ROUTER_LOST, "the end of the request could not be recorded"
         return ended
@@ -357,7 +350,7 @@ class LocalRequests(RequestSource):
 
     @override
     async def limit_uses(self, tenant: str = "") -> Sequence[pb.LimitUse]:
-        return await self._clients.all_limit_uses(tenant)
+        return self._clients.limit_uses(tenant)
 
 
 _HAS_OUTCOME: Mapping[int, Callable[[EndedRequest], bool]] = {
@@ -381,20 +374,15 @@ def _cancelled_record(request_id: str, tenant: str, cancelled_by: str) -> reques
 class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
     """Implements RequestService; translation only."""
 
-    def __init__(self, own: RequestSource, mesh: RequestSource | None = None) -> None:
-        """`mesh`: the records of all routers; None: those of this router are all."""
-        self._own = own
-        self._mesh = mesh or own
-
-    def _source(self, context: Context) -> RequestSource:
-        return self._own if asks_this_router(context) else self._mesh
+    def __init__(self, source: RequestSource) -> None:
+        self._source = source
 
     @override
     @answers
     async def GetRequest(self, request: pb.GetRequestRequest, context: Context) -> pb.GetRequestResponse:
         request_id = require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
         tenant = _tenant_of(request.tenant)
-        record = await self._source(context).request(request_id, tenant)
+        record = await self._source.request(request_id, tenant)
         return pb.GetRequestResponse(request=shown_to(caller(), record))
 
     @override
@@ -405,11 +393,10 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
         if request.selection not in pb.RequestSelection.values():
             raise invalid_field("selection", f"must be one of {', '.join(pb.RequestSelection.keys())}")
         tenant = _tenant_of(request.tenant)
-        found = await self._source(context).requests(request.limit or DEFAULT_LISTED, tenant, request.selection)
+        found = await self._source.requests(request.limit or DEFAULT_LISTED, tenant, request.selection)
         return pb.ListRequestsResponse(
             requests=found.requests,
             total_count=found.total,
-            unreachable_routers=found.unreachable_routers,
             history_missing=found.history_missing,
             unwritten_count=found.unwritten_count,
         )
@@ -424,7 +411,7 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
         if request.ended_limit < 0:
             raise invalid_field("ended_limit", "must not be negative")
         tenant = _tenant_of(request.tenant)
-        async with aclosing(self._source(context).watch(tenant, request.ended_limit)) as responses:
+        async with aclosing(self._source.watch(tenant, request.ended_limit)) as responses:
             async for response in responses:
                 await context.write(response)
 
@@ -436,7 +423,7 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
             raise invalid_field("requested_by", f"must have at most {MAX_CANCELLER_CHARS} characters")
         known = caller()
         cancelled_by = request.requested_by if known.names_tenants and request.requested_by else known.name
-        record = await self._source(context).cancel(request_id, _tenant_of(request.tenant), cancelled_by)
+        record = await self._source.cancel(request_id, _tenant_of(request.tenant), cancelled_by)
         return pb.CancelRequestResponse(request=shown_to(known, record))
 
     @override
@@ -446,25 +433,25 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
         request: pb.ListClientsRequest,
         context: Context,
     ) -> pb.ListClientsResponse:
-        return pb.ListClientsResponse(clients=await self._source(context).clients())
+        return pb.ListClientsResponse(clients=await self._source.clients())
 
     @override
     @answers
     async def ListLimitUses(self, request: pb.ListLimitUsesRequest, context: Context) -> pb.ListLimitUsesResponse:
-        uses = await self._source(context).limit_uses(_tenant_of(request.tenant))
+        uses = await self._source.limit_uses(_tenant_of(request.tenant))
         return pb.ListLimitUsesResponse(uses=uses)
 
     @override
     @answers
     async def GetFigures(self, request: pb.GetFiguresRequest, context: Context) -> pb.GetFiguresResponse:
-        return pb.GetFiguresResponse(figures=await self._source(context).figures())
+        return pb.GetFiguresResponse(figures=await self._source.figures())
 
     @override
     @answers
     async def WatchFigures(  # type: ignore[override]  # see WatchRequests
         self, request: pb.WatchFiguresRequest, context: Context
     ) -> None:
-        async with aclosing(self._source(context).watch_figures()) as steps:
+        async with aclosing(self._source.watch_figures()) as steps:
             async for figures in steps:
                 await context.write(pb.WatchFiguresResponse(figures=figures))
 

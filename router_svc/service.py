@@ -6,17 +6,13 @@ from typing import Any, Protocol
 import grpc
 from typing_extensions import override
 
-from router_svc.announcement import RouterAnnouncement
 from router_svc.call_spans import CallSpans
 from router_svc.config import RouterConfig
 from router_svc.fleet_view import view_of_runner
 from router_svc.inference_servicer import InferenceServicer
-from router_svc.limit_leases import LimitLeases
 from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer
 from router_svc.memory_watch import MemoryWatch
-from router_svc.mesh_requests import MeshQueues, MeshRequests
 from router_svc.observer import NoObserver, RouterState, SchedulingObserver
-from router_svc.ownership import OwnedPlacement, Ownership
 from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.policy.queue.fair_share import FairShare
 from router_svc.relay import Relay
@@ -38,10 +34,8 @@ from weft.dispatch.call import LayeredDispatcher
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWatcher
 from weft.dispatch.fleet_health import look_at_fleet
-from weft.dispatch.placement import QueueSource, RouterPort
+from weft.dispatch.placement import RouterPort
 from weft.dispatch.remote_router import RequestSource
-from weft.dispatch.router_links import RouterLinks
-from weft.dispatch.routers_placement import RoutersPlacement
 from weft.durable.batches import FilePort
 from weft.durable.durable_call import durable_calls
 from weft.durable.journal_policy import JournalPolicy
@@ -118,9 +112,6 @@ class RouterService(Service):
             ),
         )
         self._local = LocalPlacement(self._loop)
-        self._ownership = Ownership(config.name)
-        self._links = RouterLinks(clock, config.security, own=config.name)
-        self._placement = RoutersPlacement(self, self._links, self._local, own=config.name)
         observer.show(
             RouterState(
                 queues=self._loop.queues,
@@ -131,7 +122,6 @@ class RouterService(Service):
                 watch_lag_seconds=lambda: None if self._fleet is None else self._fleet.lost_seconds,
                 fair_share=self._loop.fair_share,
                 active_tenants=lambda: self._loop.active_tenants,
-                limit_leases=lambda: self._leases,
             )
         )
         self._requests = LocalRequests(
@@ -143,14 +133,8 @@ class RouterService(Service):
             figures=records.figures,
             watches=config.watches,
         )
-        self._mesh_requests = MeshRequests(self._requests, self._links, clock)
-        self._mesh_queues = MeshQueues(self._local, self._links)
         self._memory: MemoryWatch | None = None
-        self._leases: LimitLeases | None = None
         self._relay = None if config.relay is None else Relay(config.relay, self._mesh_clock)
-        self._announcement: RouterAnnouncement | None = None
-        if config.name:
-            self._announcement = RouterAnnouncement(config.name, config.address, clock)
         self._registry: grpc.aio.Channel | None = None
         self._fleet: FleetWatcher | None = None
         self._view = self._registry_view = FleetView()
@@ -166,14 +150,6 @@ class RouterService(Service):
         """
         self._tasks, self._task_files = tasks, files
         self._requests.look_into(tasks)
-
-    def share_limits(self, leases: LimitLeases) -> None:
-        """Lease the limits of tenants from a database that routers share. Must be called before the start."""
-        self._leases = leases
-        leases.follow(lambda: self._view.routers)
-        self._records.clients.share(leases)
-        self._loop.report_service()
-        leases.share_service(self._loop.take_served, self._loop.note_served_elsewhere)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Use other profiles of clients and rate limits from now on; every other setting stays as it is."""
@@ -209,33 +185,18 @@ class RouterService(Service):
 
     @property
     def placement(self) -> RouterPort:
-        """Return the placement port for dispatchers in this process; it places by the other routers what they own."""
-        return self._placement
-
-    @property
-    def own_placement(self) -> RouterPort:
-        """Return the placement port for tasks: it raises MOVED for what another router owns, whose tasks they are."""
-        return OwnedPlacement(self._local, self._ownership)
+        """Return the placement port for dispatchers in this process."""
+        return self._local
 
     @property
     def name(self) -> str:
-        """Return its name among the routers; empty: it takes no part in dividing the mesh."""
+        """Return its name among the routers; empty: it has none."""
         return self._config.name
 
     @property
-    def links(self) -> RouterLinks:
-        """Return the links to the other routers."""
-        return self._links
-
-    @property
     def requests(self) -> RequestSource:
-        """Return the records of requests and clients of all routers, for readers in this process."""
-        return self._mesh_requests
-
-    @property
-    def queues(self) -> QueueSource:
-        """Return the queues of all routers, for readers in this process."""
-        return self._mesh_queues
+        """Return the records of requests and clients, for readers in this process."""
+        return self._requests
 
     @property
     def usage(self) -> UsageRecorder:
@@ -256,7 +217,6 @@ class RouterService(Service):
         """Find requests there, too, that it does not remember itself. Must be called before the start."""
         self._requests.look_back_in(history)
         self._local.look_back_in(history)
-        self._mesh_requests.look_back_in(history)
 
     @property
     def view(self) -> FleetView:
@@ -279,8 +239,7 @@ class RouterService(Service):
         async def look() -> Observation:
             return look_at_fleet(self._fleet, limits)
 
-        leases = () if self._leases is None else (self._leases.health_check(self.service_names),)
-        return (HealthCheck(name="fleet_view", look=look, services=self.service_names), *leases)
+        return (HealthCheck(name="fleet_view", look=look, services=self.service_names),)
 
     @override
     @property
@@ -297,7 +256,7 @@ class RouterService(Service):
         journal = JournalPolicy(self, config.journal, is_possible=tasks is not None)
         layers = () if tasks is None else (durable_calls(tasks, self._clock, files=self._task_files),)
         dispatcher = LayeredDispatcher(
-            Dispatcher(self._placement, self._channels, clock=self._clock, fleet=self, tracing=self.tracing), *layers
+            Dispatcher(self._local, self._channels, clock=self._clock, fleet=self, tracing=self.tracing), *layers
         )
         InferenceServicer(
             dispatcher,
@@ -307,18 +266,14 @@ class RouterService(Service):
             asked=lambda model, tenant: asked_name(self._view, model, tenant),
             spans=CallSpans(self._clock, self.tracing),
         ).add_to_server(server)
-        placement = PlacementServicer(self._local, journal, self._ownership, self._mesh_queues)
+        placement = PlacementServicer(self._local, journal)
         placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(placement, server)
-        request_service_pb2_grpc.add_RequestServiceServicer_to_server(
-            RequestServicer(self._requests, self._mesh_requests), server
-        )
+        request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(self._requests), server)
         if self._relay is not None:
             server.add_generic_rpc_handlers((self._relay.services(),))
 
     async def start(self) -> None:
         """Starts the router. Requests are placed from the registry's first snapshot on."""
-        if self._leases is not None:
-            await self._leases.start()
         self._registry = open_channel(self._config.registry_address, self._config.security)
         if self._relay is not None:
             self._relay.start(self._registry)
@@ -333,28 +288,18 @@ class RouterService(Service):
             self._records.figures.note_devices,
         )
         await self._memory.start()
-        if self._announcement is not None:
-            self._announcement.start(self._registry)
 
-    async def leave(self) -> None:
-        """Owns no domain from now on, where another router can: requests that wait here are placed there.
-
-        Everything else goes on until `stop`. Safe to call twice, or when never started.
-        """
-        if self._announcement is not None and any(name != self._config.name for name in self._registry_view.routers):
-            await self._announcement.drain()
+    def close(self) -> None:
+        """Refuse waiting requests, which their dispatchers place elsewhere, and end watches. Safe to call twice."""
+        self._loop.close()
+        self._requests.close()
 
     async def stop(self, grace_seconds: float) -> None:
         """Stops the router. Waiting requests are refused, and placed elsewhere by their dispatchers.
 
         Streams that it forwards to dial-out runners go on within the grace; others do not depend on the router.
         """
-        if self._announcement is not None:
-            await self._announcement.stop()
-        self._loop.close()
-        self._requests.close()
-        if self._leases is not None:
-            await self._leases.stop()
+        self.close()
         await self._waker.stop()
         if self._memory is not None:
             await self._memory.stop()
@@ -362,7 +307,6 @@ class RouterService(Service):
         if self._fleet is not None:
             await self._fleet.stop()
             self._fleet = None
-        await self._links.close()
         if self._relay is not None:
             await self._relay.stop(grace_seconds)
         if self._registry is not None:
@@ -395,8 +339,5 @@ class RouterService(Service):
         # The waker first: what the loop decides about a view is carried out in the same one.
         self._waker.update_view(self._view)
         self._loop.update_view(self._view)
-        self._links.update_view(self._view)
-        if self._ownership.update_view(self._view):
-            self._loop.move_away(self._ownership.moved)
         for listener in self._listeners:
             listener(self._view)

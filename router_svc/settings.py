@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le, MaxLen
+from annotated_types import Ge, Le, MaxLen
 
 from router_svc.durable.limits import (
     BatchLimits,
@@ -33,32 +33,6 @@ class RelayLimits:
     """Calls that may run at once on one link."""
     open_timeout_seconds: Seconds = 10.0
     """Longest time from the first byte of a link until its runner has opened a session."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitLeaseSettings:
-    """How routers that share a PostgreSQL database lease the limits of tenants from it."""
-
-    slice_seconds: Annotated[Seconds, PUBLIC] = 1.0
-    """Use for which a slice of a limit is taken at once: what the limit admits in this time ..."""
-    min_slice_percent: Annotated[float, Gt(0), Le(100), PUBLIC] = 5.0
-    """... and at least this part of the limit."""
-    max_hold_seconds: Seconds = 5.0
-    """How long a router holds an unspent slice before it returns it; a quarter of the window where that is less."""
-    contact_interval_seconds: Seconds = 1.0
-    """Interval at which a router says that it is there, and reads what others have used."""
-    timeout_seconds: Seconds = 2.0
-    """How long an answer of the database may take before it is away."""
-    silence_seconds: Annotated[Seconds, PUBLIC] = 5.0
-    """How long the database must be away before a router admits by its share of each limit. The others leave that share
-    to a router that the database has not heard of for as long. At least `contact_interval_seconds` and
-    `timeout_seconds` together."""
-    publish_interval_seconds: Annotated[Seconds, PUBLIC] = 5.0
-    """Interval at which a router publishes the tokens that it served each tenant, for the fair shares of all."""
-
-    def __post_init__(self) -> None:
-        if self.silence_seconds < self.contact_interval_seconds + self.timeout_seconds:
-            raise ValueError("silence_seconds must be at least contact_interval_seconds and timeout_seconds together")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +71,6 @@ class RouterSettings(QueueLimits, Settings):
     """Figures of the last hour: see `weft figures`."""
     watches: WatchLimits = field(default_factory=WatchLimits)
     """Watches of requests and of figures."""
-    limit_leases: LimitLeaseSettings = field(default_factory=LimitLeaseSettings)
-    """How limits are shared by routers with one database."""
     rate_limits: Annotated[TenantRates | None, PUBLIC] = None
     """How much tenants may ask for. Default: the environment's TENANT_RATE_LIMIT_<tenant> and DEFAULT_RATE_LIMIT where
     ENABLE_MULTI_TENANT=true, else as `multi_tenant` sets."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import islice
 
 from router_svc.request_entry import EndedRequest, RequestEntry
-from weft.kernel.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +18,6 @@ class RecordBatch:
     begun: Sequence[RequestEntry]
     """Requests under way, for the first time."""
     ended: Sequence[EndedRequest]
-    gone: Sequence[int]
-    """Keys of requests of which nothing is kept: another router goes on with them."""
     placed_again: Sequence[tuple[str, str]]
     """Tenants and ids of requests that a router had placed before which was lost, or gave them away: they are placed
     again, or their ends have become known."""
@@ -28,7 +25,7 @@ class RecordBatch:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
-        return not (self.begun or self.ended or self.gone or self.placed_again)
+        return not (self.begun or self.ended or self.placed_again)
 
 
 class UnwrittenRecords:
@@ -40,7 +37,6 @@ class UnwrittenRecords:
         """Under way; as many as the log remembers at most."""
         self._ended: dict[int, EndedRequest] = {}
         """In the order of their ends."""
-        self._gone: list[int] = []
         self._placed_again: list[tuple[str, str]] = []
         self.dropped_count = 0
         """Ended requests that were dropped."""
@@ -62,10 +58,6 @@ class UnwrittenRecords:
         if not self._max_ended:
             return
         self._begun.pop(ended.key, None)
-        if ended.reason is Reason.MOVED:
-            self._gone.append(ended.key)
-            del self._gone[: -self._max_ended]
-            return
         self._ended[ended.key] = ended
         if len(self._ended) > self._max_ended:
             del self._ended[next(iter(self._ended))]
@@ -84,17 +76,15 @@ class UnwrittenRecords:
         taken = RecordBatch(
             begun=[self._begun.pop(key) for key in begun],
             ended=[self._ended.pop(key) for key in ended],
-            gone=self._gone[:limit],
             placed_again=self._placed_again[:limit],
         )
-        del self._gone[:limit], self._placed_again[:limit]
+        del self._placed_again[:limit]
         return taken
 
     def give_back(self, taken: RecordBatch, is_under_way: Callable[[int], bool]) -> None:
         """Collect again what could not be written; `is_under_way`: whether a request has not ended since."""
         later, self._ended = self._ended, {}
         self._begun = {entry.key: entry for entry in taken.begun if is_under_way(entry.key)} | self._begun
-        self._gone = [*taken.gone, *self._gone]
         self._placed_again = [*taken.placed_again, *self._placed_again]
         for ended in (*taken.ended, *later.values()):
             self.note_end(ended)

@@ -190,7 +190,6 @@ async def list_requests(requests: Requests, request: Request) -> Response:
     listed = ListRequestsResponse(
         requests=found.requests,
         total_count=found.total,
-        unreachable_routers=found.unreachable_routers,
         history_missing=found.history_missing,
         unwritten_count=found.unwritten_count,
     )

@@ -1,4 +1,4 @@
-"""`GET /api/v1/routers`: the routers of the mesh, and which scheduling domains each of them owns."""
+"""`GET /api/v1/routers`: the routers of the mesh, and which of them leads."""
 
 from starlette.requests import Request
 from starlette.responses import Response

@@ -71,10 +71,10 @@ class RouterSessions:
         if known is None or known.incarnation != request.incarnation:
             raise WeftError(Reason.SESSION_UNKNOWN, f"no such router is registered: {request.name}; register it again")
         self._heard[request.name] = self._clock.monotonic()
-        if known.draining != request.draining:
+        if known.leading != request.leading:
             changed = Router()
             changed.CopyFrom(known)
-            changed.draining = request.draining
+            changed.leading = request.leading
             self._keep(changed)
 
     async def unregister(self, name: str, incarnation: str) -> None:
@@ -112,12 +112,21 @@ class RouterSessions:
                 f"another process at {request.address} has registered as {request.name} since; end one of both",
                 metadata={"field": "name"},
             )
+        others = sorted(self._core.routers.keys() - {request.name})
+        if others and not request.shares_database:
+            raise WeftError(
+                Reason.ALREADY_EXISTS,
+                f"this mesh has the router {others[0]}; a second one stands by for it where both have one PostgreSQL "
+                "database (router.database_url)",
+                metadata={"field": "name"},
+            )
         require_room("routers", len(self._core.routers), int(known is None), self._core.config.max_routers)
         router = Router(
             name=request.name,
             incarnation=request.incarnation,
             address=request.address,
             version=request.version,
+            leading=request.leading,
             register_time=stamp_of(self._clock.utc_now()),
         )
         await self._store.save(router)
@@ -129,8 +138,18 @@ class RouterSessions:
         log.info("router registered", router=router.name, address=router.address)
 
     def _keep(self, router: Router) -> None:
+        changes = [Change(router=router)]
+        if router.leading:
+            # One leads: the database has ended the lead of the one that said so before.
+            for name, other in self._core.routers.items():
+                if other.leading and name != router.name:
+                    former = Router()
+                    former.CopyFrom(other)
+                    former.leading = False
+                    self._core.routers[name] = former
+                    changes.append(Change(router=former))
         self._core.routers[router.name] = router
-        self._core.publish([Change(router=router)])
+        self._core.publish(changes)
 
     async def _delete(self, names: Iterable[str]) -> None:
         gone = sorted(names)

@@ -20,7 +20,7 @@ class RouterStore(Protocol):
     """
 
     async def load(self) -> Sequence[Router]:
-        """Returns all routers by name. None of them drains: that lasts for seconds."""
+        """Returns all routers by name. None of them leads, until it says so again."""
         ...
 
     async def save(self, router: Router) -> None:

@@ -12,18 +12,25 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from typing_extensions import override
 
-from registry_svc.store.postgres import PostgresDatabase, owned_elsewhere
-from registry_svc.store.schema import SCHEMA
+from registry_svc.store.schema import SCHEMA, ownership
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.file_lock import lock_file
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.sql.database import SqliteEngine, code_of, file_of, make_private, opening, require_whole, url_of
+from weft.sql.owned_postgres import OwnerRole, PostgresOwner
 from weft.sql.schema import bring_up_to_date, schema_in
 from weft.sql.write_check import write_nothing
 
 log = get_logger("weft.registry.store")
+
+REGISTRY_OWNER = OwnerRole(
+    service="registry",
+    table=ownership,
+    standby_reason=Reason.REGISTRY_STANDBY,
+    advice="name both in WEFT_REGISTRY (commands), or in addresses.registry of weft.yaml, to call the one that serves",
+)
 
 
 class Transactions(Protocol):
@@ -63,10 +70,6 @@ class Database(Protocol):
         """Take ownership at the latest with the engine's first connection; raises ALREADY_EXISTS when it is taken."""
         ...
 
-    def require_whole(self, connection: Connection) -> None:
-        """Raise the error that `weft.sql.database` explains when the database is damaged, as far as that is checked."""
-        ...
-
     async def mark(self, connection: AsyncConnection) -> None:
         """Record the new owner in the schema, once that is up to date, within `connection`'s transaction."""
         ...
@@ -87,7 +90,7 @@ class Database(Protocol):
 class RegistryDatabase:
     """The registry's database: opened with ownership and the newest schema, and used one transaction at a time.
 
-    One registry owns the database: see SqliteDatabase and PostgresDatabase for how. Raises INVALID_ARGUMENT when
+    One registry owns the database: see SqliteDatabase and PostgresOwner for how. Raises INVALID_ARGUMENT when
     `database_url` is of a kind that is not supported.
     """
 
@@ -105,7 +108,7 @@ class RegistryDatabase:
             with opening(SCHEMA.owner, self._database.url, self._database.driver_errors):
                 self._engine = self._database.take()
                 async with self._turn, self._engine.begin() as connection:
-                    await connection.run_sync(self._database.require_whole)
+                    await connection.run_sync(_require_whole, self._database.url)
                     await connection.run_sync(bring_up_to_date, SCHEMA)
                     await self._database.mark(connection)
         except BaseException:
@@ -198,7 +201,7 @@ def database_of(database_url: str | Path, address: str = "") -> Database:
         case URL(drivername="sqlite+aiosqlite") as url:
             return SqliteDatabase(url)
         case URL(drivername="postgresql+asyncpg") as url:
-            return PostgresDatabase(url, address)
+            return PostgresOwner(url, REGISTRY_OWNER, address)
     raise invalid_field("database_url", "must begin with sqlite+aiosqlite:// or postgresql+asyncpg://")
 
 
@@ -208,6 +211,12 @@ def _parsed(database_url: str | Path) -> URL:
         return url_of(database_url)
     except (ArgumentError, ValueError):
         raise invalid_field("database_url", "must be a URL such as postgresql+asyncpg://user@host/weft") from None
+
+
+def _require_whole(connection: Connection, url: URL) -> None:
+    """Raise the error that `weft.sql.database` explains for a damaged file; a server checks its own files."""
+    if url.get_backend_name() == "sqlite":
+        require_whole(connection, url)
 
 
 class FileLock:
@@ -224,7 +233,7 @@ class FileLock:
             lock_file(descriptor)
         except BlockingIOError as error:
             os.close(descriptor)
-            raise owned_elsewhere() from error
+            raise REGISTRY_OWNER.owned_elsewhere() from error
         self._descriptor = descriptor
 
     def release(self) -> None:
@@ -257,10 +266,6 @@ class SqliteDatabase(Database):
             make_private(self._path)
         self._engine = SqliteEngine(self.url)
         return self._engine
-
-    @override
-    def require_whole(self, connection: Connection) -> None:
-        require_whole(connection, self.url)
 
     @override
     async def mark(self, connection: AsyncConnection) -> None:

@@ -202,7 +202,8 @@ join_tokens = Table(
     Column("expires_at", UtcDateTime, nullable=True),
 )
 
-# One row: the registry that opened the database last. PostgreSQL's ownership is checked against it, see postgres.py.
+# One row: the registry that opened the database last. PostgreSQL's ownership is checked against it, see
+# `weft.sql.owned_postgres`.
 ownership = Table(
     "ownership",
     metadata,
@@ -348,7 +349,7 @@ events = Table(
     Column("event", LargeBinary, nullable=False),
 )
 
-# Routers with a session, so that a restart of the registry moves no domain.
+# Routers with a session, so that gateways know them after a restart of the registry.
 routers = Table(
     "routers",
     metadata,

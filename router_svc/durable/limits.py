@@ -164,8 +164,6 @@ class RecordSettings:
     """How often clients, accounts of fair share and figures are written."""
     max_unwritten: Count = 10_000
     """Ended requests that may wait to be written. Beyond it those that ended first are dropped, and counted."""
-    lost_after_seconds: Seconds = 10.0
-    """How long a router that shares the database may write nothing until its requests under way count as lost."""
     account_memory_seconds: Seconds = 600.0
     """How long after the end of a router its accounts of fair share count: the longer it was away, the less."""
     sweep_interval_seconds: Seconds = 300.0

@@ -99,9 +99,9 @@ class RecordService(Service):
 
     @override
     async def start(self) -> None:
-        """Restores what the last process of this router wrote, and begins to write. Raises SERVICE_UNAVAILABLE."""
+        """Restores what the last leader wrote, and begins to write. Raises SERVICE_UNAVAILABLE."""
         await self._database.open()
-        lost = await self.store.mark_own_lost()
+        lost = await self.store.mark_lost()
         requests = self._records.requests
         limits = requests.limits
         restored = await self.store.load(requests, limits.max_ended, limits.keep_seconds)
@@ -117,7 +117,6 @@ class RecordService(Service):
     async def flush(self) -> None:
         """Writes the requests that arrived or ended since the last call. Raises SERVICE_UNAVAILABLE."""
         requests = self._records.requests
-        has_written = False
         try:
             while not (batch := requests.unwritten.take(ROWS_AT_ONCE)).is_empty:
                 try:
@@ -125,9 +124,6 @@ class RecordService(Service):
                 except BaseException:
                     requests.unwritten.give_back(batch, requests.is_under_way)
                     raise
-                has_written = True
-            if self.store.is_shared and not has_written:
-                await self.store.beat()
         finally:
             self._tell_dropped(requests)
 
@@ -136,8 +132,6 @@ class RecordService(Service):
         if self._clock.monotonic() - self._started_at >= RETURN_SECONDS:
             self._shares.end_return()
         await self._state.save()
-        if self.store.is_shared:
-            await self.store.mark_lost()
 
     def _tell_dropped(self, requests: RequestLog) -> None:
         dropped, self._told_dropped = (

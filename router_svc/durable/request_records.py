@@ -1,8 +1,7 @@
-"""Records of requests in a router's database: written in batches, found again after a restart and by other routers.
+"""Records of requests in a router's database: written in batches, found again after a restart and by the next leader.
 
-A request under way is written once, and again when it ends. A router that dies leaves those under way behind: they are
-marked as lost with it, by itself at its next start, and by the others where the database is shared and it has written
-nothing for a while. Nothing of it waits on the path of a request.
+A request under way is written once, and again when it ends. A router that dies leaves those under way behind: the next
+one that leads marks them as lost with it. Nothing of it waits on the path of a request.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,9 +19,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     delete,
-    exists,
     func,
-    not_,
     or_,
     select,
     true,
@@ -68,7 +65,6 @@ _REASON_OF: Mapping[int, ColumnElement[bool]] = {
 }
 """What makes an ended request one of a selection; see `router_svc.request_servicer`."""
 
-_GONE = delete(request_records).where(_T.incarnation == bindparam("own"), _T.key == bindparam("the_key"))
 _PLACED_BEFORE = delete(request_records).where(
     _T.tenant == bindparam("the_tenant"),
     _T.request_id == bindparam("the_id"),
@@ -106,7 +102,7 @@ class Writer:
 
 
 class RequestStore(RequestHistory):
-    """The requests in one router's database, those of other routers on it included."""
+    """The requests in a database, whichever router led when they were placed."""
 
     def __init__(self, database: RouterDatabase, writer: Writer, settings: RecordSettings, clock: Clock) -> None:
         self._database = database
@@ -115,11 +111,6 @@ class RequestStore(RequestHistory):
         self._clock = clock
         self._begin: _RowStatement | None = None
         self._end: _RowStatement | None = None
-
-    @override
-    @property
-    def is_shared(self) -> bool:
-        return self._database.is_shared
 
     # -- writing
 
@@ -136,13 +127,6 @@ class RequestStore(RequestHistory):
             if batch.ended:
                 self._end = self._end or _RowStatement(connection, _upsert(connection, is_end=True))
                 await self._end.execute(connection, map(self._ended, batch.ended))
-            if batch.gone:
-                await connection.execute(_GONE, [{"the_key": key, "own": own} for key in batch.gone])
-            await self._beat(connection)
-
-    async def beat(self) -> None:
-        """Says that this router is there. Raises SERVICE_UNAVAILABLE."""
-        async with self._database.writing() as connection:
             await self._beat(connection)
 
     async def leave(self) -> None:
@@ -159,7 +143,7 @@ class RequestStore(RequestHistory):
 
     async def _now(self, connection: AsyncConnection) -> float:
         """Returns UTC by the one clock of all that write to the database."""
-        if not self.is_shared:
+        if not self._database.is_shared:
             return self._clock.utc_now().timestamp()
         return float((await connection.execute(DATABASE_TIME)).scalar_one())
 
@@ -203,28 +187,14 @@ class RequestStore(RequestHistory):
 
     # -- what a router that ended left behind
 
-    async def mark_own_lost(self) -> int:
-        """Marks what earlier processes of this router had under way as lost with them; returns how many there were."""
-        scope = self._own(_T.router) if self.is_shared else true()
+    async def mark_lost(self) -> int:
+        """Marks what earlier leaders had under way as lost with them; returns how many requests there were."""
         found = 0
         async with self._database.writing() as connection:
-            while marked := await self._mark(connection, and_(scope, _T.incarnation != self._writer.incarnation)):
+            while marked := await self._mark(connection, _T.incarnation != self._writer.incarnation):
                 found += marked
             beats = router_beats.c
-            scope = self._own(beats.router) if self.is_shared else true()
-            await connection.execute(delete(router_beats).where(scope, beats.incarnation != self._writer.incarnation))
-        return found
-
-    async def mark_lost(self) -> int:
-        """Marks what routers had under way that have stopped, or written nothing for `lost_after_seconds`."""
-        beats = router_beats.c
-        async with self._database.writing() as connection:
-            since = await self._now(connection) - self._settings.lost_after_seconds
-            present = exists().where(beats.incarnation == _T.incarnation, beats.beat_at >= since)
-            found = 0
-            while marked := await self._mark(connection, not_(present)):
-                found += marked
-            await connection.execute(delete(router_beats).where(beats.beat_at < since))
+            await connection.execute(delete(router_beats).where(beats.incarnation != self._writer.incarnation))
         return found
 
     async def _mark(self, connection: AsyncConnection, scope: ColumnElement[bool]) -> int:
@@ -239,39 +209,31 @@ class RequestStore(RequestHistory):
         rows = (await connection.execute(wanted)).all()
         if not rows:
             return 0
-        numbers = {name: await self._next_number(connection, name) for name in {row.router for row in rows}}
-        values = []
-        for row in rows:
-            values.append(
-                {
-                    "its_incarnation": row.incarnation,
-                    "its_key": row.key,
-                    "end": max(row.arrived_at, row.beat_at or 0.0),
-                    "end_number": numbers[row.router],
-                    "words": f"the router {row.router} ended before the end of the request was recorded",
-                }
-            )
-            numbers[row.router] += 1
+        values = [
+            {
+                "its_incarnation": row.incarnation,
+                "its_key": row.key,
+                "end": max(row.arrived_at, row.beat_at or 0.0),
+                "end_number": number,
+                "words": f"the router {row.router} ended before the end of the request was recorded",
+            }
+            for number, row in enumerate(rows, await self._next_number(connection))
+        ]
         await connection.execute(_LOST, values)
         return len(rows)
 
-    async def _next_number(self, connection: AsyncConnection, router: str) -> int:
-        scope = _T.router == router if self.is_shared else true()
-        return int((await connection.execute(select(func.max(_T.number)).where(scope))).scalar() or 0) + 1
+    async def _next_number(self, connection: AsyncConnection) -> int:
+        return int((await connection.execute(select(func.max(_T.number)))).scalar() or 0) + 1
 
     # -- reading
 
     async def load(self, log: RequestLog, most: int, keep_seconds: float) -> Sequence[EndedRequest]:
-        """Fills a new log with the last ended requests of this router; returns them in the order of their ends."""
+        """Fills a new log with the last ended requests; returns them in the order of their ends."""
         now, wall = self._clock.monotonic(), self._clock.utc_now().timestamp()
-        scope = self._own(_T.router) if self.is_shared else true()
         async with self._database.reading() as connection:
-            number = await self._next_number(connection, self._writer.router)
+            number = await self._next_number(connection)
             rows = await connection.execute(
-                select(request_records)
-                .where(scope, _T.ended_at >= wall - keep_seconds)
-                .order_by(_T.number.desc())
-                .limit(most)
+                select(request_records).where(_T.ended_at >= wall - keep_seconds).order_by(_T.number.desc()).limit(most)
             )
             ended = [_ended_of(row, -place, now - wall) for place, row in enumerate(rows, 1)]
         ended.reverse()
@@ -290,26 +252,13 @@ class RequestStore(RequestHistory):
         row: Any = max(rows, key=lambda row: (not _lacks_end(row), row.arrived_at), default=None)
         if row is None:
             return None
-        is_own = row.incarnation == self._writer.incarnation
-        return StoredRequest(row.router, is_own, row.ended_at is None, _ended_of(row, row.key))
+        return StoredRequest(row.ended_at is None, _ended_of(row, row.key))
 
     @override
     async def older(
         self, limit: int, tenant: str, selection: Selection, before_number: int
     ) -> tuple[Sequence[EndedRequest], int]:
-        scope = self._own(_T.router) if self.is_shared else true()
-        return await self._listed(limit, tenant, selection, and_(scope, _T.number < before_number))
-
-    @override
-    async def of_others(
-        self, limit: int, tenant: str, selection: Selection, except_of: Iterable[str]
-    ) -> tuple[Sequence[EndedRequest], int]:
-        return await self._listed(limit, tenant, selection, _T.router.not_in([self._writer.router, *except_of]))
-
-    async def _listed(
-        self, limit: int, tenant: str, selection: Selection, scope: ColumnElement[bool]
-    ) -> tuple[Sequence[EndedRequest], int]:
-        condition = and_(_T.ended_at.is_not(None), scope, _REASON_OF.get(selection, true()))
+        condition = and_(_T.ended_at.is_not(None), _T.number < before_number, _REASON_OF.get(selection, true()))
         if tenant:
             condition = and_(condition, _T.tenant == tenant)
         async with self._database.reading() as connection:
@@ -321,9 +270,6 @@ class RequestStore(RequestHistory):
             wanted = select(request_records).where(condition).order_by(_T.ended_at.desc(), _T.number.desc())
             rows = (await connection.execute(wanted.limit(limit))).all()
         return [_ended_of(row, row.key) for row in rows], int(total)
-
-    def _own(self, column: ColumnElement[str]) -> ColumnElement[bool]:
-        return column == self._writer.router
 
     # -- retention
 
@@ -356,7 +302,7 @@ class RequestStore(RequestHistory):
 
 
 def _lacks_end(row: Any) -> bool:
-    """Whether a row does not say how its request ended; see `router_svc.merged_records.lacks_end`."""
+    """Whether a row does not say how its request ended: it was lost, or its dispatcher left."""
     was_left = row.reason == Reason.CANCELLED and row.receipt is None and not row.cancelled_by
     return bool(row.reason == Reason.ROUTER_LOST or was_left)
 

@@ -6,7 +6,7 @@ Only what has changed is written, every few seconds; a new process of the router
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table, delete, select, true
+from sqlalchemy import Table, delete, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router_svc.client_registry import ClientRegistry, KeptClient
@@ -22,7 +22,7 @@ from weft.kernel.clock import Clock
 
 
 class RouterState:
-    """The state of one router in its database, over its restarts; in a database that it shares, by its name."""
+    """What the router that leads knows, over restarts and changes of the leader."""
 
     def __init__(
         self,
@@ -44,13 +44,11 @@ class RouterState:
         self._figures = figures
 
     async def load(self) -> None:
-        """Restores what the last process of this router wrote. Raises SERVICE_UNAVAILABLE."""
+        """Restores what the last leader wrote. Raises SERVICE_UNAVAILABLE."""
         async with self._database.reading() as connection:
-            accounts = (await connection.execute(select(fair_accounts).where(self._own(fair_accounts)))).all()
+            accounts = (await connection.execute(select(fair_accounts))).all()
             clients = await self._stored_clients(connection)
-            wanted = select(figure_steps).where(
-                self._own(figure_steps), figure_steps.c.seconds == self._figures.limits.step_seconds
-            )
+            wanted = select(figure_steps).where(figure_steps.c.seconds == self._figures.limits.step_seconds)
             steps = (await connection.execute(wanted)).all()
         self._restore_accounts(accounts)
         self._clients.restore(clients)
@@ -82,7 +80,6 @@ class RouterState:
         oldest, limits, clients = now - self._settings.keep_seconds, self._figures.limits, known_clients.c
         last = await self._database.first(
             select(clients.last_seen_at)
-            .where(self._own(known_clients))
             .order_by(clients.last_seen_at.desc())
             .offset(self._clients.max_clients)
             .limit(1)
@@ -94,12 +91,9 @@ class RouterState:
         ]
         if last is not None:
             beyond = clients.last_seen_at <= last.last_seen_at
-            wanted.append(delete(known_clients).where(self._own(known_clients), beyond))
+            wanted.append(delete(known_clients).where(beyond))
         for statement in wanted:
             await self._database.change(statement)
-
-    def _own(self, table: Table) -> ColumnElement[bool]:
-        return table.c.router == self._writer.router if self._database.is_shared else true()
 
     def _restore_accounts(self, rows: Sequence[Any]) -> None:
         if not rows:
@@ -114,7 +108,7 @@ class RouterState:
 
     async def _stored_clients(self, connection: AsyncConnection) -> Sequence[KeptClient]:
         """Returns the clients that are remembered, the last seen one last; of one with two rows the newer."""
-        wanted = select(known_clients).where(self._own(known_clients)).order_by(known_clients.c.last_seen_at.desc())
+        wanted = select(known_clients).order_by(known_clients.c.last_seen_at.desc())
         rows = (await connection.execute(wanted.limit(self._clients.max_clients))).all()
         return [
             KeptClient(row.tenant, ClientRecord.FromString(row.record), row.cooldown_seconds) for row in reversed(rows)
@@ -123,11 +117,7 @@ class RouterState:
     async def _write_accounts(self, connection: AsyncConnection, accounts: Iterable[KeptAccount]) -> None:
         now = self._clock.utc_now().timestamp()
         # Those of an earlier process were counted from elsewhere. All that were restored are written with the first.
-        await connection.execute(
-            delete(fair_accounts).where(
-                self._own(fair_accounts), fair_accounts.c.incarnation != self._writer.incarnation
-            )
-        )
+        await connection.execute(delete(fair_accounts).where(fair_accounts.c.incarnation != self._writer.incarnation))
         rows = [
             {
                 "router": self._writer.router,

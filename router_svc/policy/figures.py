@@ -241,7 +241,7 @@ class FigureRing:
         return tuple(reversed(found))
 
     def restore(self, steps: Iterable[Step], now: float) -> None:
-        """Take steps of before a restart, in any order. Called once, before anything is counted.
+        """Take steps of before a restart, in any order. Called once, before a request is counted.
 
         Between them, and up to the present step, nothing was counted. Two with one number are one step: two runs of the
         router began theirs at different moments.
@@ -254,6 +254,8 @@ class FigureRing:
         if (present := known.pop(current.index, None)) is not None:
             _merge(current, present)
         if known:
+            # Of a router that stood by.
+            self._ended.clear()
             self._ended.extend(known.get(index) or Step(index, 0, 0) for index in range(min(known), current.index))
 
     def present(self, now: float) -> Step:

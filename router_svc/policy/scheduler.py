@@ -100,18 +100,6 @@ class Scheduler:
         """The accounts of fair share, for what keeps them over a restart."""
         return self._queues.shares
 
-    def report_service(self) -> None:
-        """Keep what tenants are served for `take_served`, which has to be called then."""
-        self._queues.shares.report_service()
-
-    def take_served(self) -> dict[str, float]:
-        """Return the tokens that each tenant was served here since the last call."""
-        return self._queues.shares.take_served()
-
-    def note_served_elsewhere(self, tenant: str, tokens: float) -> None:
-        """Charge a tenant's account for tokens that other routers have served it."""
-        self._queues.shares.note_elsewhere(tenant, tokens)
-
     def queues(self) -> list[QueueLength]:
         """Return the lengths of the queues of all pools and routes, in order of their names."""
         return queue_lengths(self._index, self._queues, self._limits)

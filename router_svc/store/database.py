@@ -1,4 +1,4 @@
-"""A router's database: a local SQLite file, or PostgreSQL, which several routers may share."""
+"""A router's database: a local SQLite file, or PostgreSQL, where one router leads and others stand by."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -7,14 +7,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Executable, Row, text
+from sqlalchemy import URL, Executable, Row, literal, select, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from router_svc.policy.promises import Loss
 from router_svc.store.promises import Promises, changes, count, write_found
-from router_svc.store.tables import SCHEMA
+from router_svc.store.tables import SCHEMA, router_leader
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -71,11 +71,22 @@ class RouterDatabase:
         self._idle = asyncio.Event()
         """Set while no transaction is open."""
         self._idle.set()
+        self._leader: str | None = None
+        """The id under which this process leads, or led, the routers of this database; None: writes are not fenced."""
+
+    @property
+    def url(self) -> URL:
+        """Where it is."""
+        return self._url
 
     @property
     def is_shared(self) -> bool:
-        """Whether other routers may write to it."""
+        """Whether other routers may open it, to stand by for this one."""
         return not self._is_sqlite
+
+    def fence(self, leader: str | None) -> None:
+        """Refuse writes from now on unless `leader` is who leads the routers of this database."""
+        self._leader = leader
 
     @property
     def loss(self) -> Loss | None:
@@ -153,7 +164,17 @@ class RouterDatabase:
                     yield connection
             else:
                 async with engine.begin() as connection:
+                    await self._require_lead(connection)
                     yield connection
+
+    async def _require_lead(self, connection: AsyncConnection) -> None:
+        """Raise ROUTER_STANDBY where another router leads; until the transaction's end none can begin to."""
+        if self._leader is None:
+            return
+        # Heartbeats go on beside this lock; the next leader deletes the row, and waits.
+        own = select(literal(1)).where(router_leader.c.owner == self._leader).with_for_update(read=True, key_share=True)
+        if (await connection.execute(own)).first() is None:
+            raise WeftError(Reason.ROUTER_STANDBY, "another router leads; this one writes nothing any more")
 
     @asynccontextmanager
     async def _promised(self, engine: AsyncEngine, promises: Promises) -> AsyncIterator[AsyncConnection]:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from sqlalchemy import (
-    JSON,
     BigInteger,
     Boolean,
     Column,
@@ -285,49 +284,18 @@ usage_entries = Table(
 """Usage that is not in `usage_hours` yet: of each end of an attempt of a task, written in the same transaction. Only
 inserted and deleted, so that routers which end tasks at the same time wait for none of its rows."""
 
-limit_windows = Table(
-    "limit_windows",
+# One row: the router that leads, or led last: see `weft.sql.owned_postgres`.
+router_leader = Table(
+    "router_leader",
     metadata,
-    Column("id", String(64), nullable=False),
-    Column("tenant", String(MAX_TENANT_CHARS), nullable=False),
-    Column("key", String(MAX_CALLER_CHARS), nullable=False),
-    Column("model", String(MAX_MODEL_CHARS), nullable=False),
-    Column("client", String(MAX_CALLER_CHARS), nullable=False),
-    Column("unit", SmallInteger, nullable=False),
-    Column("seconds", Integer, nullable=False),
-    Column("most", BigInteger, nullable=False),
-    Column("total", BigInteger, nullable=False),
-    Column("changed_at", Double, nullable=False),
-    Column("counted", JSON, nullable=False),
-    Column("leases", JSON, nullable=False),
-    PrimaryKeyConstraint("id"),
-    Index(None, "tenant"),
-    Index(None, "changed_at"),
+    Column("id", Integer, autoincrement=False, nullable=False),
+    Column("owner", String(64), nullable=False),
+    Column("address", String(512), nullable=True),
+    Column("backend_pid", Integer, nullable=True),
+    Column("beat", BigInteger, nullable=True),
+    Column("beat_at", DateTime(timezone=True), nullable=True),
+    PrimaryKeyConstraint("id", name="pk_router_leader"),
 )
-"""The ledgers of limits that routers share; used on PostgreSQL alone. `unit` as in LimitUse; `counted` has [when it
-leaves the window, amount], `leases` [router and its life, amount, until when it may be spent, number of its report];
-times are the database's, in seconds since the epoch. `total` is all of both at `changed_at`."""
-
-limit_routers = Table(
-    "limit_routers",
-    metadata,
-    Column("name", String(MAX_ID_CHARS), nullable=False),
-    Column("contact_at", Double, nullable=False),
-    PrimaryKeyConstraint("name"),
-)
-"""The routers that lease from `limit_windows`, and when the database heard of each last."""
-
-tenant_service = Table(
-    "tenant_service",
-    metadata,
-    Column("router", String(MAX_ID_CHARS), nullable=False),
-    Column("tenant", String(MAX_TENANT_CHARS), nullable=False),
-    Column("tokens", Double, nullable=False),
-    Column("changed_at", Double, nullable=False),
-    PrimaryKeyConstraint("router", "tenant"),
-    Index(None, "changed_at"),
-)
-"""Tokens that each tenant was served by each life of a router, of those that share a database."""
 
 request_records = Table(
     "request_records",

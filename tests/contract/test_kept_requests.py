@@ -18,7 +18,7 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from router_svc.request_entry import LostRequest
 from router_svc.request_log import RequestLogLimits
-from router_svc.store.tables import request_records, router_beats
+from router_svc.store.tables import request_records
 from weft.api.common.v1 import warning_pb2
 from weft.api.router.v1 import request_pb2, request_service_pb2
 from weft.kernel.errors import WeftError
@@ -117,7 +117,7 @@ async def test_a_request_under_way_at_a_kill_is_lost_with_its_router_and_does_no
 
 
 async def test_a_control_without_the_mark_shows_why_it_is_needed(database_url: str) -> None:
-    """The row of a request under way says nothing of an end: without `mark_own_lost` it is not one that ended."""
+    """The row of a request under way says nothing of an end: without `mark_lost` it is not one that ended."""
     router = await KeptRouter(database_url).start()
     router.arrive("r-1")
     await router.flush()
@@ -127,10 +127,9 @@ async def test_a_control_without_the_mark_shows_why_it_is_needed(database_url: s
     async def nothing() -> int:
         return 0
 
-    blind.service.store.mark_own_lost = nothing  # type: ignore[method-assign]
+    blind.service.store.mark_lost = nothing  # type: ignore[method-assign]
     await blind.start()
     assert await blind.ended_ids() == []
-    assert await refused(blind, "r-1") is Reason.SERVICE_UNAVAILABLE
     await blind.kill()
 
 
@@ -234,17 +233,6 @@ async def test_an_end_is_not_taken_while_the_database_cannot_say_whether_it_is_k
     with pytest.raises(WeftError) as refused:
         await placement_of(router).report_end(router.asked("r-1", TENANT), a_receipt("r-1"))
     assert refused.value.reason is Reason.SERVICE_UNAVAILABLE
-    await router.kill()
-
-
-async def test_a_request_that_moved_to_another_router_leaves_no_record(database_url: str) -> None:
-    router = await KeptRouter(database_url).start()
-    key = router.arrive("r-1")
-    await router.flush()
-    assert await stored(router) == 1
-    router.records.requests.note_end(key, router.clock.monotonic(), Reason.MOVED)
-    await router.flush()
-    assert await stored(router) == 0
     await router.kill()
 
 
@@ -412,138 +400,7 @@ async def test_no_text_of_a_caller_or_of_a_model_is_in_a_row(database_url: str) 
     await router.kill()
 
 
-HOUR = 3_600.0
-
-
-async def be_silent(router: KeptRouter, name: str) -> None:
-    """Makes the last write of another router one of two hours ago, by the database's clock."""
-    beats = router_beats.c
-    await router.database.change(
-        router_beats.update().where(beats.router == name).values(beat_at=beats.beat_at - 2 * HOUR)
-    )
-
-
-class TestSharedDatabase:
-    """Two routers on one PostgreSQL database."""
-
-    async def test_a_router_that_writes_nothing_for_a_while_loses_what_it_has_under_way(
-        self, postgres_url: str
-    ) -> None:
-        alpha = await KeptRouter(postgres_url, "alpha", lost_after_seconds=HOUR).start()
-        beta = await KeptRouter(postgres_url, "beta", lost_after_seconds=HOUR).start()
-        alpha.arrive("r-1")
-        await alpha.flush()
-        # While it is there, its request may well go on.
-        await beta.flush()
-        assert await refused(beta, "r-1") is Reason.SERVICE_UNAVAILABLE
-        await alpha.kill()
-        await be_silent(beta, "alpha")
-        await beta.flush()
-        found = await beta.requests.request("r-1")
-        assert (found.state, found.reason) == (RequestRecord.STATE_ENDED, LOST)
-        # It is no request of this router: only the mesh's list has it.
-        assert await beta.ended_ids() == []
-        entries, total = await beta.service.store.of_others(10, "", ENDED, ())
-        assert ([each.request_id for each in entries], total) == (["r-1"], 1)
-        assert await beta.service.store.of_others(10, "", ENDED, ("alpha",)) == ([], 0)
-        await beta.kill()
-
-    async def test_a_router_that_was_frozen_and_goes_on_has_the_last_word(self, postgres_url: str) -> None:
-        alpha = await KeptRouter(postgres_url, "alpha", lost_after_seconds=HOUR).start()
-        beta = await KeptRouter(postgres_url, "beta", lost_after_seconds=HOUR).start()
-        key = alpha.arrive("r-1")
-        await alpha.flush()
-        await be_silent(beta, "alpha")
-        await beta.flush()
-        assert (await beta.requests.request("r-1")).reason == LOST
-        alpha.end(key, "r-1")
-        await alpha.flush()
-        assert (await beta.requests.request("r-1")).reason == 0
-        await alpha.kill()
-        await beta.kill()
-
-    @pytest.mark.parametrize("was_marked", [True, False])
-    async def test_the_end_of_a_lost_request_that_another_router_takes_stays_when_the_lost_one_comes_back(
-        self, postgres_url: str, *, was_marked: bool
-    ) -> None:
-        alpha = await KeptRouter(postgres_url, "alpha").start()
-        beta = await KeptRouter(postgres_url, "beta").start()
-        alpha.arrive("r-1")
-        await alpha.flush()
-        if was_marked:
-            await be_silent(beta, "alpha")
-            await beta.flush()
-            assert (await beta.requests.request("r-1")).reason == LOST
-        await alpha.kill()
-        assert await placement_of(beta).report_end(beta.asked("r-1", TENANT, age_seconds=2.0), a_receipt("r-1"))
-        await beta.flush()
-        again = await KeptRouter(postgres_url, "alpha", clock=alpha.clock).start()
-        assert (await again.requests.request("r-1")).receipt.usage.completion_tokens == 5
-        assert (await stored(again), await again.ended_ids(), await beta.ended_ids()) == (1, [], ["r-1"])
-        # Its gateway may not have heard that it was recorded.
-        assert not await placement_of(again).report_end(again.asked("r-1", TENANT), a_receipt("r-1"))
-        await again.kill()
-        await beta.kill()
-
-    async def test_a_router_that_was_frozen_and_saw_nothing_of_the_end_does_not_hide_it(
-        self, postgres_url: str
-    ) -> None:
-        alpha = await KeptRouter(postgres_url, "alpha").start()
-        beta = await KeptRouter(postgres_url, "beta").start()
-        key = alpha.arrive("r-1")
-        await alpha.flush()
-        assert await placement_of(beta).report_end(beta.asked("r-1", TENANT, age_seconds=2.0), a_receipt("r-1"))
-        await beta.flush()
-        alpha.records.requests.note_end(key, alpha.clock.monotonic(), Reason.CANCELLED)
-        await alpha.flush()
-        third = await KeptRouter(postgres_url, "gamma", clock=alpha.clock).start()
-        assert (await third.requests.request("r-1")).reason == 0
-        for router in (alpha, beta, third):
-            await router.kill()
-
-    async def test_a_router_that_stops_leaves_what_runs_as_lost_at_once(self, postgres_url: str) -> None:
-        alpha = await KeptRouter(postgres_url, "alpha").start()
-        beta = await KeptRouter(postgres_url, "beta").start()
-        alpha.arrive("r-1")
-        await alpha.flush()
-        await alpha.service.stop(0.0)
-        await beta.flush()
-        assert (await beta.requests.request("r-1")).reason == LOST
-        await beta.kill()
-
-    async def test_a_request_that_another_router_goes_on_with_is_not_lost(self, postgres_url: str) -> None:
-        alpha = await KeptRouter(postgres_url, "alpha").start()
-        beta = await KeptRouter(postgres_url, "beta").start()
-        alpha.arrive("r-1")
-        await alpha.flush()
-        await alpha.kill()
-        key = beta.arrive("r-1", age_seconds=1.0)
-        await beta.flush()
-        beta.end(key, "r-1")
-        await beta.flush()
-        again = await KeptRouter(postgres_url, "alpha", clock=alpha.clock).start()
-        assert await again.ended_ids() == []
-        assert (await again.requests.request("r-1")).reason == 0
-        await again.kill()
-        await beta.kill()
-
-    async def test_a_restart_takes_back_its_own_requests_alone(self, postgres_url: str) -> None:
-        alpha = await KeptRouter(postgres_url, "alpha").start()
-        beta = await KeptRouter(postgres_url, "beta").start()
-        alpha.chat("r-1")
-        beta.chat("r-2")
-        beta.arrive("r-3")
-        await alpha.flush()
-        await beta.flush()
-        again = await alpha.restarted()
-        assert await again.ended_ids() == ["r-1"]
-        # The other router's request goes on.
-        assert await refused(again, "r-3") is Reason.SERVICE_UNAVAILABLE
-        await again.kill()
-        await beta.kill()
-
-
-OPERATIONS = st.lists(st.sampled_from(["begin", "end", "fail", "move", "flush", "kill"]), max_size=40)
+OPERATIONS = st.lists(st.sampled_from(["begin", "end", "fail", "flush", "kill"]), max_size=40)
 
 
 @pytest.mark.slow("a database and several restarts per example")
@@ -565,23 +422,18 @@ async def _chaos(url: str, steps: list[str]) -> None:
         await router.clock.advance(1.0)
         if step == "begin":
             running[f"r-{number}"] = router.arrive(f"r-{number}")
-        elif step in ("end", "fail", "move") and running:
+        elif step in ("end", "fail") and running:
             name, key = running.popitem()
-            reason = {"end": Reason.UNSPECIFIED, "fail": Reason.STALL_TIMEOUT, "move": Reason.MOVED}[step]
-            if step == "move":
-                router.records.requests.note_end(key, router.clock.monotonic(), reason)
-                ended[name] = -1
-            else:
-                router.end(key, name, reason=reason)
-                ended[name] = reason.value
+            reason = {"end": Reason.UNSPECIFIED, "fail": Reason.STALL_TIMEOUT}[step]
+            router.end(key, name, reason=reason)
+            ended[name] = reason.value
         elif step == "flush":
             await router.service.flush()
             written, begun_written = dict(ended), set(running)
         elif step == "kill":
             router = await router.restarted(after=2.0)
-            # One whose end was not written, and whose begin was, is lost; one that moved unnoticed as well.
-            survived = {name: value for name, value in written.items() if value >= 0}
-            survived |= dict.fromkeys(begun_written, LOST)
+            # One whose end was not written, and whose begin was, is lost.
+            survived = written | dict.fromkeys(begun_written, LOST)
             running, ended, written, begun_written = {}, dict(survived), dict(survived), set()
             found = await router.requests.requests(limit=1_000, selection=ENDED)
             shown = {record.request_id: record.reason for record in found.requests}

@@ -9,9 +9,10 @@ import pytest
 from stored_values import stored
 
 from registry_svc.mesh.store import SqlStore
-from registry_svc.store.postgres import LOCK_KEY, TakenOverError
-from registry_svc.store.standby import OwnerWatch, owner_watch_of
+from registry_svc.store.database import REGISTRY_OWNER
 from weft.kernel.clock import SystemClock
+from weft.sql.owned_postgres import TakenOverError
+from weft.sql.standby import OwnerWatch, owner_watch_of
 from weft_testing.postgres_server import PostgresServer
 
 pytest_plugins = ("database_fixtures",)
@@ -39,7 +40,7 @@ async def admin(postgres: PostgresServer, postgres_database: str) -> AsyncIterat
 
 
 def watch_of(url: str, silence_seconds: float = SHORT_SILENCE_SECONDS) -> OwnerWatch:
-    watch = owner_watch_of(url, SystemClock(), silence_seconds)
+    watch = owner_watch_of(url, REGISTRY_OWNER, SystemClock(), silence_seconds)
     assert watch is not None
     return watch
 
@@ -109,11 +110,11 @@ async def test_a_holder_without_heartbeats_is_never_ended(owner: SqlStore, admin
 
 
 async def test_a_database_without_tables_is_no_reason_to_end_who_makes_them(admin: Any, postgres_url: str) -> None:
-    await admin.execute("SELECT pg_advisory_lock($1)", LOCK_KEY)
+    await admin.execute("SELECT pg_advisory_lock($1)", REGISTRY_OWNER.lock_key)
     waiting = asyncio.create_task(watch_of(postgres_url).until_free())
     await asyncio.sleep(4 * SHORT_SILENCE_SECONDS)
     assert not waiting.done()
-    await admin.execute("SELECT pg_advisory_unlock($1)", LOCK_KEY)
+    await admin.execute("SELECT pg_advisory_unlock($1)", REGISTRY_OWNER.lock_key)
     async with asyncio.timeout(LIMIT_SECONDS):
         await waiting
 
@@ -134,4 +135,4 @@ async def test_a_standby_whose_connection_is_cut_watches_again(owner: SqlStore, 
 
 
 def test_sqlite_has_no_standbys(sqlite_url: str) -> None:
-    assert owner_watch_of(sqlite_url, SystemClock(), SILENCE_SECONDS) is None
+    assert owner_watch_of(sqlite_url, REGISTRY_OWNER, SystemClock(), SILENCE_SECONDS) is None

@@ -13,15 +13,15 @@ from stored_values import agent, declared_model, stored
 
 from registry_svc.mesh.rows import DeclaredRecords, StoredMesh
 from registry_svc.mesh.store import SqlStore
-from registry_svc.store import postgres as postgres_store
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
+from weft.sql import owned_postgres as postgres_store
 from weft_testing.postgres_server import PostgresServer
 
 pytest_plugins = ("database_fixtures",)
 
 WAIT_LIMIT_SECONDS = 20.0
-OF_STORE = "FROM pg_stat_activity WHERE application_name = 'weft-registry' AND datname = current_database()"
+OF_STORE = "FROM pg_stat_activity WHERE application_name = 'weft-registry-owner' AND datname = current_database()"
 
 
 @pytest.fixture
@@ -59,7 +59,9 @@ async def until(admin: Any, condition: str) -> None:
 async def test_one_connection_holds_the_lock_and_waits_for_the_disk(owner: SqlStore, admin: Any) -> None:
     assert await admin.fetchval(f"SELECT count(*) {OF_STORE}") == 1
     held = "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory'"
-    assert await admin.fetchval(f"{held} AND a.application_name = 'weft-registry' AND a.datname = current_database()")
+    assert await admin.fetchval(
+        f"{held} AND a.application_name = 'weft-registry-owner' AND a.datname = current_database()"
+    )
     async with owner.transaction() as connection:
         setting = await connection.exec_driver_sql("SHOW synchronous_commit")
         assert setting.scalar_one() == "on"

@@ -51,8 +51,12 @@ class Apart:
 
     def end(self, service: str, number: signal.Signals) -> int:
         """End a service and wait for it."""
+        self._processes[service].send_signal(number)
+        return self.wait(service)
+
+    def wait(self, service: str) -> int:
+        """Wait for the end of a service."""
         process = self._processes.pop(service)
-        process.send_signal(number)
         code = process.wait(START_SECONDS)
         assert process.stdout is not None
         process.stdout.close()

@@ -86,7 +86,7 @@ async def test_commands_on_the_host_of_a_router_find_the_registry_that_its_confi
         with running_apart(host, write_config(host, addresses={"registry": registry}), ("router",)) as there:
             code, out, err = await run_weft("get", "routers", home=there.home)
             assert code == 0, err
-            assert out.splitlines()[1].split()[1] == "active"
+            assert out.splitlines()[1].split()[1] == "leader"
         code, out, err = await run_weft("get", "routers", home=there.home)
     assert (code, out) == (1, "")
     assert "WEFT_REGISTRY is not set, and no `weft up` or `weft serve` of this home names an address" in err

@@ -4,15 +4,14 @@ import asyncio
 import json
 import signal
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-import yaml
-from apart_mesh import Apart, running_apart
+from apart_mesh import running_apart
 from mesh_process import POOL, eventually, fake_runner, run_weft, running_mesh, write_config
 
 from weft.api.router.v1.figure_step_pb2 import FigureStep
@@ -22,7 +21,7 @@ pytest_plugins = ("database_fixtures",)
 
 WAIT_SECONDS = 30.0
 QUICK = {
-    "records": {"flush_interval_seconds": 0.1, "state_interval_seconds": 0.1, "lost_after_seconds": 3.0},
+    "records": {"flush_interval_seconds": 0.1, "state_interval_seconds": 0.1},
     "figures": {"step_seconds": 1},
 }
 CHAT: dict[str, Any] = {"model": POOL, "messages": [{"role": "user", "content": "a secret word"}], "max_tokens": 7}
@@ -279,125 +278,3 @@ async def test_a_mesh_of_one_process_remembers_over_a_kill_of_it(tmp_path: Path)
             assert (await request(http, "r-0"))["receipt"]["outcome"] == "completed"
             await until_figures(http, 1)
             assert await clients(http) == {"laptop": 1}
-
-
-@contextmanager
-def two_routers(folder: Path, url: str) -> Iterator[tuple[Apart, dict[str, Apart]]]:
-    """A mesh whose two routers share a database."""
-    config = write_config(folder, fake_runner("a", tokens_per_second=200.0, answer_tokens=0))
-    with running_apart(folder, config, ("registry", "runner", "gateway")) as mesh:
-        homes: dict[str, Apart] = {}
-        try:
-            for name in ("alpha", "beta"):
-                own = folder / name
-                own.mkdir()
-                settings = {
-                    "addresses": {"registry": f"unix:{mesh.home}/run/registry.sock"},
-                    "router": {"name": name, "database_url": url, **QUICK},
-                    "drain_seconds": 5.0,
-                }
-                (own / "weft.yaml").write_text(yaml.safe_dump(settings))
-                homes[name] = Apart(own / "home", own / "weft.yaml")
-                homes[name].start("router")
-            yield mesh, homes
-        finally:
-            for each in homes.values():
-                each.end_all()
-
-
-async def owner_of_pool(mesh: Apart) -> str | None:
-    """The router that owns the pool; None: not both routers are there."""
-    code, out, _ = await run_weft("get", "routers", "-o", "json", home=mesh.home)
-    items = [] if code else json.loads(out)["items"]
-    owners = [each["name"] for each in items if POOL in each["domains"]]
-    return owners[0] if owners and len(items) == 2 else None
-
-
-@pytest.mark.nightly("a matrix of kills of routers")
-async def test_another_router_on_the_database_finds_what_a_killed_one_knew(tmp_path: Path, postgres_url: str) -> None:
-    with two_routers(tmp_path, postgres_url) as (mesh, homes):
-        async with aiohttp.ClientSession(mesh.url) as http:
-            owned_by = await eventually(lambda: owner_of_pool(mesh), WAIT_SECONDS, "no router owns the pool")
-            await eventually(lambda: has_router(http), WAIT_SECONDS, "there is no router")
-            await chat(http, "r-0")
-            began = asyncio.Event()
-            cut_off = asyncio.create_task(stream(http, "r-long", began))
-            await began.wait()
-            # A write every tenth of a second: what is under way is there after the next one.
-            await asyncio.sleep(1.0)
-            homes[owned_by].end("router", signal.SIGKILL)
-
-            async def is_lost() -> bool:
-                return (await request(http, "r-long")).get("reason") == "router_lost"
-
-            await eventually(is_lost, WAIT_SECONDS, "the request of the killed router is never lost")
-            assert (await request(http, "r-0"))["receipt"]["outcome"] == "completed"
-            assert await listed(http, "ended") == {"r-0", "r-long"}
-            homes[owned_by].start("router")
-
-            async def is_back() -> bool:
-                return await listed(http, "ended") == {"r-0", "r-long"} and await owner_of_pool(mesh) is not None
-
-            await eventually(is_back, WAIT_SECONDS, "the records are not those of before")
-            cut_off.cancel()
-            await asyncio.gather(cut_off, return_exceptions=True)
-
-
-@pytest.mark.nightly("a matrix of kills of routers")
-async def test_the_end_of_a_stream_whose_router_was_killed_is_recorded_by_the_next_owner_of_its_domain(
-    tmp_path: Path, postgres_url: str
-) -> None:
-    with two_routers(tmp_path, postgres_url) as (mesh, homes):
-        async with aiohttp.ClientSession(mesh.url) as http:
-            owned_by = await eventually(lambda: owner_of_pool(mesh), WAIT_SECONDS, "no router owns the pool")
-            await eventually(lambda: has_router(http), WAIT_SECONDS, "there is no router")
-            began = asyncio.Event()
-            answer = asyncio.create_task(completed_stream(http, "r-long", began))
-            await began.wait()
-            homes[owned_by].end("router", signal.SIGKILL)
-            assert await answer == 600
-            found = await until_completed(http, "r-long")
-            assert found["receipt"]["completionTokens"] == 600
-            homes[owned_by].start("router")
-            await eventually(lambda: owner_of_pool(mesh), WAIT_SECONDS, "the router does not come back")
-            assert await listed(http, "ended") == {"r-long"}
-            assert (await request(http, "r-long"))["receipt"] == found["receipt"]
-
-
-@pytest.mark.nightly("a matrix of kills of routers")
-async def test_a_request_that_no_router_answers_says_so_in_its_error_and_in_the_gateways_log(tmp_path: Path) -> None:
-    gateway = {"router_outage_limit_seconds": 1.0}
-    with running_apart(tmp_path, write_config(tmp_path, fake_runner("a"), gateway=gateway)) as mesh:
-        async with aiohttp.ClientSession(mesh.url) as http:
-            await eventually(lambda: has_router(http), WAIT_SECONDS, "there is no router")
-            mesh.end("router", signal.SIGKILL)
-            cases = {
-                "r-outage": ({}, 503, "no_router_available"),
-                "r-deadline": ({"X-Request-Timeout-Seconds": "0.4"}, 504, "deadline_exceeded"),
-            }
-            for name, (headers, status, code) in cases.items():
-                sent = {"X-Request-Id": name, **headers}
-                async with http.post("/v1/chat/completions", json=CHAT, headers=sent) as response:
-                    error = (await response.json())["error"]
-                    assert (response.status, error["code"], error["lacked_router"]) == (status, code, True)
-            mesh.start("router")
-            await eventually(lambda: has_router(http), WAIT_SECONDS, "there is no router")
-            async with http.post("/v1/chat/completions", json=CHAT | {"model": "nothing"}) as response:
-                assert "lacked_router" not in (await response.json())["error"]
-            for name, (_, _, code) in cases.items():
-
-                async def is_recorded(name: str = name, code: str = code) -> bool:
-                    found = await request(http, name)
-                    return found.get("reason") == code and found["receipt"]["lackedRouter"] is True
-
-                await eventually(is_recorded, WAIT_SECONDS, f"there is no record of {name}")
-            exit_code, out, error = await run_weft("explain", "r-outage", home=mesh.home)
-            assert exit_code == 0, error
-            assert "none answered when it ended" in out
-    lines = [json.loads(line) for line in (mesh.home / "logs" / "gateway.log").read_text().splitlines()]
-    ends = {
-        line["request_id"]: (line["reason"], line.get("lacked_router")) for line in lines if line["event"] == "request"
-    }
-    assert ends["r-outage"] == ("no_router_available", True)
-    assert ends["r-deadline"] == ("deadline_exceeded", True)
-    assert [ended for ended in ends.values() if ended == ("model_not_found", None)]

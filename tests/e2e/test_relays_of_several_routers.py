@@ -20,7 +20,9 @@ from mesh_process import eventually, run_weft, write_config
 from weft_app.compose.certificate import self_signed_certificate
 from weft_testing.free_port import free_port
 
-pytestmark = pytest.mark.nightly("active-active routers, removed in the redesign")
+pytestmark = pytest.mark.nightly("ends routers under streams of a laptop")
+
+pytest_plugins = ("database_fixtures",)
 
 ROUTERS = ("r1", "r2")
 LIMIT_SECONDS = 30.0
@@ -71,7 +73,7 @@ class Relays:
 
 
 @contextmanager
-def running_relays(folder: Path) -> Iterator[Relays]:
+def running_relays(folder: Path, database_url: str) -> Iterator[Relays]:
     certificate = self_signed_certificate(folder / "tls", [])
     mesh = Apart(folder / "home", write_config(folder))
     routers: dict[str, Apart] = {}
@@ -83,7 +85,7 @@ def running_relays(folder: Path) -> Iterator[Relays]:
             (folder / name).mkdir()
             settings = {
                 "addresses": {"registry": f"unix:{mesh.home}/run/registry.sock"},
-                "router": {"name": name},
+                "router": {"name": name, "database_url": database_url},
                 "relay": {
                     "listen": targets[-1],
                     "certificate_file": str(folder / "tls" / "cert.pem"),
@@ -101,12 +103,12 @@ def running_relays(folder: Path) -> Iterator[Relays]:
 
 
 @asynccontextmanager
-async def joined(folder: Path) -> AsyncIterator[tuple[Relays, JoinProcess]]:
+async def joined(folder: Path, database_url: str) -> AsyncIterator[tuple[Relays, JoinProcess]]:
     """A laptop that has joined by one invitation, and can be called."""
     flags = ("--parallel", "8")
     async with run_fake_backend(*flags, answer_tokens=TOKENS, tokens_per_second=TOKENS_PER_SECOND) as backend:
         with (
-            running_relays(folder) as relays,
+            running_relays(folder, database_url) as relays,
             running_join(folder / "laptop", await relays.invitation(), "", *laptop_server(backend.base_url)) as laptop,
         ):
             await laptop.until("joined as laptop")
@@ -141,14 +143,14 @@ def _text(event: dict[str, Any]) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
 
 
-async def test_the_first_join_over_two_addresses_is_not_refused(tmp_path: Path) -> None:
-    async with joined(tmp_path) as (relays, laptop):
+async def test_the_first_join_over_two_addresses_is_not_refused(tmp_path: Path, postgres_url: str) -> None:
+    async with joined(tmp_path, postgres_url) as (relays, laptop):
         assert await relays.holder() == "r1"
         assert "fail" not in laptop.output
 
 
-async def test_chats_go_on_when_the_router_of_a_laptop_is_killed(tmp_path: Path) -> None:
-    async with joined(tmp_path) as (relays, _):
+async def test_chats_go_on_when_the_router_of_a_laptop_is_killed(tmp_path: Path, postgres_url: str) -> None:
+    async with joined(tmp_path, postgres_url) as (relays, _):
         assert await relays.until_held() == "r1"
         relays.routers["r1"].end("router", signal.SIGKILL)
         assert await relays.until_held(by_other_than="r1") == "r2"
@@ -157,8 +159,8 @@ async def test_chats_go_on_when_the_router_of_a_laptop_is_killed(tmp_path: Path)
                 assert response.status == 200, await response.text()
 
 
-async def test_a_router_that_stops_lets_the_stream_of_a_laptop_end_whole(tmp_path: Path) -> None:
-    async with joined(tmp_path) as (relays, _):
+async def test_a_router_that_stops_lets_the_stream_of_a_laptop_end_whole(tmp_path: Path, postgres_url: str) -> None:
+    async with joined(tmp_path, postgres_url) as (relays, _):
         assert await relays.until_held() == "r1"
         async with _chat(relays, tokens=TOKENS, stream=True) as response:
             events = _events(response)

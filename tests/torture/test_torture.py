@@ -13,7 +13,7 @@ from weft_testing.postgres_server import PYTHON_OF_THE_WHEEL, running_postgres
 from weft_testing.torture.checker import rules_broken
 from weft_testing.torture.database import RunDatabase
 from weft_testing.torture.history import Kind
-from weft_testing.torture.mesh import Folder, namespaces_missing
+from weft_testing.torture.mesh import Folder
 from weft_testing.torture.plan import CLUSTER_WEIGHTS, STALE_ROUTERS, Plan
 from weft_testing.torture.run import Outcome, torture
 
@@ -34,8 +34,6 @@ CLUSTER = Plan(
     max_minutes=4.0,
 )
 CLUSTER_ON_A_FAILING_DATABASE = replace(CLUSTER, kills=6, tasks=120, database_restarts=3, database_cuts=4)
-TENANTS = replace(CLUSTER, kills=20, tasks=100, runners=8, tenants=10, kill_interval_seconds=2.0)
-"""Longer than a window of the limits; with three pools on hosts of their own, several routers admit."""
 STALE = Plan(
     seed=SEED,
     kills=1,
@@ -110,21 +108,6 @@ async def test_a_database_that_is_restarted_and_cut_off_costs_a_cluster_no_strea
     # Both is shown only if something was refused, and streams went on meanwhile.
     assert outcome.events[Kind.TURNED_AWAY], _told(outcome)
     assert outcome.events[Kind.STREAM_ENDED], _told(outcome)
-
-
-@NIGHTLY
-@pytest.mark.timeout(420)
-@pytest.mark.skipif(sys.version_info[:2] > PYTHON_OF_THE_WHEEL, reason="there is no wheel pgserver for this Python")
-@pytest.mark.skipif(bool(namespaces_missing()), reason=f"hosts need namespaces: {namespaces_missing()}")
-@pytest.mark.parametrize("is_limit_lax", [False, True])
-async def test_several_routers_that_are_killed_admit_no_tenant_more_than_its_limit(
-    folder: Folder, is_limit_lax: bool
-) -> None:
-    with running_postgres() as server, server.fresh_database() as name:
-        outcome = await torture(replace(TENANTS, database_url=server.url(name), is_limit_lax=is_limit_lax), folder)
-    assert not outcome.shortfalls, _told(outcome)
-    # The negative control: routers with three times the limit that the checker knows.
-    assert set(rules_broken(outcome.violations)) == ({"over limit"} if is_limit_lax else set()), _told(outcome)
 
 
 @NIGHTLY

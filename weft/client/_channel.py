@@ -76,8 +76,8 @@ def mesh_address(home: Path | str | None = None, service: Service = "router") ->
     1. a named home: what runs on it, as in 3 and 4;
     2. WEFT_ROUTER or WEFT_REGISTRY;
     3. what runs on the home of WEFT_HOME, or else on ~/.weft: from the file of `weft up`, or the file or the socket
-       of a `weft serve` of this service. A registry may be a standby: the other addresses of its configuration, and
-       the owner's that it knows, come after its own, and calls go to the one that serves;
+       of a `weft serve` of this service. It may be a standby: the other addresses of its configuration, and the owner's
+       that it knows, come after its own, and calls go to the one that serves;
     4. the address that is configured (`addresses` of weft.yaml, or an option) for another `weft serve` on that home.
 
     A `FoundHome` is not named. Raises SERVICE_UNAVAILABLE, naming what was tried, when there is none of these.
@@ -112,11 +112,11 @@ def _served(folder: Path, service: str) -> str:
 
 
 def _serving(folder: Path, service: Service) -> str:
-    """Returns where a `weft serve` of a service on a home serves, and of a registry those beside it; empty: none."""
+    """Returns where a `weft serve` of a service on a home serves, and those beside it; empty: none."""
     found = _served(folder, service) or _socket(folder, service)
-    if not found or service != "registry":
-        return found
-    others = (_written(folder / "run" / name) for name in ("registry.registry-target", "registry.owner"))
+    if not found:
+        return ""
+    others = (_written(folder / "run" / name) for name in (f"{service}.{service}-target", f"{service}.owner"))
     return ",".join(dict.fromkeys(each for text in (found, *others) if text for each in addresses_of(text)))
 
 

@@ -1,4 +1,4 @@
-"""Reports of ends to the routers that own them now: of requests whose router was lost, or that reached none.
+"""Reports of ends to the router that leads now: of requests whose router was lost, or that reached none.
 
 A bounded buffer, repeated until a router has answered. It is in memory: a process that is killed loses it.
 """
@@ -27,7 +27,7 @@ _REPEATED = frozenset(
         Reason.SERVICE_UNAVAILABLE,
         Reason.SHUTTING_DOWN,
         Reason.NO_ROUTER_AVAILABLE,
-        Reason.MOVED,
+        Reason.ROUTER_STANDBY,
         Reason.DEADLINE_EXCEEDED,
     }
 )
@@ -65,7 +65,7 @@ class _HeldEnd:
 
 
 class EndReporter:
-    """Hands the ends of requests to the owners of their scheduling domains. Called from the event loop alone."""
+    """Hands the ends of requests to the router that leads. Called from the event loop alone."""
 
     def __init__(self, port: EndPort, clock: Clock, limits: ReportLimits | None = None) -> None:
         self.on_fate: OnFate = lambda _fate: None

@@ -64,8 +64,6 @@ class RunnerView:
     """Tools of the mesh that it has."""
     clock_offset_seconds: float = 0.0
     """How far its clock is ahead of the mesh's; negative: behind; 0: not notably."""
-    worker_hosts: tuple[str, ...] = ()
-    """Other hosts that have a part of its models."""
     clock_refused: bool = False
     """Whether that exceeds the allowed deviation, so that it gets no requests."""
 
@@ -115,9 +113,9 @@ class RouterView:
     name: str
     incarnation: str
     address: str
-    """Where gateways and other routers reach it, as a gRPC target."""
-    draining: bool = False
-    """Whether it is about to stop, and owns no scheduling domain."""
+    """Where gateways reach it, as a gRPC target."""
+    leading: bool = False
+    """Whether it leads, by what routers have said last."""
     version: str = ""
     """The version of weft that it runs; empty: it does not say."""
     registered: float = 0.0
@@ -244,7 +242,6 @@ def _runner(watched: registry_service_pb2.WatchedRunner) -> RunnerView:
         tool_names=frozenset(runner.capability.tool_names),
         clock_offset_seconds=runner.capability.clock_offset.ToNanoseconds() / 1e9,
         clock_refused=runner.capability.clock_refused,
-        worker_hosts=tuple(runner.capability.worker_hosts),
     )
 
 
@@ -299,7 +296,7 @@ def _router(router: router_pb2.Router) -> RouterView:
         name=router.name,
         incarnation=router.incarnation,
         address=router.address,
-        draining=router.draining,
+        leading=router.leading,
         version=router.version,
         registered=router.register_time.ToNanoseconds() / 1e9,
     )

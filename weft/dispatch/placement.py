@@ -66,8 +66,6 @@ class PlacementRequest:
     """Who sent it: `key:<id>`, `service:<name>` or `local`; empty: not known."""
     task_id: str = ""
     """The task that it is an attempt of; empty: none. Tasks are placed inside the router: it does not travel."""
-    unreachable_routers: frozenset[str] = frozenset()
-    """Routers that its dispatcher cannot reach; they own no domain for it. At most MAX_UNREACHABLE_ROUTERS."""
 
 
 @value_class(kw_only=True)
@@ -155,19 +153,8 @@ def request_cancelled(cancelled_by: str) -> WeftError:
     )
 
 
-PLACED_AGAIN = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.NO_ROUTER_AVAILABLE, Reason.MOVED})
+PLACED_AGAIN = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.NO_ROUTER_AVAILABLE, Reason.ROUTER_STANDBY})
 """Reasons of a router after which a request is placed again: none of them is its end."""
-MAX_UNREACHABLE_ROUTERS = 16
-
-
-def request_moved(target: str, owner: str, address: str) -> WeftError:
-    """Returns the error MOVED of a request that another router places."""
-    return WeftError(
-        Reason.MOVED,
-        f"the router {owner} schedules {target}; requests for it are placed there",
-        metadata={"router": owner, "address": address},
-        retry_after_seconds=1,
-    )
 
 
 def canceller_of(error: BaseException | None) -> str:
@@ -188,7 +175,7 @@ class Placement(Protocol):
         """The scheduler's next decision.
 
         Raises the error of a rejection, `request_cancelled` for a cancelled request, SERVICE_UNAVAILABLE for a lost
-        router, `request_moved` where another router has to place it.
+        router.
         """
         ...
 
@@ -270,7 +257,7 @@ class EndPort(Protocol):
         """Hands over the end of a request whose placement did not hear of it.
 
         Returns whether it is recorded; False: its end is known already. Raises SERVICE_UNAVAILABLE,
-        NO_ROUTER_AVAILABLE or MOVED where it is to be tried again.
+        NO_ROUTER_AVAILABLE or ROUTER_STANDBY where it is to be tried again.
         """
         ...
 

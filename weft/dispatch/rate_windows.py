@@ -8,15 +8,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
-
-from typing_extensions import override
 
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus, RateLimitWindow
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.sliding_window import BUCKETS_PER_WINDOW, SlidingWindow, Window
+from weft.kernel.sliding_window import BUCKETS_PER_WINDOW, SlidingWindow
 from weft.kernel.timestamps import duration_of
 from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
 
@@ -46,41 +43,12 @@ class Claim:
     """What the limit is of besides, for the metadata of a refusal."""
 
 
-class WindowSource(Protocol):
-    """Port: where windows come from."""
-
-    def window(self, key: str, rate: Rate) -> Window:
-        """Returns the window of a key and a rate."""
-        ...
-
-    def drop(self, key: str, rate: Rate) -> None:
-        """Takes back a window that nothing counts any more."""
-        ...
-
-
-class OwnWindows(WindowSource):
-    """Windows of this process alone."""
-
-    @override
-    def window(self, key: str, rate: Rate) -> Window:
-        return SlidingWindow(rate.window_seconds)
-
-    @override
-    def drop(self, key: str, rate: Rate) -> None:
-        pass
-
-
 class RateWindows:
-    """Counts in this process, unless its windows are shared. Called from one event loop."""
+    """Counts in this process. Called from one event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._source: WindowSource = OwnWindows()
-        self._windows: dict[tuple[str, RateUnit, int], Window] = {}
-
-    def take_from(self, source: WindowSource) -> None:
-        """Counts in windows of a source from now on. Must be called before anything is counted."""
-        self._source = source
+        self._windows: dict[tuple[str, RateUnit, int], SlidingWindow] = {}
 
     def take(self, claims: Sequence[Claim]) -> float:
         """Counts all of them, or none; returns the time on the monotonic clock, for a correction.
@@ -135,20 +103,19 @@ class RateWindows:
 
     def forget(self, key: str, rate: Rate) -> None:
         """Resets the windows."""
-        if self._windows.pop(_id(key, rate), None) is not None:
-            self._source.drop(key, rate)
+        self._windows.pop(_id(key, rate), None)
 
-    def window(self, key: str, rate: Rate) -> Window:
+    def window(self, key: str, rate: Rate) -> SlidingWindow:
         """Returns the window of a key and a rate; a new one is empty."""
         found = self._windows.get(_id(key, rate))
         if found is None:
-            found = self._windows[_id(key, rate)] = self._source.window(key, rate)
+            found = self._windows[_id(key, rate)] = SlidingWindow(rate.window_seconds)
         return found
 
     def _tightest(self, claims: Sequence[Claim], unit: RateUnit) -> RateLimitWindow | None:
         """Returns the window with the least left; of several the one that is full again last."""
         now, least = self._clock.monotonic(), -1
-        tightest: list[tuple[Rate, Window]] = []
+        tightest: list[tuple[Rate, SlidingWindow]] = []
         for claim in claims:
             rate = claim.rate
             if rate.unit is not unit:

@@ -80,7 +80,7 @@ class ReconnectingPlacement(Placement):
         self._attempts = request.attempts_used
         self._place: Placement = port.place(request)
         self._is_counted = request.is_counted
-        """Whether a router has counted it by the limits: one that decided something has, unless it moved since."""
+        """Whether a router has counted it by the limits: one that decided something has."""
         self._is_lost = False
         """Whether no router has answered since the last one was lost."""
         self._is_reported = False
@@ -103,7 +103,7 @@ class ReconnectingPlacement(Placement):
         await self._place.__aexit__(kind, error, trace)
 
     async def next_decision(self) -> Decision:
-        """As Placement.next_decision; after a lost router, or a move to another, the request is placed again.
+        """As Placement.next_decision; after a lost router the request is placed again.
 
         That ends with the outage limit. A name that this process knows is asked for again as well, until the view lag
         limit: of two watches of the registry either may be ahead.
@@ -132,18 +132,15 @@ class ReconnectingPlacement(Placement):
                 is_behind = error.reason is Reason.MODEL_NOT_FOUND and self._knows(self._request.model)
                 if error.reason not in PLACED_AGAIN and not is_behind:
                     raise
-                now, has_moved = self._clock.monotonic(), error.reason is Reason.MOVED
-                self._is_counted = self._is_counted and not has_moved
-                self._is_lost, is_first = error.reason is Reason.NO_ROUTER_AVAILABLE, lost_at is None
+                now = self._clock.monotonic()
+                self._is_lost = error.reason is Reason.NO_ROUTER_AVAILABLE
                 lost_at = now if lost_at is None else lost_at
                 if now - lost_at >= self._limit_seconds(is_behind=is_behind):
                     if self._is_lost:
                         error.metadata[LACKED_ROUTER] = "true"
                     raise
-                # A domain that moved has an owner: only where the next one is not it, the views differ for a moment.
-                if not (has_moved and is_first):
-                    await self._clock.sleep(pause)
-                    pause = min(pause * 2, 1.0)
+                await self._clock.sleep(pause)
+                pause = min(pause * 2, 1.0)
                 await self._place_again()
                 continue
             self._is_counted = True
@@ -205,7 +202,7 @@ class ReconnectingPlacement(Placement):
         return is_heard
 
     def hand_over(self, receipt: receipt_pb2.Receipt) -> None:
-        """Has the end of the request recorded by the router that owns its domain then, unless it is reported.
+        """Has the end of the request recorded by the router that leads then, unless it is reported.
 
         For a request that ends before it is placed anywhere; `report_finished` calls it for a router that was lost.
         """

@@ -58,18 +58,12 @@ if TYPE_CHECKING:
 
 
 QUEUES_TIMEOUT_SECONDS = 5.0
-THIS_ROUTER = "x-weft-this-router"
-"""Metadata of a call that asks a router for what it knows itself, and not for what all routers of the mesh know."""
-_OF_THE_MESH: tuple[tuple[str, str], ...] = ()
-_OF_THIS_ROUTER = ((THIS_ROUTER, "true"),)
 
 
 class RemotePlacement(RouterPort):
     """A PlacementPort whose scheduler is behind a channel."""
 
-    def __init__(self, channel: grpc.aio.Channel, *, of_this_router: bool = False) -> None:
-        """`of_this_router`: queues are those of this router, and not of all."""
-        self._scope = _OF_THIS_ROUTER if of_this_router else _OF_THE_MESH
+    def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = cast("PlacementServiceAsyncStub", placement_service_pb2_grpc.PlacementServiceStub(channel))
 
     @override
@@ -86,9 +80,7 @@ class RemotePlacement(RouterPort):
     @override
     async def queues(self) -> Sequence[PoolQueue]:
         with calling(Reason.SERVICE_UNAVAILABLE):
-            response = await self._stub.ListQueues(
-                pb.ListQueuesRequest(), timeout=QUEUES_TIMEOUT_SECONDS, metadata=self._scope
-            )
+            response = await self._stub.ListQueues(pb.ListQueuesRequest(), timeout=QUEUES_TIMEOUT_SECONDS)
         return [
             PoolQueue(
                 pool=queue.pool,
@@ -234,7 +226,6 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
         client_id=request.client_id,
         asked_model=request.asked_model,
         caller=request.caller,
-        unreachable_routers=sorted(request.unreachable_routers),
         is_counted=request.is_counted,
     )
     message.age.FromNanoseconds(int(request.age_seconds * 1e9))
@@ -312,14 +303,19 @@ class RouterWatch(RouterSource):
     """A RouterSource that checks the router's health in an interval: a frozen process keeps its connections open."""
 
     def __init__(
-        self, router: grpc.aio.Channel, clock: Clock, on_change: Callable[[bool], None] = lambda _is_there: None
+        self,
+        router: grpc.aio.Channel,
+        clock: Clock,
+        on_answer: Callable[[bool], None] = lambda _is_there: None,
+        interval: Callable[[], float] = lambda: CHECK_INTERVAL_SECONDS,
     ) -> None:
-        """`on_change` is called with the first answer, and with each that differs from the one before."""
+        """`on_answer` is called with each answer, `interval` for the pause that follows."""
         self._stub = health_pb2_grpc.HealthStub(router)
         self._clock = clock
-        self._on_change = on_change
+        self._on_answer = on_answer
+        self._interval = interval
+        self._hurried = asyncio.Event()
         self._is_there = False
-        self._was_asked = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -348,10 +344,19 @@ class RouterWatch(RouterSource):
                 log.warning("no router answers")
             elif self._is_there and not was_there:
                 log.info("a router answers")
-            if self._is_there is not was_there or not self._was_asked:
-                self._was_asked = True
-                self._on_change(self._is_there)
-            await self._clock.sleep(CHECK_INTERVAL_SECONDS)
+            self._on_answer(self._is_there)
+            self._hurried.clear()
+            pause = asyncio.ensure_future(self._clock.sleep(self._interval()))
+            hurried = asyncio.ensure_future(self._hurried.wait())
+            try:
+                await asyncio.wait({pause, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                pause.cancel()
+                hurried.cancel()
+
+    def hurry(self) -> None:
+        """Ask for the router's health now."""
+        self._hurried.set()
 
     async def _answers(self) -> bool:
         request = health_pb2.HealthCheckRequest(service=_PLACEMENT)
@@ -388,8 +393,6 @@ class ListedRequests:
     """Unfinished ones with the oldest first, ended ones with the last first; without their decisions."""
     total: int
     """Number of requests of the selection, listed or not."""
-    unreachable_routers: Sequence[str] = ()
-    """Routers that do not answer: what they know is missing."""
     history_missing: bool = False
     """Whether older ones are missing, because the database of a router cannot be read."""
     unwritten_count: int = 0
@@ -445,16 +448,14 @@ class RequestSource(Protocol):
 class RemoteRequests(RequestSource):
     """A RequestSource whose router is behind a channel."""
 
-    def __init__(self, channel: grpc.aio.Channel, *, of_this_router: bool = False) -> None:
-        """`of_this_router`: what this router knows, and not what all do."""
-        self._scope = _OF_THIS_ROUTER if of_this_router else _OF_THE_MESH
+    def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = cast("RequestServiceAsyncStub", request_service_pb2_grpc.RequestServiceStub(channel))
 
     @override
     async def request(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
         wanted = request_service_pb2.GetRequestRequest(request_id=request_id, tenant=tenant)
         with calling(Reason.SERVICE_UNAVAILABLE):
-            return (await self._stub.GetRequest(wanted, timeout=REQUESTS_TIMEOUT_SECONDS, metadata=self._scope)).request
+            return (await self._stub.GetRequest(wanted, timeout=REQUESTS_TIMEOUT_SECONDS)).request
 
     @override
     async def requests(
@@ -462,11 +463,10 @@ class RemoteRequests(RequestSource):
     ) -> ListedRequests:
         wanted = request_service_pb2.ListRequestsRequest(limit=limit, tenant=tenant, selection=selection)
         with calling(Reason.SERVICE_UNAVAILABLE):
-            response = await self._stub.ListRequests(wanted, timeout=REQUESTS_TIMEOUT_SECONDS, metadata=self._scope)
+            response = await self._stub.ListRequests(wanted, timeout=REQUESTS_TIMEOUT_SECONDS)
         return ListedRequests(
             requests=response.requests,
             total=response.total_count,
-            unreachable_routers=tuple(response.unreachable_routers),
             history_missing=response.history_missing,
             unwritten_count=response.unwritten_count,
         )
@@ -476,7 +476,7 @@ class RemoteRequests(RequestSource):
         self, tenant: str = "", ended_limit: int = 0
     ) -> AsyncGenerator[request_service_pb2.WatchRequestsResponse]:
         wanted = request_service_pb2.WatchRequestsRequest(tenant=tenant, ended_limit=ended_limit)
-        call = self._stub.WatchRequests(wanted, metadata=self._scope)
+        call = self._stub.WatchRequests(wanted)
         try:
             with calling(Reason.SERVICE_UNAVAILABLE):
                 async for response in call:
@@ -491,32 +491,30 @@ class RemoteRequests(RequestSource):
         )
         with calling(Reason.SERVICE_UNAVAILABLE):
             limit = CANCEL_WAIT_SECONDS + REQUESTS_TIMEOUT_SECONDS
-            return (await self._stub.CancelRequest(wanted, timeout=limit, metadata=self._scope)).request
+            return (await self._stub.CancelRequest(wanted, timeout=limit)).request
 
     @override
     async def clients(self) -> Sequence[request_pb2.ClientRecord]:
         with calling(Reason.SERVICE_UNAVAILABLE):
             return (
-                await self._stub.ListClients(
-                    request_service_pb2.ListClientsRequest(), timeout=REQUESTS_TIMEOUT_SECONDS, metadata=self._scope
-                )
+                await self._stub.ListClients(request_service_pb2.ListClientsRequest(), timeout=REQUESTS_TIMEOUT_SECONDS)
             ).clients
 
     @override
     async def limit_uses(self, tenant: str = "") -> Sequence[request_service_pb2.LimitUse]:
         wanted = request_service_pb2.ListLimitUsesRequest(tenant=tenant)
         with calling(Reason.SERVICE_UNAVAILABLE):
-            return (await self._stub.ListLimitUses(wanted, timeout=REQUESTS_TIMEOUT_SECONDS, metadata=self._scope)).uses
+            return (await self._stub.ListLimitUses(wanted, timeout=REQUESTS_TIMEOUT_SECONDS)).uses
 
     @override
     async def figures(self) -> figures_pb2.Figures:
         wanted = request_service_pb2.GetFiguresRequest()
         with calling(Reason.SERVICE_UNAVAILABLE):
-            return (await self._stub.GetFigures(wanted, timeout=REQUESTS_TIMEOUT_SECONDS, metadata=self._scope)).figures
+            return (await self._stub.GetFigures(wanted, timeout=REQUESTS_TIMEOUT_SECONDS)).figures
 
     @override
     async def watch_figures(self) -> AsyncGenerator[figures_pb2.Figures]:
-        call = self._stub.WatchFigures(request_service_pb2.WatchFiguresRequest(), metadata=self._scope)
+        call = self._stub.WatchFigures(request_service_pb2.WatchFiguresRequest())
         try:
             with calling(Reason.SERVICE_UNAVAILABLE):
                 async for response in call:

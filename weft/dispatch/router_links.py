@@ -1,12 +1,14 @@
-"""Connections to the routers of the mesh: of each a channel, a health check, and the placements that wait there."""
+"""Connections to the routers of the mesh, and which of them leads: the one whose health says that it places requests.
+
+Of each there is a channel, a health check, and the placements that wait there.
+"""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from weft.dispatch.fleet import FleetView, RouterView
-from weft.dispatch.placement import MAX_UNREACHABLE_ROUTERS
-from weft.dispatch.remote_router import RemotePlacement, RemoteRequests, RouterSource, RouterWatch
+from weft.dispatch.remote_router import CHECK_INTERVAL_SECONDS, RemotePlacement, RouterSource, RouterWatch
 from weft.kernel.clock import Clock
 from weft.kernel.log import get_logger
 from weft.kernel.rpc import open_channel
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 log = get_logger("weft.router_links")
 
+SEARCH_INTERVAL_SECONDS = 0.1
+"""Pause between two health checks of a router while none is known to lead."""
 OpenChannel = Callable[[str], "grpc.aio.Channel"]
 
 
@@ -30,22 +34,35 @@ class Waiting(Protocol):
 
 
 class RouterLink:
-    """One life of one router, as this process reaches it. It counts as reachable until it was found otherwise."""
+    """One life of one router, as this process reaches it."""
 
-    def __init__(self, router: RouterView, channel: "grpc.aio.Channel", clock: Clock) -> None:
+    def __init__(
+        self,
+        router: RouterView,
+        channel: "grpc.aio.Channel",
+        clock: Clock,
+        on_change: Callable[["RouterLink"], None],
+        interval: Callable[[], float],
+    ) -> None:
+        """`on_change` is called when it was lost, or is no longer; `interval`: see RouterWatch."""
         self.router = router
         self.channel = channel
-        self.placement = RemotePlacement(channel, of_this_router=True)
-        self.requests = RemoteRequests(channel, of_this_router=True)
-        self.is_lost = False
-        """Whether it did not answer the last health check, or a call to it has just failed."""
-        self._watch = RouterWatch(channel, clock, self._note_answer)
+        self.placement = RemotePlacement(channel)
+        self.is_lost = True
+        """Whether it places no requests: it stands by, did not answer the last health check, or has just failed."""
+        self._on_change = on_change
+        self._watch = RouterWatch(channel, clock, self._note_answer, interval)
         self._waiting: set[Waiting] = set()
         self._lost = asyncio.Event()
+        self._lost.set()
 
     def start(self) -> None:
         """Begin to check its health."""
         self._watch.begin()
+
+    def hurry(self) -> None:
+        """Check its health now."""
+        self._watch.hurry()
 
     async def close(self) -> None:
         """Stop the checks and close the channel; placements that wait there are abandoned."""
@@ -54,10 +71,12 @@ class RouterLink:
         await self.channel.close(grace=None)
 
     def note_lost(self) -> None:
-        """Count it as unreachable until it answers a health check."""
-        if not self.is_lost:
-            log.warning("router lost", router=self.router.name, address=self.router.address)
+        """Place nothing there until it answers a health check."""
+        if self.is_lost:
+            return
+        log.warning("router lost", router=self.router.name, address=self.router.address)
         self._abandon_all()
+        self._on_change(self)
 
     async def until_lost(self) -> None:
         """Returns once it cannot be reached."""
@@ -78,54 +97,59 @@ class RouterLink:
             each.abandon()
 
     def _note_answer(self, is_there: bool) -> None:
-        if is_there:
+        if not is_there:
+            self.note_lost()
+        elif self.is_lost:
             self.is_lost = False
             self._lost.clear()
-        else:
-            self.note_lost()
+            log.info("router leads", router=self.router.name, address=self.router.address)
+            self._on_change(self)
 
 
 class RouterLinks(RouterSource):
-    """Links to every router of the newest view but this process's own."""
+    """Links to every router of the newest view."""
 
-    def __init__(self, clock: Clock, security: ChannelSecurity | None = None, *, own: str = "") -> None:
-        """`own`: the name of the router in this process; empty: there is none."""
+    def __init__(self, clock: Clock, security: ChannelSecurity | None = None) -> None:
         self._clock = clock
         self._open: OpenChannel = lambda address: open_channel(address, security)
-        self._own = own
         self._links: dict[str, RouterLink] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._leader: RouterLink | None = None
+        self._led = asyncio.Event()
 
     @property
     def is_there(self) -> bool:
-        """Whether some router can be reached; one in this process can."""
-        return bool(self._own) or any(not link.is_lost for link in self._links.values())
+        """Whether a router that leads can be reached."""
+        return self._leader is not None
 
     @property
-    def unreachable(self) -> frozenset[str]:
-        """The routers that cannot be reached now, by name; of more than MAX_UNREACHABLE_ROUTERS the first ones."""
-        lost = sorted(name for name, link in self._links.items() if link.is_lost)
-        return frozenset(lost[:MAX_UNREACHABLE_ROUTERS])
+    def leader(self) -> RouterLink | None:
+        """The link to the router that leads; None: none is known to.
 
-    def get(self, name: str) -> RouterLink | None:
-        """Returns the link to a router; None: it is unknown, or this process's own."""
-        return self._links.get(name)
+        Of two the one that began last: the other one was frozen, and steps down.
+        """
+        return self._leader
 
-    def live(self) -> Sequence[RouterLink]:
-        """Returns the links to the routers that can be reached, in the order of their names."""
-        return [link for _, link in sorted(self._links.items()) if not link.is_lost]
+    async def until_led(self) -> None:
+        """Returns once a router leads."""
+        await self._led.wait()
 
     def update_view(self, view: FleetView) -> None:
         """Open links to routers that have come, and close those to routers that are gone or began another life."""
-        wanted = {name: router for name, router in view.routers.items() if name != self._own}
+        has_news = False
         for name, link in list(self._links.items()):
-            now = wanted.get(name)
+            now = view.routers.get(name)
             if now is None or (now.incarnation, now.address) != (link.router.incarnation, link.router.address):
                 self._close(self._links.pop(name))
-        for name, router in wanted.items():
+            elif now.leading != link.router.leading:
+                has_news, link.router = True, now
+        for name, router in view.routers.items():
             if name not in self._links:
-                link = self._links[name] = RouterLink(router, self._open(router.address), self._clock)
+                channel = self._open(router.address)
+                link = self._links[name] = RouterLink(router, channel, self._clock, self._note_change, self._interval)
                 link.start()
+        if has_news:
+            self._search()
 
     async def close(self) -> None:
         """Close all links."""
@@ -134,7 +158,26 @@ class RouterLinks(RouterSource):
         while self._closing:
             await asyncio.gather(*self._closing)
 
+    def _interval(self) -> float:
+        return SEARCH_INTERVAL_SECONDS if self._leader is None else CHECK_INTERVAL_SECONDS
+
+    def _note_change(self, link: RouterLink) -> None:
+        if not link.is_lost:
+            self._leader = link
+            self._led.set()
+        elif link is self._leader:
+            self._leader = None
+            self._led.clear()
+            self._search()
+
+    def _search(self) -> None:
+        for link in self._links.values():
+            link.hurry()
+
     def _close(self, link: RouterLink) -> None:
+        if link is self._leader:
+            self._leader = None
+            self._led.clear()
         closing = start_task(link.close(), name=f"router-link-{link.router.name}")
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)

@@ -66,7 +66,7 @@ class Reason(IntEnum):
     INSUFFICIENT_MEMORY = 77
     INTERNAL = 90
     SERVICE_UNAVAILABLE = 91
-    MOVED = 92
+    ROUTER_STANDBY = 92
     REGISTRY_STANDBY = 93
     NO_ROUTER_AVAILABLE = 94
     ROUTER_LOST = 95
@@ -158,7 +158,7 @@ TRAITS: dict[Reason, ReasonTraits] = {
     Reason.INSUFFICIENT_MEMORY: _busy(503),
     Reason.INTERNAL: ReasonTraits("INTERNAL", 500, retryable=False, safe_to_retry=False),
     Reason.SERVICE_UNAVAILABLE: _not_begun(503),
-    Reason.MOVED: _not_begun(503),
+    Reason.ROUTER_STANDBY: _not_begun(503),
     Reason.REGISTRY_STANDBY: _not_begun(503),
     Reason.NO_ROUTER_AVAILABLE: _not_begun(503),
     Reason.ROUTER_LOST: _broken(502),

@@ -7,7 +7,6 @@ back one amount.
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
 
 BUCKETS_PER_WINDOW = 256
 """Amounts within a 256th of a window expire together, at the time of the newest: never too early."""
@@ -18,46 +17,6 @@ class _Bucket:
     began: float
     newest: float
     amount: int
-
-
-class Window(Protocol):
-    """How much is used of a limit in its last so many seconds. Times are seconds on one monotonic clock."""
-
-    def settle(self, now: float) -> int:
-        """Removes what has left the window; returns what is in it."""
-        ...
-
-    def has_room(self, now: float, most: int, amount: int) -> bool:
-        """Whether an amount fits into the window."""
-        ...
-
-    def add(self, now: float, amount: int) -> None:
-        """Counts an amount."""
-        ...
-
-    def take_back(self, amount: int, counted_at: float) -> None:
-        """Subtracts an amount that was counted then."""
-        ...
-
-    def left(self, now: float, most: int) -> int:
-        """Returns what fits into the window, at least 0."""
-        ...
-
-    def shown(self, most: int) -> int:
-        """Returns the limit as it holds here."""
-        ...
-
-    def seconds_until_room(self, now: float, most: int, amount: int) -> float:
-        """Seconds until `amount` more fits below `most`, if nothing else is counted meanwhile."""
-        ...
-
-    def seconds_until_less(self, now: float) -> float:
-        """Seconds until the oldest amount leaves the window; its length where it is empty."""
-        ...
-
-    def seconds_until_empty(self, now: float) -> float:
-        """Seconds until everything has left the window, if nothing else is counted meanwhile."""
-        ...
 
 
 class SlidingWindow:

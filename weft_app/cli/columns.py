@@ -16,7 +16,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, ModelDocument, ProfileDocument, plain
 from weft.kernel.abilities import skill_words
 from weft.kernel.tenant_rules import limit_words
-from weft_app.cli.limit_uses import slices_text, used_text
+from weft_app.cli.limit_uses import used_text
 from weft_app.cli.output import Column, Listing
 
 
@@ -223,9 +223,7 @@ _TENANT_WIDE = (
     *_TENANT[:2],
     Column("MAX RUNNING", "[{declared.max_in_flight}|-]"),
     Column("REMOTE", lambda tenant: remote_text(tenant.declared)),
-    *_TENANT[2:4],
-    Column("HELD", slices_text),
-    *_TENANT[4:],
+    *_TENANT[2:],
     Column("AGE", "[{observed.create_time:age}]", ticks=True),
     Column("DESCRIPTION", "{declared.description}"),
 )

@@ -176,8 +176,6 @@ def show_requests(
     left = found.total_count - len(found.requests)
     if left > 0 and output in TEXTS:
         say(f"and {left} more\n")
-    if found.unreachable_routers and output in TEXTS:
-        note(f"no answer of {', '.join(found.unreachable_routers)}: requests that only they know are missing")
     if found.history_missing and output in TEXTS:
         note("a router's database cannot be read: older requests are missing")
     if found.unwritten_count and output in TEXTS:

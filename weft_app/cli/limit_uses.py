@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from weft.api.router.v1.request_service_pb2 import LimitSlice, LimitUse
+from weft.api.router.v1.request_service_pb2 import LimitUse
 from weft.client.requests import connect_requests
 from weft.documents.resources import AnyDocument, TenantDocument
 from weft.kernel.errors import WeftError
@@ -104,22 +104,6 @@ def _subject(use: LimitUse) -> str:
     return "".join([*parts, f" of client {use.client}" if use.client else ""])
 
 
-def slices_text(tenant: TenantDocument) -> str:
-    """What routers hold of the windows of a tenant, such as "r1 2, r2 1 of 20 req/min"."""
-    shown = []
-    for use in tenant.uses:
-        if use.slices:
-            parts = ", ".join(_slice_text(each) for each in use.slices)
-            shown.append(f"{parts} of {rate_of(use)}{_subject(use)}")
-    return "; ".join(shown[:MAX_SHOWN_USES]) + (
-        f" and {len(shown) - MAX_SHOWN_USES} more" if shown[MAX_SHOWN_USES:] else ""
-    )
-
-
-def _slice_text(part: LimitSlice) -> str:
-    return f"{part.router} alone {part.share}" if part.is_cut_off else f"{part.router} {part.held}"
-
-
 USES = (
     Column("LIMIT", lambda use: str(rate_of(use))),
     Column("OF", lambda use: _subject(use).strip() or "the tenant"),
@@ -129,9 +113,10 @@ USES = (
 )
 """The columns of windows on a page."""
 _NAME = (Column("Name", "{tenant}"),)
+_COLUMNS = (Column("TENANT", "{tenant}"), *USES)
 _WINDOWS = Listing(
-    columns=(Column("TENANT", "{tenant}"), *USES),
-    wide=(Column("TENANT", "{tenant}"), *USES, Column("HELD", lambda use: ", ".join(map(_slice_text, use.slices)))),
+    columns=_COLUMNS,
+    wide=_COLUMNS,
     name=lambda use: f"{use.tenant} {rate_of(use)}{_subject(use)}",
     empty="the router counts no limit of such a tenant",
 )

@@ -1,4 +1,4 @@
-"""`weft get routers`: the routers of the mesh, and which scheduling domains each of them owns."""
+"""`weft get routers`: the routers of the mesh, and which of them leads."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,25 +15,15 @@ from weft_app.cli.output import Column, Listing
 from weft_app.cli.record_watch import RecordChanges, follow_readings
 
 READ_TIMEOUT_SECONDS = 5.0
-MAX_SHOWN_DOMAINS = 4
-
-
-def _domain_words(router: MeshRouter) -> str:
-    shown = ",".join(router.domains[:MAX_SHOWN_DOMAINS]) or "-"
-    left = len(router.domains) - MAX_SHOWN_DOMAINS
-    return f"{shown} and {left} more" if left > 0 else shown
-
-
 _COLUMNS = (
     Column("ROUTER", "{name}"),
-    Column("STATE", lambda router: "draining" if router.draining else "active"),
-    Column("DOMAINS", lambda router: str(len(router.domains))),
+    Column("STATE", lambda router: "leader" if router.leading else "standby"),
     Column("ADDRESS", "{address}"),
     Column("AGE", "[{register_time:age}]", ticks=True),
 )
 _ROUTERS = Listing(
     columns=_COLUMNS,
-    wide=(*_COLUMNS, Column("VERSION", "{version}"), Column("OWNS", _domain_words)),
+    wide=(*_COLUMNS, Column("VERSION", "{version}")),
     name=lambda router: f"router/{router.name}",
     kind="RouterList",
     plural="routers",

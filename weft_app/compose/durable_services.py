@@ -16,14 +16,11 @@ from router_svc.durable.records import RecordService
 from router_svc.durable.stored_responses import ResponseService
 from router_svc.durable.tasks.service import TaskService, TaskServiceDeps
 from router_svc.durable.usage import UsageService
-from router_svc.limit_leases import LeaseIntervals, LimitLeases
-from router_svc.policy.leased_window import LeaseTerms
 from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
 from weft.dispatch.agents import KnownNames
 from weft.kernel.clock import SystemClock
 from weft.kernel.health import HealthCheck, HealthLimits
-from weft.kernel.names import new_id
 from weft.kernel.service import Service
 from weft.kernel.settings import values_of
 from weft.sql.write_check import write_check
@@ -59,29 +56,6 @@ def usage_service(
 
     observe = UsageMetrics(page, router, by_tenant=settings.tenant_metrics)
     return router_svc.durable.usage.build(database, router.usage, settings, observe=observe)
-
-
-def share_limits(config: WeftConfig, database: RouterDatabase, router: RouterService) -> None:
-    """Lets a router lease the limits of tenants from its database, where other routers may share it."""
-    if not database.is_shared or not router.name:
-        return
-    # A mesh on SQLite needs no module of it.
-    from router_svc.store.limit_windows import SqlLeaseStore  # noqa: PLC0415
-
-    settings = config.router.limit_leases
-    terms = LeaseTerms(
-        slice_seconds=settings.slice_seconds,
-        min_slice_part=settings.min_slice_percent / 100,
-        max_hold_seconds=settings.max_hold_seconds,
-        silence_seconds=settings.silence_seconds,
-    )
-    intervals = LeaseIntervals(
-        contact_seconds=settings.contact_interval_seconds,
-        timeout_seconds=settings.timeout_seconds,
-        publish_seconds=settings.publish_interval_seconds,
-    )
-    store = SqlLeaseStore(database, router.name, new_id("life"), silence_seconds=settings.silence_seconds)
-    router.share_limits(LimitLeases(store, SystemClock(), router.name, terms, intervals))
 
 
 def record_service(
@@ -125,7 +99,7 @@ def durable_services(config: WeftConfig, database: RouterDatabase, router: Route
     clock = SystemClock()
     files = FileManager(database, config.router.batches, clock, results=config.router.results)
     parts = TaskServiceDeps(
-        placement=router.own_placement,
+        placement=router.placement,
         fleet=router,
         channels=router.channels,
         subscribe=router.subscribe,

@@ -6,9 +6,9 @@ import grpc
 from typing_extensions import override
 
 from weft.dispatch.fleet import FleetWatcher
+from weft.dispatch.leader_placement import LeaderPlacement
 from weft.dispatch.remote_router import RemotePlacement, RemoteRequests, RouterSource, RouterWatch
 from weft.dispatch.router_links import RouterLinks
-from weft.dispatch.routers_placement import RoutersPlacement
 from weft.kernel.clock import Clock
 from weft.kernel.picked_channel import PickedChannel
 from weft.kernel.tls_channel import ChannelSecurity
@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 class GatewayRouters(RouterSource):
-    """Every router that the registry knows, and the configured one while it knows none.
-
-    Requests go to the owner of their scheduling domain. Whatever any router can answer (records, tasks, files) goes to
-    one of those that answer, and stays with it while it does.
-    """
+    """The router that leads of all that the registry knows, and the configured one while it knows none."""
 
     def __init__(
         self, configured: grpc.aio.Channel, fleet: FleetWatcher, clock: Clock, security: ChannelSecurity | None = None
@@ -32,13 +28,11 @@ class GatewayRouters(RouterSource):
         self._watch = RouterWatch(configured, clock)
         self._links = RouterLinks(clock, security)
         self._fleet = fleet
-        self._chosen = ""
-        """The router that answers what any can; empty: none was chosen yet."""
         self.channel: grpc.aio.Channel = PickedChannel(self._pick)
-        """The channel to any router that answers."""
+        """The channel to the router that leads."""
         self.queues = RemotePlacement(self.channel)
         self.requests = RemoteRequests(self.channel)
-        self.placement: RouterPort = RoutersPlacement(fleet, self._links, RemotePlacement(configured))
+        self.placement: RouterPort = LeaderPlacement(fleet, self._links, RemotePlacement(self.channel))
 
     @property
     @override
@@ -56,9 +50,5 @@ class GatewayRouters(RouterSource):
         await self._links.close()
 
     def _pick(self) -> grpc.aio.Channel:
-        live = self._links.live()
-        if not live:
-            return self._configured
-        chosen = next((link for link in live if link.router.name == self._chosen), live[0])
-        self._chosen = chosen.router.name
-        return chosen.channel
+        leader = self._links.leader
+        return self._configured if leader is None else leader.channel

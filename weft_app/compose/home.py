@@ -87,10 +87,9 @@ class WeftHome:
         """
         return self.run / f"{process}.{service}-target"
 
-    @property
-    def owner_file(self) -> Path:
-        """File with the address of the registry that owns the database, as a standby of this home knows it."""
-        return self.run / "registry.owner"
+    def owner_file(self, service: str) -> Path:
+        """File with the address of the registry or the router that a standby of this home waits for."""
+        return self.run / f"{service}.owner"
 
     def metrics_socket(self, runner: str) -> Path:
         """Unix socket on which a runner process of `weft up` serves its metrics."""

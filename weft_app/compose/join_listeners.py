@@ -23,13 +23,7 @@ class JoinListeners(Service):
 
     service_names: Sequence[str] = ()
 
-    def __init__(
-        self,
-        router: router_svc.service.RouterService,
-        relay: RelayListener | None = None,
-        publishers: "PublisherListener | None" = None,
-    ) -> None:
-        self._router = router
+    def __init__(self, relay: RelayListener | None = None, publishers: "PublisherListener | None" = None) -> None:
         self.relay = relay
         self.publishers = publishers
 
@@ -45,9 +39,7 @@ class JoinListeners(Service):
 
     @override
     async def stop(self, grace_seconds: float) -> None:
-        """Drains both; the router owns no domain meanwhile, so that what waits there does not wait for them."""
-        if self._in_order():
-            await self._router.leave()
+        """Drains both at the same time."""
         ends = await asyncio.gather(*(each.stop(grace_seconds) for each in self._in_order()), return_exceptions=True)
         for end in ends:
             if isinstance(end, BaseException):
@@ -63,11 +55,11 @@ def join_listeners(config: WeftConfig, home: WeftHome, router: router_svc.servic
     if relay is None:
         if config.publishers.listen is not None:
             raise invalid_field("publishers.listen", "needs relay.listen: publishers join over the relay")
-        return JoinListeners(router)
+        return JoinListeners()
     if config.publishers.listen is None:
-        return JoinListeners(router, RelayListener(config.relay, home, relay))
+        return JoinListeners(RelayListener(config.relay, home, relay))
     # Only where it is configured: it imports runners, and the server of their HTTP protocol.
     from weft_app.compose.publishers import PublisherListener  # noqa: PLC0415
 
     listener = RelayListener(config.relay, home, relay, has_publishers=True)
-    return JoinListeners(router, listener, PublisherListener(config, home, relay, listener))
+    return JoinListeners(listener, PublisherListener(config, home, relay, listener))

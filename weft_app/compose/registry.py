@@ -15,13 +15,13 @@ from registry_svc.config import (
     RegistryConfig,
     RegistrySettings,
 )
-from registry_svc.ownership import OwnershipGuard
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.rpc import open_channel
 from weft.kernel.settings import values_of
 from weft.signing.tokens import read_shared_key
+from weft.sql.ownership import OwnershipGuard
 from weft_app.compose.environment import KEY_PATH_VARIABLE, allow_cloud_fallback
 from weft_app.compose.home import WeftHome, keep_address
 from weft_app.compose.metrics import add_span_counts, metrics_services, page_if_served
@@ -65,7 +65,7 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
     monitor = HealthMonitor(paired.health_checks(config.health), SystemClock(), config.health)
     paired.on_takeover(monitor.check)
     # A standby answers no call: commands of this home go on to the owner.
-    paired.on_owner(lambda owner: keep_address(home.owner_file, owner or None))
+    paired.on_owner(lambda owner: keep_address(home.owner_file("registry"), owner or None))
     page = page_if_served(config)
     if page is not None:
         from registry_svc.metrics import RegistryMetrics  # noqa: PLC0415 - only where there is a page
@@ -87,7 +87,7 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
             host, paired, config, lambda: announce(address), companions=companions, monitor=monitor
         )
     finally:
-        keep_address(home.owner_file, None)
+        keep_address(home.owner_file("registry"), None)
         await close_tracing(tracing)
 
 

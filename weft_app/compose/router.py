@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import router_svc.service
-from router_svc.announcement import default_router_name
+from router_svc.announcement import RouterAnnouncement, default_router_name
 from router_svc.client_registry import ClientsConfig
 from router_svc.config import RelayConfig, RouterConfig
 from router_svc.policy.limits import QueueLimits, SchedulerLimits, SchedulingLimits
@@ -17,7 +17,7 @@ from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.rpc import open_channel
 from weft.kernel.settings import values_of
 from weft_app.compose.environment import DEFAULT_RATES
-from weft_app.compose.home import WeftHome
+from weft_app.compose.home import WeftHome, keep_address
 from weft_app.compose.join_listeners import join_listeners
 from weft_app.compose.journal import journal_rules
 from weft_app.compose.metrics import metrics_services, page_if_served
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 def router_config(config: WeftConfig, registry_address: str, address: str = "") -> RouterConfig:
     """Returns the configuration of a router over a registry.
 
-    `address`: its own, for gateways, other routers and runners behind its relay. Without one it is no part of the mesh,
-    and places everything.
+    `address`: its own, for gateways and runners behind its relay. Without one it is no part of the mesh, and
+    places everything.
     """
     section = config.router
     return RouterConfig(
@@ -117,36 +117,68 @@ async def serve_router(
 ) -> None:
     """Serves a router until a signal arrives."""
     # A runner's own router (weft_app.compose.runner_http) stores nothing, and its host has no database package.
+    from router_svc.leadership import ROUTER_OWNER, SILENCE_SECONDS, LeaderLock, LeadingRouter  # noqa: PLC0415
+    from weft.sql.ownership import OwnershipGuard, Paired  # noqa: PLC0415
+    from weft.sql.standby import owner_watch_of  # noqa: PLC0415
     from weft_app.compose.durable_services import (  # noqa: PLC0415
         durable_services,
         journal_check,
         record_service,
         response_service,
         router_database,
-        share_limits,
         usage_service,
     )
 
     keys, registry = key_check(config, SystemClock()), registry_address(config, home)
-    host = new_host(config, "router", keys)
+    guard = OwnershipGuard()
+    host = new_host(config, "router", keys, first_guard=guard)
     address = host.bind(listen or home.address("router"))
     tracing = tracing_of(os.environ)
     page = page_if_served(config)
-    service = router_svc.service.build(
-        router_config(config, registry, address), tracing=tracing, observer=_observer(page)
-    )
+    settings, clock = router_config(config, registry, address), SystemClock()
+    service = router_svc.service.build(settings, tracing=tracing, observer=_observer(page))
     database = router_database(config, home)
     durable = durable_services(config, database, service)
-    share_limits(config, database, service)
     _show_tasks(page, durable.tasks)
+    stores: list[Service] = [response_service(config, database), *durable.in_order()]
+    leading = LeadingRouter(
+        database,
+        LeaderLock(database, address),
+        service,
+        clock,
+        before=[usage_service(config, database, service, page), record_service(config, database, service, page)],
+        after=stores,
+        checks=lambda limits: [journal_check(database, stores, limits)],
+    )
+    watch = owner_watch_of(database.url, ROUTER_OWNER, clock, SILENCE_SECONDS)
+    paired = Paired(leading, ROUTER_OWNER, watch, clock, names_owner=keys is None, also_guards=service.service_names)
+    guard.use(paired)
+    announcement = RouterAnnouncement(
+        settings.name,
+        address,
+        lambda: open_channel(registry, channel_security(config)),
+        clock,
+        leads=lambda: paired.is_owner and leading.beats.is_current,
+        shares_database=database.is_shared,
+    )
+    listeners = join_listeners(config, home, service)
+    # What drains last lets another router lead meanwhile; where none can, this one goes on placing requests.
+    before: list[Service] = [service, listeners] if database.is_shared else [service]
     companions: list[Service] = [
-        response_service(config, database),
-        *durable.in_order(),
         *key_followers(keys, registry, channel_security(config)),
-        join_listeners(config, home, service),
+        announcement,
+        *(() if database.is_shared else (listeners,)),
     ]
-    checks = [*service.health_checks(config.health), journal_check(database, companions, config.health)]
-    monitor = HealthMonitor(checks, SystemClock(), config.health)
+    checks = [*service.health_checks(config.health), *paired.health_checks(config.health)]
+    monitor = HealthMonitor(checks, clock, config.health)
+
+    async def note_takeover() -> None:
+        await monitor.check()
+        await announcement.tell()
+
+    paired.on_takeover(note_takeover)
+    # Commands of this home go on to the leader.
+    paired.on_owner(lambda leader: keep_address(home.owner_file("router"), leader or None))
     companions += metrics_services(config, page, "router", monitor)
     companions.append(
         ProcessService(
@@ -159,12 +191,13 @@ async def serve_router(
     try:
         await serve_until_stopped(
             host,
-            service,
+            paired,
             config,
             lambda: announce(address),
-            before=[usage_service(config, database, service, page), record_service(config, database, service, page)],
+            before=before,
             companions=companions,
             monitor=monitor,
         )
     finally:
+        keep_address(home.owner_file("router"), None)
         await close_tracing(tracing)

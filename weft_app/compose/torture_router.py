@@ -130,7 +130,7 @@ def broken_tasks(
     """Returns the task service of a router, with its faults."""
     limits = task_limits(config)
     parts = TaskServiceDeps(
-        placement=router.own_placement,
+        placement=router.placement,
         fleet=router,
         channels=router.channels,
         subscribe=router.subscribe,

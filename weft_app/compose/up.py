@@ -17,8 +17,10 @@ import router_svc.service
 from gateway.service import GatewayService
 from registry_svc.metrics import RegistryMetrics
 from registry_svc.service import RegistryService
+from router_svc.announcement import RouterAnnouncement
 from router_svc.durable.metrics import TaskMetrics
 from router_svc.durable.tasks.service import TaskService
+from router_svc.leadership import LeaderLock, LeadingRouter
 from router_svc.metrics import RouterMetrics
 from router_svc.service import RouterService
 from weft import __version__
@@ -54,7 +56,6 @@ from weft_app.compose.durable_services import (
     record_service,
     response_service,
     router_database,
-    share_limits,
     usage_service,
 )
 from weft_app.compose.edge_certificate import (
@@ -320,7 +321,6 @@ class UpHost:
         database = router_database(self._config, self._home)
         responses, durable = response_service(self._config, database), durable_services(self._config, database, router)
         usage = usage_service(self._config, database, router, self._page)
-        share_limits(self._config, database, router)
         records = record_service(self._config, database, router, self._page)
         TaskMetrics(self._page, lambda: durable.tasks.states, lambda: durable.tasks.released, durable.tasks.utc_now)
         listeners = join_listeners(self._config, self._home, router)
@@ -339,8 +339,18 @@ class UpHost:
             schemas=(registry, database),
             watching=registry.watching.listed,
         )
-        stores = [registry, usage, records, router, responses, *durable.in_order()]
-        services = [*stores, listeners, self.configuration, process]
+        leading = LeadingRouter(
+            database,
+            LeaderLock(database, address),
+            router,
+            self._clock,
+            before=[usage, records],
+            after=[responses, *durable.in_order()],
+        )
+        announcement = RouterAnnouncement(
+            config.name, address, lambda: open_channel(address), self._clock, shares_database=database.is_shared
+        )
+        services = [registry, router, leading, announcement, listeners, self.configuration, process]
         await host.start(services, self._monitor)
         self.relay = None if listeners.relay is None else listeners.relay.endpoint
         self.publishers_url = "" if listeners.publishers is None else listeners.publishers.url
@@ -389,7 +399,7 @@ class UpHost:
             registry=channel,
             processes=dict.fromkeys(PROCESSES, channel),
             channels=channels,
-            queues=router.queues,
+            queues=router.placement,
             requests=router.requests,
             responses=side.responses,
             usage=side.usage,

@@ -138,8 +138,8 @@ class AddressSettings:
     """Such as `mesh.example:7070`; a list, or a text with commas, for a registry and its standby. A Unix socket and
     loopback are plaintext, everything else is TLS, and so is loopback with `tls:` in front. Default: a socket under the
     home."""
-    router: Annotated[str | None, PUBLIC] = None
-    """Default: a socket under the home."""
+    router: Annotated[Addresses | None, PUBLIC] = None
+    """Several for a router and its standbys. Default: a socket under the home."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

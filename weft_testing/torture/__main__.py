@@ -55,12 +55,6 @@ def _wrong_with(given: argparse.Namespace) -> str:
         "faults of the database need a PostgreSQL of this run: add --store postgres, without --database-url": (
             bool(faults) and (given.store == SQLITE or bool(given.database_url))
         ),
-        "tenants need --gateways, and --store postgres, on which their limits outlive routers": (
-            bool(given.tenants) and not (is_shared and given.gateways)
-        ),
-        "a router without the database may admit its share of a limit: test tenants or faults of the database": (
-            bool(given.tenants and faults)
-        ),
         f"there are {USUAL_RUNNERS} runners at least": given.runners < USUAL_RUNNERS,
         f"more than {USUAL_RUNNERS} runners need namespaces: {missing}": bool(missing),
     }
@@ -92,8 +86,6 @@ def _run(given: argparse.Namespace, seed: int, url: str, database: RunDatabase |
         registries=given.registries,
         runners=given.runners,
         gateways=given.gateways,
-        tenants=given.tenants,
-        is_limit_lax=given.lax_limits,
         streams=given.streams if given.gateways else 0,
         database_restarts=given.database_restarts,
         database_cuts=given.database_cuts,
@@ -146,20 +138,9 @@ def _parser() -> argparse.ArgumentParser:
         "--runners",
         type=int,
         default=USUAL_RUNNERS,
-        help="more than two have a host each (`unshare --uts`), so that their pools are several domains",
+        help="more than two have a host each (`unshare --uts`)",
     )
     parser.add_argument("--streams", type=int, default=6, help="streams at once, over all gateways")
-    parser.add_argument(
-        "--tenants",
-        type=int,
-        default=0,
-        help="with a limit each, of which they ask for more over all gateways; needs --store postgres",
-    )
-    parser.add_argument(
-        "--lax-limits",
-        action="store_true",
-        help="negative control: routers with three times the limits; the run must FAIL with tenants over their limits",
-    )
     parser.add_argument(
         "--database-restarts",
         type=int,

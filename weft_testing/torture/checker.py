@@ -297,26 +297,6 @@ def _overbooked(history: History) -> Iterator[Violation]:
             yield Violation("overbooked", event.task, detail)
 
 
-def _over_limit(history: History) -> Iterator[Violation]:
-    """No tenant has more requests admitted in a window than its limit, over all routers.
-
-    A request was admitted between its sending and its answer, so only those with both in the window are surely in it.
-    """
-    if not history.limit:
-        return
-    admitted: dict[str, list[Event]] = defaultdict(list)
-    for event in history.of_kind(Kind.ADMITTED):
-        admitted[event.key].append(event)
-    for tenant, events in sorted(admitted.items()):
-        most = 0
-        for first in events:
-            end = first.asked_at + history.limit_seconds - CLOCK_GRAIN_SECONDS
-            most = max(most, sum(first.asked_at <= each.asked_at and each.at < end for each in events))
-        if most > history.limit:
-            detail = f"{most} requests in {history.limit_seconds:g} s, and the limit is {history.limit}"
-            yield Violation("over limit", tenant, detail)
-
-
 def _damage(history: History) -> Iterator[Violation]:
     """The database is intact."""
     for line in history.damage:
@@ -350,6 +330,5 @@ _RULES: Sequence[Callable[[History], Iterator[Violation]]] = (
     _streams,
     _refusals,
     _overbooked,
-    _over_limit,
     _damage,
 )

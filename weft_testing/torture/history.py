@@ -50,10 +50,6 @@ class Kind(StrEnum):
     """A stream over the gateway `key` was whole."""
     STREAM_BROKEN = "stream-broken"
     """A stream over the gateway `key`, begun at `asked_at`, was refused or not whole: `note` says why."""
-    ADMITTED = "admitted"
-    """A request of the tenant `key`, sent at `asked_at`, was answered."""
-    LIMITED = "limited"
-    """A request of the tenant `key` was refused for its limit."""
     KILLED = "killed"
     """The process `key` is about to be killed."""
     TURNED_AWAY = "turned-away"
@@ -181,9 +177,6 @@ class History:
     """The counts of usage in the database, by column, without tokens; None: not read."""
     slots: int = 0
     """Requests that one backend may have at once; 0: any number."""
-    limit: int = 0
-    """Requests of each tenant that may be admitted within `limit_seconds`; 0: any number."""
-    limit_seconds: float = 0.0
     damage: Sequence[str] = field(default=())
     """Damage that the database's own checks report."""
 

@@ -19,7 +19,7 @@ from weft_testing.free_port import free_ports
 from weft_testing.torture import submitter
 from weft_testing.torture.database import RunDatabase
 from weft_testing.torture.final_state import SQLITE_PREFIX
-from weft_testing.torture.plan import LIMIT_WINDOW, TOKENS_PER_SECOND, Plan
+from weft_testing.torture.plan import TOKENS_PER_SECOND, Plan
 from weft_testing.torture.streams import GatewayAddress
 from weft_testing.torture.submitter import SubmitterOptions
 
@@ -123,7 +123,6 @@ def configuration(plan: Plan, folder: Folder, url: str) -> Mapping[str, Any]:
         "poll_interval_seconds": 0.5,
         "piece_interval_seconds": plan.piece_interval_seconds,
     }
-    limits = {tenant: [f"{plan.configured_limit}req/{LIMIT_WINDOW}"] for tenant in plan.tenant_names}
     # Of two registries, the standby takes over in the database of both.
     registry = {"database_url": url} if plan.registries > 1 else {}
     return {
@@ -134,7 +133,6 @@ def configuration(plan: Plan, folder: Folder, url: str) -> Mapping[str, Any]:
         "router": {
             "database_url": url,
             "tasks": tasks,
-            "rate_limits": {"tenants": limits},
             "queue_depth_per_runner": plan.queue_depth,
         },
     }
@@ -303,8 +301,10 @@ class Mesh:
         return old
 
     @property
-    def _further_addresses(self) -> list[str]:
-        return [self._folder.socket(f"router-{number}") for number in range(2, self._plan.routers + 1)]
+    def router_addresses(self) -> str:
+        """The addresses of all routers, with commas: calls go to the one that leads."""
+        further = (self._folder.socket(f"router-{number}") for number in range(2, self._plan.routers + 1))
+        return ",".join((self._folder.address, *further))
 
     def backends(self) -> list[psutil.Process]:
         """Returns the fake backends of the runners, in the order of the runners."""
@@ -358,7 +358,7 @@ class Mesh:
         options = SubmitterOptions(
             seed=self._plan.seed,
             name=name,
-            addresses=(self._folder.address, *self._further_addresses),
+            address=self.router_addresses,
             file=self._folder.histories / f"{name}.jsonl",
             count=self._plan.tasks_per_submitter,
             per_second=self._plan.tasks_per_second,

@@ -59,23 +59,13 @@ CLUSTER_WEIGHTS: Mapping[Target, int] = {
 }
 """Weights where streams must not break: no runner and no backend is killed."""
 FREEZE_SECONDS = (1.0, 14.0)
-"""Range of the pauses of a frozen process: a router's session lasts 10 s, the silence of a registry too."""
+"""Range of the pauses of a frozen process: a leader may be silent for 5 s, the owner of a registry for 10 s."""
 DATABASE_AWAY_SECONDS = (0.0, 12.0)
 """Range of the pauses between the end of PostgreSQL and its next start."""
 DATABASE_PAUSE_SECONDS = 2.0
 """Pause between two faults of the database that follow the last kill."""
 CUT_SECONDS = (1.0, 14.0)
 """Range of the cuts between a process and PostgreSQL, as of the pauses of a frozen process."""
-TENANT_LIMIT = 12
-"""Requests of a tenant that all routers together admit ..."""
-LIMIT_WINDOW, LIMIT_WINDOW_SECONDS = "min", 60.0
-"""... in any time of this length."""
-LAX_FACTOR = 3
-"""How many times its limit a tenant has in the negative control, as if each of three routers admitted all of it."""
-TENANT_OVERLOAD = 3.0
-"""How much more than its limit a tenant asks for."""
-TENANT_CALLS = 12
-"""Chats of one tenant that are under way."""
 USUAL_QUEUE_DEPTH = 16
 """Requests that may wait per runner of a pool: the default of routers."""
 STALE_ROUTERS: Mapping[Target, int] = {Target.STALE_ROUTER: 1}
@@ -146,33 +136,14 @@ class Plan:
     gateways: int = 0
     streams: int = 0
     """Streams at once, over all gateways."""
-    tenants: int = 0
-    """Tenants with a limit each."""
-    is_limit_lax: bool = False
-    """Whether routers are given LAX_FACTOR times the limit that the checker knows."""
     database_restarts: int = 0
     database_cuts: int = 0
     weights: Mapping[Target, int] = field(default_factory=lambda: USUAL_WEIGHTS)
 
     @property
-    def tenant_names(self) -> Sequence[str]:
-        """Names of the tenants."""
-        return [f"tenant-{number}" for number in range(self.tenants)]
-
-    @property
-    def configured_limit(self) -> int:
-        """The limit of each tenant, as the routers know it."""
-        return TENANT_LIMIT * (LAX_FACTOR if self.is_limit_lax else 1)
-
-    @property
-    def calls_per_second(self) -> float:
-        """Rate of each tenant."""
-        return TENANT_OVERLOAD * TENANT_LIMIT / LIMIT_WINDOW_SECONDS
-
-    @property
     def queue_depth(self) -> int:
-        """Requests that may wait per runner of a pool: all of tenants and streams, so that no stream finds it full."""
-        return max(USUAL_QUEUE_DEPTH, self.tenants * TENANT_CALLS + self.streams)
+        """Requests that may wait per runner of a pool: all streams, so that none finds it full."""
+        return max(USUAL_QUEUE_DEPTH, self.streams)
 
     @property
     def slots(self) -> int:

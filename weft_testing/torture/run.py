@@ -29,8 +29,6 @@ from weft_testing.torture.history import (
 from weft_testing.torture.mesh import Folder, Member, Mesh, database_url
 from weft_testing.torture.plan import (
     FREEZE_SECONDS,
-    LIMIT_WINDOW_SECONDS,
-    TENANT_LIMIT,
     WAKE_SECONDS,
     DatabaseFaultKind,
     Plan,
@@ -39,7 +37,6 @@ from weft_testing.torture.plan import (
 )
 from weft_testing.torture.streams import Streams
 from weft_testing.torture.submitter import task_stub
-from weft_testing.torture.tenants import TenantCallers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -283,7 +280,7 @@ class Outcome:
         ]
         if self.tasks < self.plan.tasks:
             found.append(f"{self.tasks} tasks of {self.plan.tasks}")
-        needed = [Kind.CLAIMED, Kind.BEGUN, Kind.ENDED, *([Kind.ADMITTED, Kind.LIMITED] if self.plan.tenants else [])]
+        needed = [Kind.CLAIMED, Kind.BEGUN, Kind.ENDED]
         found += [f"there is no event {kind}" for kind in needed if not self.events[kind]]
         return found
 
@@ -331,7 +328,6 @@ async def torture(
     mesh = Mesh(plan, folder, database)
     killer = Killer(plan, mesh, folder, database)
     streams = Streams(plan, mesh.gateway_addresses, folder.histories / "streams.jsonl")
-    tenants = TenantCallers(plan, mesh.gateway_addresses, folder.histories / "tenants.jsonl")
     reporter: asyncio.Task[None] | None = None
     try:
         await mesh.start()
@@ -339,11 +335,10 @@ async def torture(
         async with asyncio.timeout(START_SECONDS):
             await streams.until_served()
         streams.start()
-        tenants.start()
-        async with open_channel(folder.address) as channel:
+        async with open_channel(mesh.router_addresses) as channel:
             stub = task_stub(channel)
             reporter = start_task(_report_progress(plan, folder, killer, report), name="torture-progress")
-            trouble = await _wait_for_end(plan, folder, killer, (streams, tenants), stub)
+            trouble = await _wait_for_end(plan, folder, killer, streams, stub)
             async with asyncio.timeout(READ_SECONDS):
                 served = await read_service(stub, _acked(folder))
     finally:
@@ -361,8 +356,6 @@ async def torture(
         # Usage counts streams, too.
         usage=None if plan.gateways else await read_usage(database_url(plan, folder)),
         slots=plan.slots,
-        limit=TENANT_LIMIT if plan.tenants else 0,
-        limit_seconds=LIMIT_WINDOW_SECONDS,
         damage=[*damage, *_false_alarms(folder)],
     )
     return Outcome(
@@ -384,7 +377,7 @@ async def _wait_for_end(
     plan: Plan,
     folder: Folder,
     killer: Killer,
-    callers: Sequence[Streams | TenantCallers],
+    streams: Streams,
     stub: "TaskServiceAsyncStub",
 ) -> str:
     """Waits until every task is terminal; returns what did not end in time, empty: everything did."""
@@ -397,7 +390,7 @@ async def _wait_for_end(
         async with asyncio.timeout(60.0 * plan.max_minutes):
             await asyncio.gather(killer.run(), killer.submitters_done())
             # Tasks come after live requests: while streams fill the slots, none of them ends.
-            await asyncio.gather(*(each.stop() for each in callers))
+            await streams.stop()
         stage = "tasks do not reach their ends"
         async with asyncio.timeout(SETTLE_SECONDS):
             while await is_any_open(stub):  # noqa: ASYNC110 - another process ends them

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -26,7 +26,6 @@ from grpc_status import rpc_status
 
 from weft.api.common.v1 import chat_pb2, priority_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2, task_pb2, task_service_pb2, task_service_pb2_grpc
-from weft.kernel.picked_channel import PickedChannel
 from weft.kernel.rpc import open_channel
 from weft_testing.torture.history import NO_REASON, Event, EventFile, Kind, read_events
 from weft_testing.torture.plan import MAX_ATTEMPTS, STEADY_MODEL, Submission, submission
@@ -143,8 +142,8 @@ class SubmitterOptions:
 
     seed: int
     name: str
-    addresses: Sequence[str]
-    """Of routers: any of them takes every call."""
+    address: str
+    """Of routers, with commas: calls go to the one that leads."""
     file: Path
     count: int
     """Total number of submissions, over all restarts."""
@@ -285,11 +284,8 @@ async def submit(options: SubmitterOptions) -> None:
     """Runs a submitter once. Raises AioRpcError for an unexpected refusal."""
     file = EventFile(options.file, options.name)
     past = list(read_events(options.file))
-    random = Random(f"{options.seed}/{options.name}/routers")  # noqa: S311 - the seed must decide it
-    async with AsyncExitStack() as opened:
-        channels = [await opened.enter_async_context(open_channel(address)) for address in options.addresses]
-        stub = task_stub(PickedChannel(lambda: random.choice(channels)))
-        await Submitter(options, stub, file, past).run()
+    async with open_channel(options.address) as channel:
+        await Submitter(options, task_stub(channel), file, past).run()
     file.close()
 
 
@@ -299,7 +295,7 @@ def command_line(options: SubmitterOptions) -> list[str]:
         *("-m", "weft_testing.torture.submitter"),
         *("--seed", str(options.seed)),
         *("--name", options.name),
-        *(part for address in options.addresses for part in ("--address", address)),
+        *("--address", options.address),
         *(part for pool in options.pools for part in ("--pool", pool)),
         *("--file", str(options.file)),
         *("--count", str(options.count)),
@@ -312,7 +308,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="weft_testing.torture.submitter", allow_abbrev=False)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--name", required=True)
-    parser.add_argument("--address", dest="addresses", action="append", required=True)
+    parser.add_argument("--address", required=True)
     parser.add_argument("--pool", dest="pools", action="append", required=True)
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--count", type=int, required=True)

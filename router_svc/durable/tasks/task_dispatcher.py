@@ -13,7 +13,6 @@ from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.store_port import Lane, PendingTask
 from router_svc.policy.task_retry import OfferAgain, after_refused_offer
 from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
 
 GIVE_WAY_SHARE = 4
 """When every lane waits for slots, one lane in this many is evicted at each look to make room for others."""
@@ -231,10 +230,6 @@ class TaskDispatcher:
         if verdict.whole_lane:
             state.is_probed = True
             state.paused_until = max(state.paused_until, now + verdict.pause_seconds)
-            if error.reason is Reason.MOVED:
-                # Another router serves the lane, and may end its tasks meanwhile: they are read again after the pause.
-                self._forget(state.fresh)
-                state.has_more = True
             return
         state.fresh.popleft()
         state.refused.append(task)

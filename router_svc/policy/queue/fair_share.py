@@ -114,32 +114,6 @@ class FairShare:
         self._ceiling = 0.0
         """Upper bound of all active accounts."""
         self._ceiling_is_exact = True
-        self._served_here: dict[str, float] = {}
-        """Tokens that tenants were served since `take_served`, where that is called."""
-        self._reports = False
-
-    def report_service(self) -> None:
-        """Keep what tenants are served for `take_served`, which has to be called then."""
-        self._reports = True
-
-    def take_served(self) -> dict[str, float]:
-        """Return the tokens that each tenant was served since the last call; corrections may be below zero."""
-        taken, self._served_here = self._served_here, {}
-        return taken
-
-    def note_elsewhere(self, tenant: str, tokens: float) -> None:
-        """Charge a tenant for tokens that other routers have served it."""
-        account = self.active.get(tenant) or self._idle.get(tenant)
-        if account is None:
-            account = self._idle[tenant] = Account(weight=self._weight_of(tenant))
-            self._forget_idle()
-        self._changed.add(tenant)
-        cost = max(0.0, tokens) / account.weight
-        used = min(cost, max(0.0, account.credit))
-        account.credit -= used
-        account.served += cost - used
-        if account.live:
-            self._ceiling = max(self._ceiling, account.served)
 
     def enter(self, tenant: str) -> None:
         """Record a new request of a tenant.
@@ -198,7 +172,6 @@ class FairShare:
         account.mean_cost += (COST_WEIGHT if account.was_charged else 1.0) * (cost - account.mean_cost)
         account.was_charged = True
         self._ceiling = max(self._ceiling, account.served)
-        self._note_service(tenant, charged)
         return charged
 
     def correct(self, tenant: str, charged: float, tokens: float) -> None:
@@ -206,11 +179,6 @@ class FairShare:
         account = self.active[tenant]
         self._changed.add(tenant)
         account.credit += (charged - tokens) / account.weight
-        self._note_service(tenant, tokens - charged)
-
-    def _note_service(self, tenant: str, tokens: float) -> None:
-        if self._reports:
-            self._served_here[tenant] = self._served_here.get(tenant, 0.0) + tokens
 
     def account(self, tenant: str) -> float:
         """Return the account of an active tenant in tokens by weight, raised to the maximum lag behind the highest."""

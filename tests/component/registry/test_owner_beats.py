@@ -10,21 +10,21 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typing_extensions import override
 
-from registry_svc.ownership import FILES_CHECK_SECONDS, LEASE_SHARE, OwnerBeats, PairedRegistry
-from registry_svc.store.postgres import TakenOverError
+from registry_svc.store.database import REGISTRY_OWNER
 from weft.kernel.errors import WeftError
 from weft.kernel.health import HealthLimits, HealthState
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
 from weft.kernel.service import CRITICAL_TASK
+from weft.sql.ownership import FILES_CHECK_SECONDS, LEASE_SHARE, OwnerBeats, Paired
 from weft_app.compose.grpc_host import GrpcHost
 from weft_testing.fake_clock import FakeClock, let_all_run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from registry_svc.store.standby import OwnerWatch
+    from weft.sql.standby import OwnerWatch
 
 SILENCE = 10.0
 LEASE = LEASE_SHARE * SILENCE
@@ -116,7 +116,7 @@ class Stage:
         self.clock = ThawingClock()
         self.database = BeatenDatabase()
         self.returns = 0
-        self.beats = OwnerBeats(cast("Any", self.database), self.clock, SILENCE, self._note_return)
+        self.beats = OwnerBeats(cast("Any", self.database), REGISTRY_OWNER, self.clock, SILENCE, self._note_return)
 
     def _note_return(self) -> None:
         self.returns += 1
@@ -198,7 +198,7 @@ async def test_an_owner_that_was_replaced_answers_nothing_and_ends_its_process()
     deaths = list[str]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: deaths.append(context[CRITICAL_TASK]))
     async with beating() as stage:
-        stage.database.error = TakenOverError()
+        stage.database.error = REGISTRY_OWNER.taken_over()
         await stage.pass_seconds(1)
         assert not stage.beats.is_current
         assert deaths == ["registry-owner"]
@@ -208,7 +208,7 @@ async def test_a_standby_refuses_with_the_owners_address_until_it_has_taken_over
     stage = Stage()
     registry, turn, told = BareRegistry(stage.beats), Turn(), list[str]()
     registry.owned_elsewhere = True
-    paired = PairedRegistry(cast("Any", registry), cast("OwnerWatch", turn), stage.clock)
+    paired = Paired(cast("Any", registry), REGISTRY_OWNER, cast("OwnerWatch", turn), stage.clock)
 
     async def note() -> None:
         told.append("owner")
@@ -238,7 +238,7 @@ async def test_a_standby_whose_callers_are_not_known_names_no_address() -> None:
     stage = Stage()
     registry = BareRegistry(stage.beats)
     registry.owned_elsewhere = True
-    paired = PairedRegistry(cast("Any", registry), cast("OwnerWatch", Turn()), stage.clock, names_owner=False)
+    paired = Paired(cast("Any", registry), REGISTRY_OWNER, cast("OwnerWatch", Turn()), stage.clock, names_owner=False)
     await paired.start()
     with pytest.raises(WeftError) as refused:
         paired.require_owner()
@@ -254,7 +254,7 @@ async def test_a_standby_without_the_owners_files_does_not_start() -> None:
     registry.owned_elsewhere = True
     registry.unfit = WeftError(Reason.INVALID_ARGUMENT, "another pepper")
     with pytest.raises(WeftError, match="copy the file from the owner's machine: another pepper") as refused:
-        await PairedRegistry(cast("Any", registry), cast("OwnerWatch", Turn()), stage.clock).start()
+        await Paired(cast("Any", registry), REGISTRY_OWNER, cast("OwnerWatch", Turn()), stage.clock).start()
     assert refused.value.reason is Reason.INVALID_ARGUMENT
 
 
@@ -264,7 +264,7 @@ async def test_a_standby_says_when_the_first_key_was_made_with_another_pepper_th
     registry.owned_elsewhere = True
     # The database is away: nothing is known of its keys.
     registry.unfit = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
-    paired = PairedRegistry(cast("Any", registry), cast("OwnerWatch", Turn()), stage.clock)
+    paired = Paired(cast("Any", registry), REGISTRY_OWNER, cast("OwnerWatch", Turn()), stage.clock)
     await paired.start()
     await let_all_run()
     (check,) = paired.health_checks(HealthLimits())
@@ -282,7 +282,7 @@ async def test_on_a_database_without_standbys_a_second_registry_fails_to_start()
     registry = BareRegistry(stage.beats)
     registry.owned_elsewhere = True
     with pytest.raises(WeftError) as refused:
-        await PairedRegistry(cast("Any", registry), None, stage.clock).start()
+        await Paired(cast("Any", registry), REGISTRY_OWNER, None, stage.clock).start()
     assert refused.value.reason is Reason.ALREADY_EXISTS
 
 
@@ -318,7 +318,7 @@ class ServedOwner:
 async def served(tmp_path: "Path") -> AsyncIterator[ServedOwner]:
     stage = Stage()
     stage.database.has_standby = True
-    paired = PairedRegistry(cast("Any", BareRegistry(stage.beats)), cast("OwnerWatch", Turn()), stage.clock)
+    paired = Paired(cast("Any", BareRegistry(stage.beats)), REGISTRY_OWNER, cast("OwnerWatch", Turn()), stage.clock)
     host, monitor = GrpcHost(clock=stage.clock), HealthMonitor(paired.health_checks(HealthLimits()), stage.clock)
     address = host.bind(f"unix:{tmp_path}/registry.sock")
     await host.start([paired], monitor)
@@ -352,7 +352,7 @@ async def test_an_owner_that_thaws_serves_for_nobody_before_its_next_round_of_ch
 async def test_an_owner_whose_database_is_away_does_not_call_itself_a_standby() -> None:
     stage = Stage()
     stage.database.has_standby = True
-    paired = PairedRegistry(cast("Any", BareRegistry(stage.beats)), cast("OwnerWatch", Turn()), stage.clock)
+    paired = Paired(cast("Any", BareRegistry(stage.beats)), REGISTRY_OWNER, cast("OwnerWatch", Turn()), stage.clock)
     await paired.start()
     await stage.pass_seconds(2)
     stage.database.error = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
@@ -365,7 +365,7 @@ async def test_an_owner_whose_database_is_away_does_not_call_itself_a_standby() 
         "now; it answers again once its database does; call the other registry, as clients with both addresses do"
     )
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-    stage.database.error = TakenOverError()
+    stage.database.error = REGISTRY_OWNER.taken_over()
     await stage.pass_seconds(1)
     with pytest.raises(WeftError, match="another registry has taken over its database, and it ends; call the other"):
         paired.require_owner()
@@ -380,7 +380,7 @@ async def test_an_owner_that_was_frozen_for_less_than_its_lease_goes_on_serving(
 
 async def test_an_owner_without_a_standby_serves_after_any_freeze(served: ServedOwner) -> None:
     alone = Stage()
-    paired = PairedRegistry(cast("Any", BareRegistry(alone.beats)), None, alone.clock)
+    paired = Paired(cast("Any", BareRegistry(alone.beats)), REGISTRY_OWNER, None, alone.clock)
     monitor = HealthMonitor(paired.health_checks(HealthLimits()), alone.clock)
     await paired.start()
     await monitor.start()

@@ -24,17 +24,20 @@ class SomeRouter:
         self._stub: Any = router_session_service_pb2_grpc.RouterSessionServiceStub(mesh.channel)
         self.name, self.address, self.incarnation = name, address, incarnation
 
-    async def register(self) -> pb.RegisterRouterResponse:
+    async def register(self, *, shares_database: bool = True, leading: bool = False) -> pb.RegisterRouterResponse:
         request = pb.RegisterRouterRequest(
-            name=self.name, incarnation=self.incarnation, address=self.address, version="1.2"
+            name=self.name,
+            incarnation=self.incarnation,
+            address=self.address,
+            version="1.2",
+            leading=leading,
+            shares_database=shares_database,
         )
         answer: pb.RegisterRouterResponse = await self._stub.RegisterRouter(request)
         return answer
 
-    async def beat(self, *, draining: bool = False) -> None:
-        await self._stub.BeatRouter(
-            pb.BeatRouterRequest(name=self.name, incarnation=self.incarnation, draining=draining)
-        )
+    async def beat(self, *, leading: bool = False) -> None:
+        await self._stub.BeatRouter(pb.BeatRouterRequest(name=self.name, incarnation=self.incarnation, leading=leading))
 
     async def leave(self) -> None:
         await self._stub.UnregisterRouter(pb.UnregisterRouterRequest(name=self.name, incarnation=self.incarnation))
@@ -57,7 +60,7 @@ async def next_change(watch: WatchReader) -> str:
     if change.HasField("deleted_router"):
         return f"{change.deleted_router} gone"
     assert change.HasField("router"), change
-    return f"{change.router.name} {'draining' if change.router.draining else 'there'}"
+    return f"{change.router.name} {'leads' if change.router.leading else 'there'}"
 
 
 async def test_a_router_registers_and_watchers_hear_of_it(tmp_path: Path) -> None:
@@ -94,10 +97,31 @@ async def test_a_router_that_leaves_is_deleted_at_once_and_an_earlier_life_of_it
         await SomeRouter(mesh, incarnation="i1").leave()
         with refused(Reason.SESSION_UNKNOWN):
             await SomeRouter(mesh, incarnation="i1").beat()
-        await SomeRouter(mesh, incarnation="i2").beat(draining=True)
-        assert await next_change(watch) == "r1 draining"
+        await SomeRouter(mesh, incarnation="i2").beat(leading=True)
+        assert await next_change(watch) == "r1 leads"
         await SomeRouter(mesh, incarnation="i2").leave()
         assert await next_change(watch) == "r1 gone"
+
+
+async def test_a_second_router_without_a_database_of_both_is_refused_and_one_with_it_stands_by(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as mesh:
+        first, second = SomeRouter(mesh, "r1", "unix:/r1"), SomeRouter(mesh, "r2", "unix:/r2")
+        await first.register(shares_database=False, leading=True)
+        await first.register(shares_database=False, leading=True)
+        with refused(Reason.ALREADY_EXISTS) as errors:
+            await second.register(shares_database=False, leading=True)
+        assert "router.database_url" in errors[0].message
+        await second.register()
+
+
+async def test_the_last_router_that_says_that_it_leads_does(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as mesh:
+        first, second = SomeRouter(mesh, "r1", "unix:/r1"), SomeRouter(mesh, "r2", "unix:/r2")
+        await first.register(leading=True)
+        await second.register()
+        watch = await mesh.watch()
+        await second.beat(leading=True)
+        assert {await next_change(watch), await next_change(watch)} == {"r1 there", "r2 leads"}
 
 
 async def test_the_name_of_a_router_at_another_address_is_refused_while_its_session_lasts(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The end of a request whose router was lost is recorded by the router that owns its domain next, once."""
+"""The end of a request whose router was lost is recorded by the router that leads next, once."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from test_several_routers import CLOCK, NAMES, Mesh, Router, a_request, granted, running, until
+from leader_mesh import CLOCK, Mesh, Router, a_request, granted, running, until
 
 from router_svc.request_entry import EndedRequest
 from weft.api.common.v1 import receipt_pb2
@@ -64,20 +64,19 @@ def counted(router: Router) -> tuple[int, int]:
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_the_end_of_a_stream_whose_router_died_is_recorded_by_the_next_owner_of_its_domain(
+async def test_the_end_of_a_stream_whose_router_died_is_recorded_by_the_next_leader(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as there, reporting(there) as ends:
-        dead, request = there.owner(), replace(a_request(), client_id="laptop", caller="key:k")
-        heir = there.owner(frozenset({dead.name}))
+        dead, request = there.routers["r1"], replace(a_request(), client_id="laptop", caller="key:k")
+        heir = there.routers["r2"]
         heir.records.usage.keep(100)
         async with place(there, request, ends) as placed:
             await granted(placed)
             await dead.kill()
             assert not await placed.report_finished(Reason.UNSPECIFIED, a_receipt(request))
-        await until(lambda: there.links.unreachable == {dead.name})
-        assert known(heir, request) is None, "the one that was lost may come back, until its session has ended"
-        there.show(*(name for name in NAMES if name != dead.name))
+        assert ends.held == 1, "none leads that could record it"
+        await there.lead("r2")
         await until(lambda: ends.held == 0)
         found = known(heir, request)
         assert found is not None
@@ -92,7 +91,7 @@ async def test_an_end_that_is_delivered_twice_changes_nothing_and_touches_no_acc
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as there:
-        owner, request = there.owner(), replace(a_request(), age_seconds=9.0)
+        owner, request = there.routers["r1"], replace(a_request(), age_seconds=9.0)
         owner.records.usage.keep(100)
         async with open_channel(owner.address) as channel:
             port = RemotePlacement(channel)
@@ -110,8 +109,8 @@ async def test_an_end_that_is_delivered_twice_changes_nothing_and_touches_no_acc
 async def test_the_end_of_a_request_that_no_router_answered_is_recorded_with_its_reason(tmp_path: Path) -> None:
     async with running(tmp_path) as there, reporting(there) as ends:
         request = a_request()
-        for link in there.links.live():
-            link.note_lost()
+        await there.routers["r1"].lead(False)
+        await until(lambda: there.links.leader is None)
         async with place(there, request, ends) as placed:
             with pytest.raises(WeftError) as refused:
                 await placed.next_decision()
@@ -121,8 +120,9 @@ async def test_the_end_of_a_request_that_no_router_answered_is_recorded_with_its
             )
             receipt.reason = Reason.NO_ROUTER_AVAILABLE.value  # type: ignore[assignment]  # same numbers
             await placed.report_finished(Reason.NO_ROUTER_AVAILABLE, receipt)
+        await there.lead("r1")
         await until(lambda: ends.held == 0)
-        found = known(there.owner(), request)
+        found = known(there.routers["r1"], request)
         assert found is not None
         assert found.reason is Reason.NO_ROUTER_AVAILABLE
         assert receipt_pb2.Receipt.FromString(found.receipt or b"").lacked_router
@@ -148,7 +148,7 @@ async def test_a_request_that_was_taken_for_cancelled_gets_the_end_that_its_disp
 ) -> None:
     """As one whose report took too long: the router saw the stream close, and nothing else."""
     async with running(tmp_path) as there:
-        owner, request = there.owner(), a_request()
+        owner, request = there.routers["r1"], a_request()
         owner.records.usage.keep(100)
         async with there.place(request) as placed:
             await granted(placed)
@@ -169,7 +169,7 @@ async def test_a_request_that_was_taken_for_cancelled_gets_the_end_that_its_disp
 
 async def test_a_cancellation_with_a_receipt_stays_as_it_is(tmp_path: Path) -> None:
     async with running(tmp_path) as there:
-        owner, request = there.owner(), a_request()
+        owner, request = there.routers["r1"], a_request()
         async with there.place(request) as placed:
             await granted(placed)
             await placed.report_finished(Reason.CANCELLED, a_receipt(request, reason=Reason.CANCELLED))
@@ -179,19 +179,8 @@ async def test_a_cancellation_with_a_receipt_stays_as_it_is(tmp_path: Path) -> N
         assert found.reason is Reason.CANCELLED
 
 
-async def test_a_router_that_does_not_own_the_domain_answers_moved_and_records_nothing(tmp_path: Path) -> None:
-    async with running(tmp_path) as there:
-        owner, request = there.owner(), a_request()
-        other = next(router for router in there.routers.values() if router is not owner)
-        async with open_channel(other.address) as channel:
-            with pytest.raises(WeftError) as refused:
-                await RemotePlacement(channel).report_end(request, a_receipt(request))
-        assert refused.value.reason is Reason.MOVED
-        assert known(other, request) is None
-
-
 async def test_an_end_without_a_receipt_is_refused_by_the_name_of_the_field(tmp_path: Path) -> None:
-    async with running(tmp_path) as there, open_channel(there.owner().address) as channel:
+    async with running(tmp_path) as there, open_channel(there.routers["r1"].address) as channel:
         stub: Any = placement_service_pb2_grpc.PlacementServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError, match=r"finished\.receipt"):
             await stub.ReportEnd(pb.ReportEndRequest(finished=pb.PlaceFinished()))
@@ -199,7 +188,7 @@ async def test_an_end_without_a_receipt_is_refused_by_the_name_of_the_field(tmp_
 
 async def test_two_ends_of_one_request_at_once_are_recorded_as_one(tmp_path: Path) -> None:
     async with running(tmp_path) as there:
-        owner, request = there.owner(), a_request()
+        owner, request = there.routers["r1"], a_request()
         owner.records.usage.keep(100)
         both = await asyncio.gather(
             *(there.placement.report_end(request, a_receipt(request)) for _ in range(2)),

@@ -272,18 +272,6 @@ async def test_a_task_that_another_router_took_gives_the_slot_back_and_the_lane_
         assert bench.store.claims == [Claim(taken.id, "router-other", 1)]
 
 
-async def test_a_router_offers_no_task_that_moved_to_another_one_and_was_begun_there() -> None:
-    async with task_bench() as bench:
-        moved = await bench.submit()
-        await refuse(bench, WeftError(Reason.MOVED, "router-other serves the model"))
-        await bench.advance(1.1)
-        await refuse(bench, WeftError(Reason.MOVED, "router-other serves the model"))
-        now = bench.clock.utc_now().timestamp()
-        assert await bench.store.claim(moved.id, "router-other", now, now + 300) is not None
-        await bench.advance(60)
-        assert bench.calls.unseen == 0
-
-
 async def test_tasks_without_an_event_are_found_by_polling() -> None:
     async with task_bench() as bench:
         async with task_bench(clock=bench.clock, store=bench.store) as other:

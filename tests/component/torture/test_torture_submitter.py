@@ -81,14 +81,14 @@ async def _served(folder: Path) -> AsyncIterator[tuple[OneKeyOneTask, Callable[[
     orders = SubmitterOptions(
         seed=SEED,
         name=NAME,
-        addresses=(f"unix:{folder}/s.sock",),
+        address=f"unix:{folder}/s.sock",
         file=folder / "s0.jsonl",
         count=COUNT,
         per_second=1e6,
     )
     service, server = OneKeyOneTask(orders.file), new_server()
     task_service_pb2_grpc.add_TaskServiceServicer_to_server(cast("Any", service), server)
-    server.add_insecure_port(orders.addresses[0])
+    server.add_insecure_port(orders.address)
     await server.start()
     try:
         yield service, lambda: submit(orders)

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.end_reporter import MAX_RETRY_SECONDS, EndFate, EndReporter
-from weft.dispatch.placement import EndPort, PlacementRequest, request_moved
+from weft.dispatch.placement import EndPort, PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.report_limits import ReportLimits
@@ -89,7 +89,7 @@ async def test_an_end_is_handed_over_with_the_names_and_the_age_of_its_request_a
         AWAY,
         WeftError(Reason.SERVICE_UNAVAILABLE, "the database is away"),
         WeftError(Reason.DEADLINE_EXCEEDED, "Deadline Exceeded"),
-        request_moved("m", "other", "unix:/other"),
+        WeftError(Reason.ROUTER_STANDBY, "another router leads"),
     ],
 )
 async def test_an_end_is_sent_again_until_a_router_answers_with_pauses_that_double_to_a_bound(

@@ -236,11 +236,11 @@ def test_routers_come_change_and_go_with_the_watch() -> None:
     view = apply_watch(FleetView(), registry_service_pb2.WatchResponse(revision=1, snapshot=snapshot))
     assert view.routers == {"r1": RouterView(name="r1", incarnation="a", address="10.0.0.1:7071")}
 
-    second = router_pb2.Router(name="r2", incarnation="b", address="10.0.0.2:7071", draining=True)
+    second = router_pb2.Router(name="r2", incarnation="b", address="10.0.0.2:7071", leading=True)
     for number, change in enumerate(
         (registry_service_pb2.Change(router=second), registry_service_pb2.Change(deleted_router="r1")), start=2
     ):
         view = apply_watch(view, registry_service_pb2.WatchResponse(revision=number, change=change))
     assert view.routers == {
-        "r2": RouterView(name="r2", incarnation="b", address="10.0.0.2:7071", draining=True),
+        "r2": RouterView(name="r2", incarnation="b", address="10.0.0.2:7071", leading=True),
     }

@@ -17,7 +17,6 @@ from weft.dispatch.placement import (
     Placement,
     PlacementRequest,
     WaitingInQueue,
-    request_moved,
 )
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.kernel.clock import SystemClock
@@ -94,7 +93,7 @@ async def test_a_request_whose_router_is_lost_is_placed_again_with_its_age_and_w
     assert port.left == 2, "the lost placement was not left"
 
 
-MOVED = request_moved("m", "other", "unix:/other")
+STANDBY = WeftError(Reason.ROUTER_STANDBY, "another router leads")
 
 
 @pytest.mark.parametrize(
@@ -102,9 +101,8 @@ MOVED = request_moved("m", "other", "unix:/other")
     [
         ((WAITING, LOST, GRANT), [False, True]),
         ((LOST, GRANT), [False, False]),
-        ((MOVED, GRANT), [False, False]),
-        ((WAITING, MOVED, GRANT), [False, False]),
-        ((WAITING, LOST, MOVED, GRANT), [False, True, False]),
+        ((STANDBY, GRANT), [False, False]),
+        ((WAITING, LOST, STANDBY, GRANT), [False, True, True]),
     ],
 )
 async def test_the_next_router_counts_a_request_unless_the_one_that_was_lost_has(

@@ -84,7 +84,9 @@ async def test_a_call_whose_connection_is_lost_fails_with_the_reason_of_its_peer
     assert raised.value.reason is Reason.WORKER_LOST
 
 
-@pytest.mark.parametrize("error", [WeftError(Reason.MOVED, "elsewhere"), grpc.aio.UsageError("a bug"), KeyError("x")])
+@pytest.mark.parametrize(
+    "error", [WeftError(Reason.ROUTER_STANDBY, "elsewhere"), grpc.aio.UsageError("a bug"), KeyError("x")]
+)
 async def test_what_is_no_failure_of_a_call_passes_through(error: Exception) -> None:
     with pytest.raises(type(error)) as raised:
         _fails_with(error)

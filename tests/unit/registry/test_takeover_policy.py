@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from registry_svc.store.policy.takeover import (
+from weft.sql.takeover import (
     PATIENCE_FACTOR,
     OwnerSigns,
     SeenSigns,

@@ -249,19 +249,6 @@ async def test_the_meshs_own_work_and_requests_that_another_router_counted_are_n
     refused(clients, asked())
 
 
-async def test_a_request_that_moves_is_given_back_here_and_counted_by_the_router_that_goes_on_with_it() -> None:
-    limits = RateLimitConfig(default=(Rate(1, 60), Rate(100, 60, RateUnit.TOKENS)))
-    former, owner = registry(FakeClock(), limits), registry(FakeClock(), limits)
-    former.admit(1, asked(prompt_tokens=100))
-    former.note_moved(1)
-    assert [use.used for use in former.limit_uses("a")] == []
-    owner.admit(1, asked(prompt_tokens=100, age_seconds=2.0))
-    assert [use.used for use in owner.limit_uses("a")] == [1, 100]
-    refused(owner, asked())
-    former.note_end(1, None)
-    former.admit(2, asked(prompt_tokens=100))
-
-
 async def test_durable_requests_were_counted_when_they_were_submitted_and_are_not_again() -> None:
     durable = asked(priority=Priority.DURABLE, names_priority=False, client_id="batch")
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(1, 60),)))

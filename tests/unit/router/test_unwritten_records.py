@@ -63,28 +63,26 @@ def test_ends_are_numbered_in_their_order() -> None:
     assert [(each.key, each.number) for each in log.unwritten.take(MANY).ended] == [(3, 1), (1, 2), (2, 3)]
 
 
-def test_of_a_request_that_moved_or_was_left_no_end_is_taken() -> None:
+def test_of_a_request_that_was_left_no_end_is_taken() -> None:
     log = log_of()
-    for key in (1, 2, 3):
+    for key in (1, 2):
         arrive(log, key)
-    log.note_end(1, 1.0, Reason.MOVED)
-    log.note_left(2)
+    log.note_left(1)
     taken = log.unwritten.take(MANY)
-    assert ([each.key for each in taken.begun], taken.ended, taken.gone) == ([2, 3], [], [1])
+    assert ([each.key for each in taken.begun], taken.ended) == ([1, 2], [])
     assert log.under_way_count == 1
 
 
 def test_what_is_given_back_is_taken_again_and_newer_news_replace_it() -> None:
     log = log_of()
-    for key in (1, 2, 3):
+    for key in (1, 2):
         arrive(log, key, age_seconds=1.0)
-    log.note_end(1, 1.0, Reason.MOVED)
     taken = log.unwritten.take(MANY)
-    log.note_end(2, 1.0, Reason.UNSPECIFIED)
+    log.note_end(1, 1.0, Reason.UNSPECIFIED)
     log.unwritten.give_back(taken, log.is_under_way)
     again = log.unwritten.take(MANY)
-    assert ([each.key for each in again.begun], [each.key for each in again.ended]) == ([3], [2])
-    assert (again.gone, again.placed_again) == ([1], [("a", "r-1"), ("a", "r-2"), ("a", "r-3")])
+    assert ([each.key for each in again.begun], [each.key for each in again.ended]) == ([2], [1])
+    assert again.placed_again == [("a", "r-1"), ("a", "r-2")]
 
 
 def test_beyond_the_bound_the_first_ends_are_dropped_and_counted_also_when_given_back() -> None:

@@ -314,26 +314,3 @@ def test_a_backend_never_works_on_more_requests_than_it_has_slots(slots: int, is
     )
     found = check(replace(_history(*events, without=Kind.BEGUN), slots=slots))
     assert rules_broken(found) == ({"overbooked": 1} if is_wrong else {})
-
-
-@pytest.mark.parametrize(
-    ("limit", "moments", "is_wrong"),
-    [
-        (0, [(0.0, 0.1), (1.0, 1.1), (2.0, 2.1)], False),
-        (2, [(0.0, 0.1), (1.0, 1.1), (60.1, 60.2)], False),
-        (2, [(0.0, 0.1), (1.0, 1.1), (59.0, 59.1)], True),
-        # It may have been admitted after the window of the other ones.
-        (2, [(0.0, 0.1), (1.0, 1.1), (59.0, 61.1)], False),
-        (2, [(0.0, 0.1), (30.0, 30.1), (60.5, 60.6), (61.0, 61.1)], True),
-    ],
-)
-def test_no_tenant_has_more_admitted_in_a_window_than_its_limit(
-    limit: int, moments: list[tuple[float, float]], is_wrong: bool
-) -> None:
-    events = [
-        _event(Kind.ADMITTED, at, task=f"stream-of-a-{number}", key="a", asked_at=asked_at)
-        for number, (asked_at, at) in enumerate(moments)
-    ]
-    other = _event(Kind.ADMITTED, 0.2, task="stream-of-b-0", key="b", asked_at=0.0)
-    found = check(replace(_history(*events, other), limit=limit, limit_seconds=60.0))
-    assert rules_broken(found) == ({"over limit": 1} if is_wrong else {})

@@ -15,13 +15,11 @@ from weft_testing.torture.history import (
     read_events,
     read_router_log,
 )
-from weft_testing.torture.mesh import Folder, configuration
+from weft_testing.torture.mesh import Folder
 from weft_testing.torture.plan import (
     CLUSTER_WEIGHTS,
     RARE_MODEL,
     STEADY_MODEL,
-    TENANT_CALLS,
-    USUAL_QUEUE_DEPTH,
     DatabaseFaultKind,
     Plan,
     Target,
@@ -57,13 +55,6 @@ def test_a_run_with_too_few_kills_proves_nothing() -> None:
     few = replace(ENOUGH, kills=Counter({Target.ROUTER: 2}))
     assert not few.is_good
     assert few.shortfalls == ["2 kills of 3"]
-
-
-def test_a_full_queue_refuses_no_stream_beside_many_tenants() -> None:
-    crowded = replace(PLAN, tenants=50, streams=3)
-    router = configuration(crowded, ENOUGH.folder, "sqlite:///nowhere")["router"]
-    assert router["queue_depth_per_runner"] >= 50 * TENANT_CALLS + 3
-    assert configuration(PLAN, ENOUGH.folder, "")["router"]["queue_depth_per_runner"] == USUAL_QUEUE_DEPTH
 
 
 def test_a_run_with_too_few_tasks_proves_nothing() -> None:

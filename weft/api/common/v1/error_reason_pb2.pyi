@@ -138,9 +138,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """A fault in weft itself."""
     ERROR_REASON_SERVICE_UNAVAILABLE: _ErrorReason.ValueType  # 91
     """A service of the mesh (registry or router) cannot be reached."""
-    ERROR_REASON_MOVED: _ErrorReason.ValueType  # 92
-    """Another router owns the scheduling domain of what was asked for; the metadata has its name (`router`) and its address
-    (`address`). Dispatchers place such a request again there, with its age; callers do not see this reason.
+    ERROR_REASON_ROUTER_STANDBY: _ErrorReason.ValueType  # 92
+    """This router waits for the end of the one that leads; the metadata has the leader's address (`address`) where it is known.
+    Gateways place such a request at the leader. A leader answers so, too, whose database has taken no heartbeat for so long
+    that a standby may lead by now.
     """
     ERROR_REASON_REGISTRY_STANDBY: _ErrorReason.ValueType  # 93
     """This registry waits for the end of the one that owns the database; the metadata has the owner's address (`address`)
@@ -279,9 +280,10 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 90
 """A fault in weft itself."""
 ERROR_REASON_SERVICE_UNAVAILABLE: ErrorReason.ValueType  # 91
 """A service of the mesh (registry or router) cannot be reached."""
-ERROR_REASON_MOVED: ErrorReason.ValueType  # 92
-"""Another router owns the scheduling domain of what was asked for; the metadata has its name (`router`) and its address
-(`address`). Dispatchers place such a request again there, with its age; callers do not see this reason.
+ERROR_REASON_ROUTER_STANDBY: ErrorReason.ValueType  # 92
+"""This router waits for the end of the one that leads; the metadata has the leader's address (`address`) where it is known.
+Gateways place such a request at the leader. A leader answers so, too, whose database has taken no heartbeat for so long
+that a standby may lead by now.
 """
 ERROR_REASON_REGISTRY_STANDBY: ErrorReason.ValueType  # 93
 """This registry waits for the end of the one that owns the database; the metadata has the owner's address (`address`)

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%weft/api/gateway/v1/mesh_router.proto\x12\x13weft.api.gateway.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\"\xfe\x01\n\nMeshRouter\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1b\n\x0bincarnation\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07\x61\x64\x64ress\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x18\n\x08\x64raining\x18\x05 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x46\n\rregister_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x13\x92\xb5\x18\x0f\n\rregistered_at\x12\x17\n\x07\x64omains\x18\x07 \x03(\tB\x06\x92\xb5\x18\x02\x10\x01:\x18\xb2\xb5\x18\x14\n\x06router\x12\nMeshRouter\"o\n\x0eMeshRouterList\x12?\n\x07routers\x18\x01 \x03(\x0b\x32\x1f.weft.api.gateway.v1.MeshRouterB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x1c\xb2\xb5\x18\x18\n\nRouterList\x12\nRouterListb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%weft/api/gateway/v1/mesh_router.proto\x12\x13weft.api.gateway.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\"\xe4\x01\n\nMeshRouter\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1b\n\x0bincarnation\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07\x61\x64\x64ress\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x17\n\x07leading\x18\x05 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x46\n\rregister_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x13\x92\xb5\x18\x0f\n\rregistered_at:\x18\xb2\xb5\x18\x14\n\x06router\x12\nMeshRouter\"o\n\x0eMeshRouterList\x12?\n\x07routers\x18\x01 \x03(\x0b\x32\x1f.weft.api.gateway.v1.MeshRouterB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x1c\xb2\xb5\x18\x18\n\nRouterList\x12\nRouterListb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,12 +39,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MESHROUTER'].fields_by_name['incarnation']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_MESHROUTER'].fields_by_name['address']._loaded_options = None
   _globals['_MESHROUTER'].fields_by_name['address']._serialized_options = b'\222\265\030\002\020\001'
-  _globals['_MESHROUTER'].fields_by_name['draining']._loaded_options = None
-  _globals['_MESHROUTER'].fields_by_name['draining']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_MESHROUTER'].fields_by_name['leading']._loaded_options = None
+  _globals['_MESHROUTER'].fields_by_name['leading']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_MESHROUTER'].fields_by_name['register_time']._loaded_options = None
   _globals['_MESHROUTER'].fields_by_name['register_time']._serialized_options = b'\222\265\030\017\n\rregistered_at'
-  _globals['_MESHROUTER'].fields_by_name['domains']._loaded_options = None
-  _globals['_MESHROUTER'].fields_by_name['domains']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_MESHROUTER']._loaded_options = None
   _globals['_MESHROUTER']._serialized_options = b'\262\265\030\024\n\006router\022\nMeshRouter'
   _globals['_MESHROUTERLIST'].fields_by_name['routers']._loaded_options = None
@@ -52,7 +50,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MESHROUTERLIST']._loaded_options = None
   _globals['_MESHROUTERLIST']._serialized_options = b'\262\265\030\030\n\nRouterList\022\nRouterList'
   _globals['_MESHROUTER']._serialized_start=131
-  _globals['_MESHROUTER']._serialized_end=385
-  _globals['_MESHROUTERLIST']._serialized_start=387
-  _globals['_MESHROUTERLIST']._serialized_end=498
+  _globals['_MESHROUTER']._serialized_end=359
+  _globals['_MESHROUTERLIST']._serialized_start=361
+  _globals['_MESHROUTERLIST']._serialized_end=472
 # @@protoc_insertion_point(module_scope)

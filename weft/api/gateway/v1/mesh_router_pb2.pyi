@@ -15,9 +15,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class MeshRouter(google.protobuf.message.Message):
-    """MeshRouter is a router of the mesh with what it owns: a line of `weft get routers`. It is only written as a document, never
-    sent over gRPC.
-    """
+    """MeshRouter is a router of the mesh: a line of `weft get routers`. It is only written as a document, never sent over gRPC."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -25,26 +23,21 @@ class MeshRouter(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
-    DRAINING_FIELD_NUMBER: builtins.int
+    LEADING_FIELD_NUMBER: builtins.int
     REGISTER_TIME_FIELD_NUMBER: builtins.int
-    DOMAINS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique among routers."""
     incarnation: builtins.str
     """Which life of the router this is: a new one with every start."""
     address: builtins.str
-    """Where gateways and other routers reach it, as a gRPC target."""
+    """Where gateways reach it, as a gRPC target."""
     version: builtins.str
     """The version of weft that it runs."""
-    draining: builtins.bool
-    """Whether it is about to stop: it owns no domain, and finishes what it has granted."""
+    leading: builtins.bool
+    """Whether it leads: it places every request. The others stand by."""
     @property
     def register_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it announced itself."""
-
-    @property
-    def domains(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The keys of the scheduling domains that it owns, in order; the key of a domain is the first of its pools."""
 
     def __init__(
         self,
@@ -53,12 +46,11 @@ class MeshRouter(google.protobuf.message.Message):
         incarnation: builtins.str = ...,
         address: builtins.str = ...,
         version: builtins.str = ...,
-        draining: builtins.bool = ...,
+        leading: builtins.bool = ...,
         register_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
-        domains: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["register_time", b"register_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "domains", b"domains", "draining", b"draining", "incarnation", b"incarnation", "name", b"name", "register_time", b"register_time", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "incarnation", b"incarnation", "leading", b"leading", "name", b"name", "register_time", b"register_time", "version", b"version"]) -> None: ...
 
 global___MeshRouter = MeshRouter
 

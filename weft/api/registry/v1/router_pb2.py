@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/registry/v1/router.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\"\xd5\x01\n\x06Router\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x1b\n\x0bincarnation\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07\x61\x64\x64ress\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x46\n\rregister_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x13\x92\xb5\x18\x0f\n\rregistered_at:\x14\xb2\xb5\x18\x10\x12\x0cRouterStatus \x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/registry/v1/router.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\"\xd4\x01\n\x06Router\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x1b\n\x0bincarnation\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07\x61\x64\x64ress\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0f\n\x07leading\x18\x05 \x01(\x08\x12\x46\n\rregister_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x13\x92\xb5\x18\x0f\n\rregistered_at:\x14\xb2\xb5\x18\x10\x12\x0cRouterStatus \x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,5 +44,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTER']._loaded_options = None
   _globals['_ROUTER']._serialized_options = b'\262\265\030\020\022\014RouterStatus \001'
   _globals['_ROUTER']._serialized_start=128
-  _globals['_ROUTER']._serialized_end=341
+  _globals['_ROUTER']._serialized_end=340
 # @@protoc_insertion_point(module_scope)

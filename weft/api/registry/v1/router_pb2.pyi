@@ -15,9 +15,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 class Router(google.protobuf.message.Message):
     """Router is a router that the registry knows: it has announced itself, and its session has not ended.
 
-    Each scheduling domain (pools that a route joins, or that have models on one host) is owned by one of the routers that are
-    not draining: the one whose name and the domain's key have the highest hash. Whoever has the same routers and models
-    computes the same owner.
+    One router of a mesh leads: it holds a lock in the routers' database, and places every request. The others stand by.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -26,18 +24,18 @@ class Router(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
-    DRAINING_FIELD_NUMBER: builtins.int
+    LEADING_FIELD_NUMBER: builtins.int
     REGISTER_TIME_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique among routers; same form as a model's name."""
     incarnation: builtins.str
     """Which life of the router this is: a new one with every start."""
     address: builtins.str
-    """Where gateways and other routers reach it, as a gRPC target."""
+    """Where gateways reach it, as a gRPC target."""
     version: builtins.str
     """The version of weft that it runs."""
-    draining: builtins.bool
-    """Whether it is about to stop: it owns no domain, and finishes what it has granted."""
+    leading: builtins.bool
+    """Whether it leads, by what routers have said last."""
     @property
     def register_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it announced itself."""
@@ -49,10 +47,10 @@ class Router(google.protobuf.message.Message):
         incarnation: builtins.str = ...,
         address: builtins.str = ...,
         version: builtins.str = ...,
-        draining: builtins.bool = ...,
+        leading: builtins.bool = ...,
         register_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["register_time", b"register_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "draining", b"draining", "incarnation", b"incarnation", "name", b"name", "register_time", b"register_time", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "incarnation", b"incarnation", "leading", b"leading", "name", b"name", "register_time", b"register_time", "version", b"version"]) -> None: ...
 
 global___Router = Router

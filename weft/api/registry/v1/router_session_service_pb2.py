@@ -27,7 +27,7 @@ from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1weft/api/registry/v1/router_session_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\"\x8b\x01\n\x15RegisterRouterRequest\x12\x16\n\x04name\x18\x01 \x01(\tB\x08\x8a\xb5\x18\x04\x08\x01\x10\x01\x12 \n\x0bincarnation\x18\x02 \x01(\tB\x0b\x8a\xb5\x18\x07\x08\x01\x10\x02 \x80\x01\x12\x1c\n\x07\x61\x64\x64ress\x18\x03 \x01(\tB\x0b\x8a\xb5\x18\x07\x08\x01\x10\x03 \x80\x04\x12\x1a\n\x07version\x18\x04 \x01(\tB\t\x8a\xb5\x18\x05\x10\x03 \x80\x01\"\x7f\n\x16RegisterRouterResponse\x12\x30\n\rbeat_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10session_lifetime\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"_\n\x11\x42\x65\x61tRouterRequest\x12\x16\n\x04name\x18\x01 \x01(\tB\x08\x8a\xb5\x18\x04\x08\x01\x10\x01\x12 \n\x0bincarnation\x18\x02 \x01(\tB\x0b\x8a\xb5\x18\x07\x08\x01\x10\x02 \x80\x01\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"\x14\n\x12\x42\x65\x61tRouterResponse\"<\n\x17UnregisterRouterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x1a\n\x18UnregisterRouterResponse2\x94\x03\n\x14RouterSessionService\x12\x7f\n\x0eRegisterRouter\x12+.weft.api.registry.v1.RegisterRouterRequest\x1a,.weft.api.registry.v1.RegisterRouterResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12s\n\nBeatRouter\x12\'.weft.api.registry.v1.BeatRouterRequest\x1a(.weft.api.registry.v1.BeatRouterResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12\x85\x01\n\x10UnregisterRouter\x12-.weft.api.registry.v1.UnregisterRouterRequest\x1a..weft.api.registry.v1.UnregisterRouterResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:createb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1weft/api/registry/v1/router_session_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\"\xb5\x01\n\x15RegisterRouterRequest\x12\x16\n\x04name\x18\x01 \x01(\tB\x08\x8a\xb5\x18\x04\x08\x01\x10\x01\x12 \n\x0bincarnation\x18\x02 \x01(\tB\x0b\x8a\xb5\x18\x07\x08\x01\x10\x02 \x80\x01\x12\x1c\n\x07\x61\x64\x64ress\x18\x03 \x01(\tB\x0b\x8a\xb5\x18\x07\x08\x01\x10\x03 \x80\x04\x12\x1a\n\x07version\x18\x04 \x01(\tB\t\x8a\xb5\x18\x05\x10\x03 \x80\x01\x12\x0f\n\x07leading\x18\x05 \x01(\x08\x12\x17\n\x0fshares_database\x18\x06 \x01(\x08\"\x7f\n\x16RegisterRouterResponse\x12\x30\n\rbeat_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10session_lifetime\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"^\n\x11\x42\x65\x61tRouterRequest\x12\x16\n\x04name\x18\x01 \x01(\tB\x08\x8a\xb5\x18\x04\x08\x01\x10\x01\x12 \n\x0bincarnation\x18\x02 \x01(\tB\x0b\x8a\xb5\x18\x07\x08\x01\x10\x02 \x80\x01\x12\x0f\n\x07leading\x18\x03 \x01(\x08\"\x14\n\x12\x42\x65\x61tRouterResponse\"<\n\x17UnregisterRouterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x1a\n\x18UnregisterRouterResponse2\x94\x03\n\x14RouterSessionService\x12\x7f\n\x0eRegisterRouter\x12+.weft.api.registry.v1.RegisterRouterRequest\x1a,.weft.api.registry.v1.RegisterRouterResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12s\n\nBeatRouter\x12\'.weft.api.registry.v1.BeatRouterRequest\x1a(.weft.api.registry.v1.BeatRouterResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12\x85\x01\n\x10UnregisterRouter\x12-.weft.api.registry.v1.UnregisterRouterRequest\x1a..weft.api.registry.v1.UnregisterRouterResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:createb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,17 +53,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTERSESSIONSERVICE'].methods_by_name['UnregisterRouter']._loaded_options = None
   _globals['_ROUTERSESSIONSERVICE'].methods_by_name['UnregisterRouter']._serialized_options = b'\220\002\002\262\265\030\013mesh:create'
   _globals['_REGISTERROUTERREQUEST']._serialized_start=176
-  _globals['_REGISTERROUTERREQUEST']._serialized_end=315
-  _globals['_REGISTERROUTERRESPONSE']._serialized_start=317
-  _globals['_REGISTERROUTERRESPONSE']._serialized_end=444
-  _globals['_BEATROUTERREQUEST']._serialized_start=446
-  _globals['_BEATROUTERREQUEST']._serialized_end=541
-  _globals['_BEATROUTERRESPONSE']._serialized_start=543
-  _globals['_BEATROUTERRESPONSE']._serialized_end=563
-  _globals['_UNREGISTERROUTERREQUEST']._serialized_start=565
-  _globals['_UNREGISTERROUTERREQUEST']._serialized_end=625
-  _globals['_UNREGISTERROUTERRESPONSE']._serialized_start=627
-  _globals['_UNREGISTERROUTERRESPONSE']._serialized_end=653
-  _globals['_ROUTERSESSIONSERVICE']._serialized_start=656
-  _globals['_ROUTERSESSIONSERVICE']._serialized_end=1060
+  _globals['_REGISTERROUTERREQUEST']._serialized_end=357
+  _globals['_REGISTERROUTERRESPONSE']._serialized_start=359
+  _globals['_REGISTERROUTERRESPONSE']._serialized_end=486
+  _globals['_BEATROUTERREQUEST']._serialized_start=488
+  _globals['_BEATROUTERREQUEST']._serialized_end=582
+  _globals['_BEATROUTERRESPONSE']._serialized_start=584
+  _globals['_BEATROUTERRESPONSE']._serialized_end=604
+  _globals['_UNREGISTERROUTERREQUEST']._serialized_start=606
+  _globals['_UNREGISTERROUTERREQUEST']._serialized_end=666
+  _globals['_UNREGISTERROUTERRESPONSE']._serialized_start=668
+  _globals['_UNREGISTERROUTERRESPONSE']._serialized_end=694
+  _globals['_ROUTERSESSIONSERVICE']._serialized_start=697
+  _globals['_ROUTERSESSIONSERVICE']._serialized_end=1101
 # @@protoc_insertion_point(module_scope)

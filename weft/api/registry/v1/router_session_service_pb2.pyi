@@ -21,14 +21,20 @@ class RegisterRouterRequest(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    LEADING_FIELD_NUMBER: builtins.int
+    SHARES_DATABASE_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name among the routers."""
     incarnation: builtins.str
     """Which life of the router this is: a new one with every start."""
     address: builtins.str
-    """Where gateways and other routers reach it, as a gRPC target."""
+    """Where gateways reach it, as a gRPC target."""
     version: builtins.str
     """The version of weft that it runs."""
+    leading: builtins.bool
+    """Whether it leads."""
+    shares_database: builtins.bool
+    """Whether other routers may share its database, and stand by for it."""
     def __init__(
         self,
         *,
@@ -36,8 +42,10 @@ class RegisterRouterRequest(google.protobuf.message.Message):
         incarnation: builtins.str = ...,
         address: builtins.str = ...,
         version: builtins.str = ...,
+        leading: builtins.bool = ...,
+        shares_database: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "incarnation", b"incarnation", "name", b"name", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "incarnation", b"incarnation", "leading", b"leading", "name", b"name", "shares_database", b"shares_database", "version", b"version"]) -> None: ...
 
 global___RegisterRouterRequest = RegisterRouterRequest
 
@@ -76,21 +84,21 @@ class BeatRouterRequest(google.protobuf.message.Message):
 
     NAME_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
-    DRAINING_FIELD_NUMBER: builtins.int
+    LEADING_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The router's name."""
     incarnation: builtins.str
     """The incarnation that registered."""
-    draining: builtins.bool
-    """Whether it is about to stop: it owns no domain from then on."""
+    leading: builtins.bool
+    """Whether it leads. The last one that has said so does."""
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         incarnation: builtins.str = ...,
-        draining: builtins.bool = ...,
+        leading: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "incarnation", b"incarnation", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "leading", b"leading", "name", b"name"]) -> None: ...
 
 global___BeatRouterRequest = BeatRouterRequest
 

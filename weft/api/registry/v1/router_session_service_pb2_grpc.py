@@ -28,8 +28,7 @@ if _version_not_supported:
 class RouterSessionServiceStub(object):
     """RouterSessionService is how routers make themselves known and stay known.
 
-    A router that the registry knows owns a part of the mesh, see Router. One that has not been heard for the lifetime of its
-    session is deleted, and the others own its part.
+    A router that has not been heard for the lifetime of its session is deleted.
     """
 
     def __init__(self, channel):
@@ -58,12 +57,14 @@ class RouterSessionServiceStub(object):
 class RouterSessionServiceServicer(object):
     """RouterSessionService is how routers make themselves known and stay known.
 
-    A router that the registry knows owns a part of the mesh, see Router. One that has not been heard for the lifetime of its
-    session is deleted, and the others own its part.
+    A router that has not been heard for the lifetime of its session is deleted.
     """
 
     def RegisterRouter(self, request, context):
         """RegisterRouter makes a router known. Another incarnation at the same address replaces the earlier one.
+
+        A router whose database no other one shares is the only one of its mesh: while another is registered it is refused with
+        ALREADY_EXISTS / ALREADY_EXISTS.
 
         A name that belongs to a router at another address is refused with ALREADY_EXISTS / ALREADY_EXISTS while that one's
         session lasts; more than `max_routers` with RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES.
@@ -115,8 +116,7 @@ def add_RouterSessionServiceServicer_to_server(servicer, server):
 class RouterSessionService(object):
     """RouterSessionService is how routers make themselves known and stay known.
 
-    A router that the registry knows owns a part of the mesh, see Router. One that has not been heard for the lifetime of its
-    session is deleted, and the others own its part.
+    A router that has not been heard for the lifetime of its session is deleted.
     """
 
     @staticmethod

@@ -20,8 +20,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class RouterSessionServiceStub:
     """RouterSessionService is how routers make themselves known and stay known.
 
-    A router that the registry knows owns a part of the mesh, see Router. One that has not been heard for the lifetime of its
-    session is deleted, and the others own its part.
+    A router that has not been heard for the lifetime of its session is deleted.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -30,6 +29,9 @@ class RouterSessionServiceStub:
         weft.api.registry.v1.router_session_service_pb2.RegisterRouterResponse,
     ]
     """RegisterRouter makes a router known. Another incarnation at the same address replaces the earlier one.
+
+    A router whose database no other one shares is the only one of its mesh: while another is registered it is refused with
+    ALREADY_EXISTS / ALREADY_EXISTS.
 
     A name that belongs to a router at another address is refused with ALREADY_EXISTS / ALREADY_EXISTS while that one's
     session lasts; more than `max_routers` with RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES.
@@ -50,8 +52,7 @@ class RouterSessionServiceStub:
 class RouterSessionServiceAsyncStub:
     """RouterSessionService is how routers make themselves known and stay known.
 
-    A router that the registry knows owns a part of the mesh, see Router. One that has not been heard for the lifetime of its
-    session is deleted, and the others own its part.
+    A router that has not been heard for the lifetime of its session is deleted.
     """
 
     RegisterRouter: grpc.aio.UnaryUnaryMultiCallable[
@@ -59,6 +60,9 @@ class RouterSessionServiceAsyncStub:
         weft.api.registry.v1.router_session_service_pb2.RegisterRouterResponse,
     ]
     """RegisterRouter makes a router known. Another incarnation at the same address replaces the earlier one.
+
+    A router whose database no other one shares is the only one of its mesh: while another is registered it is refused with
+    ALREADY_EXISTS / ALREADY_EXISTS.
 
     A name that belongs to a router at another address is refused with ALREADY_EXISTS / ALREADY_EXISTS while that one's
     session lasts; more than `max_routers` with RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES.
@@ -79,8 +83,7 @@ class RouterSessionServiceAsyncStub:
 class RouterSessionServiceServicer(metaclass=abc.ABCMeta):
     """RouterSessionService is how routers make themselves known and stay known.
 
-    A router that the registry knows owns a part of the mesh, see Router. One that has not been heard for the lifetime of its
-    session is deleted, and the others own its part.
+    A router that has not been heard for the lifetime of its session is deleted.
     """
 
     @abc.abstractmethod
@@ -90,6 +93,9 @@ class RouterSessionServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.router_session_service_pb2.RegisterRouterResponse, collections.abc.Awaitable[weft.api.registry.v1.router_session_service_pb2.RegisterRouterResponse]]:
         """RegisterRouter makes a router known. Another incarnation at the same address replaces the earlier one.
+
+        A router whose database no other one shares is the only one of its mesh: while another is registered it is refused with
+        ALREADY_EXISTS / ALREADY_EXISTS.
 
         A name that belongs to a router at another address is refused with ALREADY_EXISTS / ALREADY_EXISTS while that one's
         session lasts; more than `max_routers` with RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES.

@@ -161,7 +161,7 @@ class Capability(google.protobuf.message.Message):
     @property
     def worker_hosts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Other hosts that have a part of its models, by the names that runners on them report as theirs: the workers of an engine
-        that runs on several hosts. They are one scheduling domain with its own host. At most 256.
+        that runs on several hosts. At most 256.
         """
 
     @property

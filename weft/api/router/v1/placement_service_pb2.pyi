@@ -155,7 +155,6 @@ class PlaceOpen(google.protobuf.message.Message):
     ASKED_MODEL_FIELD_NUMBER: builtins.int
     CALLER_FIELD_NUMBER: builtins.int
     WORK_FIELD_NUMBER: builtins.int
-    UNREACHABLE_ROUTERS_FIELD_NUMBER: builtins.int
     IS_COUNTED_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id."""
@@ -192,9 +191,7 @@ class PlaceOpen(google.protobuf.message.Message):
     recording) or speech (characters); an estimate. 0: it is none, or unknown. At most 1,000,000,000.
     """
     is_counted: builtins.bool
-    """Whether an earlier placement of the same request was counted by the limits of its tenant and client. A router that answered
-    MOVED gives back what it counted.
-    """
+    """Whether an earlier placement of the same request was counted by the limits of its tenant and client."""
     @property
     def age(self) -> google.protobuf.duration_pb2.Duration:
         """How long ago it first arrived: a request placed again after a lost router keeps its age."""
@@ -214,12 +211,6 @@ class PlaceOpen(google.protobuf.message.Message):
     @property
     def prefix_digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Digests of ever longer beginnings of the prompt, salted with the tenant and the cache tag; at most 32."""
-
-    @property
-    def unreachable_routers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Routers that the dispatcher cannot reach, by name; at most 16. They are left out where it is decided which router owns
-        the request's scheduling domain, so that a router that is gone costs no wait for the end of its session.
-        """
 
     def __init__(
         self,
@@ -244,11 +235,10 @@ class PlaceOpen(google.protobuf.message.Message):
         asked_model: builtins.str = ...,
         caller: builtins.str = ...,
         work: builtins.float = ...,
-        unreachable_routers: collections.abc.Iterable[builtins.str] | None = ...,
         is_counted: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "age", b"age", "max_output_tokens", b"max_output_tokens", "time_left", b"time_left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "is_counted", b"is_counted", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "unreachable_routers", b"unreachable_routers", "work", b"work"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "is_counted", b"is_counted", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "work", b"work"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_output_tokens", b"_max_output_tokens"]) -> typing.Literal["max_output_tokens"] | None: ...
 
 global___PlaceOpen = PlaceOpen

@@ -72,8 +72,7 @@ class PlacementServiceServicer(object):
 
     def ReportEnd(self, request, context):
         """ReportEnd says how a request ended whose router was lost while it ran, or that no router could be reached for. The router
-        that owns its scheduling domain now records and counts it, once. MOVED / FAILED_PRECONDITION names another owner;
-        SERVICE_UNAVAILABLE is worth another attempt.
+        that leads now records and counts it, once. SERVICE_UNAVAILABLE is worth another attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

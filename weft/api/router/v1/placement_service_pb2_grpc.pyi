@@ -40,8 +40,7 @@ class PlacementServiceStub:
         weft.api.router.v1.placement_service_pb2.ReportEndResponse,
     ]
     """ReportEnd says how a request ended whose router was lost while it ran, or that no router could be reached for. The router
-    that owns its scheduling domain now records and counts it, once. MOVED / FAILED_PRECONDITION names another owner;
-    SERVICE_UNAVAILABLE is worth another attempt.
+    that leads now records and counts it, once. SERVICE_UNAVAILABLE is worth another attempt.
     """
 
     ListQueues: grpc.UnaryUnaryMultiCallable[
@@ -72,8 +71,7 @@ class PlacementServiceAsyncStub:
         weft.api.router.v1.placement_service_pb2.ReportEndResponse,
     ]
     """ReportEnd says how a request ended whose router was lost while it ran, or that no router could be reached for. The router
-    that owns its scheduling domain now records and counts it, once. MOVED / FAILED_PRECONDITION names another owner;
-    SERVICE_UNAVAILABLE is worth another attempt.
+    that leads now records and counts it, once. SERVICE_UNAVAILABLE is worth another attempt.
     """
 
     ListQueues: grpc.aio.UnaryUnaryMultiCallable[
@@ -108,8 +106,7 @@ class PlacementServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.placement_service_pb2.ReportEndResponse, collections.abc.Awaitable[weft.api.router.v1.placement_service_pb2.ReportEndResponse]]:
         """ReportEnd says how a request ended whose router was lost while it ran, or that no router could be reached for. The router
-        that owns its scheduling domain now records and counts it, once. MOVED / FAILED_PRECONDITION names another owner;
-        SERVICE_UNAVAILABLE is worth another attempt.
+        that leads now records and counts it, once. SERVICE_UNAVAILABLE is worth another attempt.
         """
 
     @abc.abstractmethod

@@ -29,7 +29,7 @@ from weft.api.router.v1 import figures_pb2 as weft_dot_api_dot_router_dot_v1_dot
 from weft.api.router.v1 import request_pb2 as weft_dot_api_dot_router_dot_v1_dot_request__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(weft/api/router/v1/request_service.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a weft/api/router/v1/figures.proto\x1a weft/api/router/v1/request.proto\"7\n\x11GetRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"H\n\x12GetRequestResponse\x12\x32\n\x07request\x18\x01 \x01(\x0b\x32!.weft.api.router.v1.RequestRecord\"P\n\x14\x43\x61ncelRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x14\n\x0crequested_by\x18\x03 \x01(\t\"K\n\x15\x43\x61ncelRequestResponse\x12\x32\n\x07request\x18\x01 \x01(\x0b\x32!.weft.api.router.v1.RequestRecord\"m\n\x13ListRequestsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x37\n\tselection\x18\x03 \x01(\x0e\x32$.weft.api.router.v1.RequestSelection\"\xf5\x01\n\x14ListRequestsResponse\x12\x42\n\x08requests\x18\x01 \x03(\x0b\x32!.weft.api.router.v1.RequestRecordB\r\x92\xb5\x18\t\n\x05items\x10\x01\x12\"\n\x0btotal_count\x18\x02 \x01(\x05\x42\r\x92\xb5\x18\t\n\x05total\x10\x01\x12\x1b\n\x13unreachable_routers\x18\x03 \x03(\t\x12\x17\n\x0fhistory_missing\x18\x04 \x01(\x08\x12\x1f\n\x0funwritten_count\x18\x05 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x03:\x1e\xb2\xb5\x18\x1a\n\x0bRequestList\x12\x0bRequestList\"\x14\n\x12ListClientsRequest\"u\n\x13ListClientsResponse\x12@\n\x07\x63lients\x18\x01 \x03(\x0b\x32 .weft.api.router.v1.ClientRecordB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x1c\xb2\xb5\x18\x18\n\nClientList\x12\nClientList\"&\n\x14ListLimitUsesRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"t\n\x15ListLimitUsesResponse\x12\x39\n\x04uses\x18\x01 \x03(\x0b\x32\x1c.weft.api.router.v1.LimitUseB\r\x92\xb5\x18\t\n\x05items\x10\x01: \xb2\xb5\x18\x1c\n\x0cLimitUseList\x12\x0cLimitUseList\"\xbd\x03\n\x08LimitUse\x12\x16\n\x06tenant\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06\x63lient\x18\x04 \x01(\t\x12\x41\n\x06window\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\x16\x92\xb5\x18\x12\n\x0ewindow_seconds\x10\x01\x12\x37\n\x04unit\x18\x06 \x01(\x0e\x32!.weft.api.router.v1.LimitUse.UnitB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x05limit\x18\x07 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x14\n\x04used\x18\x08 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12?\n\x05reset\x18\t \x01(\x0b\x32\x19.google.protobuf.DurationB\x15\x92\xb5\x18\x11\n\rreset_seconds\x10\x01\x12\x11\n\tis_shared\x18\n \x01(\x08\x12.\n\x06slices\x18\x0b \x03(\x0b\x32\x1e.weft.api.router.v1.LimitSlice\"@\n\x04Unit\x12\x14\n\x10UNIT_UNSPECIFIED\x10\x00\x12\x11\n\rUNIT_REQUESTS\x10\x01\x12\x0f\n\x0bUNIT_TOKENS\x10\x02\"]\n\nLimitSlice\x12\x16\n\x06router\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x14\n\x04held\x18\x02 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x12\n\nis_cut_off\x18\x03 \x01(\x08\x12\r\n\x05share\x18\x04 \x01(\x03\";\n\x14WatchRequestsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0b\x65nded_limit\x18\x02 \x01(\x05\"\\\n\x15WatchRequestsResponse\x12\x33\n\x08requests\x18\x01 \x03(\x0b\x32!.weft.api.router.v1.RequestRecord\x12\x0e\n\x06synced\x18\x02 \x01(\x08\"\x13\n\x11GetFiguresRequest\"B\n\x12GetFiguresResponse\x12,\n\x07\x66igures\x18\x01 \x01(\x0b\x32\x1b.weft.api.router.v1.Figures\"\x15\n\x13WatchFiguresRequest\"D\n\x14WatchFiguresResponse\x12,\n\x07\x66igures\x18\x01 \x01(\x0b\x32\x1b.weft.api.router.v1.Figures*\xb2\x01\n\x10RequestSelection\x12!\n\x1dREQUEST_SELECTION_UNSPECIFIED\x10\x00\x12\x1b\n\x17REQUEST_SELECTION_ENDED\x10\x01\x12\x1f\n\x1bREQUEST_SELECTION_COMPLETED\x10\x02\x12\x1c\n\x18REQUEST_SELECTION_FAILED\x10\x03\x12\x1f\n\x1bREQUEST_SELECTION_CANCELLED\x10\x04\x32\xd8\x07\n\x0eRequestService\x12r\n\nGetRequest\x12%.weft.api.router.v1.GetRequestRequest\x1a&.weft.api.router.v1.GetRequestResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12x\n\x0cListRequests\x12\'.weft.api.router.v1.ListRequestsRequest\x1a(.weft.api.router.v1.ListRequestsResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12z\n\rWatchRequests\x12(.weft.api.router.v1.WatchRequestsRequest\x1a).weft.api.router.v1.WatchRequestsResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12{\n\rCancelRequest\x12(.weft.api.router.v1.CancelRequestRequest\x1a).weft.api.router.v1.CancelRequestResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0einference:edit\x12u\n\x0bListClients\x12&.weft.api.router.v1.ListClientsRequest\x1a\'.weft.api.router.v1.ListClientsResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:view\x12{\n\rListLimitUses\x12(.weft.api.router.v1.ListLimitUsesRequest\x1a).weft.api.router.v1.ListLimitUsesResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:view\x12r\n\nGetFigures\x12%.weft.api.router.v1.GetFiguresRequest\x1a&.weft.api.router.v1.GetFiguresResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:view\x12w\n\x0cWatchFigures\x12\'.weft.api.router.v1.WatchFiguresRequest\x1a(.weft.api.router.v1.WatchFiguresResponse\"\x12\xb2\xb5\x18\x0etelemetry:view0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(weft/api/router/v1/request_service.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a weft/api/router/v1/figures.proto\x1a weft/api/router/v1/request.proto\"7\n\x11GetRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"H\n\x12GetRequestResponse\x12\x32\n\x07request\x18\x01 \x01(\x0b\x32!.weft.api.router.v1.RequestRecord\"P\n\x14\x43\x61ncelRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x14\n\x0crequested_by\x18\x03 \x01(\t\"K\n\x15\x43\x61ncelRequestResponse\x12\x32\n\x07request\x18\x01 \x01(\x0b\x32!.weft.api.router.v1.RequestRecord\"m\n\x13ListRequestsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x37\n\tselection\x18\x03 \x01(\x0e\x32$.weft.api.router.v1.RequestSelection\"\xd8\x01\n\x14ListRequestsResponse\x12\x42\n\x08requests\x18\x01 \x03(\x0b\x32!.weft.api.router.v1.RequestRecordB\r\x92\xb5\x18\t\n\x05items\x10\x01\x12\"\n\x0btotal_count\x18\x02 \x01(\x05\x42\r\x92\xb5\x18\t\n\x05total\x10\x01\x12\x17\n\x0fhistory_missing\x18\x04 \x01(\x08\x12\x1f\n\x0funwritten_count\x18\x05 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x03:\x1e\xb2\xb5\x18\x1a\n\x0bRequestList\x12\x0bRequestList\"\x14\n\x12ListClientsRequest\"u\n\x13ListClientsResponse\x12@\n\x07\x63lients\x18\x01 \x03(\x0b\x32 .weft.api.router.v1.ClientRecordB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x1c\xb2\xb5\x18\x18\n\nClientList\x12\nClientList\"&\n\x14ListLimitUsesRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"t\n\x15ListLimitUsesResponse\x12\x39\n\x04uses\x18\x01 \x03(\x0b\x32\x1c.weft.api.router.v1.LimitUseB\r\x92\xb5\x18\t\n\x05items\x10\x01: \xb2\xb5\x18\x1c\n\x0cLimitUseList\x12\x0cLimitUseList\"\xfa\x02\n\x08LimitUse\x12\x16\n\x06tenant\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06\x63lient\x18\x04 \x01(\t\x12\x41\n\x06window\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\x16\x92\xb5\x18\x12\n\x0ewindow_seconds\x10\x01\x12\x37\n\x04unit\x18\x06 \x01(\x0e\x32!.weft.api.router.v1.LimitUse.UnitB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x05limit\x18\x07 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x14\n\x04used\x18\x08 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12?\n\x05reset\x18\t \x01(\x0b\x32\x19.google.protobuf.DurationB\x15\x92\xb5\x18\x11\n\rreset_seconds\x10\x01\"@\n\x04Unit\x12\x14\n\x10UNIT_UNSPECIFIED\x10\x00\x12\x11\n\rUNIT_REQUESTS\x10\x01\x12\x0f\n\x0bUNIT_TOKENS\x10\x02\";\n\x14WatchRequestsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0b\x65nded_limit\x18\x02 \x01(\x05\"\\\n\x15WatchRequestsResponse\x12\x33\n\x08requests\x18\x01 \x03(\x0b\x32!.weft.api.router.v1.RequestRecord\x12\x0e\n\x06synced\x18\x02 \x01(\x08\"\x13\n\x11GetFiguresRequest\"B\n\x12GetFiguresResponse\x12,\n\x07\x66igures\x18\x01 \x01(\x0b\x32\x1b.weft.api.router.v1.Figures\"\x15\n\x13WatchFiguresRequest\"D\n\x14WatchFiguresResponse\x12,\n\x07\x66igures\x18\x01 \x01(\x0b\x32\x1b.weft.api.router.v1.Figures*\xb2\x01\n\x10RequestSelection\x12!\n\x1dREQUEST_SELECTION_UNSPECIFIED\x10\x00\x12\x1b\n\x17REQUEST_SELECTION_ENDED\x10\x01\x12\x1f\n\x1bREQUEST_SELECTION_COMPLETED\x10\x02\x12\x1c\n\x18REQUEST_SELECTION_FAILED\x10\x03\x12\x1f\n\x1bREQUEST_SELECTION_CANCELLED\x10\x04\x32\xd8\x07\n\x0eRequestService\x12r\n\nGetRequest\x12%.weft.api.router.v1.GetRequestRequest\x1a&.weft.api.router.v1.GetRequestResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12x\n\x0cListRequests\x12\'.weft.api.router.v1.ListRequestsRequest\x1a(.weft.api.router.v1.ListRequestsResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12z\n\rWatchRequests\x12(.weft.api.router.v1.WatchRequestsRequest\x1a).weft.api.router.v1.WatchRequestsResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12{\n\rCancelRequest\x12(.weft.api.router.v1.CancelRequestRequest\x1a).weft.api.router.v1.CancelRequestResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0einference:edit\x12u\n\x0bListClients\x12&.weft.api.router.v1.ListClientsRequest\x1a\'.weft.api.router.v1.ListClientsResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:view\x12{\n\rListLimitUses\x12(.weft.api.router.v1.ListLimitUsesRequest\x1a).weft.api.router.v1.ListLimitUsesResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:view\x12r\n\nGetFigures\x12%.weft.api.router.v1.GetFiguresRequest\x1a&.weft.api.router.v1.GetFiguresResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:view\x12w\n\x0cWatchFigures\x12\'.weft.api.router.v1.WatchFiguresRequest\x1a(.weft.api.router.v1.WatchFiguresResponse\"\x12\xb2\xb5\x18\x0etelemetry:view0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -64,10 +64,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LIMITUSE'].fields_by_name['used']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_LIMITUSE'].fields_by_name['reset']._loaded_options = None
   _globals['_LIMITUSE'].fields_by_name['reset']._serialized_options = b'\222\265\030\021\n\rreset_seconds\020\001'
-  _globals['_LIMITSLICE'].fields_by_name['router']._loaded_options = None
-  _globals['_LIMITSLICE'].fields_by_name['router']._serialized_options = b'\222\265\030\002\020\001'
-  _globals['_LIMITSLICE'].fields_by_name['held']._loaded_options = None
-  _globals['_LIMITSLICE'].fields_by_name['held']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_REQUESTSERVICE'].methods_by_name['GetRequest']._loaded_options = None
   _globals['_REQUESTSERVICE'].methods_by_name['GetRequest']._serialized_options = b'\220\002\001\262\265\030\016inference:view'
   _globals['_REQUESTSERVICE'].methods_by_name['ListRequests']._loaded_options = None
@@ -84,8 +80,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REQUESTSERVICE'].methods_by_name['GetFigures']._serialized_options = b'\220\002\001\262\265\030\016telemetry:view'
   _globals['_REQUESTSERVICE'].methods_by_name['WatchFigures']._loaded_options = None
   _globals['_REQUESTSERVICE'].methods_by_name['WatchFigures']._serialized_options = b'\262\265\030\016telemetry:view'
-  _globals['_REQUESTSELECTION']._serialized_start=2061
-  _globals['_REQUESTSELECTION']._serialized_end=2239
+  _globals['_REQUESTSELECTION']._serialized_start=1870
+  _globals['_REQUESTSELECTION']._serialized_end=2048
   _globals['_GETREQUESTREQUEST']._serialized_start=232
   _globals['_GETREQUESTREQUEST']._serialized_end=287
   _globals['_GETREQUESTRESPONSE']._serialized_start=289
@@ -97,33 +93,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTREQUESTSREQUEST']._serialized_start=522
   _globals['_LISTREQUESTSREQUEST']._serialized_end=631
   _globals['_LISTREQUESTSRESPONSE']._serialized_start=634
-  _globals['_LISTREQUESTSRESPONSE']._serialized_end=879
-  _globals['_LISTCLIENTSREQUEST']._serialized_start=881
-  _globals['_LISTCLIENTSREQUEST']._serialized_end=901
-  _globals['_LISTCLIENTSRESPONSE']._serialized_start=903
-  _globals['_LISTCLIENTSRESPONSE']._serialized_end=1020
-  _globals['_LISTLIMITUSESREQUEST']._serialized_start=1022
-  _globals['_LISTLIMITUSESREQUEST']._serialized_end=1060
-  _globals['_LISTLIMITUSESRESPONSE']._serialized_start=1062
-  _globals['_LISTLIMITUSESRESPONSE']._serialized_end=1178
-  _globals['_LIMITUSE']._serialized_start=1181
-  _globals['_LIMITUSE']._serialized_end=1626
-  _globals['_LIMITUSE_UNIT']._serialized_start=1562
-  _globals['_LIMITUSE_UNIT']._serialized_end=1626
-  _globals['_LIMITSLICE']._serialized_start=1628
-  _globals['_LIMITSLICE']._serialized_end=1721
-  _globals['_WATCHREQUESTSREQUEST']._serialized_start=1723
-  _globals['_WATCHREQUESTSREQUEST']._serialized_end=1782
-  _globals['_WATCHREQUESTSRESPONSE']._serialized_start=1784
-  _globals['_WATCHREQUESTSRESPONSE']._serialized_end=1876
-  _globals['_GETFIGURESREQUEST']._serialized_start=1878
-  _globals['_GETFIGURESREQUEST']._serialized_end=1897
-  _globals['_GETFIGURESRESPONSE']._serialized_start=1899
-  _globals['_GETFIGURESRESPONSE']._serialized_end=1965
-  _globals['_WATCHFIGURESREQUEST']._serialized_start=1967
-  _globals['_WATCHFIGURESREQUEST']._serialized_end=1988
-  _globals['_WATCHFIGURESRESPONSE']._serialized_start=1990
-  _globals['_WATCHFIGURESRESPONSE']._serialized_end=2058
-  _globals['_REQUESTSERVICE']._serialized_start=2242
-  _globals['_REQUESTSERVICE']._serialized_end=3226
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=850
+  _globals['_LISTCLIENTSREQUEST']._serialized_start=852
+  _globals['_LISTCLIENTSREQUEST']._serialized_end=872
+  _globals['_LISTCLIENTSRESPONSE']._serialized_start=874
+  _globals['_LISTCLIENTSRESPONSE']._serialized_end=991
+  _globals['_LISTLIMITUSESREQUEST']._serialized_start=993
+  _globals['_LISTLIMITUSESREQUEST']._serialized_end=1031
+  _globals['_LISTLIMITUSESRESPONSE']._serialized_start=1033
+  _globals['_LISTLIMITUSESRESPONSE']._serialized_end=1149
+  _globals['_LIMITUSE']._serialized_start=1152
+  _globals['_LIMITUSE']._serialized_end=1530
+  _globals['_LIMITUSE_UNIT']._serialized_start=1466
+  _globals['_LIMITUSE_UNIT']._serialized_end=1530
+  _globals['_WATCHREQUESTSREQUEST']._serialized_start=1532
+  _globals['_WATCHREQUESTSREQUEST']._serialized_end=1591
+  _globals['_WATCHREQUESTSRESPONSE']._serialized_start=1593
+  _globals['_WATCHREQUESTSRESPONSE']._serialized_end=1685
+  _globals['_GETFIGURESREQUEST']._serialized_start=1687
+  _globals['_GETFIGURESREQUEST']._serialized_end=1706
+  _globals['_GETFIGURESRESPONSE']._serialized_start=1708
+  _globals['_GETFIGURESRESPONSE']._serialized_end=1774
+  _globals['_WATCHFIGURESREQUEST']._serialized_start=1776
+  _globals['_WATCHFIGURESREQUEST']._serialized_end=1797
+  _globals['_WATCHFIGURESRESPONSE']._serialized_start=1799
+  _globals['_WATCHFIGURESRESPONSE']._serialized_end=1867
+  _globals['_REQUESTSERVICE']._serialized_start=2051
+  _globals['_REQUESTSERVICE']._serialized_end=3035
 # @@protoc_insertion_point(module_scope)

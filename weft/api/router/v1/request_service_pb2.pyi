@@ -182,7 +182,6 @@ class ListRequestsResponse(google.protobuf.message.Message):
 
     REQUESTS_FIELD_NUMBER: builtins.int
     TOTAL_COUNT_FIELD_NUMBER: builtins.int
-    UNREACHABLE_ROUTERS_FIELD_NUMBER: builtins.int
     HISTORY_MISSING_FIELD_NUMBER: builtins.int
     UNWRITTEN_COUNT_FIELD_NUMBER: builtins.int
     total_count: builtins.int
@@ -197,20 +196,15 @@ class ListRequestsResponse(google.protobuf.message.Message):
     def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.router.v1.request_pb2.RequestRecord]:
         """Of those that go on the oldest first, of those that have ended the last first."""
 
-    @property
-    def unreachable_routers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The routers that do not answer, by name: requests that only they know are missing."""
-
     def __init__(
         self,
         *,
         requests: collections.abc.Iterable[weft.api.router.v1.request_pb2.RequestRecord] | None = ...,
         total_count: builtins.int = ...,
-        unreachable_routers: collections.abc.Iterable[builtins.str] | None = ...,
         history_missing: builtins.bool = ...,
         unwritten_count: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["history_missing", b"history_missing", "requests", b"requests", "total_count", b"total_count", "unreachable_routers", b"unreachable_routers", "unwritten_count", b"unwritten_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["history_missing", b"history_missing", "requests", b"requests", "total_count", b"total_count", "unwritten_count", b"unwritten_count"]) -> None: ...
 
 global___ListRequestsResponse = ListRequestsResponse
 
@@ -322,8 +316,6 @@ class LimitUse(google.protobuf.message.Message):
     LIMIT_FIELD_NUMBER: builtins.int
     USED_FIELD_NUMBER: builtins.int
     RESET_FIELD_NUMBER: builtins.int
-    IS_SHARED_FIELD_NUMBER: builtins.int
-    SLICES_FIELD_NUMBER: builtins.int
     tenant: builtins.str
     """The tenant."""
     key: builtins.str
@@ -339,11 +331,7 @@ class LimitUse(google.protobuf.message.Message):
     limit: builtins.int
     """The most that it admits."""
     used: builtins.int
-    """What was counted in it; it may be more than the limit: tokens of answers are counted when they end, and
-    routers that share no database admit up to the limit each.
-    """
-    is_shared: builtins.bool
-    """Whether it is counted in a database that routers share: then `used` is that of all of them."""
+    """What was counted in it; it may be more than the limit: tokens of answers are counted when they end."""
     @property
     def window(self) -> google.protobuf.duration_pb2.Duration:
         """Its length."""
@@ -351,10 +339,6 @@ class LimitUse(google.protobuf.message.Message):
     @property
     def reset(self) -> google.protobuf.duration_pb2.Duration:
         """How long until it is empty, if nothing else is asked for meanwhile."""
-
-    @property
-    def slices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LimitSlice]:
-        """What routers hold of it, to be spent without asking the database again; where it is shared."""
 
     def __init__(
         self,
@@ -368,43 +352,11 @@ class LimitUse(google.protobuf.message.Message):
         limit: builtins.int = ...,
         used: builtins.int = ...,
         reset: google.protobuf.duration_pb2.Duration | None = ...,
-        is_shared: builtins.bool = ...,
-        slices: collections.abc.Iterable[global___LimitSlice] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["reset", b"reset", "window", b"window"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client", b"client", "is_shared", b"is_shared", "key", b"key", "limit", b"limit", "model", b"model", "reset", b"reset", "slices", b"slices", "tenant", b"tenant", "unit", b"unit", "used", b"used", "window", b"window"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "key", b"key", "limit", b"limit", "model", b"model", "reset", b"reset", "tenant", b"tenant", "unit", b"unit", "used", b"used", "window", b"window"]) -> None: ...
 
 global___LimitUse = LimitUse
-
-@typing.final
-class LimitSlice(google.protobuf.message.Message):
-    """LimitSlice is one router's part of a window that routers share."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    ROUTER_FIELD_NUMBER: builtins.int
-    HELD_FIELD_NUMBER: builtins.int
-    IS_CUT_OFF_FIELD_NUMBER: builtins.int
-    SHARE_FIELD_NUMBER: builtins.int
-    router: builtins.str
-    """The router."""
-    held: builtins.int
-    """What it may admit by its lease, and has not yet as far as the database knows."""
-    is_cut_off: builtins.bool
-    """Whether the database is away for it: it admits by `share` then."""
-    share: builtins.int
-    """Its share of the limit; where it is cut off."""
-    def __init__(
-        self,
-        *,
-        router: builtins.str = ...,
-        held: builtins.int = ...,
-        is_cut_off: builtins.bool = ...,
-        share: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["held", b"held", "is_cut_off", b"is_cut_off", "router", b"router", "share", b"share"]) -> None: ...
-
-global___LimitSlice = LimitSlice
 
 @typing.final
 class WatchRequestsRequest(google.protobuf.message.Message):

@@ -30,8 +30,7 @@ class RequestServiceStub(object):
     it to their database every few seconds and go on from there after a restart: `router.records` says for how long it is kept,
     and what a killed router loses.
 
-    Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
-    alone. Counts of several routers are added; of percentiles the greatest is shown.
+    Of several routers the one that leads answers.
     """
 
     def __init__(self, channel):
@@ -87,8 +86,7 @@ class RequestServiceServicer(object):
     it to their database every few seconds and go on from there after a restart: `router.records` says for how long it is kept,
     and what a killed router loses.
 
-    Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
-    alone. Counts of several routers are added; of percentiles the greatest is shown.
+    Of several routers the one that leads answers.
     """
 
     def GetRequest(self, request, context):
@@ -138,8 +136,7 @@ class RequestServiceServicer(object):
 
     def ListLimitUses(self, request, context):
         """ListLimitUses returns how much of the limits of tenants is used: every window that counts something now, and those of
-        tenants with limits of their own that have a window for the whole tenant. Of several routers it is what all of them have
-        counted.
+        tenants with limits of their own that have a window for the whole tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -215,8 +212,7 @@ class RequestService(object):
     it to their database every few seconds and go on from there after a restart: `router.records` says for how long it is kept,
     and what a killed router loses.
 
-    Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
-    alone. Counts of several routers are added; of percentiles the greatest is shown.
+    Of several routers the one that leads answers.
     """
 
     @staticmethod

@@ -22,8 +22,7 @@ class RequestServiceStub:
     it to their database every few seconds and go on from there after a restart: `router.records` says for how long it is kept,
     and what a killed router loses.
 
-    Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
-    alone. Counts of several routers are added; of percentiles the greatest is shown.
+    Of several routers the one that leads answers.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -75,8 +74,7 @@ class RequestServiceStub:
         weft.api.router.v1.request_service_pb2.ListLimitUsesResponse,
     ]
     """ListLimitUses returns how much of the limits of tenants is used: every window that counts something now, and those of
-    tenants with limits of their own that have a window for the whole tenant. Of several routers it is what all of them have
-    counted.
+    tenants with limits of their own that have a window for the whole tenant.
     """
 
     GetFigures: grpc.UnaryUnaryMultiCallable[
@@ -96,8 +94,7 @@ class RequestServiceAsyncStub:
     it to their database every few seconds and go on from there after a restart: `router.records` says for how long it is kept,
     and what a killed router loses.
 
-    Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
-    alone. Counts of several routers are added; of percentiles the greatest is shown.
+    Of several routers the one that leads answers.
     """
 
     GetRequest: grpc.aio.UnaryUnaryMultiCallable[
@@ -148,8 +145,7 @@ class RequestServiceAsyncStub:
         weft.api.router.v1.request_service_pb2.ListLimitUsesResponse,
     ]
     """ListLimitUses returns how much of the limits of tenants is used: every window that counts something now, and those of
-    tenants with limits of their own that have a window for the whole tenant. Of several routers it is what all of them have
-    counted.
+    tenants with limits of their own that have a window for the whole tenant.
     """
 
     GetFigures: grpc.aio.UnaryUnaryMultiCallable[
@@ -169,8 +165,7 @@ class RequestServiceServicer(metaclass=abc.ABCMeta):
     it to their database every few seconds and go on from there after a restart: `router.records` says for how long it is kept,
     and what a killed router loses.
 
-    Any router answers for all routers of the mesh that it can reach; with the metadata `x-weft-this-router: true` for itself
-    alone. Counts of several routers are added; of percentiles the greatest is shown.
+    Of several routers the one that leads answers.
     """
 
     @abc.abstractmethod
@@ -233,8 +228,7 @@ class RequestServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.request_service_pb2.ListLimitUsesResponse, collections.abc.Awaitable[weft.api.router.v1.request_service_pb2.ListLimitUsesResponse]]:
         """ListLimitUses returns how much of the limits of tenants is used: every window that counts something now, and those of
-        tenants with limits of their own that have a window for the whole tenant. Of several routers it is what all of them have
-        counted.
+        tenants with limits of their own that have a window for the whole tenant.
         """
 
     @abc.abstractmethod

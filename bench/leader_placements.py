@@ -1,8 +1,7 @@
-"""What placing costs with one, two and three routers: `python -m bench.router_scaling`.
+"""How many requests a leader places: `python -m bench.leader_placements`.
 
-A registry, routers that are pinned to one core each (in turns, where there are fewer cores), runner sessions on hosts
-of their own without engines, and callers, each a process, that place requests and end them at once. So each pool is a
-scheduling domain, and what is measured is placing over gRPC. It asserts nothing.
+A registry, a router that is pinned to a core, runner sessions without engines, and callers, each a process, that place
+requests and end them at once: what is measured is placing over gRPC. It asserts nothing.
 """
 
 import argparse
@@ -26,12 +25,11 @@ import uvloop
 from bench.machine import describe_machine
 from bench.router_failover import Process
 from bench.sessions import Crowd, SessionJob
-from weft.dispatch.domains import DomainOwners
 from weft.dispatch.fleet import FleetWatcher
+from weft.dispatch.leader_placement import LeaderPlacement
 from weft.dispatch.placement import Grant, PlacementRequest
 from weft.dispatch.remote_router import RemotePlacement
 from weft.dispatch.router_links import RouterLinks
-from weft.dispatch.routers_placement import RoutersPlacement
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -45,43 +43,30 @@ WARM_UP_SECONDS = 12.0
 """Until all callers run: each is a Python that starts, connects, and learns of all sessions."""
 IDLE_SECONDS = 5.0
 POLL_SECONDS = 0.05
-COLUMNS = (
-    "routers",
-    "domains of each",
-    "placements/s",
-    "share of each",
-    "CPU per placement, us",
-    "busy, of each",
-    "busy without requests",
-    "failed",
-)
+COLUMNS = ("callers", "placements/s", "CPU per placement, us", "busy", "busy without requests", "failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One number of routers."""
+    """One number of callers."""
 
-    domains: Sequence[int]
-    """Domains that each router owns."""
-    placed: Sequence[int]
-    cpu_seconds: Sequence[float]
-    idle_shares: Sequence[float]
-    """Part of a core that each router takes while there are no requests."""
+    callers: int
+    placed: int
+    cpu_seconds: float
+    idle_share: float
+    """Part of a core that the router takes while there are no requests."""
     seconds: float
     failed: int
 
     @property
     def row(self) -> str:
         """A row of the table."""
-        total = sum(self.placed)
         cells = [
-            str(len(self.placed)),
-            ", ".join(map(str, self.domains)),
-            f"{total / self.seconds:.0f}",
-            ", ".join(f"{100 * each / total:.0f} %" for each in self.placed),
-            f"{1e6 * sum(self.cpu_seconds) / total:.0f}",
-            ", ".join(f"{100 * each / self.seconds:.0f} %" for each in self.cpu_seconds),
-            ", ".join(f"{100 * each:.1f} %" for each in self.idle_shares),
+            str(self.callers),
+            f"{self.placed / self.seconds:.0f}",
+            f"{1e6 * self.cpu_seconds / self.placed:.0f}",
+            f"{100 * self.cpu_seconds / self.seconds:.0f} %",
+            f"{100 * self.idle_share:.1f} %",
             str(self.failed),
         ]
         return f"| {' | '.join(cells)} |"
@@ -93,7 +78,6 @@ class CallerJob:
 
     registry: str
     pools: Sequence[str]
-    routers: int
     begin_at: float
     """It places from its start on, and counts from here."""
     end_at: float
@@ -103,8 +87,7 @@ class CallerJob:
 class CallerCounts:
     """What one caller found."""
 
-    placed: Counter[str]
-    """Grants, by the name of the router."""
+    placed: int
     failures: Counter[str]
     was_late: bool
     """Whether it could not place yet when counting began."""
@@ -113,14 +96,11 @@ class CallerCounts:
 class Load:
     """Places requests for every pool in turns, and ends each as soon as it is granted."""
 
-    def __init__(self, fleet: FleetWatcher, links: RouterLinks, placement: RoutersPlacement) -> None:
-        self._fleet = fleet
-        self._links = links
+    def __init__(self, placement: LeaderPlacement) -> None:
         self._placement = placement
-        self._owners = DomainOwners()
         self._number = 0
-        self.placed: Counter[str] = Counter()
-        """Grants, by the name of the router."""
+        self.placed = 0
+        """Grants."""
         self.failures: Counter[str] = Counter()
 
     async def run(self, pools: Sequence[str], until: float) -> None:
@@ -136,12 +116,7 @@ class Load:
             except WeftError as error:
                 self.failures[error.reason.name] += 1
             else:
-                self.placed[self.owner_of(pool)] += 1
-
-    def owner_of(self, pool: str) -> str:
-        """Returns the name of the router that owns a pool."""
-        owner = self._owners.owner(self._fleet.view, pool, self._links.unreachable)
-        return "" if owner is None else owner.name
+                self.placed += 1
 
     async def _place(self, request_id: str, pool: str) -> None:
         request = PlacementRequest(request_id=request_id, tenant="bench", model=pool, operation=Operation.CHAT)
@@ -152,62 +127,61 @@ class Load:
             await place.report_finished(Reason.UNSPECIFIED)
 
 
-async def measure(routers: int, pools: int, callers: int, seconds: float, folder: Path) -> Round:
-    """Measures one number of routers. Raises TimeoutError where callers are not ready in time."""
-    names = [f"router-{number}" for number in range(1, routers + 1)]
+async def measure(pools: int, callers: int, seconds: float, folder: Path) -> Round:
+    """Measures one number of callers. Raises TimeoutError where callers are not ready in time."""
     wanted = [f"pool-{number}" for number in range(pools)]
-    with _services(names, folder) as (registry, processes):
+    with _services(folder) as (registry, router):
         crowd = Crowd(SessionJob(address=registry, sessions=pools, seconds=seconds + WARM_UP_SECONDS + IDLE_SECONDS))
         await crowd.open()
         beating = asyncio.create_task(crowd.beat())
         try:
-            async with _dispatcher(registry, pools, routers) as load:
-                owned = Counter(map(load.owner_of, wanted))
-                idle = await _cpu_until(time.time() + IDLE_SECONDS, processes)
+            async with _dispatcher(registry, pools):
+                idle = await _cpu_until(time.time() + IDLE_SECONDS, router)
             begin = time.time() + WARM_UP_SECONDS
-            job = CallerJob(registry=registry, pools=wanted, routers=routers, begin_at=begin, end_at=begin + seconds)
+            job = CallerJob(registry=registry, pools=wanted, begin_at=begin, end_at=begin + seconds)
             counting = asyncio.create_task(_called(job, callers))
             await asyncio.sleep(begin - time.time())
-            used = await _cpu_until(job.end_at, processes)
+            used = await _cpu_until(job.end_at, router)
             counts = await counting
         finally:
             beating.cancel()
             await crowd.close()
     if any(each.was_late for each in counts):
         raise TimeoutError(f"a caller was not ready within {WARM_UP_SECONDS:g} s")
-    placed = sum((each.placed for each in counts), Counter[str]())
     return Round(
-        domains=[owned[name] for name in names],
-        placed=[placed[name] for name in names],
+        callers=callers,
+        placed=sum(each.placed for each in counts),
         cpu_seconds=used,
-        idle_shares=[each / IDLE_SECONDS for each in idle],
+        idle_share=idle / IDLE_SECONDS,
         seconds=seconds,
         failed=sum(each.failures.total() for each in counts),
     )
 
 
 @contextmanager
-def _services(names: Sequence[str], folder: Path) -> Iterator[tuple[str, Sequence[psutil.Process]]]:
-    """A registry and these routers, each on a core: the registry's address, and the processes of the routers."""
+def _services(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """A registry, and a router on a core of its own: the registry's address, and the router's process."""
     with ExitStack() as ends:
         registry = Process(folder / "registry", "registry", {})
         addresses = {"addresses": {"registry": f"unix:{folder}/registry/home/run/registry.sock"}}
-        members = [Process(folder / name, "router", {"router": {"name": name}, **addresses}) for name in names]
-        for each in (registry, *members):
+        router = Process(folder / "router", "router", addresses)
+        for each in (registry, router):
             ends.callback(each.end)
             each.start()
-        cores = sorted(os.sched_getaffinity(0))
-        processes = [psutil.Process(each.pid) for each in members]
-        for number, process in enumerate(processes):
-            process.cpu_affinity([cores[number % len(cores)]])
-        yield registry.address, processes
+        first, *others = sorted(os.sched_getaffinity(0))
+        process = psutil.Process(router.pid)
+        process.cpu_affinity([first])
+        if others:
+            for pid in (registry.pid, os.getpid()):
+                os.sched_setaffinity(pid, others)
+        yield registry.address, process
 
 
-async def _cpu_until(end_at: float, processes: Sequence[psutil.Process]) -> list[float]:
-    """Waits until this time of `time.time()`; returns the CPU seconds of each process over the wait."""
-    before = [_cpu_of(each) for each in processes]
+async def _cpu_until(end_at: float, process: psutil.Process) -> float:
+    """Waits until this time of `time.time()`; returns the CPU seconds of a process over the wait."""
+    before = _cpu_of(process)
     await asyncio.sleep(end_at - time.time())
-    return [_cpu_of(each) - past for each, past in zip(processes, before, strict=True)]
+    return _cpu_of(process) - before
 
 
 async def _called(job: CallerJob, callers: int) -> list[CallerCounts]:
@@ -224,18 +198,18 @@ def call(job: CallerJob) -> CallerCounts:
 
 async def _call(job: CallerJob) -> CallerCounts:
     configure_logging("bench", level="warning", file=None)
-    async with _dispatcher(job.registry, len(job.pools), job.routers) as load:
+    async with _dispatcher(job.registry, len(job.pools)) as load:
         await load.run(job.pools, job.begin_at)
         was_late = not load.placed
-        load.placed.clear()
+        load.placed = 0
         load.failures.clear()
         await load.run(job.pools, job.end_at)
         return CallerCounts(placed=load.placed, failures=load.failures, was_late=was_late)
 
 
 @asynccontextmanager
-async def _dispatcher(registry: str, pools: int, routers: int) -> AsyncIterator[Load]:
-    """A dispatcher that knows all routers, and the sessions of all runners."""
+async def _dispatcher(registry: str, pools: int) -> AsyncIterator[Load]:
+    """A dispatcher that knows the router, and the sessions of all runners."""
     async with open_channel(registry) as channel:
         clock = SystemClock()
         fleet, links = FleetWatcher(channel, clock), RouterLinks(clock)
@@ -243,9 +217,9 @@ async def _dispatcher(registry: str, pools: int, routers: int) -> AsyncIterator[
         await fleet.start()
         try:
             # Processes are asked: there is no event of theirs to wait for.
-            while len(fleet.view.routers) < routers or len(fleet.view.models) < pools:  # noqa: ASYNC110
+            while not fleet.view.routers or len(fleet.view.models) < pools:  # noqa: ASYNC110
                 await asyncio.sleep(POLL_SECONDS)
-            yield Load(fleet, links, RoutersPlacement(fleet, links, RemotePlacement(channel)))
+            yield Load(LeaderPlacement(fleet, links, RemotePlacement(channel)))
         finally:
             await fleet.stop()
             await links.close()
@@ -259,24 +233,21 @@ def _cpu_of(process: psutil.Process) -> float:
 def main() -> None:
     """Reads the command line, measures, and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--routers", type=int, default=3, help="the largest number of routers")
-    parser.add_argument("--pools", type=int, default=60, help="each is a scheduling domain; at most 100")
-    parser.add_argument("--callers", type=int, default=1, help="processes that place requests")
+    parser.add_argument("--pools", type=int, default=60, help="at most 100")
+    parser.add_argument("--callers", type=int, default=2, help="the largest number of processes that place requests")
     parser.add_argument("--seconds", type=float, default=20.0)
     given = parser.parse_args()
     configure_logging("bench", level="warning", file=None)
     machine = describe_machine(ROOT)
     print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {machine.commit}, {machine.cpu}, {machine.cores} cores,")
-    print(f"load {machine.load_average} before; Python {platform.python_version()}; {given.pools} domains,")
-    print(
-        f"{given.callers} callers with {CONCURRENCY} requests at once, {given.seconds:g} s for each number of routers"
-    )
+    print(f"load {machine.load_average} before; Python {platform.python_version()}; {given.pools} pools,")
+    print(f"callers with {CONCURRENCY} requests at once each, {given.seconds:g} s for each number of them")
     print()
     print(f"| {' | '.join(COLUMNS)} |")
     print(f"|{'---|' * len(COLUMNS)}")
-    for routers in range(1, given.routers + 1):
+    for callers in range(1, given.callers + 1):
         with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-            print(uvloop.run(measure(routers, given.pools, given.callers, given.seconds, Path(folder))).row, flush=True)
+            print(uvloop.run(measure(given.pools, callers, given.seconds, Path(folder))).row, flush=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ class OwnerSigns:
     silent_seconds: float
     """Time since the last of these, by the database's clock."""
     writes_beats: bool
-    """Whether the owner writes heartbeats; a registry of an earlier version does not, and is never ended."""
+    """Whether the owner writes heartbeats; one of an earlier version does not, and is never ended."""
     has_begun: bool
     """Whether the last heartbeat is of this connection; otherwise the owner starts, or has just connected again."""
     is_working: bool

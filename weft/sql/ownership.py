@@ -8,9 +8,6 @@ from typing import Protocol
 import grpc
 from typing_extensions import override
 
-from registry_svc.store.database import RegistryDatabase, Transactions
-from registry_svc.store.postgres import TakenOverError
-from registry_svc.store.standby import OwnerWatch
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.health import WELL, HealthCheck, HealthLimits, Observation, down
@@ -18,8 +15,10 @@ from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc_auth import Context, RpcGuard
 from weft.kernel.service import Service, start_critical, stop_tasks
+from weft.sql.owned_postgres import OwnerRole, TakenOverError
+from weft.sql.standby import OwnerWatch, StandbyReads
 
-log = get_logger("weft.registry.ownership")
+log = get_logger("weft.ownership")
 
 MAX_BEAT_SECONDS = 1.0
 BEATS_PER_SILENCE = 5
@@ -31,17 +30,39 @@ FILES_CHECK_SECONDS = 60.0
 """Time between two comparisons of a standby's files with the database."""
 
 
+class BeatenDatabase(Protocol):
+    """A database that this process owns, and in which it writes heartbeats."""
+
+    @property
+    def may_have_standby(self) -> bool:
+        """Whether a process on another machine may wait for this one's end, and watches its heartbeat."""
+        ...
+
+    async def beat(self) -> bool:
+        """Writes one heartbeat; returns whether a standby is connected.
+
+        Raises TakenOverError where another process owns the database by now, SERVICE_UNAVAILABLE where it fails.
+        """
+        ...
+
+
 class OwnerBeats:
     """Writes the heartbeats of the owner of a database, and knows since when none was written."""
 
     def __init__(
-        self, database: RegistryDatabase, clock: Clock, silence_seconds: float, on_return: Callable[[], None]
+        self,
+        database: BeatenDatabase,
+        role: OwnerRole,
+        clock: Clock,
+        silence_seconds: float,
+        on_return: Callable[[], None] = lambda: None,
     ) -> None:
         """`silence_seconds`: how long a standby puts up with silence.
 
         `on_return` is called once calls are answered again, after a time in which they were refused.
         """
         self._database = database
+        self._role = role
         self._clock = clock
         self._interval_seconds = min(MAX_BEAT_SECONDS, silence_seconds / BEATS_PER_SILENCE)
         self._lease_seconds = LEASE_SHARE * silence_seconds
@@ -54,9 +75,9 @@ class OwnerBeats:
 
     @property
     def is_current(self) -> bool:
-        """Whether no other registry can own the database by now.
+        """Whether no other process can own the database by now.
 
-        Without a standby none can, and a registry whose database is away goes on with what it knows.
+        Without a standby none can, and an owner whose database is away goes on with what it knows.
         """
         if self._is_lost:
             return False
@@ -64,11 +85,11 @@ class OwnerBeats:
 
     @property
     def lapse(self) -> Observation | None:
-        """What an owner is that another registry may have replaced; None: none can own the database by now."""
+        """What an owner is that another process may have replaced; None: none can own the database by now."""
         if self.is_current:
             return None
         if self._is_lost:
-            return down("not_owner", "another registry has taken over its database, and it ends")
+            return down("not_owner", f"another {self._role.service} has taken over its database, and it ends")
         silent = self._clock.monotonic() - self._beaten_at
         return down(
             "not_owner",
@@ -90,7 +111,7 @@ class OwnerBeats:
         """Begin, once the database is owned. Does nothing for a database that has no standbys."""
         if self._database.may_have_standby:
             self._is_lost, self._beaten_at = False, self._clock.monotonic()
-            self._task = start_critical(self._run(), name="registry-owner")
+            self._task = start_critical(self._run(), name=f"{self._role.service}-owner")
 
     async def stop(self) -> None:
         """End. Safe to call twice, or when never started."""
@@ -109,7 +130,7 @@ class OwnerBeats:
             except TakenOverError:
                 self._is_lost = True
                 # Without the driver's errors, which led to it.
-                raise TakenOverError from None
+                raise self._role.taken_over() from None
             except WeftError as error:
                 if not is_silent:
                     log.warning("the heartbeat of the owner was not written", error=error.message)
@@ -121,9 +142,9 @@ class OwnerBeats:
 
     def _note_written(self, began: float, *, has_standby: bool, was_current: bool, was_silent: bool) -> None:
         if has_standby and not self._sees_standby:
-            log.info("a standby waits for this registry's end")
+            log.info("a standby waits for the end of this process")
         if self._sees_standby and not has_standby:
-            log.warning("no standby waits for this registry's end any more")
+            log.warning("no standby waits for the end of this process any more")
         self._sees_standby = has_standby
         # A standby that was there once may be there again, and the database may be away by then.
         self._has_standby = self._has_standby or has_standby
@@ -146,25 +167,38 @@ class OwnedService(Service, Protocol):
         """Returns the checks of an owner."""
         ...
 
-    async def require_files(self, transactions: Transactions) -> None:
+    async def require_files(self, transactions: StandbyReads) -> None:
         """Raise INVALID_ARGUMENT when files of this machine do not fit what is in the database."""
         ...
 
 
-class PairedRegistry(Service):
-    """A registry of which several processes have one database: it starts as the owner, or waits as a standby."""
+class Paired(Service):
+    """A service of which several processes have one database: it starts as the owner, or waits as a standby."""
 
     def __init__(
-        self, registry: OwnedService, watch: OwnerWatch | None, clock: Clock, *, names_owner: bool = True
+        self,
+        service: OwnedService,
+        role: OwnerRole,
+        watch: OwnerWatch | None,
+        clock: Clock,
+        *,
+        names_owner: bool = True,
+        also_guards: Sequence[str] = (),
     ) -> None:
-        """`watch`: None for a database of one machine, where a second registry fails to start.
+        """`watch`: None for a database of one machine, where a second process fails to start.
 
         `names_owner`: whether callers may learn the owner's address, although no standby can check their keys.
+
+        `also_guards`: services that run in a standby, too, and answer calls in an owner alone.
         """
-        self._registry = registry
+        self._service = service
+        self._role = role
+        self._word = role.service
         self._watch = watch
         self._clock = clock
         self._names_owner = names_owner
+        self.guarded: Sequence[str] = (*service.service_names, *also_guards)
+        """The services that answer calls in an owner alone."""
         self._waiting: list[asyncio.Task[None]] = []
         self._unfit = ""
         """Why this standby cannot take over; empty: it can."""
@@ -174,11 +208,16 @@ class PairedRegistry(Service):
     @property
     @override
     def service_names(self) -> Sequence[str]:
-        return self._registry.service_names
+        return self._service.service_names
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
-        self._registry.register(server)
+        self._service.register(server)
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether it serves as the owner."""
+        return self._is_owner
 
     def on_takeover(self, notice: Callable[[], Awaitable[None]]) -> None:
         """Have `notice` called when this standby has become the owner."""
@@ -193,14 +232,14 @@ class PairedRegistry(Service):
     async def start(self) -> None:
         """Starts as the owner, or begins to wait; raises ALREADY_EXISTS where waiting is not possible."""
         try:
-            await self._registry.start()
+            await self._service.start()
         except WeftError as error:
             if error.reason is not Reason.ALREADY_EXISTS or self._watch is None:
                 raise
             await self._require_files(self._watch)
-            log.info("another registry owns the database: this one is its standby")
-            works = {"registry-standby": self._wait(self._watch), "registry-standby-files": self._check(self._watch)}
-            self._waiting = [start_critical(work, name=name) for name, work in works.items()]
+            log.info("another process owns the database: this one is its standby")
+            works = {"standby": self._wait(self._watch), "standby-files": self._check(self._watch)}
+            self._waiting = [start_critical(work, name=f"{self._word}-{name}") for name, work in works.items()]
         else:
             self._is_owner = True
 
@@ -208,10 +247,10 @@ class PairedRegistry(Service):
     async def stop(self, grace_seconds: float) -> None:
         waiting, self._waiting = self._waiting, []
         await stop_tasks(each for each in waiting if not each.done())
-        await self._registry.stop(grace_seconds)
+        await self._service.stop(grace_seconds)
 
     def require_owner(self) -> None:
-        """Raises REGISTRY_STANDBY where another registry may own the database.
+        """Raises the role's reason, such as REGISTRY_STANDBY, where another process may own the database.
 
         That of a standby names the owner as far as it is known; that of an owner says why it does not answer.
         """
@@ -221,27 +260,26 @@ class PairedRegistry(Service):
         address = self._owner_address if self._names_owner else ""
         where = f" and serves at {address}" if address else ""
         raise WeftError(
-            Reason.REGISTRY_STANDBY,
-            f"this registry is a standby: another one owns the database{where}; "
-            "name both in WEFT_REGISTRY (commands), or in addresses.registry of weft.yaml, to call the one that serves",
+            self._role.standby_reason,
+            f"this {self._word} is a standby: another one owns the database{where}; {self._role.advice}",
             metadata={"address": address} if address else {},
             retry_after_seconds=RETRY_AFTER_SECONDS,
         )
 
     def _require_lease(self) -> None:
-        lapse = self._registry.beats.lapse
+        lapse = self._service.beats.lapse
         if lapse is not None:
             raise WeftError(
-                Reason.REGISTRY_STANDBY,
-                f"this registry answers no calls: {lapse.message}; call the other registry, as clients "
+                self._role.standby_reason,
+                f"this {self._word} answers no calls: {lapse.message}; call the other {self._word}, as clients "
                 "with both addresses do",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
 
     def health_checks(self, limits: HealthLimits) -> Sequence[HealthCheck]:
         """Returns the check of its ownership, and those of an owner, which a standby has no part in."""
-        owner = HealthCheck(name="owner", look=self._look, services=tuple(self.service_names), at_answer=self._lapse)
-        return (owner, *(replace(each, look=self._owners(each.look)) for each in self._registry.health_checks(limits)))
+        owner = HealthCheck(name="owner", look=self._look, services=tuple(self.guarded), at_answer=self._lapse)
+        return (owner, *(replace(each, look=self._owners(each.look)) for each in self._service.health_checks(limits)))
 
     def _owners(self, look: Callable[[], Awaitable[Observation]]) -> Callable[[], Awaitable[Observation]]:
         async def owners_look() -> Observation:
@@ -254,11 +292,11 @@ class PairedRegistry(Service):
             return down("standby_unfit", f"this standby cannot take over: {self._unfit}")
         if not self._is_owner:
             where = f" at {self._owner_address}" if self._owner_address else ""
-            return down("standby", f"the registry{where} owns the database; this one waits for its end")
+            return down("standby", f"the {self._word}{where} owns the database; this one waits for its end")
         return self._lapse() or WELL
 
     def _lapse(self) -> Observation | None:
-        return self._registry.beats.lapse if self._is_owner else None
+        return self._service.beats.lapse if self._is_owner else None
 
     @property
     def _owner_address(self) -> str:
@@ -266,7 +304,7 @@ class PairedRegistry(Service):
 
     async def _require_files(self, watch: OwnerWatch) -> None:
         try:
-            await self._registry.require_files(watch.reads)
+            await self._service.require_files(watch.reads)
         except WeftError as error:
             # A database that is away, or of another version, says nothing about files.
             if error.reason is not Reason.SERVICE_UNAVAILABLE:
@@ -293,7 +331,7 @@ class PairedRegistry(Service):
         while not self._is_owner:
             await watch.until_free()
             try:
-                await self._registry.start()
+                await self._service.start()
             except WeftError as error:
                 # Another standby was quicker, the owner has connected again, or the database is away.
                 if error.reason not in {Reason.ALREADY_EXISTS, Reason.SERVICE_UNAVAILABLE}:
@@ -302,22 +340,22 @@ class PairedRegistry(Service):
                 await self._clock.sleep(RETRY_AFTER_SECONDS)
             else:
                 self._is_owner = True
-        log.warning("this registry has taken over the database", former=watch.owner_address)
+        log.warning("this process has taken over the database", former=watch.owner_address)
         if self._on_change is not None:
             await self._on_change()
 
 
 class OwnershipGuard(RpcGuard):
-    """Refuses the calls of a registry's services while another registry may own the database."""
+    """Refuses the calls of paired services while another process may own the database."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._registry: PairedRegistry | None = None
+        self._paired: Paired | None = None
         self._services: frozenset[str] = frozenset()
 
-    def use(self, registry: PairedRegistry) -> None:
-        """Guards the services of `registry`; before that, none."""
-        self._registry, self._services = registry, frozenset(registry.service_names)
+    def use(self, paired: Paired) -> None:
+        """Guards the services of `paired`; before that, none."""
+        self._paired, self._services = paired, frozenset(paired.guarded)
 
     @override
     def is_open(self, method: str) -> bool:
@@ -325,5 +363,5 @@ class OwnershipGuard(RpcGuard):
 
     @override
     def check(self, method: str, context: Context) -> None:
-        if self._registry is not None:
-            self._registry.require_owner()
+        if self._paired is not None:
+            self._paired.require_owner()

@@ -1,15 +1,14 @@
-"""Placement by any of several routers: each request is placed by the router that owns its scheduling domain."""
+"""Placement by the router that leads, whichever of several that is."""
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from typing_extensions import override
 
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.domains import DomainOwners
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.placement import (
     Decision,
@@ -22,58 +21,43 @@ from weft.dispatch.placement import (
 from weft.dispatch.router_links import RouterLink, RouterLinks
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.time_limit import within
+
+LEADER_WAIT_SECONDS = 1.0
+"""How long a request waits here for a router that leads, before it is placed again."""
 
 
-class RoutersPlacement(RouterPort):
-    """A RouterPort over the routers that the newest view has.
+class LeaderPlacement(RouterPort):
+    """A RouterPort over the routers of the newest view: the one that leads places every request.
 
-    A request whose router is lost while it waits ends with NO_ROUTER_AVAILABLE, and one whose domain has another owner
-    with MOVED: `ReconnectingPlacement` places both again.
+    A request whose router is lost while it waits ends with NO_ROUTER_AVAILABLE, and `ReconnectingPlacement` places it
+    again.
     """
 
-    def __init__(self, fleet: FleetSource, links: RouterLinks, default: RouterPort, *, own: str = "") -> None:
-        """`default` places what the router `own` owns, and everything while no router has announced itself."""
+    def __init__(self, fleet: FleetSource, links: RouterLinks, configured: RouterPort) -> None:
+        """`configured` places everything while no router has announced itself."""
         self._fleet = fleet
         self._links = links
-        self._default = default
-        self._own = own
-        self._owners = DomainOwners()
+        self._configured = configured
 
     @override
     def place(self, request: PlacementRequest) -> Placement:
-        view = self._fleet.view
-        if not view.routers:
-            return self._default.place(request)
-        unreachable = self._links.unreachable
-        owner = self._owners.owner(view, request.model, unreachable)
-        if owner is None:
-            return _NoRouter()
-        if owner.name == self._own:
-            return self._default.place(request)
-        link = self._links.get(owner.name)
-        if link is None:
-            return _NoRouter()
-        return LinkedPlace(link, replace(request, unreachable_routers=unreachable))
+        if not self._fleet.view.routers:
+            return self._configured.place(request)
+        link = self._links.leader
+        return _NoLeader(self._links) if link is None else LinkedPlace(link, request)
 
     @override
     async def queues(self) -> Sequence[PoolQueue]:
-        return await self._default.queues()
+        return await self._configured.queues()
 
     @override
     async def report_end(self, request: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
-        """As EndPort.report_end. A router that does not answer remains the owner until its session has ended.
-
-        So one that was only frozen records what it knows, and no other one counts the same request.
-        """
-        view = self._fleet.view
-        owner = self._owners.owner(view, request.model)
-        if not view.routers or (owner is not None and owner.name == self._own):
-            return await self._default.report_end(request, receipt)
-        link = None if owner is None else self._links.get(owner.name)
+        if not self._fleet.view.routers:
+            return await self._configured.report_end(request, receipt)
+        link = self._links.leader
         if link is None:
             raise WeftError(Reason.NO_ROUTER_AVAILABLE, NO_ROUTER)
-        if link.is_lost:
-            raise _lost(link)
         return await link.placement.report_end(request, receipt)
 
 
@@ -149,11 +133,14 @@ class LinkedPlace(Placement):
         return await self._place.report_finished(reason, receipt)
 
 
-NO_ROUTER = "no router of the mesh answers"
+NO_ROUTER = "no router of the mesh leads"
 
 
-class _NoRouter(Placement):
-    """A Placement of a moment in which no router can be reached."""
+class _NoLeader(Placement):
+    """A Placement of a moment in which no router leads, as far as this process knows."""
+
+    def __init__(self, links: RouterLinks) -> None:
+        self._links = links
 
     async def __aenter__(self) -> Self:
         return self
@@ -165,6 +152,8 @@ class _NoRouter(Placement):
 
     @override
     async def next_decision(self) -> Decision:
+        with suppress(TimeoutError):
+            await within(LEADER_WAIT_SECONDS, self._links.until_led())
         raise WeftError(Reason.NO_ROUTER_AVAILABLE, NO_ROUTER)
 
     @override

@@ -1,51 +1,83 @@
-"""The registry's PostgreSQL: ownership by an advisory lock, and the heartbeat that a standby watches."""
+"""A PostgreSQL database that one process owns: the advisory lock, and the heartbeat that a standby watches.
+
+A registry owns all that it keeps; of several routers the one that leads owns placement.
+"""
 
 import hashlib
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
-from sqlalchemy import URL, Connection, delete, event, func, insert, text, update
+from sqlalchemy import URL, Table, delete, event, func, insert, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from registry_svc.store.schema import MAX_ADDRESS_CHARS, ownership
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.missing_package import missing_package
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
+MAX_ADDRESS_CHARS = 512
+"""Characters of an owner's address; longer ones are cut."""
 
-class TakenOverError(WeftError):
-    """Another registry owns the database by now, so that this one's memory no longer matches it."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            Reason.SERVICE_UNAVAILABLE, "another registry has taken over this database; stop or restart this one"
+@dataclass(frozen=True)
+class OwnerRole:
+    """What one process of a database does alone."""
+
+    service: str
+    """The word for such a process, such as `registry`."""
+    table: Table
+    """One row about the owner: `id`, `owner`, `address`, `backend_pid`, `beat`, `beat_at`."""
+    standby_reason: Reason
+    """The reason with which a standby refuses calls."""
+    advice: str
+    """What callers of a standby can do."""
+
+    @cached_property
+    def lock_key(self) -> int:
+        """The number of its advisory lock: derived from a unique name, since other programs use such locks, too."""
+        digest = hashlib.sha256(f"weft.{self.service}.store.owner".encode()).digest()
+        return int.from_bytes(digest[:8], "big", signed=True)
+
+    @property
+    def owner_application(self) -> str:
+        """The name by which PostgreSQL lists the connection of an owner."""
+        return f"weft-{self.service}-owner"
+
+    @property
+    def standby_application(self) -> str:
+        """The name by which PostgreSQL lists the connections of those that wait for its end."""
+        return f"weft-{self.service}-standby"
+
+    def taken_over(self) -> "TakenOverError":
+        """Returns the error of a former owner."""
+        return TakenOverError(
+            Reason.SERVICE_UNAVAILABLE,
+            f"another {self.service} has taken over this database; stop or restart this one",
+        )
+
+    def owned_elsewhere(self) -> WeftError:
+        """Returns the error of an attempt to own a database that another process owns."""
+        return WeftError(
+            Reason.ALREADY_EXISTS,
+            f"another {self.service} runs on this database; stop it, or give this one a database of its own; "
+            f"on PostgreSQL, `weft serve {self.service}` waits as its standby",
         )
 
 
-def owned_elsewhere() -> WeftError:
-    """Returns the error of an attempt to own a database that another registry owns."""
-    return WeftError(
-        Reason.ALREADY_EXISTS,
-        "another registry runs on this database; stop it, or give this one a database of its own; "
-        "on PostgreSQL, `weft serve registry` waits as its standby",
-    )
+class TakenOverError(WeftError):
+    """Another process owns the database by now, so that this one's memory no longer matches it."""
 
 
-# Advisory locks are per database and identified by a 64-bit number. Other programs may use some in the same database,
-# so this one is derived from a unique name.
-LOCK_KEY = int.from_bytes(hashlib.sha256(b"weft.registry.store.owner").digest()[:8], "big", signed=True)
-# A registry that was killed a moment ago, or the connection that just broke, may hold the lock a little longer.
+# A process that was killed a moment ago, or the connection that just broke, may hold the lock a little longer.
 LOCK_WAIT_MS = 1_000
 CONNECT_TIMEOUT_SECONDS = 10.0
 STATEMENT_TIMEOUT_SECONDS = 30.0
-# The registry writes one transaction at a time; longer waits for the connection fail.
+# The owner writes one transaction at a time; longer waits for the connection fail.
 CONNECTION_WAIT_SECONDS = 30.0
 CLOSE_TIMEOUT_SECONDS = 2.0
-OWNER_APPLICATION = "weft-registry"
-STANDBY_APPLICATION = "weft-registry-standby"
-"""Names by which PostgreSQL lists the connections of an owner, and of registries that wait for its end."""
 SERVER_SETTINGS = {
     # Acknowledged changes are on disk, also where the server's default is weaker.
     "synchronous_commit": "on",
@@ -80,17 +112,16 @@ _HAS_STANDBY = text(
 )
 
 
-class PostgresDatabase:
+class PostgresOwner:
     """PostgreSQL, owned by an advisory lock on the one connection that everything goes through.
 
-    Guaranteed: every transaction of the store runs on a connection that holds the lock, so two registries never write
-    to one database at once. A connection that breaks takes the lock with it and leaves its transaction undone; the next
-    call opens a new connection, takes the lock again, and reads in `ownership` whether another registry was here in
-    between. If one was, this registry's memory no longer matches the database, and it writes nothing until it is
-    restarted.
+    Guaranteed: every transaction of this connection holds the lock, so two owners never write with theirs at once. A
+    connection that breaks takes the lock with it and leaves its transaction undone; the next call opens a new one,
+    takes the lock again, and reads in the role's table whether another process was here in between. If one was, this
+    one's memory no longer matches the database, and it writes nothing until it is restarted.
 
-    The owner's row in `ownership` has its address, the process of the server that serves its connection, and a
-    heartbeat by the server's clock: `registry_svc.store.standby` reads them.
+    The owner's row has its address, the process of the server that serves its connection, and a heartbeat by the
+    server's clock: `weft.sql.standby` reads them.
 
     Not guaranteed: a connection may break after COMMIT was sent and before it was acknowledged. The caller gets
     SERVICE_UNAVAILABLE then, and the write is there either completely or not at all. The lock belongs to a session of
@@ -99,8 +130,8 @@ class PostgresDatabase:
 
     may_have_standby = True
 
-    def __init__(self, url: URL, address: str = "") -> None:
-        """`address`: where this registry serves."""
+    def __init__(self, url: URL, role: OwnerRole, address: str = "") -> None:
+        """`address`: where this process serves."""
         try:
             driver = import_module("asyncpg")
         except ImportError as error:
@@ -112,16 +143,22 @@ class PostgresDatabase:
         )
         self._lock_not_available: type[Exception] = driver.LockNotAvailableError
         self.url = url
+        self._role = role
         self._address = address
         self._engine: AsyncEngine | None = None
         self._connection: Any | None = None
         """The driver's connection that holds the lock, or held it last."""
         self._owner: str | None = None
-        """The id that this registry wrote into `ownership`; None until then."""
+        """The id that this process wrote into the role's table; None until then."""
+
+    @property
+    def owner(self) -> str | None:
+        """The id under which this process owns the database; None: it does not, or has not marked it yet."""
+        return self._owner
 
     def take(self) -> AsyncEngine:
-        """See Database.take."""
-        self._engine = new_engine(self.url, OWNER_APPLICATION)
+        """Returns an engine whose connections hold the lock; without it the first raises ALREADY_EXISTS."""
+        self._engine = new_engine(self.url, self._role.owner_application)
 
         @event.listens_for(self._engine.sync_engine, "connect")
         def claim(connection: Any, _record: object) -> None:
@@ -129,15 +166,12 @@ class PostgresDatabase:
 
         return self._engine
 
-    def require_whole(self, connection: Connection) -> None:
-        """See Database.require_whole: the server checks its own files."""
-
     async def mark(self, connection: AsyncConnection) -> None:
-        """See Database.mark."""
-        owner = new_id("own")
-        await connection.execute(delete(ownership))
+        """Records the new owner. Transactions of the former one that have begun end first."""
+        owner, table = new_id("own"), self._role.table
+        await connection.execute(delete(table))
         await connection.execute(
-            insert(ownership).values(
+            insert(table).values(
                 id=1,
                 owner=owner,
                 address=self._address[:MAX_ADDRESS_CHARS],
@@ -150,17 +184,21 @@ class PostgresDatabase:
         self._owner = owner
 
     async def beat(self, connection: AsyncConnection) -> bool:
-        """See Database.beat. The write is not synced to disk: a heartbeat need not outlive a crash of PostgreSQL."""
+        """Writes a heartbeat; returns whether a standby is there.
+
+        The write is not synced to disk: a heartbeat need not outlive a crash of PostgreSQL.
+        """
+        table = self._role.table
         await connection.execute(text("SET LOCAL synchronous_commit TO off"))
         await connection.execute(
-            update(ownership)
-            .where(ownership.c.owner == self._owner)
-            .values(beat=ownership.c.beat + 1, beat_at=func.clock_timestamp(), backend_pid=func.pg_backend_pid())
+            update(table)
+            .where(table.c.owner == self._owner)
+            .values(beat=table.c.beat + 1, beat_at=func.clock_timestamp(), backend_pid=func.pg_backend_pid())
         )
-        return bool((await connection.execute(_HAS_STANDBY, {"name": STANDBY_APPLICATION})).scalar_one())
+        return bool((await connection.execute(_HAS_STANDBY, {"name": self._role.standby_application})).scalar_one())
 
     async def release(self) -> None:
-        """See Database.release."""
+        """Gives the lock up, and closes the engine. Safe to call twice."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
             # Closing alone frees the lock too, but only when the server notices; the next owner may be quicker.
@@ -172,7 +210,7 @@ class PostgresDatabase:
             await engine.dispose()
 
     def explain(self, error: Exception) -> str:
-        """See Database.explain."""
+        """Returns what the log may have of a failure: no written values, and no password."""
         # The driver's own text would quote the rows that the statement was about.
         cause = _driver_error(error)
         sqlstate = str(getattr(cause, "sqlstate", None) or "")
@@ -183,7 +221,7 @@ class PostgresDatabase:
         return f"{shown_url}: {type(cause).__name__} {sqlstate}{text}"
 
     async def _claim(self, connection: Any) -> None:
-        """Take the lock on a new connection, and check that no other registry owned the database meanwhile."""
+        """Take the lock on a new connection, and check that no other process owned the database meanwhile."""
         try:
             await self._lock(connection)
             await self._require_own(connection)
@@ -198,21 +236,22 @@ class PostgresDatabase:
             async with connection.transaction():
                 await connection.execute(f"SET LOCAL lock_timeout = {LOCK_WAIT_MS}")
                 # Of the session, not of the transaction: it outlives this block.
-                await connection.fetchval("SELECT pg_advisory_lock($1)", LOCK_KEY)
+                await connection.fetchval("SELECT pg_advisory_lock($1)", self._role.lock_key)
         except self._lock_not_available:
             if self._owner is None:
-                raise owned_elsewhere() from None
+                raise self._role.owned_elsewhere() from None
             await self._require_own(connection)
             raise WeftError(
                 Reason.SERVICE_UNAVAILABLE,
-                "the registry lost its hold on the database, and its old connection or another registry still has it",
+                f"this {self._role.service} lost its hold on the database, and its old connection or another has it",
             ) from None
 
     async def _require_own(self, connection: Any) -> None:
         if self._owner is None:
             return
-        if await connection.fetchval("SELECT owner FROM ownership") != self._owner:
-            raise TakenOverError
+        # The table's name is the role's: nothing of it comes from outside.
+        if await connection.fetchval(f"SELECT owner FROM {self._role.table.name}") != self._owner:  # noqa: S608
+            raise self._role.taken_over()
 
 
 def _driver_error(error: Exception) -> BaseException:

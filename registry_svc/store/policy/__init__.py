@@ -1,1 +1,0 @@
-"""Decisions on who owns a database."""

@@ -1,0 +1,182 @@
+"""Leadership among the routers of one database: one of them leads, the others stand by for its end.
+
+The lock, the heartbeats and the wait for them are those of registries: `weft.sql.ownership`.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import grpc
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+from typing_extensions import override
+
+from router_svc.service import RouterService
+from router_svc.store.database import RouterDatabase
+from router_svc.store.tables import SCHEMA, router_leader
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.health import HealthCheck, HealthLimits
+from weft.kernel.reasons import Reason
+from weft.kernel.service import Service
+from weft.sql.database import code_of, opening
+from weft.sql.owned_postgres import OwnerRole, PostgresOwner
+from weft.sql.ownership import BeatenDatabase, OwnedService, OwnerBeats
+from weft.sql.standby import StandbyReads
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+ROUTER_OWNER = OwnerRole(
+    service="router",
+    table=router_leader,
+    standby_reason=Reason.ROUTER_STANDBY,
+    advice="gateways find the router that leads by themselves",
+)
+SILENCE_SECONDS = 5.0
+"""How long a leader may be silent, as one that is frozen, before a standby ends its connection and leads."""
+
+HANDOVER_SECONDS = 0.5
+"""How long tasks under way may go on at a leader that stops while a standby waits for its end."""
+
+# A frozen leader may be within a transaction; those of the fence hold this lock.
+_END_FENCED = text(
+    """
+    SELECT count(pg_terminate_backend(pid)) FROM pg_locks
+    WHERE locktype = 'relation' AND relation = 'router_leader'::regclass AND mode = 'RowShareLock'
+      AND pid <> pg_backend_pid()
+    """
+)
+
+
+class LeaderLock(BeatenDatabase):
+    """The lock of the router that leads. SQLite has none: its one process leads."""
+
+    def __init__(self, database: RouterDatabase, address: str) -> None:
+        """`database`: whose writes are refused once another router leads. `address`: where this router serves."""
+        self._database = database
+        self._owner = PostgresOwner(database.url, ROUTER_OWNER, address) if database.is_shared else None
+        drivers = () if self._owner is None else self._owner.driver_errors
+        self._failures: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, *drivers)
+        self._engine: AsyncEngine | None = None
+
+    @property
+    @override
+    def may_have_standby(self) -> bool:
+        return self._owner is not None
+
+    async def take(self) -> None:
+        """Takes the lock of an open database; raises ALREADY_EXISTS where another router leads."""
+        if self._owner is None:
+            return
+        try:
+            with opening(SCHEMA.owner, self._database.url, self._owner.driver_errors):
+                self._engine = self._owner.take()
+                async with self._engine.begin() as connection:
+                    await connection.execute(_END_FENCED)
+                    await self._owner.mark(connection)
+        except BaseException:
+            await self.release()
+            raise
+        self._database.fence(self._owner.owner)
+
+    @override
+    async def beat(self) -> bool:
+        assert self._owner is not None, "SQLite has no heartbeats"
+        try:
+            if self._engine is None:
+                raise WeftError(Reason.SERVICE_UNAVAILABLE, "this router does not lead")
+            async with self._engine.begin() as connection:
+                return await self._owner.beat(connection)
+        except self._failures as error:
+            # Not chained: PostgreSQL's own errors quote rows.
+            message = f"the router's database does not answer ({code_of(error)})"
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, message) from None
+
+    async def release(self) -> None:
+        """Gives the lock up. Safe to call twice, or when it was never taken."""
+        self._engine = None
+        if self._owner is not None:
+            await self._owner.release()
+
+
+class LeadingRouter(OwnedService):
+    """What only the router that leads does: it places requests, counts, runs tasks, and keeps records."""
+
+    def __init__(
+        self,
+        database: RouterDatabase,
+        lock: LeaderLock,
+        router: RouterService,
+        clock: Clock,
+        *,
+        before: Sequence[Service],
+        after: Sequence[Service],
+        checks: Callable[[HealthLimits], Sequence[HealthCheck]] = lambda _: (),
+    ) -> None:
+        """`before` start before requests are placed, and stop after that; `after` need placement."""
+        self._database = database
+        self._lock = lock
+        self._router = router
+        self._services = (*before, *after)
+        self._before = before
+        self._after = after
+        self._checks = checks
+        self._has_begun = False
+        self._beats = OwnerBeats(lock, ROUTER_OWNER, clock, SILENCE_SECONDS)
+
+    @property
+    @override
+    def beats(self) -> OwnerBeats:
+        return self._beats
+
+    @property
+    @override
+    def service_names(self) -> Sequence[str]:
+        return tuple(name for service in self._services for name in service.service_names)
+
+    @override
+    def register(self, server: grpc.aio.Server) -> None:
+        for service in self._services:
+            service.register(server)
+
+    @override
+    def health_checks(self, limits: HealthLimits) -> Sequence[HealthCheck]:
+        return self._checks(limits)
+
+    @override
+    async def require_files(self, transactions: StandbyReads) -> None:
+        """Raises nothing: a router's files are its own."""
+
+    @override
+    async def start(self) -> None:
+        """Begins to lead. Raises ALREADY_EXISTS where another router does, SERVICE_UNAVAILABLE without a database."""
+        if self._has_begun:
+            # What has begun once cannot begin again: the process ends, and its next life stands by.
+            raise WeftError(Reason.INTERNAL, "this router could not begin to lead")
+        await self._database.open()
+        try:
+            await self._lock.take()
+        except BaseException:
+            await self._database.close()
+            raise
+        self._has_begun = True
+        await self.beats.start()
+        for service in self._services:
+            await service.start()
+
+    @override
+    async def stop(self, grace_seconds: float) -> None:
+        """Ends the lead. Where a standby waits for it, tasks under way are soon given back: they go on there."""
+        if self.beats.sees_standby:
+            grace_seconds = min(grace_seconds, HANDOVER_SECONDS)
+        async with AsyncExitStack() as ends:
+            ends.push_async_callback(self._database.close)
+            ends.push_async_callback(self._lock.release)
+            ends.push_async_callback(self.beats.stop)
+            for service in self._before:
+                ends.push_async_callback(service.stop, grace_seconds)
+            ends.callback(self._router.close)
+            for service in self._after:
+                ends.push_async_callback(service.stop, grace_seconds)

@@ -1,0 +1,160 @@
+"""Routers of which one leads, as a gateway sees them: scheduling loops behind gRPC servers with a health each."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer, WakeFinished
+from router_svc.placement import LocalPlacement, PlacementServicer
+from router_svc.policy.decisions import Wakes
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.settings import Settings
+from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.api.router.v1 import placement_service_pb2_grpc
+from weft.dispatch.fleet import FleetView, ModelView, RouterView, RunnerView
+from weft.dispatch.leader_placement import LeaderPlacement
+from weft.dispatch.placement import Grant, PlacementRequest
+from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
+from weft.dispatch.router_links import RouterLinks
+from weft.kernel.clock import SystemClock
+from weft.kernel.request import Operation
+from weft.kernel.rpc import new_server
+
+PLACEMENT = "weft.api.router.v1.PlacementService"
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+NAMES = ("r1", "r2", "r3")
+CLOCK = SystemClock()
+
+
+def mesh(slots: int, routers: dict[str, RouterView]) -> FleetView:
+    """One pool with one runner."""
+    state = InstanceState(model="m", phase=InstanceState.PHASE_READY, slots_total=slots)
+    runner = RunnerView(
+        name="a",
+        incarnation="run-a",
+        address="unix:/nowhere/a.sock",
+        host="here",
+        runtime="fake",
+        active=True,
+        draining=False,
+        ticket_key=b"k" * 32,
+        instances={"m": state},
+    )
+    model = ModelView(
+        name="m",
+        pool="p",
+        runner="a",
+        operations=frozenset({Operation.CHAT}),
+        remote=False,
+        active=True,
+        context_tokens=0,
+        created_at_seconds=0,
+    )
+    return FleetView(1, {"a": runner}, {"m": model}, routers=routers)
+
+
+class NoWaker:
+    """No model of these tests sleeps."""
+
+    def begin(self, wakes: Wakes, finished: WakeFinished) -> None:
+        raise AssertionError(f"{wakes.model} is ready")
+
+    def give_up(self, model: str) -> None:
+        raise AssertionError(f"{model} waits for no memory")
+
+
+@dataclass
+class Router:
+    """A router's scheduling loop behind a gRPC server."""
+
+    name: str
+    address: str
+    records: RouterRecords = field(default_factory=lambda: RouterRecords.empty(CLOCK))
+    server: grpc.aio.Server = field(default_factory=new_server)
+    answers: health.aio.HealthServicer = field(default_factory=health.aio.HealthServicer)
+
+    def __post_init__(self) -> None:
+        tickets = TicketIssuer(CLOCK, lifetime_seconds=30.0)
+        parts = LoopDeps(waker=NoWaker(), tickets=tickets, records=self.records)
+        self.loop = SchedulingLoop(SchedulerLimits(), Settings(), CLOCK, parts)
+
+    async def start(self) -> None:
+        servicer = PlacementServicer(LocalPlacement(self.loop))
+        placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(servicer, self.server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.answers, self.server)
+        await self.lead(False)
+        self.server.add_insecure_port(self.address)
+        await self.server.start()
+
+    async def lead(self, leads: bool = True) -> None:
+        """Say whether it leads, as its health does."""
+        await self.answers.set(PLACEMENT, SERVING if leads else NOT_SERVING)
+
+    async def kill(self) -> None:
+        await self.server.stop(grace=None)
+        self.loop.close()
+
+
+class Mesh:
+    """Routers, and a gateway's view of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.routers = {name: Router(name, f"unix:{folder / name}.sock") for name in NAMES}
+        self.view = FleetView()
+        self.links = RouterLinks(CLOCK)
+        self.placement = LeaderPlacement(self, self.links, LocalPlacement(self.routers["r1"].loop))
+
+    def show(self, *names: str, slots: int = 1) -> None:
+        """Give every router and the gateway a view with these routers."""
+        there = {name: RouterView(name=name, incarnation="1", address=self.routers[name].address) for name in names}
+        self.view = mesh(slots, there)
+        for router in self.routers.values():
+            router.loop.update_view(self.view)
+        self.links.update_view(self.view)
+
+    async def lead(self, name: str) -> Router:
+        """Let this router lead from now on, and the gateway know it."""
+        for each, router in self.routers.items():
+            await router.lead(each == name)
+        await until(lambda: self.links.leader is not None and self.links.leader.router.name == name)
+        return self.routers[name]
+
+    def place(self, request: PlacementRequest) -> ReconnectingPlacement:
+        return ReconnectingPlacement(self.placement, request, CLOCK, ReconnectConfig(router_outage_limit_seconds=5.0))
+
+
+@asynccontextmanager
+async def running(folder: Path) -> AsyncGenerator[Mesh]:
+    made = Mesh(folder)
+    async with AsyncExitStack() as ends:
+        for router in made.routers.values():
+            await router.start()
+            ends.push_async_callback(router.kill)
+        ends.push_async_callback(made.links.close)
+        made.show(*NAMES)
+        await made.lead("r1")
+        yield made
+
+
+def a_request(number: int = 1) -> PlacementRequest:
+    return PlacementRequest(
+        request_id=f"req-{number}", tenant="t", model="m", operation=Operation.CHAT, seconds_left=30.0
+    )
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10.0):
+        while not holds():  # noqa: ASYNC110 - what it looks at has no event
+            await asyncio.sleep(0.005)
+
+
+async def granted(placement: ReconnectingPlacement) -> Grant:
+    while True:
+        decision = await placement.next_decision()
+        if isinstance(decision, Grant):
+            return decision

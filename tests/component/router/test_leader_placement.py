@@ -1,0 +1,213 @@
+"""Placement by the router that leads, and by the next one where that one is lost."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import grpc
+import pytest
+from leader_mesh import a_request, granted, running, until
+
+from weft.dispatch.leader_placement import LinkedPlace
+from weft.dispatch.placement import WaitingInQueue
+from weft.dispatch.remote_router import RemotePlace
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+async def test_a_request_is_placed_by_the_router_that_leads(tmp_path: Path) -> None:
+    async with running(tmp_path) as there, there.place(a_request()) as place:
+        assert (await granted(place)).runner == "a"
+        assert {name for name, router in there.routers.items() if router.loop.running} == {"r1"}
+
+
+async def test_a_request_that_waits_at_a_leader_that_dies_is_placed_by_the_next(tmp_path: Path) -> None:
+    async with running(tmp_path) as there, there.place(a_request(1)) as first, there.place(a_request(2)) as second:
+        await granted(first)
+        assert isinstance(await second.next_decision(), WaitingInQueue)
+        waiting = asyncio.create_task(granted(second))
+        await there.routers["r1"].kill()
+        heir = await there.lead("r2")
+        # The heir does not know of the slot that the dead one granted: the runner would refuse, as it counts itself.
+        assert (await waiting).runner == "a"
+        assert heir.loop.running == 1
+        # The stream that runs is not disturbed.
+        await first.report_finished(Reason.UNSPECIFIED)
+
+
+@pytest.mark.slow("waits for a health check")
+async def test_a_request_that_waits_at_a_leader_that_steps_down_is_placed_by_the_next_with_its_age(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as there, there.place(a_request(1)) as first, there.place(a_request(2)) as second:
+        await granted(first)
+        assert isinstance(await second.next_decision(), WaitingInQueue)
+        waiting = asyncio.create_task(granted(second))
+        await there.routers["r1"].lead(False)
+        heir = await there.lead("r2")
+        assert (await waiting).attempt == 1
+        await until(lambda: there.routers["r1"].loop.waiting == 0)
+        entries, _ = heir.records.requests.under_way(1)
+        assert entries[0].was_placed_before
+
+
+async def test_a_request_that_comes_while_no_router_leads_waits_for_the_next(tmp_path: Path) -> None:
+    async with running(tmp_path) as there:
+        link = there.links.leader
+        assert link is not None
+        await there.routers["r1"].kill()
+        link.note_lost()
+        async with there.place(a_request()) as place:
+            waiting = asyncio.create_task(granted(place))
+            done, _ = await asyncio.wait([waiting], timeout=0.2)
+            assert not done, "nobody could grant it"
+            heir = await there.lead("r3")
+            await waiting
+            assert heir.loop.running == 1
+
+
+async def test_of_two_that_say_that_they_lead_the_later_one_does(tmp_path: Path) -> None:
+    """As a leader that was frozen and thaws: it says so until it has read that another one leads."""
+    async with running(tmp_path) as there:
+        await there.routers["r2"].lead()
+        await until(lambda: there.links.leader is not None and there.links.leader.router.name == "r2")
+        async with there.place(a_request()) as place:
+            await granted(place)
+            assert there.routers["r2"].loop.running == 1
+
+
+@pytest.mark.slow("runs whole services")
+async def test_without_any_router_a_request_waits_and_fails_with_its_deadline(tmp_path: Path) -> None:
+    async with running(tmp_path) as there:
+        for router in there.routers.values():
+            await router.kill()
+        request = replace(a_request(), seconds_left=1.5)
+        async with there.place(request) as place:
+            with pytest.raises(WeftError, match="no router answered") as failed:
+                await granted(place)
+        assert failed.value.reason is Reason.DEADLINE_EXCEEDED
+
+
+async def test_before_a_router_has_announced_itself_the_configured_one_places(tmp_path: Path) -> None:
+    async with running(tmp_path) as there:
+        there.show()
+        async with there.place(a_request()) as place:
+            await granted(place)
+            assert there.routers["r1"].loop.running == 1
+
+
+class CancelledWhileItEnds:
+    """A call whose connection broke, and which was cancelled before its status was known: as grpc.aio raises it."""
+
+    async def write(self, request: object) -> None:
+        pass
+
+    async def read(self) -> object:
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.CANCELLED,
+            grpc.aio.Metadata(),
+            grpc.aio.Metadata(),
+            details="Locally cancelled by application!",
+        )
+
+    def cancel(self) -> bool:
+        return True
+
+
+class BreakingStub:
+    """A stub of such calls."""
+
+    def Place(self, **_: object) -> CancelledWhileItEnds:  # noqa: N802 - a name of gRPC
+        return CancelledWhileItEnds()
+
+
+@pytest.mark.parametrize("is_abandoned", [True, False])
+async def test_a_placement_whose_connection_breaks_is_lost_and_not_cancelled(is_abandoned: bool) -> None:
+    place = RemotePlace(cast("Any", BreakingStub()), a_request())
+    async with place:
+        if is_abandoned:
+            place.abandon()
+        with pytest.raises(WeftError) as raised:
+            await place.next_decision()
+    assert raised.value.reason is Reason.NO_ROUTER_AVAILABLE
+
+
+class CutCall:
+    """A call whose channel is closed: grpc.aio raises CancelledError, though no task is cancelled."""
+
+    async def write(self, request: object) -> None:
+        raise asyncio.CancelledError
+
+    async def read(self) -> object:
+        raise asyncio.CancelledError
+
+    async def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.CANCELLED
+
+    def done(self) -> bool:
+        return True
+
+    def cancel(self) -> bool:
+        return False
+
+
+async def test_a_placement_whose_channel_is_closed_under_it_is_lost_and_its_task_goes_on() -> None:
+    place = RemotePlace(cast("Any", SimpleNamespace(Place=lambda **_: CutCall())), a_request())
+    async with place:
+        await place.report_first_content(1)
+        await place.report_finished(Reason.UNSPECIFIED)
+        with pytest.raises(WeftError) as raised:
+            await place.next_decision()
+    assert raised.value.reason is Reason.NO_ROUTER_AVAILABLE
+
+
+class WaitingCall(CutCall):
+    """A call whose answer does not come."""
+
+    async def read(self) -> object:
+        return await asyncio.Event().wait()
+
+
+async def test_a_placement_whose_task_is_cancelled_ends_with_it() -> None:
+    async with RemotePlace(cast("Any", SimpleNamespace(Place=lambda **_: WaitingCall())), a_request()) as place:
+        waiting = asyncio.create_task(place.next_decision())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+
+async def test_a_request_whose_leader_leaves_while_it_is_placed_is_placed_by_the_next(tmp_path: Path) -> None:
+    async with running(tmp_path) as there, asyncio.timeout(10):
+        place = there.place(a_request())
+        # Its channel is closed before the call begins.
+        there.show("r2", "r3")
+        await there.lead("r2")
+        async with place:
+            assert (await granted(place)).runner == "a"
+
+
+class NeverSent(CancelledWhileItEnds):
+    """A call whose first write never ends."""
+
+    async def write(self, request: object) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_placement_whose_first_message_never_leaves_is_lost_with_its_router(tmp_path: Path) -> None:
+    async with running(tmp_path) as there, asyncio.timeout(10):
+        link = there.links.leader
+        assert link is not None
+        place = LinkedPlace(link, a_request())
+        place._place._stub = cast("Any", SimpleNamespace(Place=lambda **_: NeverSent()))
+        entering = asyncio.create_task(place.__aenter__())
+        await asyncio.sleep(0.05)
+        assert not entering.done()
+        link.note_lost()
+        await entering
+        with pytest.raises(WeftError) as raised:
+            await place.next_decision()
+        assert raised.value.reason is Reason.NO_ROUTER_AVAILABLE
+        await place.__aexit__(None, None, None)
