@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 import yaml
 from apart_mesh import Apart, running_apart
-from mesh_process import POOL, eventually, fake_runner, run_weft, write_config
+from mesh_process import POOL, eventually, fake_runner, run_weft, running_mesh, write_config
 
 from weft.dispatch.remote_router import RemotePlacement
 from weft.kernel.errors import WeftError
@@ -224,3 +224,32 @@ async def test_the_next_leader_explains_what_the_one_before_it_placed(routers: R
             assert (await response.json())["receipt"]["outcome"] == "completed"
         async with http.get("/v1/requests?state=ended") as response:
             assert [each["requestId"] for each in (await response.json())["items"]] == ["after", "before"]
+
+
+async def test_beside_weft_up_a_router_stands_by_and_a_second_weft_up_says_why_it_does_not_start(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    config = write_config(tmp_path, fake_runner("a"), router={"database_url": postgres_url})
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        registry = json.loads((mesh.home / "run" / "up.json").read_text("utf-8"))["grpc"]
+        host = tmp_path / "host"
+        host.mkdir()
+        settings = {"router": {"name": "spare", "database_url": postgres_url}}
+        beside = write_config(host, addresses={"registry": registry}, **settings)
+        with running_apart(host, beside, ("router",)) as there:
+
+            async def states() -> list[str]:
+                code, out, error = await run_weft("get", "routers", home=mesh.home)
+                assert code == 0, error
+                return sorted(line.split()[1] for line in out.splitlines()[1:])
+
+            async def is_listed() -> bool:
+                return await states() == ["leader", "standby"]
+
+            await eventually(is_listed, OUTAGE_SECONDS, "the router beside weft up does not stand by")
+            # A command on the standby's host goes on to the leader.
+            code, _, error = await run_weft("get", "requests", home=there.home)
+            assert code == 0, error
+        code, _, error = await run_weft("up", "--config", str(config), home=tmp_path / "second")
+        assert code != 0
+        assert "another router runs on this database" in error
