@@ -381,6 +381,6 @@ SCHEMA = Schema(
     owner="router",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0011",
+    newest="0012",
     version_table="router_alembic_version",
 )

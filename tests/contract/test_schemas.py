@@ -1,4 +1,4 @@
-"""A database that is made at once is the one that the migrations make, for every service and kind of database."""
+"""The tables of every service on every kind of database, and their migrations."""
 
 import subprocess
 import sys
@@ -51,23 +51,6 @@ def _plain(found: Any) -> str:
     if isinstance(found, Mapping):
         return str(sorted((name, _plain(value)) for name, value in found.items()))
     return str(found)
-
-
-def _drop_all(connection: Connection, schema: Schema) -> None:
-    schema.metadata.drop_all(connection)
-    connection.exec_driver_sql(f"DROP TABLE {schema.version_table}")
-
-
-@pytest.mark.parametrize("schema", SCHEMAS)
-async def test_a_schema_made_at_once_is_the_one_that_all_migrations_make(schema: Schema, engine: AsyncEngine) -> None:
-    async with engine.begin() as connection:
-        await connection.run_sync(migrate, schema)
-        migrated = await connection.run_sync(_described, schema)
-        await connection.run_sync(_drop_all, schema)
-        await connection.run_sync(bring_up_to_date, schema)
-        made = await connection.run_sync(_described, schema)
-    assert made == migrated
-    assert all(each["columns"] and each["primary key"] for each in made.values())
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)

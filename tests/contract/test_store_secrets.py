@@ -2,17 +2,13 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from registry_svc.mesh.store import SqlStore
 from registry_svc.secrets.cipher import KEY_ID_CHARS, Sealed
 from registry_svc.secrets.secret_store import SecretStore, SqlSecretStore, StoredSecret
-from registry_svc.store.schema import SCHEMA
 from weft.kernel.names import MAX_NAME_CHARS
-from weft.sql.schema import migrate
 
 pytest_plugins = ("database_fixtures",)
 
@@ -51,17 +47,3 @@ async def test_a_secret_is_replaced_and_deleted_by_its_name(secrets: SecretStore
     await secrets.save([changed])
     await secrets.delete(["b", "never-there"])
     assert await secrets.load() == (changed,)
-
-
-async def test_a_database_of_the_previous_release_takes_secrets(database_url: str) -> None:
-    engine = create_async_engine(database_url)
-    if engine.dialect.name == "sqlite":
-        Path(str(engine.url.database)).parent.mkdir()
-    async with engine.begin() as connection:
-        await connection.run_sync(migrate, SCHEMA, "0007")
-    await engine.dispose()
-    store = SqlStore(database_url)
-    await store.open()
-    await SqlSecretStore(store).save([secret("a")])
-    assert await SqlSecretStore(store).load() == (secret("a"),)
-    await store.close()

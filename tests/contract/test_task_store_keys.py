@@ -1,8 +1,11 @@
 """Idempotency keys that are asked for without submitting, and clocks that do not agree, on every database."""
 
-from stored_tasks import LEASE, NOW, a_row, begun, claimed, refused, reverted, waiting
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import create_async_engine
+from stored_tasks import LEASE, NOW, a_row, begun, claimed, refused, reverted, store_on, waiting
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
+from router_svc.store.tables import metadata
 from weft.kernel.reasons import Reason
 
 pytest_plugins = ("database_fixtures", "task_store_fixtures")
@@ -32,3 +35,18 @@ async def test_a_task_that_came_back_may_be_begun_by_whoever_has_an_earlier_time
     await begun(kept, "t2")
     await kept.revert_expired(NOW + LEASE, 10)
     assert [task.id for task in await waiting(kept)] == ["t1", "t2"]
+
+
+async def test_numbers_of_forgotten_tasks_are_not_given_again(database_url: str) -> None:
+    store, engine = store_on(database_url), create_async_engine(database_url)
+    await store.start()
+    numbers = []
+    for name in ("task-1", "task-2"):
+        await store.submit(a_row(name))
+        async with engine.connect() as connection:
+            numbers.append((await connection.execute(select(func.max(metadata.tables["tasks"].c.seq)))).scalar_one())
+        await store.cancel("ann", name, 0.0)
+        await store.delete("ann", name)
+    assert numbers[0] < numbers[1]
+    await store.stop()
+    await engine.dispose()

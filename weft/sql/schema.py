@@ -47,7 +47,7 @@ def bring_up_to_date(connection: Connection, schema: Schema) -> None:
     revision = connection.execute(select(versions.c.version_num)).scalar() if known else None
     if revision == schema.newest:
         return
-    if revision is None and schema.metadata.tables.keys().isdisjoint(present.get_table_names()):
+    if revision is None:
         _require_own_file(connection)
         schema.metadata.create_all(connection, checkfirst=False)
         versions.create(connection, checkfirst=known)
