@@ -106,6 +106,7 @@ async def test_an_end_that_is_delivered_twice_changes_nothing_and_touches_no_acc
             assert owner.records.clients.records() == []
 
 
+@pytest.mark.slow("waits as long as a request looks for a router that leads")
 async def test_the_end_of_a_request_that_no_router_answered_is_recorded_with_its_reason(tmp_path: Path) -> None:
     async with running(tmp_path) as there, reporting(there) as ends:
         request = a_request()
