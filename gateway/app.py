@@ -23,7 +23,7 @@ from gateway.batches.handlers import BatchDeps, FileDeps, batch_deps, file_deps
 from gateway.batches.results import ResultDeps
 from gateway.config import GatewayConfig, MediaConfig
 from gateway.deps import GatewayDeps, InferenceDeps
-from gateway.endpoints import DOCUMENT, GATEWAY_ROUTERS, HEALTH, WATCH, WORKBENCH
+from gateway.endpoints import DOCUMENT, GATEWAY_ROUTERS, WATCH, WORKBENCH
 from gateway.errors import (
     ClientGoneError,
     Dialect,
@@ -35,6 +35,7 @@ from gateway.errors import (
     internal_error,
     shutting_down,
 )
+from gateway.health import HEALTH, METRICS, PROBES
 from gateway.http.cors import CrossOrigin
 from gateway.http.event_watches import EventWatches
 from gateway.http.server_span import ServerSpans
@@ -230,7 +231,7 @@ def app_over(
     operations = None if ports.admin is None else ports.admin.operations
     app.serve(OLLAMA, {OllamaDeps: OllamaDeps(gateway=deps, operations=operations)})
     app.serve(RESPONSES, {Responses: responses_of(deps, ports.responses, tasks, running)})
-    for router in (RESOURCES, SETTINGS, HEALTH):
+    for router in (RESOURCES, SETTINGS, HEALTH, PROBES, METRICS):
         app.serve(router, given)
     of_tasks = () if tasks is None else (TasksOfTenant(tasks, task_apis_of(deps)),)
     app.serve(WATCH, {WatchDeps: watch_deps(deps, (*ports.watched, *of_tasks))})

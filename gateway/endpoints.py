@@ -4,12 +4,10 @@ Those of an API are in its folder, such as `gateway.openai.endpoints`. A new end
 its schema; the OpenAPI document and the table in docs/http-api.md follow from it.
 """
 
-from starlette.responses import PlainTextResponse
-
 from gateway.admin.endpoints import ADMIN, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
 from gateway.anthropic.endpoints import ANTHROPIC
 from gateway.batches.endpoints import BATCHES, FILES, RESULTS
-from gateway.health import VIEW_TELEMETRY, get_authority, get_health, get_livez, get_metrics, get_readyz
+from gateway.health import HEALTH, METRICS, PROBES
 from gateway.ollama.endpoints import OLLAMA
 from gateway.openai.endpoints import OPENAI
 from gateway.openapi import (
@@ -19,7 +17,7 @@ from gateway.openapi import (
 from gateway.resources.endpoints import RESOURCES, SETTINGS
 from gateway.responses.endpoints import RESPONSES
 from gateway.routing import OPENAPI, ApiRouter, get_docs, get_openapi, needs_of, routes_of
-from gateway.runner_api.endpoints import RUNNER_METRICS, RUNNER_OPERATIONS, RUNNER_STATE
+from gateway.runner_api.endpoints import RUNNER_OPERATIONS, RUNNER_STATE
 from gateway.tasks.endpoints import TASKS
 from gateway.watch import handlers as watching
 from gateway.workbench.serving import get_caller, get_page, redirect_to_page
@@ -33,21 +31,6 @@ WATCH.add_get(
     watching.watch,
     answers_events(query=watching.PARAMETERS),
     needs_key=True,
-)
-HEALTH = ApiRouter("operations")
-HEALTH.add_get("/health", None, get_health, name="health", with_head=True)
-HEALTH.add_get("/livez", None, get_livez, with_head=True)
-# As probes of other services name it.
-HEALTH.add_get("/healthz", None, get_livez, name="healthz", with_head=True)
-HEALTH.add_get("/readyz", None, get_readyz, with_head=True)
-HEALTH.add_get("/ca.pem", None, get_authority, name="authority", with_head=True)
-HEALTH.add_get(
-    "/metrics",
-    VIEW_TELEMETRY,
-    get_metrics,
-    name="metrics",
-    with_head=True,
-    response_class=PlainTextResponse,
 )
 
 DOCUMENT = ApiRouter("document")
@@ -68,6 +51,8 @@ GATEWAY_ROUTERS: tuple[ApiRouter, ...] = (
     WATCH,
     SETTINGS,
     HEALTH,
+    PROBES,
+    METRICS,
     ADMIN,
     JOIN_TOKENS,
     KEYS,
@@ -82,8 +67,8 @@ GATEWAY_ROUTERS: tuple[ApiRouter, ...] = (
     DOCUMENT,
 )
 """Every endpoint of a gateway; a gateway without the collaborators of a router leaves it out."""
-RUNNER_ROUTERS: tuple[ApiRouter, ...] = (RUNNER_OPERATIONS, OPENAI, RUNNER_STATE, RUNNER_METRICS, DOCUMENT)
-"""Every endpoint of one runner's API."""
+RUNNER_ROUTERS: tuple[ApiRouter, ...] = (RUNNER_OPERATIONS, OPENAI, RUNNER_STATE, PROBES, METRICS, DOCUMENT)
+"""Every endpoint of one runner's API: its own, and those of the gateway that are about one runner as well."""
 
 
 def docs_table() -> str:

@@ -5,16 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from gateway.answers.answer_builder import encode_json
 from gateway.deps import Gateway, Inference, InferenceDeps
 from gateway.errors import envelope, error_headers
 from gateway.request_facts import facts_of
+from gateway.routing import ApiRouter
 from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
 from weft.kernel.health import LIVEZ, READYZ, probe_answer
-from weft.kernel.metrics import MetricsPage
 from weft.kernel.principal import Access, Resource, Role
 from weft.kernel.reasons import Reason
 
@@ -66,15 +66,10 @@ def _probe_response(deps: InferenceDeps, request: Request, path: str) -> Respons
     return unhealthy_response(document, facts.error, facts.request_id)
 
 
-async def get_metrics(deps: Gateway, request: Request) -> Response:
+async def get_metrics(deps: Inference, request: Request) -> Response:
     """Returns the metrics of this process, as Prometheus text or as OpenMetrics."""
-    return await metrics_response(deps.metrics.page, request)
-
-
-async def metrics_response(page: MetricsPage, request: Request) -> Response:
-    """Returns a page in the format that its reader accepts."""
     facts_of(request.scope).surface = "metrics"
-    rendered = await page.render(request.headers.get("accept", ""))
+    rendered = await deps.metrics.page.render(request.headers.get("accept", ""))
     return Response(rendered.body, headers={"content-type": rendered.content_type})
 
 
@@ -123,3 +118,17 @@ def unhealthy_response(fields: Mapping[str, object], error: WeftError, request_i
     response = Response(body, status_code=error.traits.http_status)
     response.raw_headers = error_headers(error, body)
     return response
+
+
+HEALTH = ApiRouter("operations")
+HEALTH.add_get("/health", None, get_health, name="health", with_head=True)
+# As probes of other services name it.
+HEALTH.add_get("/healthz", None, get_livez, name="healthz", with_head=True)
+HEALTH.add_get("/ca.pem", None, get_authority, name="authority", with_head=True)
+PROBES = ApiRouter("operations")
+PROBES.add_get("/livez", None, get_livez, with_head=True)
+PROBES.add_get("/readyz", None, get_readyz, with_head=True)
+METRICS = ApiRouter("operations")
+METRICS.add_get(
+    "/metrics", VIEW_TELEMETRY, get_metrics, name="metrics", with_head=True, response_class=PlainTextResponse
+)

@@ -1,13 +1,14 @@
-"""Operations of the registry: the port and its gRPC client, and what both HTTP faces of operations share.
+"""Operations of the registry: the port and its gRPC client, and what the HTTP APIs that create operations share.
 
-The faces are `gateway.admin` (`/v1/admin` of a mesh) and `gateway.runner_api` (the API of one runner): they differ in
-paths and in the shapes of bodies.
+These are `gateway.admin` (`/v1/admin` of a mesh), `gateway.ollama` and `gateway.runner_api` (the API of one runner):
+they differ in paths and in the shapes of bodies.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import grpc
@@ -16,6 +17,7 @@ from typing_extensions import override
 
 from gateway.config import GatewayConfig
 from gateway.intake.body import read_json_body
+from gateway.intake.headers import stated_traceparent
 from gateway.intake.json_guard import Model, parse
 from gateway.intake.query import begin_change
 from gateway.request_facts import facts_of, headers_of
@@ -24,9 +26,12 @@ from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
 from weft.documents.field_names import operation_field
+from weft.documents.rights import require_operable
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.principal import LOCAL
+from weft.kernel.model_source import asked_source, reaches_anywhere, server_source
+from weft.kernel.names import new_id
+from weft.kernel.principal import ANY_SOURCE, LOCAL, USE_SECRETS
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import TRACEPARENT
 
@@ -39,7 +44,10 @@ ENDED = frozenset(
         operation_pb2.Operation.STATE_CANCELLED,
     }
 )
+KEY_PARAMETER = "api_key_env"
+"""Parameter of a load that attaches a server: the variable whose value the server is sent."""
 _IDEMPOTENCY_KEY = b"idempotency-key"
+_REASONS = frozenset(reason.value for reason in Reason)
 
 log = get_logger("weft.gateway")
 
@@ -168,6 +176,56 @@ class OperationsClient(OperationsPort):
     async def _operation(self, method: Any, request: Any) -> operation_pb2.Operation:
         operation: operation_pb2.Operation = (await self._calls.call(method, request)).operation
         return operation
+
+
+async def create_operation(
+    request: Request,
+    operations: OperationsPort,
+    action: operation_pb2.OperationAction,
+    *,
+    keyless: str,
+    request_id: str = "",
+    authorization: str = "",
+) -> operation_pb2.Operation:
+    """Creates an operation for the caller of a request; `keyless` as `requester`, `request_id` empty: a new one.
+
+    Raises PERMISSION_DENIED as `require_operable`, and the registry's refusal.
+    """
+    facts = facts_of(request.scope)
+    require_operable(facts.principal, action)
+    wanted = pb.CreateOperationRequest(
+        request_id=request_id or new_id("op"),
+        action=action,
+        requested_by=requester(request, keyless),
+        authorization=authorization,
+    )
+    operation = await operations.create(wanted, stated_traceparent(request.scope))
+    log.info("operation asked for", request_id=facts.request_id, operation=operation.name)
+    return operation
+
+
+def require_source(
+    request: Request,
+    source: str,
+    field: str = "source",
+    parameters: Mapping[str, object] = MappingProxyType({}),
+) -> None:
+    """Raises INVALID_ARGUMENT for what is no source, and PERMISSION_DENIED for one that the caller may not name."""
+    principal = facts_of(request.scope).principal
+    if server_source(source, field) is not None:
+        principal.require(ANY_SOURCE)
+        if KEY_PARAMETER in parameters:
+            principal.require(USE_SECRETS)
+    elif reaches_anywhere(asked_source(source, field)):
+        principal.require(ANY_SOURCE)
+
+
+def reason_of(operation: operation_pb2.Operation) -> Reason:
+    """Returns the reason of an operation that did not succeed."""
+    number = int(operation.reason)
+    if operation.state == operation_pb2.Operation.STATE_CANCELLED:
+        return Reason.CANCELLED
+    return Reason(number) if number in _REASONS else Reason.INTERNAL
 
 
 async def ended_operation(

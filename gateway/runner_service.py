@@ -8,15 +8,15 @@ from gateway.app import bare_app, gate_of
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.deps import InferenceDeps
 from gateway.endpoints import DOCUMENT, RUNNER_ROUTERS
+from gateway.health import METRICS, PROBES
 from gateway.http.server import AppServer
 from gateway.metrics import GatewayMetrics
 from gateway.openai.endpoints import OPENAI
 from gateway.routing import EdgeApp
-from gateway.runner_api.capabilities import CapabilityCache
-from gateway.runner_api.endpoints import RUNNER_METRICS, RUNNER_OPERATIONS, RUNNER_STATE
-from gateway.runner_api.metrics import RequestObserver, RunnerMetrics, StateCollector
-from gateway.runner_api.ports import RunnerApiPorts
-from gateway.runner_api.state import RunnerApiConfig, RunnerApiDeps, queue_facts
+from gateway.runner_api.deps import RunnerApiConfig, RunnerApiDeps, RunnerApiPorts
+from gateway.runner_api.endpoints import RUNNER_OPERATIONS, RUNNER_STATE
+from gateway.runner_api.facts import KeptDevices
+from gateway.runner_api.metrics import RequestObserver, StateCollector
 from weft.dispatch.call import LayeredDispatcher
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import Clock, SystemClock
@@ -29,17 +29,15 @@ def build(
 ) -> "RunnerApiService":
     """Returns the HTTP API of a runner, not started. `metrics` receives its metrics; by default it has its own page."""
     ticking = clock or SystemClock()
-    queue, fleet, runner = ports.queue, ports.fleet, ports.runner
-    page = MetricsPage() if metrics is None else metrics
-    edge_metrics = GatewayMetrics(page)
-    limits = config.edge.rate_limits
-    runner_metrics = RunnerMetrics(page, () if limits is None else limits.tenants)
+    fleet, limits = ports.fleet, config.edge.rate_limits
+    edge_metrics = GatewayMetrics(metrics)
     observer = RequestObserver(
-        queue=queue,
+        edge_metrics.page,
+        queue=ports.queue,
         max_queue_depth=config.max_queue_depth,
-        metrics=runner_metrics,
         model_label=lambda name: edge_metrics.model_label(name, fleet.view),
         clock=ticking,
+        named_tenants=() if limits is None else limits.tenants,
     )
     inference = InferenceDeps(
         config=config.edge,
@@ -53,18 +51,17 @@ def build(
         tracing=ports.tracing,
         service=ServiceName.RUNNER,
         health=ports.health,
-        on_limited=runner_metrics.limited,
+        on_limited=observer.limited,
     )
-    cache = CapabilityCache(runner, lambda: queue_facts(config, queue, observer), ticking)
-    page.register(StateCollector(devices=lambda: cache.devices, load=lambda: queue.load))
+    devices = KeptDevices(ports.runner, ticking)
+    edge_metrics.page.register(StateCollector(devices=lambda: devices.found, queue=ports.queue))
     deps = RunnerApiDeps(
         config=config,
         inference=inference,
-        runner=runner,
+        runner=ports.runner,
         operations=ports.operations,
-        queue=queue,
         observer=observer,
-        cache=cache,
+        devices=devices,
         started=ticking.monotonic(),
     )
     return RunnerApiService(deps)
@@ -77,8 +74,9 @@ def create_app(deps: RunnerApiDeps) -> EdgeApp:
     app.serve(RUNNER_OPERATIONS, {RunnerApiDeps: deps})
     app.serve(OPENAI, {InferenceDeps: deps.inference})
     app.serve(RUNNER_STATE)
+    app.serve(PROBES)
     if deps.config.metrics:
-        app.serve(RUNNER_METRICS)
+        app.serve(METRICS)
     app.serve(DOCUMENT)
     return app
 
@@ -90,7 +88,7 @@ class RunnerApiService:
 
     def __init__(self, deps: RunnerApiDeps) -> None:
         edge, metrics = deps.config.edge, deps.inference.metrics
-        self._cache = deps.cache
+        self._devices = deps.devices
         self._server = AppServer(
             create_app(deps),
             exposure=edge.exposure(),
@@ -102,7 +100,7 @@ class RunnerApiService:
         self._metrics_server: AppServer | None = None
         if deps.config.metrics and deps.config.metrics_port is not None:
             app = bare_app("weft runner metrics", deps.inference)
-            app.serve(RUNNER_METRICS, {RunnerApiDeps: deps})
+            app.serve(METRICS, {InferenceDeps: deps.inference})
             self._metrics_server = AppServer(
                 app,
                 exposure=edge.exposure(deps.config.metrics_port),
@@ -127,7 +125,7 @@ class RunnerApiService:
 
     async def start(self) -> None:
         """Bind and accept; while the runner starts, answers are 503. Raises a WeftError if an address is unusable."""
-        await self._cache.start()
+        await self._devices.start()
         for server in self._servers():
             await server.start()
 
@@ -137,7 +135,7 @@ class RunnerApiService:
             server.request_stop(grace_seconds)
         for server in self._servers():
             await server.wait_stopped()
-        await self._cache.stop()
+        await self._devices.stop()
 
     def _servers(self) -> list[AppServer]:
         return [self._server, *([self._metrics_server] if self._metrics_server is not None else [])]

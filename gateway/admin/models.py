@@ -2,18 +2,16 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.operations import SURFACE, Admin, AdminDeps, AdminPorts, create_operation
+from gateway.admin.operations import SURFACE, Admin, AdminDeps, AdminPorts, accept_operation
 from gateway.admin.schemas import FlushBody, LoadBody, PullBody, SourceLoadBody, UnloadBody
 from gateway.answers.unary import json_response
 from gateway.intake.query import begin_read
-from gateway.operations import read_body
-from gateway.request_facts import facts_of
+from gateway.operations import read_body, require_source
 from gateway.resources.handlers import known_name_of
 from weft.api.gateway.v1 import admin_model_pb2 as pb
 from weft.api.registry.v1.runner_pb2 import InstanceState
@@ -32,9 +30,7 @@ from weft.documents.operation_actions import (
 )
 from weft.kernel.abilities import Abilities
 from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.model_source import asked_source, reaches_anywhere, server_source
 from weft.kernel.names import require_name
-from weft.kernel.principal import ANY_SOURCE, USE_SECRETS
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
 from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
@@ -46,9 +42,6 @@ GONE = "gone"
 _BEST_FIRST = ("ready", "loading", "stopping", "hibernating", "draining", "idle", "crash-loop", "failed", GONE)
 _ISOLATION = "CACHE_ISOLATION_"
 STREAMED = frozenset(operation for operation, spec in OPERATIONS.items() if spec.streamed)
-
-KEY_PARAMETER = "api_key_env"
-"""Parameter of a load that attaches a server: the variable whose value the server is sent."""
 
 
 def public_names(view: FleetView) -> dict[str, list[ModelView]]:
@@ -238,13 +231,13 @@ async def load_model(deps: Admin, request: Request) -> Response:
     action = load_action(
         known_name_of(request, deps.gateway), settings, evict_model=body.evict_model or "", replicas=body.replicas or 0
     )
-    return await create_operation(request, deps.ports, action, body.authorization)
+    return await accept_operation(request, deps.ports, action, body.authorization)
 
 
 async def unload_model(deps: Admin, request: Request) -> Response:
     """Unloads a model, or every member of a pool: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, UnloadBody, SURFACE, optional=True)
-    return await create_operation(
+    return await accept_operation(
         request, deps.ports, unload_action(known_name_of(request, deps.gateway)), body.authorization
     )
 
@@ -252,26 +245,26 @@ async def unload_model(deps: Admin, request: Request) -> Response:
 async def load_source(deps: Admin, request: Request) -> Response:
     """Serves and loads a model by its source: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, SourceLoadBody, SURFACE)
-    _require_source(request, body.source, body.parameters)
+    require_source(request, body.source, parameters=body.parameters)
     settings = LoadSettings.model_construct(**{name: getattr(body, name) for name in LoadSettings.model_fields})
     action = load_action(
         body.name or "", settings, evict_model=body.evict_model or "", source=body.source, runner=body.runner or ""
     )
-    return await create_operation(request, deps.ports, action, body.authorization)
+    return await accept_operation(request, deps.ports, action, body.authorization)
 
 
 async def pull_model(deps: Admin, request: Request) -> Response:
     """Pulls the files of a model into the store of a runner's home: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, PullBody, SURFACE)
-    _require_source(request, body.source)
+    require_source(request, body.source)
     action = pull_action(body.source, runner=body.runner or "", form=body.form)
-    return await create_operation(request, deps.ports, action, body.authorization)
+    return await accept_operation(request, deps.ports, action, body.authorization)
 
 
 async def remove_model(deps: Admin, request: Request) -> Response:
     """Ends a model that was loaded by its source: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, UnloadBody, SURFACE, optional=True)
-    return await create_operation(
+    return await accept_operation(
         request, deps.ports, remove_action(known_name_of(request, deps.gateway)), body.authorization
     )
 
@@ -280,18 +273,7 @@ async def detach_server(deps: Admin, request: Request) -> Response:
     """Detaches a server that was attached: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, UnloadBody, SURFACE, optional=True)
     name = require_name(request.path_params["name"], "name")
-    return await create_operation(request, deps.ports, remove_action(name), body.authorization)
-
-
-def _require_source(request: Request, source: str, parameters: Mapping[str, object] = MappingProxyType({})) -> None:
-    """Raises INVALID_ARGUMENT for what is no source, and PERMISSION_DENIED for one that the caller may not name."""
-    if server_source(source, "source") is not None:
-        facts_of(request.scope).principal.require(ANY_SOURCE)
-        if KEY_PARAMETER in parameters:
-            facts_of(request.scope).principal.require(USE_SECRETS)
-        return
-    if reaches_anywhere(asked_source(source, "source")):
-        facts_of(request.scope).principal.require(ANY_SOURCE)
+    return await accept_operation(request, deps.ports, remove_action(name), body.authorization)
 
 
 async def flush_cache(deps: Admin, request: Request) -> Response:
@@ -300,7 +282,7 @@ async def flush_cache(deps: Admin, request: Request) -> Response:
     action = flush_action(
         body.scope, model=body.model or "", tenant=body.tenant, tag=body.tag, runner=body.runner or ""
     )
-    return await create_operation(request, deps.ports, action, body.authorization)
+    return await accept_operation(request, deps.ports, action, body.authorization)
 
 
 def _begin(request: Request) -> None:

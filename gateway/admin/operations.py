@@ -14,9 +14,9 @@ from gateway.answers.answer_builder import encode_json
 from gateway.answers.stream import EventStream
 from gateway.answers.unary import json_response
 from gateway.deps import GatewayDeps
-from gateway.intake.headers import stated_traceparent, tenant_of
+from gateway.intake.headers import tenant_of
 from gateway.intake.query import Query, begin_change, begin_read
-from gateway.operations import OPERATION_PREFIX, OperationsPort, idempotency_key, requester
+from gateway.operations import OPERATION_PREFIX, OperationsPort, create_operation, idempotency_key, requester
 from gateway.request_facts import facts_of, headers_of
 from gateway.routing import collaborator
 from weft.api.operations.v1 import operation_pb2
@@ -32,17 +32,14 @@ from weft.dispatch.remote_router import (
     shown_to,
 )
 from weft.documents.codec import document_of
-from weft.documents.rights import require_operable
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import enum_words
-from weft.kernel.log import get_logger
 from weft.kernel.names import (
     DEFAULT_TENANT,
     MAX_NAME_CHARS,
     MAX_REQUEST_ID_CHARS,
     MAX_TENANT_CHARS,
     is_token,
-    new_id,
     require_request_id,
     require_token,
 )
@@ -72,32 +69,32 @@ Admin = Annotated[AdminDeps, collaborator(AdminDeps)]
 Requests = Annotated[RequestSource, collaborator(RequestSource)]
 
 
-log = get_logger("weft.gateway")
-
-
-async def create_operation(
+async def accept_operation(
     request: Request, ports: AdminPorts, action: operation_pb2.OperationAction, authorization: str
 ) -> Response:
-    """Creates an operation; returns 202 with its location. Raises the registry's refusal."""
-    require_operable(facts_of(request.scope).principal, action)
+    """Creates an operation; returns 202 with its location. Raises as `create_operation`."""
     key = idempotency_key(request)
-    wanted = pb.CreateOperationRequest(
-        request_id=require_request_id(key, "Idempotency-Key") if key else new_id("op"),
-        action=action,
-        requested_by=_requester(request),
+    operation = await create_operation(
+        request,
+        ports.operations,
+        action,
+        keyless=_keyless(request),
+        request_id=require_request_id(key, "Idempotency-Key") if key else "",
         authorization=authorization,
     )
-    operation = await ports.operations.create(wanted, stated_traceparent(request.scope))
-    log.info("operation asked for", request_id=facts_of(request.scope).request_id, operation=operation.name)
     response = json_response(document_of(operation), 202)
     response.headers["location"] = f"/v1/admin/{operation.name}"
     return response
 
 
-def _requester(request: Request) -> str:
-    """Returns the caller's name for the audit log; without a key its self-reported tenant."""
+def _keyless(request: Request) -> str:
+    """Returns the name of a caller without a key in the audit log: its self-reported tenant."""
     tenant = headers_of(request.scope).get(b"x-tenant-id", b"").decode("latin-1")
-    return requester(request, f"http:{tenant if is_token(tenant, MAX_TENANT_CHARS) else DEFAULT_TENANT}")
+    return f"http:{tenant if is_token(tenant, MAX_TENANT_CHARS) else DEFAULT_TENANT}"
+
+
+def _requester(request: Request) -> str:
+    return requester(request, _keyless(request))
 
 
 SURFACE = "admin"

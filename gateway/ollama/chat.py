@@ -10,28 +10,26 @@ from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.unary import JsonAnswer, UnaryAnswer
 from gateway.errors import OLLAMA_JSON
 from gateway.intake.body import body_of
-from gateway.intake.headers import require_local_caller, stated_traceparent
+from gateway.intake.headers import require_local_caller
 from gateway.ollama.answers import JSON_LINES, OllamaAnswer, OllamaStream, Shape, text_json, timestamp
 from gateway.ollama.deps import SURFACE, Ollama, OllamaDeps
 from gateway.ollama.names import mesh_name
 from gateway.ollama.payload import is_raw, prompt_to_chat, to_chat, to_completion
 from gateway.ollama.schema import GeneratingRequest, OllamaChatRequest, OllamaGenerateRequest
-from gateway.operations import ENDED, OperationsPort, ended_operation, requester
+from gateway.operations import ENDED, OperationsPort, create_operation, ended_operation, reason_of
 from gateway.request_facts import facts_of
 from weft.api.operations.v1 import operation_pb2
-from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.dispatch.agents import require_model_name
 from weft.dispatch.fleet import FleetView
 from weft.documents.operation_actions import LoadSettings, load_action, unload_action
 from weft.kernel.errors import WeftError
-from weft.kernel.names import new_id
-from weft.kernel.principal import Access, Resource, Role
+from weft.kernel.principal import OPERATE
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.units import keep_alive_seconds
 
-_OPERATE = Access(Resource.OPERATIONS, Role.CREATE)
-_REASONS = frozenset(reason.value for reason in Reason)
+KEYLESS = "http:ollama"
+"""The name of callers without a key in the audit log."""
 _NAMES_OF_MODEL = frozenset({"name", "source"})
 _SUCCEEDED = operation_pb2.Operation.STATE_SUCCEEDED
 
@@ -95,11 +93,8 @@ def _changed_load(deps: OllamaDeps, request: Request, params: GeneratingRequest,
     if operations is None:
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "this gateway has no operations: send messages or a prompt")
     require_local_caller(request.scope)
-    facts_of(request.scope).principal.require(_OPERATE)
+    facts_of(request.scope).principal.require(OPERATE)
     action = unload_action(name) if kept == 0 else load_action(name, LoadSettings(keep_alive=params.keep_alive))
-    wanted = pb.CreateOperationRequest(
-        request_id=new_id("op"), action=action, requested_by=requester(request, "http:ollama")
-    )
     answer = {
         "model": params.model,
         "created_at": timestamp(int(gateway.clock.utc_now().timestamp())),
@@ -111,10 +106,8 @@ def _changed_load(deps: OllamaDeps, request: Request, params: GeneratingRequest,
     if params.is_streamed:
         body, media_type = body + b"\n", JSON_LINES
 
-    traceparent = stated_traceparent(request.scope)
-
     async def produce() -> JsonAnswer:
-        begun = await create_operation(operations, wanted, traceparent)
+        begun = await begin_operation(request, operations, action)
         ended = await ended_operation(operations, begun, gateway.config.request_timeout_seconds)
         require_success(ended)
         return JsonAnswer(body, [], media_type)
@@ -123,12 +116,12 @@ def _changed_load(deps: OllamaDeps, request: Request, params: GeneratingRequest,
     return UnaryAnswer(produce, cut_off_seconds=gateway.config.request_timeout_seconds + slack)
 
 
-async def create_operation(
-    operations: OperationsPort, wanted: pb.CreateOperationRequest, traceparent: str
+async def begin_operation(
+    request: Request, operations: OperationsPort, action: operation_pb2.OperationAction
 ) -> operation_pb2.Operation:
     """Creates an operation. Raises the registry's refusal, which names the field as Ollama's API does."""
     try:
-        return await operations.create(wanted, traceparent)
+        return await create_operation(request, operations, action, keyless=KEYLESS)
     except WeftError as error:
         if error.metadata.get("field") in _NAMES_OF_MODEL:
             error.metadata["field"] = "model"
@@ -140,6 +133,4 @@ def require_success(operation: operation_pb2.Operation) -> None:
     if operation.state not in ENDED:
         raise WeftError(Reason.DEADLINE_EXCEEDED, f"it goes on as {operation.name}; see /v1/admin/{operation.name}")
     if operation.state != _SUCCEEDED:
-        number = int(operation.reason)
-        reason = Reason(number) if number in _REASONS else Reason.INTERNAL
-        raise WeftError(reason or Reason.CANCELLED, operation.detail or "the operation was cancelled")
+        raise WeftError(reason_of(operation), operation.detail or "the operation was cancelled")

@@ -17,21 +17,18 @@ from gateway.answers.stream import EventStream, SseWriter
 from gateway.answers.unary import JsonAnswer, UnaryAnswer
 from gateway.deps import GatewayDeps
 from gateway.errors import OLLAMA_JSON, ClientGoneError, Dialect, envelope
-from gateway.intake.headers import stated_traceparent
 from gateway.ollama.answers import JSON_LINES
-from gateway.ollama.chat import create_operation, require_success
+from gateway.ollama.chat import KEYLESS, begin_operation, require_success
 from gateway.ollama.deps import SURFACE, Ollama
 from gateway.ollama.names import LATEST
 from gateway.ollama.schema import OllamaPullRequest
 from gateway.operations import ENDED, OperationsPort, read_body, requester
 from gateway.request_facts import facts_of
 from weft.api.operations.v1 import operation_pb2
-from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.documents.operation_actions import pull_action
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.model_source import asked_source, is_source, reaches_anywhere
-from weft.kernel.names import new_id
 from weft.kernel.principal import ANY_SOURCE
 from weft.kernel.reasons import Reason
 from weft.kernel.short_names import short_names_hint, short_source
@@ -63,7 +60,7 @@ async def pull_model(deps: Ollama, request: Request) -> Response:
             raise invalid_field("model", f"{_NOT_A_SOURCE}; {short_names_hint(given)}")
         if reaches_anywhere(asked_source(source, "model")):
             facts_of(request.scope).principal.require(ANY_SOURCE)
-    pull = _Pull(operations, source, requester(request, "http:ollama"), stated_traceparent(request.scope))
+    pull = _Pull(request, operations, source)
     if params.stream is False:
         return _WholePull(pull, deps.gateway)
     return _PullStream(pull, deps.gateway)
@@ -78,19 +75,16 @@ def _listed_source(name: str, sources: Mapping[str, str]) -> str | None:
 class _Pull:
     """One pull as an operation."""
 
-    def __init__(self, operations: OperationsPort, source: str, requested_by: str, traceparent: str) -> None:
+    def __init__(self, request: Request, operations: OperationsPort, source: str) -> None:
+        self._request = request
         self._operations = operations
-        self._traceparent = traceparent
-        self._requested_by = requested_by
-        self._wanted = pb.CreateOperationRequest(
-            request_id=new_id("op"), action=pull_action(source), requested_by=requested_by
-        )
+        self._source = source
         self._name = ""
         """Empty until the operation is created."""
 
     async def states(self) -> AsyncGenerator[operation_pb2.Operation]:
         """Yields the operation after every change until it has succeeded. Raises the reason of one that has not."""
-        begun = await create_operation(self._operations, self._wanted, self._traceparent)
+        begun = await begin_operation(self._request, self._operations, pull_action(self._source))
         self._name = begun.name
         last = begun
         async with aclosing(self._operations.watch(begun.name)) as states:
@@ -103,7 +97,7 @@ class _Pull:
         if not self._name:
             return
         try:
-            await self._operations.cancel(self._name, self._requested_by)
+            await self._operations.cancel(self._name, requester(self._request, KEYLESS))
         except WeftError as error:
             # It has ended meanwhile, or goes on and can be cancelled by its name.
             log.info("pull not cancelled", operation=self._name, reason=error.reason.name.lower())

@@ -1,65 +1,86 @@
-"""GET /v1/capabilities: the capability document from a runner's facts, and its cache. Unknown values are null."""
+"""GET /v1/capabilities and /health: the state of a runner as the documents of its API. Unknown values are null."""
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from starlette.requests import Request
+from starlette.responses import Response
+
 from gateway.answers.answer_builder import encode_json
-from gateway.runner_api.ports import DeviceUse, ModelFacts, ModelStage, RunnerFacts, RunnerPort
+from gateway.health import component_fields, unhealthy_response
+from gateway.request_facts import facts_of
+from gateway.runner_api.deps import RunnerApi
+from gateway.runner_api.facts import DeviceUse, ModelFacts, ModelStage, RunnerFacts, RunnerStage
+from gateway.runner_api.metrics import QueueFacts
+from weft.api.registry.v1.model_pb2 import MODEL_SKILL_AUDIO
 from weft.gpu.snapshot import DeviceSnapshot
-from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.kernel.service import start_critical, stop_tasks
+
+MEBIBYTE = 1024 * 1024
+START_RETRY_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+async def get_capabilities(deps: RunnerApi, request: Request) -> Response:
+    """Returns the capabilities and the state of the runner. 503 while it starts or stops."""
+    facts_of(request.scope).surface = "capabilities"
+    facts = deps.runner.facts()
+    if facts.stage is RunnerStage.STARTING:
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the runner is starting", retry_after_seconds=START_RETRY_SECONDS)
+    if facts.stage is RunnerStage.STOPPING:
+        raise WeftError(Reason.SHUTTING_DOWN, "the runner is shutting down", retry_after_seconds=START_RETRY_SECONDS)
+    if deps.devices.is_stale:
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the state of the runner is unknown")
+    body = capabilities_body(facts, deps.devices.found, deps.observer.queue_facts())
+    return Response(encode_json(body), media_type="application/json", headers={"cache-control": "max-age=5"})
+
+
+async def get_health(deps: RunnerApi, request: Request) -> Response:
+    """Answers 200 while the runner is usable; 503 with the reason when it is out of memory, failed or full."""
+    request_facts = facts_of(request.scope)
+    request_facts.surface = "health"
+    facts, queue = deps.runner.facts(), deps.observer.queue_facts()
+    verdict = verdict_of(facts, queue)
+    body: dict[str, object] = {
+        "status": verdict.status,
+        "uptime": int(deps.inference.clock.monotonic() - deps.started),
+        "modelsLoaded": sum(model.stage is ModelStage.LOADED for model in facts.models),
+        "queueDepth": queue.depth,
+        **component_fields(deps.inference, request),
+    }
+    if verdict.error is None:
+        return Response(encode_json(body), media_type="application/json")
+    request_facts.error = verdict.error
+    return unhealthy_response(body | {"reason": verdict.reason}, verdict.error, request_facts.request_id)
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
-    """The health of a runner. `reason` and `message` are empty unless it is unhealthy."""
+    """The health of a runner."""
 
     status: str
     """healthy, degraded or unhealthy."""
     reason: str = ""
-    message: str = ""
-
-    @property
-    def is_unhealthy(self) -> bool:
-        """Whether a health check fails."""
-        return self.status == "unhealthy"
+    """Why it is unhealthy, as a word for probes."""
+    error: WeftError | None = None
+    """The same as an error."""
 
 
-def verdict_of(facts: RunnerFacts, waiting: int, max_queue_depth: int) -> Verdict:
+def verdict_of(facts: RunnerFacts, queue: QueueFacts) -> Verdict:
     """Unhealthy when accelerator memory ran out, every model failed to load, or the queue is full."""
     starved = [model.name for model in facts.models if model.out_of_memory]
     failed = [model.name for model in facts.models if model.stage is ModelStage.FAILED]
     if starved:
-        return Verdict(
-            status="unhealthy",
-            reason="gpu_out_of_memory",
-            message=f"accelerator memory ran out for {', '.join(starved)}",
-        )
+        message = f"accelerator memory ran out for {', '.join(starved)}"
+        return Verdict("unhealthy", "gpu_out_of_memory", WeftError(Reason.OUT_OF_MEMORY, message))
     if failed and len(failed) == len(facts.models):
-        return Verdict(status="unhealthy", reason="all_models_failed", message="every model failed to load")
-    if 0 < max_queue_depth <= waiting:
-        return Verdict(
-            status="unhealthy", reason="queue_saturated", message=f"the queue is full: {waiting}/{max_queue_depth}"
-        )
-    return Verdict(status="degraded" if failed else "healthy")
-
-
-MEBIBYTE = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueFacts:
-    """The queue in front of the runner."""
-
-    depth: int
-    max_depth: int
-    average_wait_ms: int | None = None
-    p95_wait_ms: int | None = None
+        error = WeftError(Reason.BACKEND_NOT_READY, "every model failed to load")
+        return Verdict("unhealthy", "all_models_failed", error)
+    if 0 < queue.max_depth <= queue.depth:
+        message = f"the queue is full: {queue.depth}/{queue.max_depth}"
+        return Verdict("unhealthy", "queue_saturated", WeftError(Reason.QUEUE_FULL, message))
+    return Verdict("degraded" if failed else "healthy")
 
 
 def capabilities_body(
@@ -89,10 +110,10 @@ def capabilities_body(
             "prefixCaching": _prefix_caching(facts.models),
             "multiTenant": _all_or_unknown([model.tenants_apart for model in facts.models]),
             "visionInput": any(model.description.vision_input for model in facts.models),
-            "audioInput": any(model.takes_audio for model in facts.models),
+            "audioInput": any(MODEL_SKILL_AUDIO in model.state.abilities.skills for model in facts.models),
             "functionCalling": any(model.calls_tools for model in facts.models),
         },
-        "health": verdict_of(facts, queue.depth, queue.max_depth).status,
+        "health": verdict_of(facts, queue).status,
     }
 
 
@@ -172,18 +193,20 @@ def _devices(devices: Sequence[DeviceSnapshot] | None, facts: RunnerFacts) -> li
 
 
 def _device(device: DeviceSnapshot, use: DeviceUse | None) -> dict[str, object]:
-    use = use or DeviceUse()
     watts, joules = device.power_milliwatts, device.energy_millijoules
+    mean = None if use is None else use.mean_utilization
     return {
         "id": device.index,
         "uuid": device.id,
         "name": device.name,
         "memoryTotalMB": megabytes(device.total_bytes),
         "memoryUsedMB": megabytes(device.used_bytes),
-        "memoryByModelMB": {model: megabytes(amount) for model, amount in sorted(use.bytes_by_model.items())},
-        "memoryForeignMB": megabytes(use.foreign_bytes),
+        "memoryByModelMB": {model: megabytes(amount) for model, amount in sorted(use.bytes_by_model.items())}
+        if use
+        else {},
+        "memoryForeignMB": megabytes(use.foreign_bytes) if use else None,
         "utilization": device.utilization,
-        "utilizationLastMinute": None if use.mean_utilization is None else round(use.mean_utilization, 3),
+        "utilizationLastMinute": None if mean is None else round(mean, 3),
         "powerWatts": None if watts is None else round(watts / 1e3, 1),
         "energyJoules": None if joules is None else round(joules / 1e3, 3),
     }
@@ -205,82 +228,3 @@ def _all_or_unknown(answers: Sequence[bool | None]) -> bool | None:
     if any(answer is False for answer in answers):
         return False
     return None if not answers or any(answer is None for answer in answers) else True
-
-
-TTL_SECONDS = 5.0
-"""Normal maximum age of an answer; also its `max-age` for clients."""
-STALE_SECONDS = 3 * TTL_SECONDS
-"""Age beyond which an answer is not served."""
-DEVICES_TIMEOUT_SECONDS = 2.0
-
-Stages = tuple[tuple[str, ModelStage], ...]
-
-log = get_logger("weft.gateway")
-
-
-class CapabilityCache:
-    """Keeps the capability document fresh in the background. Life cycle: start, stop."""
-
-    def __init__(self, runner: RunnerPort, queue: Callable[[], QueueFacts], clock: Clock) -> None:
-        self._runner = runner
-        self._queue = queue
-        self._clock = clock
-        self._body = b""
-        self._composed_at = 0.0
-        self._stages: Stages = ()
-        self._task: asyncio.Task[None] | None = None
-        self.devices: tuple[DeviceSnapshot, ...] | None = None
-        """The devices at the last refresh; None: unknown."""
-
-    async def start(self) -> None:
-        """Compose the first answer and keep it fresh."""
-        await self.refresh()
-        self._task = start_critical(self._keep_fresh(), name="runner-capabilities")
-
-    async def stop(self) -> None:
-        """Stop. Idempotent."""
-        if self._task is not None:
-            await stop_tasks([self._task])
-            self._task = None
-
-    def body(self) -> bytes:
-        """Returns the newest answer, as JSON. Raises SERVICE_UNAVAILABLE when it is older than STALE_SECONDS.
-
-        A model that was loaded or unloaded since is reported at once: callers poll for that.
-        """
-        facts = self._runner.facts()
-        if _stages(facts) != self._stages:
-            self._compose(facts)
-        if not self._body or self._clock.monotonic() - self._composed_at > STALE_SECONDS:
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the state of the runner is unknown")
-        return self._body
-
-    async def refresh(self) -> None:
-        """Rebuild the answer."""
-        self.devices = await self._devices()
-        self._compose(self._runner.facts())
-        self._composed_at = self._clock.monotonic()
-
-    def _compose(self, facts: RunnerFacts) -> None:
-        self._stages = _stages(facts)
-        self._body = encode_json(capabilities_body(facts, self.devices, self._queue()))
-
-    async def _devices(self) -> tuple[DeviceSnapshot, ...] | None:
-        try:
-            async with asyncio.timeout(DEVICES_TIMEOUT_SECONDS):
-                return await self._runner.devices()
-        except TimeoutError:
-            return None
-
-    async def _keep_fresh(self) -> None:
-        while True:
-            await self._clock.sleep(TTL_SECONDS)
-            try:
-                await self.refresh()
-            except Exception:
-                # The last answer stays until it is stale; without the loop it would stay stale.
-                log.exception("the capability descriptor could not be composed")
-
-
-def _stages(facts: RunnerFacts) -> Stages:
-    return tuple((model.name, model.stage) for model in facts.models)

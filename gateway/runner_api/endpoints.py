@@ -1,17 +1,10 @@
-"""A runner's own endpoints; it has those of the OpenAI API as well: see `gateway.openai.endpoints`."""
+"""A runner's own endpoints. Those for inference, probes and metrics are the gateway's: see `gateway.runner_service`."""
 
-from gateway.health import VIEW_TELEMETRY
 from gateway.openapi import json_body
 from gateway.routing import ApiRouter
-from gateway.runner_api import operations, state
+from gateway.runner_api import capabilities, operations
 from gateway.runner_api.operations import FlushBody, LoadBody, UnloadBody
-from weft.kernel.principal import (
-    OPERATE,
-    VIEW_RUNNERS,
-    Access,
-    Resource,
-    Role,
-)
+from weft.kernel.principal import OPERATE, VIEW_RUNNERS, Access, Resource, Role
 
 _LOAD_TASK = "/v1/models/load/{task}"
 
@@ -22,9 +15,7 @@ RUNNER_OPERATIONS.add_post("/v1/cache/flush", OPERATE, operations.flush_cache, j
 RUNNER_OPERATIONS.add_get(_LOAD_TASK, Access(Resource.OPERATIONS, Role.VIEW), operations.get_task)
 RUNNER_OPERATIONS.add_delete(_LOAD_TASK, Access(Resource.OPERATIONS, Role.EDIT), operations.cancel_task)
 RUNNER_STATE = ApiRouter("runner")
-RUNNER_STATE.add_get("/v1/capabilities", VIEW_RUNNERS, state.get_capabilities, name="capabilities", with_head=True)
-RUNNER_STATE.add_get("/health", None, state.get_health, name="health", with_head=True)
-RUNNER_STATE.add_get("/livez", None, state.get_livez, with_head=True)
-RUNNER_STATE.add_get("/readyz", None, state.get_readyz, with_head=True)
-RUNNER_METRICS = ApiRouter("runner")
-RUNNER_METRICS.add_get("/metrics", VIEW_TELEMETRY, state.get_metrics, name="metrics_text", with_head=True)
+RUNNER_STATE.add_get(
+    "/v1/capabilities", VIEW_RUNNERS, capabilities.get_capabilities, name="capabilities", with_head=True
+)
+RUNNER_STATE.add_get("/health", None, capabilities.get_health, name="health", with_head=True)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.runner_api.ports import ModelFacts, ModelStage
+from gateway.runner_api.facts import ModelFacts, ModelStage
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2 as pb

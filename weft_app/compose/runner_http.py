@@ -14,9 +14,9 @@ from typing_extensions import override
 import gateway.runner_service
 import router_svc.service
 from gateway.operations import OperationsClient
+from gateway.runner_api.deps import RunnerApiConfig, RunnerApiPorts
+from gateway.runner_api.facts import ModelFacts, RunnerFacts, RunnerStage
 from gateway.runner_api.operations import callers_field
-from gateway.runner_api.ports import DeviceUse, ModelFacts, RunnerApiPorts, RunnerFacts, RunnerStage
-from gateway.runner_api.state import RunnerApiConfig
 from router_svc.service import RouterService
 from runner_svc.config import RunnerConfig
 from runner_svc.memory.lease_manager import Observer
@@ -109,7 +109,7 @@ class RunnerHttpPlan:
 
 
 class LocalRunner:
-    """The runner of this process, as `gateway.runner_api.ports.RunnerPort`."""
+    """The runner of this process, as `gateway.runner_api.facts.RunnerPort`."""
 
     def __init__(
         self,
@@ -149,15 +149,8 @@ class LocalRunner:
         if known is not None and known.active and known.incarnation == description.runner.incarnation:
             self._stage = RunnerStage.SERVING
         chats = [model.name for model in view.models.values() if Operation.CHAT in model.operations]
-        use = {
-            index: DeviceUse(
-                mean_utilization=figures.mean_utilization,
-                bytes_by_model=figures.bytes_by_model,
-                foreign_bytes=figures.foreign_bytes,
-            )
-            for index, figures in self._runner.meter.figures().items()
-        }
-        return replace(runner_facts(description, self._stage, chats, self._called), device_use=use)
+        facts = runner_facts(description, self._stage, chats, self._called)
+        return replace(facts, device_use=self._runner.meter.figures())
 
 
 class RunnerHttp(Service):

@@ -14,14 +14,8 @@ from kit.runner_facts import model_facts
 from gateway.auth.authentication import KeyRingSource
 from gateway.config import GatewayConfig
 from gateway.operations import ENDED
-from gateway.runner_api.ports import (
-    ModelFacts,
-    ModelStage,
-    RunnerApiPorts,
-    RunnerFacts,
-    RunnerStage,
-)
-from gateway.runner_api.state import RunnerApiConfig
+from gateway.runner_api.deps import RunnerApiConfig, RunnerApiPorts
+from gateway.runner_api.facts import ModelFacts, ModelStage, RunnerFacts, RunnerStage
 from gateway.runner_service import RunnerApiService, build
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.api.runner.v1.runner_service_pb2 import CacheFigures

@@ -9,8 +9,7 @@ from gateway_script import FixedFleet, ScriptedDispatcher
 from runner_api_stage import ScriptedOperations, ScriptedQueue, ScriptedRunner, runner_api
 
 from gateway.config import GatewayConfig
-from gateway.runner_api.ports import RunnerApiPorts
-from gateway.runner_api.state import RunnerApiConfig
+from gateway.runner_api.deps import RunnerApiConfig, RunnerApiPorts
 from gateway.runner_service import build
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -8,8 +8,8 @@ from openai import RateLimitError
 from runner_api_stage import RunnerApiStage, edge, runner_api
 
 from gateway.config import GatewayConfig, RateLimitConfig
-from gateway.runner_api.capabilities import TTL_SECONDS
-from gateway.runner_api.state import RunnerApiConfig
+from gateway.runner_api.deps import RunnerApiConfig
+from gateway.runner_api.facts import TTL_SECONDS
 from weft.api.common.v1 import receipt_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

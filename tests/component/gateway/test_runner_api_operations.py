@@ -9,7 +9,7 @@ from kit.runner_facts import model_facts
 from runner_api_stage import Operation, RunnerApiStage, ScriptedOperations, edge, facts, runner_api
 from test_gateway_keys import Keys, bearer, ring_of, verifier
 
-from gateway.runner_api.ports import RunnerStage
+from gateway.runner_api.facts import RunnerStage
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -6,10 +6,9 @@ from kit.runner_facts import model_facts
 from prometheus_client.parser import text_string_to_metric_families
 from runner_api_stage import GIB, ScriptedRunner, device, facts, runner_api
 
-from gateway.runner_api.capabilities import STALE_SECONDS, TTL_SECONDS
+from gateway.runner_api.deps import RunnerApiConfig
+from gateway.runner_api.facts import STALE_SECONDS, TTL_SECONDS, ModelStage, RunnerStage
 from gateway.runner_api.metrics import MAX_TENANT_LABELS
-from gateway.runner_api.ports import ModelStage, RunnerStage
-from gateway.runner_api.state import RunnerApiConfig
 from weft.gpu.snapshot import DeviceSnapshot
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from kit.runner_facts import model_facts as model
 
-from gateway.runner_api.capabilities import MEBIBYTE, QueueFacts, capabilities_body, verdict_of
-from gateway.runner_api.metrics import MAX_WAITS, WINDOW_SECONDS, WaitWindow
-from gateway.runner_api.ports import DeviceUse, ModelFacts, ModelStage, RunnerFacts, RunnerStage
+from gateway.runner_api.capabilities import MEBIBYTE, capabilities_body, verdict_of
+from gateway.runner_api.facts import ModelFacts, ModelStage, RunnerFacts, RunnerStage
+from gateway.runner_api.metrics import MAX_WAITS, WINDOW_SECONDS, QueueFacts, RequestObserver
+from runner_svc.memory.device_meter import DeviceFigures
 from weft.api.registry.v1.runner_pb2 import EngineLoad
 from weft.api.runner.v1.runner_service_pb2 import CacheFigures
 from weft.gpu.snapshot import DeviceSnapshot
+from weft.kernel.metrics import MetricsPage
 from weft_testing.fake_clock import FakeClock
 
 GIB = 1024 * MEBIBYTE
@@ -108,7 +110,7 @@ def test_a_host_that_cannot_be_asked_has_nulls_and_not_zeroes() -> None:
 
 
 def test_a_device_says_what_it_draws_and_who_holds_its_memory() -> None:
-    use = DeviceUse(mean_utilization=0.33333, bytes_by_model={"b": None, "a": GIB}, foreign_bytes=GIB // 2)
+    use = DeviceFigures(mean_utilization=0.33333, bytes_by_model={"b": None, "a": GIB}, foreign_bytes=GIB // 2)
     facts = replace(runner(), device_use={0: use})
     figures = (device(0, 4 * GIB, power_milliwatts=120_460, energy_millijoules=5_000), device(1, GIB))
     found: Any = capabilities_body(facts, figures, QUEUE)["resources"]
@@ -184,29 +186,42 @@ def test_a_foreign_servers_prefix_cache_is_unknown_until_it_was_seen_to_help() -
 def test_a_runner_is_unhealthy_for_three_reasons_only(
     models: list[ModelFacts], waiting: int, status: str, reason: str
 ) -> None:
-    verdict = verdict_of(runner(*models), waiting, 16)
+    verdict = verdict_of(runner(*models), QueueFacts(depth=waiting, max_depth=16))
     assert (verdict.status, verdict.reason) == (status, reason)
 
 
 def test_a_runner_without_a_queue_is_never_saturated() -> None:
-    assert verdict_of(runner(model()), 0, 0).status == "healthy"
+    assert verdict_of(runner(model()), QueueFacts(depth=0, max_depth=0)).status == "healthy"
+
+
+class Idle:
+    load = (0, 0)
+
+
+def observer(clock: FakeClock) -> RequestObserver:
+    return RequestObserver(MetricsPage(), queue=Idle(), max_queue_depth=16, model_label=str, clock=clock)
+
+
+def waits(seen: RequestObserver) -> tuple[int | None, int | None]:
+    queue = seen.queue_facts()
+    return queue.average_wait_ms, queue.p95_wait_ms
 
 
 def test_waits_are_what_happened_and_nothing_before_anybody_came() -> None:
-    window = WaitWindow(FakeClock())
-    assert (window.average_ms(), window.p95_ms()) == (None, None)
+    seen = observer(FakeClock())
+    assert waits(seen) == (None, None)
     for wait in range(1, 100):
-        window.note(wait / 1000)
-    assert (window.average_ms(), window.p95_ms()) == (50, 95)
+        seen.note_wait(wait / 1000)
+    assert waits(seen) == (50, 95)
 
 
 async def test_waits_are_forgotten_after_their_window_and_are_never_too_many() -> None:
     clock = FakeClock()
-    window = WaitWindow(clock)
+    seen = observer(clock)
     for _ in range(MAX_WAITS):
-        window.note(10.0)
+        seen.note_wait(10.0)
     for _ in range(MAX_WAITS):
-        window.note(1.0)
-    assert window.average_ms() == 1000
+        seen.note_wait(1.0)
+    assert waits(seen)[0] == 1000
     await clock.advance(WINDOW_SECONDS + 1)
-    assert window.average_ms() is None
+    assert waits(seen) == (None, None)

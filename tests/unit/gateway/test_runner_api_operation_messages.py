@@ -1,16 +1,18 @@
 """Bodies to operations and back."""
 
 import pytest
+from kit.runner_facts import model_facts
 
 from gateway.intake.json_guard import parse
+from gateway.runner_api.facts import RunnerFacts, RunnerStage
 from gateway.runner_api.operations import (
     FlushBody,
     LoadBody,
     begun_body,
     concerns,
     flush_action,
-    flushed_body,
     load_action,
+    result_body,
     task_body,
 )
 from weft.api.operations.v1 import operation_pb2
@@ -20,6 +22,10 @@ from weft.kernel.reasons import Reason
 
 Operation = operation_pb2.Operation
 MIB = 1024 * 1024
+GPU_0 = RunnerFacts(
+    name="gpu-0", kind="llama_server-weft-0.1.0", stage=RunnerStage.SERVING, models=(model_facts(), model_facts("old"))
+)
+GPU_1 = RunnerFacts(name="gpu-1", kind="llama_server-weft-0.1.0", stage=RunnerStage.SERVING)
 
 
 def load_body(raw: bytes) -> LoadBody:
@@ -40,7 +46,8 @@ def test_a_load_becomes_an_operation_with_its_options() -> None:
         load_body(
             b'{"modelId": "qwen", "quantization": "q8_0", "maxContextLength": 8192, "gpuMemoryBudgetMB": 2,'
             b' "evictModel": "old"}'
-        )
+        ),
+        GPU_0,
     )
     load = action.load_model
     assert (load.model, load.evict_model, load.options.quantization) == ("qwen", "old", "q8_0")
@@ -50,7 +57,7 @@ def test_a_load_becomes_an_operation_with_its_options() -> None:
 
 
 def test_a_plain_load_says_nothing_of_options() -> None:
-    load = load_action(load_body(b'{"modelId": "qwen", "quantization": null}')).load_model
+    load = load_action(load_body(b'{"modelId": "qwen", "quantization": null}'), GPU_0).load_model
     assert load.options.SerializeToString() == b""
 
 
@@ -91,7 +98,7 @@ def test_a_token_that_is_too_long_is_refused() -> None:
     ],
 )
 def test_every_scope_of_a_flush_is_for_this_runner_alone(raw: bytes, scope: str) -> None:
-    flush = flush_action(flush_body(raw), "gpu-0").flush_cache
+    flush = flush_action(flush_body(raw), GPU_0).flush_cache
     assert flush.scope == runner_service_pb2.FlushCacheRequest.Scope.Value(scope)
     assert flush.runner == "gpu-0"
 
@@ -108,7 +115,7 @@ def test_every_scope_of_a_flush_is_for_this_runner_alone(raw: bytes, scope: str)
 )
 def test_a_flush_whose_scope_and_fields_disagree_is_refused(raw: bytes, field: str) -> None:
     with pytest.raises(FieldError) as refused:
-        flush_action(flush_body(raw), "gpu-0")
+        flush_action(flush_body(raw), GPU_0)
     assert refused.value.field == field
 
 
@@ -174,17 +181,16 @@ def test_a_cancelled_load_has_failed_with_its_own_code() -> None:
 def test_a_flush_whose_memory_is_unknown_has_null() -> None:
     done = Operation(state=Operation.STATE_SUCCEEDED)
     done.result.entry_count = 12
-    assert flushed_body(done) == {"flushed": True, "entriesRemoved": 12, "memoryFreedMB": None}
+    assert result_body(done) == {"flushed": True, "entriesRemoved": 12, "memoryFreedMB": None}
     done.result.reusable_bytes = 3500 * MIB
-    assert flushed_body(done)["memoryFreedMB"] == 3500
+    assert result_body(done)["memoryFreedMB"] == 3500
 
 
 def test_an_operation_of_another_runner_is_none_of_ours() -> None:
-    ours = frozenset({"qwen"})
     flush = Operation(action=operation_pb2.OperationAction(flush_cache=operation_pb2.FlushCache(runner="gpu-1")))
     other = Operation(action=operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model="x")))
-    assert concerns(operation(Operation.STATE_PENDING), "gpu-0", ours)
-    assert not concerns(flush, "gpu-0", ours)
-    assert concerns(flush, "gpu-1", ours)
-    assert not concerns(other, "gpu-0", ours)
-    assert not concerns(Operation(), "gpu-0", ours)
+    assert concerns(operation(Operation.STATE_PENDING), GPU_0)
+    assert not concerns(flush, GPU_0)
+    assert concerns(flush, GPU_1)
+    assert not concerns(other, GPU_0)
+    assert not concerns(Operation(), GPU_0)

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from gateway.runner_api.capabilities import QueueFacts, capabilities_body
-from gateway.runner_api.ports import ModelStage, RunnerStage
+from gateway.runner_api.capabilities import capabilities_body
+from gateway.runner_api.facts import ModelStage, RunnerStage
+from gateway.runner_api.metrics import QueueFacts
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb

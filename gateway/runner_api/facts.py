@@ -1,21 +1,19 @@
-"""Ports of the runner API: the runner and its queue. `weft_app.compose` connects them."""
+"""The runner behind an HTTP API: its facts, the port that returns them, and its devices, kept fresh."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
-from gateway.auth.authentication import KeyRingSource
-from gateway.operations import OperationsPort
 from weft.api.common.v1 import error_reason_pb2
-from weft.api.registry.v1.model_pb2 import MODEL_SKILL_AUDIO, MODEL_SKILL_TOOLS
+from weft.api.registry.v1.model_pb2 import MODEL_SKILL_TOOLS
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2
-from weft.dispatch.call import RequestDispatcher
-from weft.dispatch.fleet import FleetSource
 from weft.gpu.snapshot import DeviceSnapshot
-from weft.kernel.health import AlwaysHealthy, HealthSource
-from weft.kernel.tracing import NO_TRACING, Tracing
+from weft.kernel.clock import Clock
+from weft.kernel.log import get_logger
+from weft.kernel.service import start_critical, stop_tasks
 
 
 class RunnerStage(Enum):
@@ -60,17 +58,12 @@ class ModelFacts:
     description: runner_service_pb2.InstanceDescription
     takes_chats: bool = False
     called: frozenset[str] = frozenset()
-    """What else it is called by: its source, with and without `hf:`, or its path, as configured."""
+    """Its other names: its source, with and without `hf:`, or its path, as configured."""
 
     @property
     def name(self) -> str:
         """The model's name in the mesh."""
         return self.state.model
-
-    @property
-    def takes_audio(self) -> bool:
-        """Whether it is known to take audio."""
-        return MODEL_SKILL_AUDIO in self.state.abilities.skills
 
     @property
     def calls_tools(self) -> bool:
@@ -79,7 +72,7 @@ class ModelFacts:
 
     @property
     def stage(self) -> ModelStage:
-        """Where it is in its life."""
+        """Its life-cycle stage."""
         return _STAGES.get(self.state.phase, ModelStage.AVAILABLE)
 
     @property
@@ -109,6 +102,25 @@ class ModelFacts:
         return last.reason == error_reason_pb2.ERROR_REASON_OUT_OF_MEMORY and not last.HasField("recovery")
 
 
+class DeviceUse(Protocol):
+    """The use of one device, as its runner samples it; None: unknown."""
+
+    @property
+    def mean_utilization(self) -> float | None:
+        """Share of the last minute in which it computed."""
+        ...
+
+    @property
+    def bytes_by_model(self) -> Mapping[str, int | None]:
+        """Memory of it that each model holds."""
+        ...
+
+    @property
+    def foreign_bytes(self) -> int | None:
+        """Memory of it that other processes hold."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerFacts:
     """The runner's state at one moment."""
@@ -120,20 +132,17 @@ class RunnerFacts:
     models: tuple[ModelFacts, ...] = ()
     adds_models: bool = False
     """Whether it serves models by their source that its configuration does not name."""
-    device_use: "Mapping[int, DeviceUse]" = field(default_factory=dict)
+    device_use: Mapping[int, DeviceUse] = field(default_factory=dict)
     """The use of devices by their index, as far as they are sampled."""
 
+    def find(self, model_id: str) -> str | None:
+        """Returns the mesh name of a model that has this name, source or path; None: there is none.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceUse:
-    """The use of one device, as its runner samples it."""
-
-    mean_utilization: float | None = None
-    """Share of the last minute in which it computed; None: unknown."""
-    bytes_by_model: Mapping[str, int | None] = field(default_factory=dict)
-    """Memory of it that each model holds; None: unknown."""
-    foreign_bytes: int | None = None
-    """Memory of it that processes of others hold; None: unknown."""
+        If several have one source, they are replicas: it returns the first.
+        """
+        if any(model.name == model_id for model in self.models):
+            return model_id
+        return next((model.name for model in self.models if model_id in model.called), None)
 
 
 class RunnerPort(Protocol):
@@ -148,27 +157,54 @@ class RunnerPort(Protocol):
         ...
 
 
-class QueueView(Protocol):
-    """The queue in front of the runner; see `router_svc.service.RouterService`."""
+TTL_SECONDS = 5.0
+"""Interval of looks at the devices; also the `max-age` of the capabilities for clients."""
+STALE_SECONDS = 3 * TTL_SECONDS
+"""Age of the last look beyond which the state of the runner counts as unknown."""
+DEVICES_TIMEOUT_SECONDS = 2.0
+
+log = get_logger("weft.gateway")
+
+
+class KeptDevices:
+    """The devices of the runner, looked at in the background. Life cycle: start, stop."""
+
+    def __init__(self, runner: RunnerPort, clock: Clock) -> None:
+        self._runner = runner
+        self._clock = clock
+        self._seen_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self.found: tuple[DeviceSnapshot, ...] | None = None
+        """The devices at the last look; None: unknown."""
 
     @property
-    def load(self) -> tuple[int, int]:
-        """Number of waiting and of running requests."""
-        ...
+    def is_stale(self) -> bool:
+        """Whether the last look was too long ago."""
+        return self._clock.monotonic() - self._seen_at > STALE_SECONDS
 
+    async def start(self) -> None:
+        """Look once, and keep looking."""
+        await self._look()
+        self._task = start_critical(self._keep_looking(), name="runner-devices")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerApiPorts:
-    """Services that the API of one runner calls. Dispatcher, fleet and queue know this runner alone."""
+    async def stop(self) -> None:
+        """Stop. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            await stop_tasks([task])
 
-    runner: RunnerPort
-    dispatcher: RequestDispatcher
-    fleet: FleetSource
-    queue: QueueView
-    operations: OperationsPort
-    keys: KeyRingSource | None = None
-    """The valid API keys; None: callers need none."""
-    health: HealthSource = AlwaysHealthy()  # noqa: RUF009 - it has no state
-    """The health of the process."""
-    tracing: Tracing = NO_TRACING
-    """Where the spans of requests go."""
+    async def _look(self) -> None:
+        try:
+            async with asyncio.timeout(DEVICES_TIMEOUT_SECONDS):
+                self.found = await self._runner.devices()
+        except TimeoutError:
+            self.found = None
+        self._seen_at = self._clock.monotonic()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await self._clock.sleep(TTL_SECONDS)
+            try:
+                await self._look()
+            except Exception:
+                log.exception("the devices of the runner could not be read")

@@ -1,0 +1,67 @@
+"""Configuration, ports and collaborators of the HTTP API of one runner. `weft_app.compose` connects the ports."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from gateway.auth.authentication import KeyRingSource
+from gateway.config import GatewayConfig
+from gateway.deps import InferenceDeps
+from gateway.operations import OperationsPort
+from gateway.routing import collaborator
+from gateway.runner_api.facts import KeptDevices, RunnerPort
+from gateway.runner_api.metrics import QueueView, RequestObserver
+from weft.dispatch.call import RequestDispatcher
+from weft.dispatch.fleet import FleetSource
+from weft.durable.journal_policy import JournalRules
+from weft.kernel.health import AlwaysHealthy, HealthSource
+from weft.kernel.tracing import NO_TRACING, Tracing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerApiConfig:
+    """Configuration of the HTTP API of one runner."""
+
+    edge: GatewayConfig = field(default_factory=GatewayConfig)
+    """The HTTP part: port, limits, requests per tenant."""
+    max_queue_depth: int = 16
+    """Requests that may wait, over all models."""
+    metrics: bool = True
+    """Whether /metrics is served."""
+    metrics_port: int | None = None
+    """An additional port with /metrics alone; 0: any free one."""
+    journal_rules: JournalRules = field(default_factory=JournalRules)
+    """The modes of tenants whose requests must be journaled, which a runner alone cannot do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerApiPorts:
+    """Services that the API of one runner calls. Dispatcher, fleet and queue know this runner alone."""
+
+    runner: RunnerPort
+    dispatcher: RequestDispatcher
+    fleet: FleetSource
+    queue: QueueView
+    operations: OperationsPort
+    keys: KeyRingSource | None = None
+    """The valid API keys; None: callers need none."""
+    health: HealthSource = AlwaysHealthy()  # noqa: RUF009 - it has no state
+    """The health of the process."""
+    tracing: Tracing = NO_TRACING
+    """Where the spans of requests go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerApiDeps:
+    """Collaborators of the endpoints of one runner."""
+
+    config: RunnerApiConfig
+    inference: InferenceDeps
+    runner: RunnerPort
+    operations: OperationsPort
+    observer: RequestObserver
+    devices: KeptDevices
+    started: float
+    """When the process started, on the monotonic clock."""
+
+
+RunnerApi = Annotated[RunnerApiDeps, collaborator(RunnerApiDeps)]
