@@ -21,7 +21,7 @@ from bench.launch import LaunchError, answering, free_port, run_load, started, u
 from bench.load import Job, Result
 from bench.report import Figures
 from bench.scenarios import Options
-from runner_svc.runtimes.ctranslate2.arguments import HOST_PROGRAM
+from runner_svc.runtimes.ctranslate2.arguments import SERVER_PROGRAM
 from runner_svc.runtimes.host_backend import host_command
 from runner_svc.runtimes.llama_server.runtime import llama_command
 from weft_app.compose.demo import demo_model_path
@@ -47,7 +47,7 @@ ENVIRONMENTS = ".venv-runtimes"
 """Folder in the repository with the engines that `make test-runtimes` installs."""
 ATTACHED_KEY = "WEFT_BENCH_ENGINE_KEY"
 KEY = "sk-bench-0123456789abcdefghij"
-BACKEND_MARKERS = (*("xllamacpp_launcher", "xllamacpp_server", "llama-server", "/bin/vllm", HOST_PROGRAM),)
+BACKEND_MARKERS = (*("xllamacpp_launcher", "xllamacpp_server", "llama-server", "/bin/vllm", SERVER_PROGRAM),)
 
 
 ENGINE = Contender(name="engine", command=(), model=MODEL, main_role=BACKEND_ROLE)
@@ -316,7 +316,7 @@ def _ctranslate2_runner(root: Path) -> Mapping[str, Any]:
         "compute_type": "int8",
         "threads": THREADS,
     }
-    return {"runtime": "ctranslate2", "command": list(host_command(HOST_PROGRAM, str(python))), "models": [model]}
+    return {"runtime": "ctranslate2", "command": list(host_command(SERVER_PROGRAM, str(python))), "models": [model]}
 
 
 def _ctranslate2_direct(mesh: MeshUnderTest, stack: ExitStack) -> Side:

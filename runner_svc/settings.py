@@ -133,9 +133,9 @@ class RunnerSettings:
     `weft doctor` lists them."""
     command: Annotated[tuple[str, ...] | None, PUBLIC] = None
     """The server program and its first arguments. Default: `llama-server` on PATH, else the xllamacpp launcher. For
-    llama_cpp_python and ctranslate2: an interpreter that has the library (and msgspec for ctranslate2), the path of
-    weft's `runner_svc/engine_host/bootstrap.py`, and `runner_svc.runtimes.llama_cpp_python.server` or
-    `runner_svc.runtimes.ctranslate2.host`. Default of ctranslate2: the environment of `weft runtime install
+    llama_cpp_python and ctranslate2: an interpreter that has the library, the path of weft's
+    `runner_svc/engine_host/bootstrap.py`, and `runner_svc.runtimes.llama_cpp_python.server` or
+    `runner_svc.runtimes.ctranslate2.server`. Default of ctranslate2: the environment of `weft runtime install
     ctranslate2`."""
     url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] | None = field(default=None, repr=False)
     """Base URL of a server that runs already, such as `http://127.0.0.1:11434`. Without `models` every model that the

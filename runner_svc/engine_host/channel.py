@@ -21,18 +21,16 @@ from runner_svc.engine_host.messages import (
     Answer,
     Cancel,
     Done,
-    EngineRequest,
     Failed,
     Hello,
     LoadProgress,
     Ping,
     Pong,
-    PromptProgress,
     Ready,
     ToEngine,
-    Token,
     TooLongError,
     ToRunner,
+    Work,
     Worked,
     body_length,
     encode,
@@ -45,8 +43,8 @@ from weft.kernel.reasons import Reason
 log = get_logger("weft.runner")
 
 MAX_UNREAD_ANSWERS = 4096
-"""Maximum number of unread answers of a request; beyond it an engine with one slot waits, and another's tokens are
-joined."""
+"""Maximum number of unread answers of a request; beyond it an engine with one slot waits, and the progress of another
+one is left out."""
 HELLO_SECONDS = 5.0
 """Timeout of the first message of a connection."""
 _NAMED_FIELD = re.compile(r"([a-z_][a-z0-9_.\[\]]{0,63}): (.+)", re.DOTALL)
@@ -57,10 +55,8 @@ _REASONS = MappingProxyType(
         for reason in (
             Reason.BACKEND_ERROR,
             Reason.BACKEND_NOT_READY,
-            Reason.CONTEXT_LENGTH_EXCEEDED,
             Reason.INVALID_ARGUMENT,
             Reason.OUT_OF_MEMORY,
-            Reason.REPEATED_LINE_LOOP,
             Reason.UNSUPPORTED_OPERATION,
         )
     }
@@ -89,10 +85,8 @@ class UnreadAnswers:
         self.put_now(answer)
 
     def put_now(self, answer: Answer) -> None:
-        """Add an answer without waiting; beyond the maximum a token's text joins that of its choice's last token."""
-        if self._closed:
-            return
-        if len(self._answers) >= MAX_UNREAD_ANSWERS and self._join(answer):
+        """Add an answer without waiting; progress is left out beyond the maximum."""
+        if self._closed or (isinstance(answer, Worked) and len(self._answers) >= MAX_UNREAD_ANSWERS):
             return
         self._answers.append(answer)
         self._changed.set()
@@ -113,19 +107,6 @@ class UnreadAnswers:
         self._closed = True
         self._room.set()
         self._changed.set()
-
-    def _join(self, answer: Answer) -> bool:
-        """Whether the answer was joined with an earlier one; a last answer and the end of a choice never are."""
-        if isinstance(answer, PromptProgress | Worked):
-            return True
-        if not isinstance(answer, Token) or answer.finish_reason:
-            return False
-        for place in range(len(self._answers) - 1, -1, -1):
-            last = self._answers[place]
-            if isinstance(last, Token) and last.choice == answer.choice:
-                self._answers[place] = Token(last.id, last.choice, last.text + answer.text)
-                return True
-        return False
 
 
 class EngineChannel:
@@ -202,7 +183,7 @@ class EngineChannel:
         self._last_id += 1
         return self._last_id
 
-    async def answers_to(self, request: EngineRequest) -> AsyncGenerator[list[Answer]]:
+    async def answers_to(self, request: Work) -> AsyncGenerator[list[Answer]]:
         """Send a request; yields its answers in the groups in which they arrive, up to Done. Closing early cancels it.
 
         Raises the program's error, or ChannelClosedError.

@@ -1,10 +1,10 @@
 """What an engine is to its host program: the requests that it works on, and how it refuses or gives up one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Protocol
 
-from runner_svc.engine_host.messages import Ready, Tokenize, ToRunner, Work
+from runner_svc.engine_host.messages import Ready, ToRunner, Work
 
 Send = Callable[[ToRunner], None]
 """Sends a message to the runner, from any thread; blocks while the runner does not read."""
@@ -66,7 +66,7 @@ class Engine(Protocol):
 
     @property
     def facts(self) -> Ready:
-        """What it says about itself: its context, and how many requests it works on at once."""
+        """What it says about itself: how many requests it works on at once."""
         ...
 
     def work(self, request: Work, job: Job) -> None:
@@ -75,21 +75,6 @@ class Engine(Protocol):
         Raises RefusedError, CancelledRequestError, or any other error, which fails the request alone.
         """
         ...
-
-    def tokenize(self, request: Tokenize, job: Job) -> None:
-        """Tokenize a text. Called from a thread of its own, also while `work` runs; raises as `work`."""
-        ...
-
-
-def check_prompt(tokens: Sequence[int], vocabulary: int, context_tokens: int) -> None:
-    """Raise RefusedError for a prompt that is empty, has tokens that the model does not know, or fills its context."""
-    if not tokens:
-        raise RefusedError("INVALID_ARGUMENT", "prompt: must have at least one token")
-    if not all(0 <= token < vocabulary for token in tokens):
-        raise RefusedError("INVALID_ARGUMENT", f"prompt: token ids must be 0 to {vocabulary - 1}")
-    if len(tokens) >= context_tokens:
-        message = f"the prompt has {len(tokens)} tokens; the context of this model has {context_tokens}"
-        raise RefusedError("CONTEXT_LENGTH_EXCEEDED", message)
 
 
 def import_library(name: str) -> Any:

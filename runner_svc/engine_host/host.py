@@ -24,13 +24,11 @@ from runner_svc.engine_host.messages import (
     LOAD_ID,
     TOKEN_VARIABLE,
     Cancel,
-    EngineRequest,
     Failed,
     Hello,
     Ping,
     Pong,
     ToEngine,
-    Tokenize,
     TooLongError,
     ToRunner,
     Work,
@@ -40,7 +38,6 @@ from runner_svc.engine_host.messages import (
 
 MAX_WAITING = 16
 """Maximum number of waiting requests; the runner sends no more than there are slots, and cancelled ones end soon."""
-MAX_WAITING_TEXTS = 64
 
 
 class Connection:
@@ -79,16 +76,14 @@ class Host:
         self._jobs: dict[int, Job] = {}
         """The unfinished requests, by id."""
         self._waiting: queue.Queue[tuple[Work, Job]] = queue.Queue(MAX_WAITING + engine.facts.slots)
-        self._texts: queue.Queue[tuple[Tokenize, Job]] = queue.Queue(MAX_WAITING_TEXTS)
 
     def run(self) -> NoReturn:
         """Answer requests until the connection ends, which ends the process."""
         facts = self._engine.facts
         further = [self.work] * (facts.slots - 1)
-        for target in (self.tokenize, self.listen, *further):
+        for target in (self.listen, *further):
             threading.Thread(target=target, daemon=True).start()
-        context = f", {facts.context_tokens} tokens of context" if facts.context_tokens else ""
-        print(f"model loaded{context}", file=sys.stderr, flush=True)  # noqa: T201 - a log line
+        print("model loaded", file=sys.stderr, flush=True)  # noqa: T201 - a log line
         self._connection.send(facts)
         self.work()
 
@@ -97,12 +92,6 @@ class Host:
         while True:
             request, job = self._waiting.get()
             self._answer(job, partial(self._engine.work, request, job))
-
-    def tokenize(self) -> NoReturn:
-        """Tokenize one text after the other, in a thread of its own, so that texts do not wait for a generation."""
-        while True:
-            request, job = self._texts.get()
-            self._answer(job, partial(self._engine.tokenize, request, job))
 
     def listen(self) -> None:
         """Read the runner's messages; at the end of the connection the process exits, also while the engine works."""
@@ -122,13 +111,10 @@ class Host:
             traceback.print_exc()
             os._exit(1)
 
-    def _take(self, request: EngineRequest) -> None:
+    def _take(self, request: Work) -> None:
         job = self._jobs[request.id] = Job(request.id, self._connection.send)
         try:
-            if isinstance(request, Tokenize):
-                self._texts.put_nowait((request, job))
-            else:
-                self._waiting.put_nowait((request, job))
+            self._waiting.put_nowait((request, job))
         except queue.Full:
             del self._jobs[request.id]
             self._connection.send(Failed(request.id, "BACKEND_NOT_READY", "the engine is busy"))
@@ -143,8 +129,6 @@ class Host:
                 pass
             except RefusedError as refusal:
                 job.send(Failed(job.id, refusal.reason, str(refusal)))
-            except TooLongError:
-                job.send(Failed(job.id, "INVALID_ARGUMENT", "the text has too many tokens to tell them all"))
             except BrokenPipeError:
                 raise
             except Exception as error:  # noqa: BLE001 - reported to the runner; the next request may succeed

@@ -145,16 +145,14 @@ def media_receipt(done: Done) -> receipt_pb2.Receipt:
     """Returns the engine's part of the receipt."""
     receipt = receipt_pb2.Receipt(
         usage=usage_pb2.Usage(
-            prompt_tokens=done.prompt_tokens,
             completion_tokens=done.completion_tokens,
             image_steps=done.image_steps,
             image_pixels=done.image_pixels,
             audio_milliseconds=round(done.audio_seconds * 1000),
         )
     )
-    seconds = done.prompt_seconds + done.decode_seconds
-    if seconds > 0:
-        receipt.gpu_time.FromMicroseconds(int(seconds * 1e6))
+    if done.seconds > 0:
+        receipt.gpu_time.FromMicroseconds(int(done.seconds * 1e6))
     return receipt
 
 

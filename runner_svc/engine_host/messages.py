@@ -21,45 +21,6 @@ LIBRARY_MISSING = "LIBRARY_MISSING"
 """Reason of a load that failed because the library cannot be imported."""
 
 
-class Generate(msgspec.Struct, tag="generate", kw_only=True):
-    """Continue each prompt, `choice_count` times."""
-
-    id: int
-    prompts: list[str | list[int]]
-    choice_count: int = 1
-    has_template: bool = False
-    """Whether the prompts come from a chat template, which may begin with the BOS token itself."""
-    max_tokens: int | None = None
-    """Maximum per choice; None: until the context ends."""
-    seed: int | None = None
-    stop: list[str] = []
-    sampling: dict[str, Any] = {}
-    """Sampling parameters by the library's names; missing ones have the library's defaults, which are llama.cpp's."""
-    logit_bias: dict[int, float] = {}
-    grammar: str = ""
-    """GBNF; empty: none."""
-    json_object: bool = False
-    json_schema: str = ""
-    """A schema as JSON text; empty: none."""
-    fresh: bool = False
-    """Whether the cache of the earlier prompt must not be used."""
-    cache_salt: str = ""
-    """Requests with different ones must not use each other's cached prompts, where the backend's isolation is SALT."""
-    ends_loops: bool = False
-    """Whether an answer in which the engine detects a loop ends, as REPEATED_LINE_LOOP."""
-
-
-class Tokenize(msgspec.Struct, tag="tokenize", kw_only=True):
-    """Tokenize a text; answered concurrently with running work."""
-
-    id: int
-    text: str
-    add_special: bool = False
-    has_template: bool = False
-    """Whether the text comes from a chat template, which may begin with the BOS token itself."""
-    with_pieces: bool = False
-
-
 class Transcribe(msgspec.Struct, tag="transcribe", kw_only=True):
     """Transcribe the recording in a file."""
 
@@ -121,12 +82,6 @@ class Speak(msgspec.Struct, tag="speak", kw_only=True):
     """Further parameters by the engine's names."""
 
 
-class Forget(msgspec.Struct, tag="forget"):
-    """Erase the cached prompts; answered with Done, whose `prompt_tokens` are the erased ones where they are known."""
-
-    id: int
-
-
 class Sleep(msgspec.Struct, tag="sleep"):
     """Free the memory of the model and keep the process; answered with Done. Sent without running requests."""
 
@@ -181,7 +136,6 @@ class Voice(msgspec.Struct, kw_only=True):
 class Ready(msgspec.Struct, tag="ready"):
     """The model is loaded."""
 
-    context_tokens: int
     slots: int = 1
     """Number of requests that the engine works on at once."""
     voices: list[Voice] = []
@@ -190,40 +144,13 @@ class Ready(msgspec.Struct, tag="ready"):
     """Variants that go with every voice."""
 
 
-class PromptProgress(msgspec.Struct, tag="prompt_progress"):
-    """The progress of a prefill, in tokens."""
-
-    id: int
-    total: int
-    processed: int
-    cached: int
-
-
-class Token(msgspec.Struct, tag="token"):
-    """A generated token; `text` is the text that can be shown so far, which may be empty."""
-
-    id: int
-    choice: int
-    text: str = ""
-    finish_reason: str = ""
-    """`stop` or `length` at the last token of a choice, else empty."""
-
-
 class Done(msgspec.Struct, tag="done", kw_only=True):
-    """The end of a request, with its usage and the times that the engine measured."""
+    """The end of a request, with its usage."""
 
     id: int
-    prompt_tokens: int
     completion_tokens: int = 0
-    cached_tokens: int = 0
-    tokenize_seconds: float | None = None
-    """Time for turning the prompts into tokens; None: not measured."""
-    prompt_seconds: float = 0.0
-    """Time to the first token of each choice, from the engine's first work on it."""
-    decode_seconds: float = 0.0
-    """Time from there to the last token."""
-    is_undivided: bool = False
-    """Whether a choice came in one piece, so that `decode_seconds` has the time of its prompt too."""
+    seconds: float = 0.0
+    """Time that the engine worked on it."""
     image_steps: int = 0
     """Steps of denoising, over all images."""
     image_pixels: int = 0
@@ -300,15 +227,6 @@ class Sound(msgspec.Struct, tag="sound", kw_only=True):
     media_type: str
 
 
-class Tokens(msgspec.Struct, tag="tokens", kw_only=True):
-    """The tokens of a text, in order."""
-
-    id: int
-    ids: list[int]
-    pieces: list[bytes] = []
-    """Their texts, if requested."""
-
-
 class Failed(msgspec.Struct, tag="failed"):
     """The failure of a request or the load. `reason` is the name of a `Reason`."""
 
@@ -323,12 +241,10 @@ class Pong(msgspec.Struct, tag="pong"):
     id: int
 
 
-Work = Generate | Forget | Sleep | Wake | Transcribe | MakeImages | Speak
-EngineRequest = Work | Tokenize
+Work = Sleep | Wake | Transcribe | MakeImages | Speak
 """Requests whose answers end with Done or Failed."""
-ToEngine = EngineRequest | Cancel | Ping
-MediaAnswer = Worked | Picture | Recording | Segment | Sound
-Answer = PromptProgress | Token | Tokens | MediaAnswer | Done | Failed
+ToEngine = Work | Cancel | Ping
+Answer = Worked | Picture | Recording | Segment | Sound | Done | Failed
 """Answers to a request."""
 ToRunner = Hello | LoadProgress | Ready | Pong | Answer
 

@@ -1,14 +1,12 @@
-"""Translation of payloads into requests to the engine, and of its answers into events. Pure except for `render`."""
+"""Translation of payloads into completions of rendered prompts, for a server over a library. Pure but for `render`."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from runner_svc.engine_host.messages import Answer, Done, Generate, PromptProgress, Token
 from runner_svc.engine_host.translation import (
     LANGUAGES,
     Languages,
@@ -26,7 +24,7 @@ from runner_svc.openai_upstream.request import (
 )
 from runner_svc.policy.parameters import TEMPLATE_ARGUMENTS, ParameterProfile, untaken_warning
 from runner_svc.templates.sandbox import ModelTemplates
-from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, json_value_pb2, receipt_pb2, usage_pb2
+from weft.api.common.v1 import chat_pb2, completion_pb2, json_value_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -40,15 +38,39 @@ _NOT_SAMPLING = frozenset(
         *(TEMPLATE_ARGUMENTS, "logprobs", "top_logprobs"),
     }
 )
-_FINISH_REASONS = MappingProxyType({"stop": event_pb2.FINISH_REASON_STOP, "length": event_pb2.FINISH_REASON_LENGTH})
+
+
+class RenderedRequest(msgspec.Struct, kw_only=True):
+    """A completion of rendered prompts, by the names of its body."""
+
+    prompt: list[str | list[int]]
+    n: int = 1
+    """Choices per prompt."""
+    max_tokens: int | None = None
+    """Maximum per choice; None: until the context ends."""
+    seed: int | None = None
+    stop: list[str] = []
+    logit_bias: dict[int, float] = {}
+    grammar: str = ""
+    """GBNF; empty: none."""
+    json_schema: str = ""
+    """A schema as JSON text; empty: none."""
+    add_special: bool = True
+    """Whether the tokenizer adds the token of the beginning; a chat template writes it itself, where there is one."""
+    sampling: dict[str, Any] = {}
+    """Sampling parameters by the library's names; missing ones have the library's defaults."""
+
+    def body(self) -> Json:
+        """Returns the body."""
+        body: Json = msgspec.to_builtins(self)
+        return {**body.pop("sampling"), **body}
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
     """The request for the engine, and the warnings for the caller."""
 
-    request: Generate
-    """The request, without its id."""
+    request: RenderedRequest
     warnings: Frame
 
 
@@ -96,7 +118,7 @@ async def _chat(
         variables["messages"] = translation_messages(variables["messages"], languages)
     prompt = await render(template, variables)
     request = _request(body, [prompt], choices_per_prompt(payload))
-    request.has_template = True
+    request.add_special = False
     if templates.eos_token:
         request.stop = [*request.stop, templates.eos_token]
     # With `passthrough` they are still in the body.
@@ -166,30 +188,29 @@ def _languages_in(document: json_value_pb2.JsonObject) -> Json:
     return {name: value for name, value in json_object(document).items() if name in LANGUAGES and value is not None}
 
 
-def _request(body: Json, prompts: list[str | list[int]], choice_count: int) -> Generate:
+def _request(body: Json, prompts: list[str | list[int]], choice_count: int) -> RenderedRequest:
     """Builds the request from a body and its rendered prompts."""
     response_format = body.get("response_format", {})
     kind = response_format.get("type", "text")
     grammar = body.get("grammar", "")
     if grammar and kind != "text":
         raise invalid_field("grammar", "cannot go with a response format")
+    schemas: Json = {"json_object": {"type": "object"}}
+    schema = response_format["json_schema"]["schema"] if kind == "json_schema" else schemas.get(kind)
     try:
         return msgspec.convert(
             {
-                "type": "generate",
-                "id": 0,
-                "prompts": prompts,
-                "choice_count": choice_count,
+                "prompt": prompts,
+                "n": choice_count,
                 "max_tokens": body.get("max_tokens"),
                 "seed": body.get("seed"),
                 "stop": body.get("stop", []),
                 "sampling": {name: value for name, value in body.items() if name not in _NOT_SAMPLING},
                 "logit_bias": {int(token): bias for token, bias in body.get("logit_bias", {}).items()},
                 "grammar": grammar,
-                "json_object": kind == "json_object",
-                "json_schema": json.dumps(response_format["json_schema"]["schema"]) if kind == "json_schema" else "",
+                "json_schema": "" if schema is None else json.dumps(schema),
             },
-            Generate,
+            RenderedRequest,
         )
     except (msgspec.ValidationError, ValueError, AttributeError) as error:
         # Only parameters that `passthrough` admits unchecked; a message of another shape would end the engine.
@@ -230,65 +251,3 @@ def _template_message(message: Json, index: int) -> Json:
 
 def _no_logprobs() -> WeftError:
     return invalid_field("logprobs", "this runtime gives no log probabilities; leave it out")
-
-
-class AnswerReader:
-    """Translates the answers to one request into frames: the first content alone, then a frame per group of answers."""
-
-    def __init__(self) -> None:
-        self._content_started = False
-
-    def read(self, answers: list[Answer]) -> list[Frame]:
-        """Returns the frames of answers that arrived together."""
-        frames: list[Frame] = [[]]
-        for answer in answers:
-            events = _events(answer)
-            if isinstance(answer, Token) and answer.text and not self._content_started:
-                self._content_started = True
-                frames += [events, []]
-            else:
-                frames[-1] += events
-        return [frame for frame in frames if frame]
-
-
-def _events(answer: Answer) -> Frame:
-    match answer:
-        case Token(text="", finish_reason=""):
-            return []
-        case Token():
-            reason = _FINISH_REASONS.get(answer.finish_reason, event_pb2.FINISH_REASON_UNSPECIFIED)
-            delta = event_pb2.Delta(index=answer.choice, text=answer.text, finish_reason=reason)
-            return [event_pb2.InferenceEvent(delta=delta)]
-        case PromptProgress():
-            progress = event_pb2.Progress(
-                prompt_tokens=answer.total, processed_tokens=answer.processed, cached_tokens=answer.cached
-            )
-            return [event_pb2.InferenceEvent(progress=progress)]
-        case Done():
-            receipt = _receipt(answer)
-            return [
-                event_pb2.InferenceEvent(usage=receipt.usage),
-                event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt)),
-            ]
-        case _:
-            return []
-
-
-def _receipt(done: Done) -> receipt_pb2.Receipt:
-    receipt = receipt_pb2.Receipt(
-        usage=usage_pb2.Usage(
-            prompt_tokens=done.prompt_tokens,
-            completion_tokens=done.completion_tokens,
-            cached_prompt_tokens=done.cached_tokens,
-        )
-    )
-    receipt.gpu_time.FromMicroseconds(int((done.prompt_seconds + done.decode_seconds) * 1e6))
-    if done.decode_seconds > 0:
-        receipt.tokens_per_second = done.completion_tokens / done.decode_seconds
-    timings = receipt.engine_timings
-    if done.tokenize_seconds is not None:
-        timings.tokenize_time.FromMicroseconds(int(done.tokenize_seconds * 1e6))
-    if not done.is_undivided:
-        timings.prefill_time.FromMicroseconds(int(done.prompt_seconds * 1e6))
-        timings.decode_time.FromMicroseconds(int(done.decode_seconds * 1e6))
-    return receipt

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from runner_svc.engine_host.engine import Job, RefusedError
-from runner_svc.engine_host.messages import Done, Ready, Sound, Speak, Tokenize, Voice, Work, Worked
+from runner_svc.engine_host.messages import Done, Ready, Sound, Speak, Voice, Work, Worked
 from runner_svc.engine_host.sentences import spoken_pieces
 from runner_svc.engine_host.sound_encoder import MEDIA_TYPES, SAMPLE_BYTES, format_of, make_encoder
 
@@ -48,12 +48,7 @@ class SpeechEngine:
     def facts(self) -> Ready:
         """See Engine.facts."""
         voices, variants = list(self._speaker.voices), list(self._speaker.variants)
-        return Ready(context_tokens=0, slots=self._slots, voices=voices, voice_variants=variants)
-
-    def tokenize(self, request: Tokenize, job: Job) -> None:
-        """See Engine.tokenize."""
-        del request, job
-        raise _only_speech()
+        return Ready(slots=self._slots, voices=voices, voice_variants=variants)
 
     def work(self, request: Work, job: Job) -> None:
         """See Engine.work."""
@@ -78,7 +73,7 @@ class SpeechEngine:
             raise RefusedError("INVALID_ARGUMENT", "input: has nothing that this voice can speak")
         recording.send(encoder.finish())
         seconds = time.perf_counter() - began
-        job.send(Done(id=job.id, prompt_tokens=0, audio_seconds=sample_count / rate, decode_seconds=seconds))
+        job.send(Done(id=job.id, audio_seconds=sample_count / rate, seconds=seconds))
 
 
 class _Recording:

@@ -149,7 +149,9 @@ class Timings(msgspec.Struct):
     predicted_ms: Milliseconds | msgspec.UnsetType = msgspec.UNSET
     """From the first token to the last."""
     tokenize_ms: Milliseconds | msgspec.UnsetType = msgspec.UNSET
-    """Of the prompts, as weft's own server programs tell it."""
+    """Of the prompts, as weft's own server programs tell it ..."""
+    undivided_ms: Milliseconds = 0
+    """... and the time of an answer that came in one piece, in place of the first two."""
 
 
 class Metrics(msgspec.Struct):

@@ -92,6 +92,8 @@ _SECONDS = re.compile(r"[0-9]{1,9}")
 _TOO_LONG = frozenset({"exceed_context_size_error", CONTEXT_LENGTH_CODE})
 _WRONG_REQUEST = frozenset({"invalid_request_error", "BadRequestError"})
 """Types of errors about the request: OpenAI's, vLLM's and SGLang's."""
+_LOOP = "repeated_line_loop"
+"""Type of the error by which weft's own server programs end an answer that repeats itself."""
 _WRONG_CONTENT = frozenset({400, 413, 415, 422})
 _UNPAID_STATUS = 402
 _REFUSED_KEY = frozenset({401, 403})
@@ -120,6 +122,8 @@ def stated_error(error: ErrorBody | str, *, has_begun: bool) -> WeftError:
     """
     message = error_text(error)
     text = f"the engine reported: {message}"
+    if isinstance(error, ErrorBody) and error.type == _LOOP:
+        return WeftError(Reason.REPEATED_LINE_LOOP, message)
     if has_begun:
         return WeftError(Reason.BACKEND_ERROR, text)
     if isinstance(error, str):

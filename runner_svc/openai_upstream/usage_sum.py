@@ -30,6 +30,7 @@ class UsageSum:
         """None: not known, as for `_decode_ms`."""
         self._decode_ms: float | None = None
         self._tokenize_ms: float | None = None
+        self._undivided_ms = 0.0
         self._tokens_per_second = 0.0
         self.has_figures = False
         """Whether the engine has reported usage or timings."""
@@ -51,6 +52,7 @@ class UsageSum:
                 self._decode_ms = (self._decode_ms or 0.0) + timings.predicted_ms
             if timings.tokenize_ms is not msgspec.UNSET:
                 self._tokenize_ms = timings.tokenize_ms
+            self._undivided_ms += timings.undivided_ms
         elif self._expected_choices == 1 and bytes(chunk.metrics) not in NOTHING:
             # Of several prompts vLLM tells the times of the last one alone.
             self._take_metrics(chunk.metrics)
@@ -59,7 +61,7 @@ class UsageSum:
         """Returns the backend's part of a receipt."""
         usage = self._usage()
         receipt = receipt_pb2.Receipt(usage=usage)
-        if (compute_ms := (self._prefill_ms or 0.0) + (self._decode_ms or 0.0)) > 0:
+        if (compute_ms := (self._prefill_ms or 0.0) + (self._decode_ms or 0.0) + self._undivided_ms) > 0:
             receipt.gpu_time.FromMicroseconds(int(compute_ms * 1e3))
         if self._prefill_ms is not None:
             receipt.engine_timings.prefill_time.FromMicroseconds(int(self._prefill_ms * 1e3))
@@ -68,8 +70,8 @@ class UsageSum:
         if self._tokenize_ms is not None:
             receipt.engine_timings.tokenize_time.FromMicroseconds(int(self._tokenize_ms * 1e3))
         rate = self._tokens_per_second
-        if not rate and self._decode_ms:
-            rate = usage.completion_tokens / self._decode_ms * 1e3
+        if not rate and (decode_ms := self._decode_ms or self._undivided_ms):
+            rate = usage.completion_tokens / decode_ms * 1e3
         if rate and math.isfinite(rate):
             receipt.tokens_per_second = rate
         return receipt

@@ -1,7 +1,7 @@
 """The common part of backends whose engine is a library in a host program that the runner starts.
 
-docs/decisions/0011-in-process-engines.md explains the program and its messages. `hosted_engine` adds text,
-`media_backend` images and recordings.
+docs/decisions/0011-in-process-engines.md explains the program and its messages. `media_backend` adds images and
+recordings.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from runner_svc.backend.devices import hidden_devices
 from runner_svc.backend.engine_process import LOADING, WORKING, EngineProcess, ProcessBackend
 from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.engine_host.channel import ChannelClosedError, EngineChannel
-from runner_svc.engine_host.messages import TOKEN_VARIABLE, Answer, EngineRequest, Ready, Sleep, Wake
+from runner_svc.engine_host.messages import TOKEN_VARIABLE, Answer, Ready, Sleep, Wake, Work
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.policy.host_memory import configured_limit
 from runner_svc.policy.parameters import EngineParameters
@@ -44,6 +44,22 @@ def host_command(program: str, python: str = sys.executable) -> tuple[str, ...]:
     return (python, str(BOOTSTRAP), program)
 
 
+def engine_command(context: ModelContext, program: str, environment: EngineEnvironment | None) -> tuple[str, ...]:
+    """Returns the command of a program under an environment; None: weft's own.
+
+    Raises CONNECT_FAILED where the environment is not installed.
+    """
+    if context.command:
+        return context.command
+    if environment is None:
+        return host_command(program)
+    try:
+        python = context.environments.environment_python(environment)
+    except WeftError as error:
+        raise WeftError(Reason.CONNECT_FAILED, error.message) from error
+    return host_command(program, str(python))
+
+
 class HostBackend(ProcessBackend, Generic[Settings]):
     """A Backend over one host process."""
 
@@ -64,7 +80,7 @@ class HostBackend(ProcessBackend, Generic[Settings]):
         self._loading = False
         self._slots, self._free = 1, asyncio.Semaphore(1)
         """One place per running request: admission admits no more, but a cancelled one may still be ending."""
-        self._erasing = asyncio.Lock()
+        self._holding_all = asyncio.Lock()
         self._started: tuple[LoadOrder, BackendFacts] | None = None
         """The order of the present process, and what became of it; None: none is ready."""
         self._asleep = False
@@ -174,17 +190,9 @@ class HostBackend(ProcessBackend, Generic[Settings]):
 
     def engine_command(self) -> Sequence[str]:
         """Returns the command of the host program. Raises CONNECT_FAILED where its environment is not installed."""
-        if self.context.command:
-            return self.context.command
-        if self.engine_environment is None:
-            return host_command(self.program)
-        try:
-            python = self.context.environments.environment_python(self.engine_environment)
-        except WeftError as error:
-            raise WeftError(Reason.CONNECT_FAILED, error.message) from error
-        return host_command(self.program, str(python))
+        return engine_command(self.context, self.program, self.engine_environment)
 
-    async def _answers(self, channel: EngineChannel, request: EngineRequest) -> AsyncGenerator[list[Answer]]:
+    async def _answers(self, channel: EngineChannel, request: Work) -> AsyncGenerator[list[Answer]]:
         """Yields the answers to a request. Raises as Backend.generate where the engine ends meanwhile."""
         try:
             async with aclosing(channel.answers_to(request)) as arrivals:
@@ -202,7 +210,7 @@ class HostBackend(ProcessBackend, Generic[Settings]):
     @asynccontextmanager
     async def _all_slots(self) -> AsyncGenerator[None]:
         """Hold every slot of the engine, once its running requests have ended."""
-        async with self._erasing, AsyncExitStack() as held:
+        async with self._holding_all, AsyncExitStack() as held:
             free = self._free
             for _ in range(self._slots):
                 await held.enter_async_context(free)

@@ -1,4 +1,4 @@
-"""CTranslate2 itself, in the host program under its own environment, with the demo model."""
+"""CTranslate2 itself, in the server program under its own environment, with the demo model."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from native_builds import built_ctranslate2
 
 from runner_svc.backend.port import Backend, BackendFacts, CacheUse, CallInfo, LoadOrder
 from runner_svc.cache.manager import CacheManager
-from runner_svc.runtimes.ctranslate2.arguments import HOST_PROGRAM
+from runner_svc.runtimes.ctranslate2.arguments import SERVER_PROGRAM
 from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend
 from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
 from runner_svc.runtimes.host_backend import host_command
@@ -26,13 +26,14 @@ from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.telemetry import new_traceparent
 from weft_testing.conformance.backend import BackendConformance, Engine
 from weft_testing.conformance.backend_port import Payload
 from weft_testing.conformance.prefix_cache import PrefixCacheConformance
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 
-CALL = CallInfo(request_id="r1", traceparent="")
+CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
 GREEDY = {"temperature": 0.0}
 NOTICE_SECONDS = 30.0
 
@@ -41,7 +42,7 @@ def _backend(**settings: Any) -> CTranslate2Backend:
     python, model = built_ctranslate2()
     # Nothing of the repository is on the path of this interpreter, but for what the bootstrap puts there.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = host_command(HOST_PROGRAM, str(python))
+    command = host_command(SERVER_PROGRAM, str(python))
     given = {"path": model, "command": command, "environment": environment, **settings}
     return CTranslate2Backend(*engine_settings(CTranslate2Model, **given))
 
@@ -75,7 +76,7 @@ class TestCTranslate2KeepsTenantsApart(PrefixCacheConformance):
         return CacheManager.over([OneModel(backend)])
 
     def make_call(self, use: CacheUse | None) -> CallInfo:
-        return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
+        return CallInfo(request_id="r", traceparent=new_traceparent(), cache=use or CacheUse())
 
 
 @asynccontextmanager
@@ -133,14 +134,18 @@ async def test_stop_strings_and_the_parameters_of_a_request_are_kept() -> None:
         frames = await _frames(backend, _chat("Hi.", sampling={"seed": 1, "min_p": 0.1, "top_k": 5, "top_p": 0.0}))
         warned = sorted(event.warning.field for event in frames[0])
         assert warned == ["min_p", "seed"]
-        for refused, name in (
-            (_chat("Hi.", logprobs=True), "logprobs"),
-            (_chat("Hi.", response_format=chat_pb2.ResponseFormat(json_object=True)), "response_format"),
+        for refused, reason, begin in (
+            (_chat("Hi.", logprobs=True), Reason.INVALID_ARGUMENT, "logprobs"),
+            (
+                _chat("Hi.", response_format=chat_pb2.ResponseFormat(json_object=True)),
+                Reason.BACKEND_REJECTED,
+                "the engine answered 400: response_format",
+            ),
         ):
             with pytest.raises(WeftError) as failed:
                 await _frames(backend, refused)
-            assert failed.value.reason is Reason.INVALID_ARGUMENT
-            assert failed.value.message.startswith(name)
+            assert failed.value.reason is reason
+            assert failed.value.message.startswith(begin)
 
 
 async def test_a_beam_search_comes_whole_and_says_so() -> None:
@@ -150,14 +155,15 @@ async def test_a_beam_search_comes_whole_and_says_so() -> None:
         frames = await _frames(backend, payload)
         assert [event.warning.field for event in frames[0]] == ["temperature", "beam_size"]
         deltas = [event.delta for frame in frames for event in frame if event.HasField("delta")]
-        assert [delta.index for delta in deltas] == [0, 1]
-        assert all("Paris" in delta.text and delta.finish_reason for delta in deltas)
+        assert [delta.index for delta in deltas] == [0, 1, 0, 1]
+        assert all("Paris" in delta.text for delta in deltas[:2])
+        assert all(delta.finish_reason for delta in deltas[2:])
         with pytest.raises(WeftError, match="at most the number of beams"):
             await _frames(backend, _with_extra(_chat("Hi.", choice_count=3), beam_size=2))
     async with _running(beam_size=2) as (backend, _):
         frames = await _frames(backend, _chat("Hi.", sampling={}))
         assert [event.warning.field for event in frames[0]] == ["beam_size"]
-        whole = CallInfo(request_id="r", traceparent="", whole=True)
+        whole = CallInfo(request_id="r", traceparent=new_traceparent(), whole=True)
         frames = await _frames(backend, _chat("Hi.", sampling={}), whole)
         assert not any(event.HasField("warning") for frame in frames for event in frame), "it is not streamed anyway"
 

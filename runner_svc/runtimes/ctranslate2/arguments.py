@@ -1,6 +1,5 @@
-"""The command line of the program that hosts CTranslate2: from a model's settings and a load's order."""
+"""The command line of the server program of CTranslate2: from a model's settings and a load's order."""
 
-from pathlib import Path
 from typing import get_args
 
 from runner_svc.backend.devices import uses_no_device
@@ -8,15 +7,14 @@ from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_plan import LoadParameter, context_parameter, word_parameter
 from runner_svc.runtimes.ctranslate2.settings import ComputeType, CTranslate2Model
 
-HOST_PROGRAM = "runner_svc.runtimes.ctranslate2.host"
+SERVER_PROGRAM = "runner_svc.runtimes.ctranslate2.server"
 
 
-def host_arguments(model: CTranslate2Model, socket: Path, order: LoadOrder | None = None) -> list[str]:
-    """Returns the command line of the host program after its command."""
-    order = order or LoadOrder()
+def server_arguments(model: CTranslate2Model, order: LoadOrder, port: int) -> list[str]:
+    """Returns the command line after the program."""
     context = order.parameters.get("context_tokens", model.slot_context_tokens)
     return [
-        *("--socket", str(socket), "--model", str(order.model_path or model.file)),
+        *("--port", str(port), "--model", str(order.model_path or model.file)),
         *("--context-tokens", str(context), "--threads", str(model.engine_threads), "--slots", str(model.slots)),
         *("--device", "cpu" if uses_no_device(order) else model.device),
         *("--compute-type", str(order.parameters.get("compute_type", model.compute_type))),

@@ -1,8 +1,7 @@
-"""The backend of the runtime ctranslate2: the library in a host process that the runner starts."""
+"""The backend of the runtime ctranslate2: the library in a server program that the runner starts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from typing_extensions import override
 
@@ -12,23 +11,21 @@ from runner_svc.environments.ctranslate2.environment import ENVIRONMENT
 from runner_svc.openai_upstream.request import warning_frame
 from runner_svc.policy.load_plan import LoadParameter
 from runner_svc.policy.parameters import ParameterWarning
-from runner_svc.runtimes.ctranslate2.arguments import HOST_PROGRAM, host_arguments, load_parameters
+from runner_svc.runtimes.ctranslate2.arguments import SERVER_PROGRAM, load_parameters, server_arguments
 from runner_svc.runtimes.ctranslate2.parameters import BEAM_SIZE, PARAMETERS, UNUSED_BY_BEAMS
 from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
-from runner_svc.runtimes.hosted_engine import HostedBackend
+from runner_svc.runtimes.library_server import LibraryServer
 from weft.dispatch.frames import GenerationPayload
-from weft.kernel.request import Operation
-
-OPERATIONS = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE})
 
 
-class CTranslate2Backend(HostedBackend[CTranslate2Model]):
-    """A Backend over one host process."""
+class CTranslate2Backend(LibraryServer[CTranslate2Model]):
+    """A Backend over one server process."""
 
-    program = HOST_PROGRAM
+    program = SERVER_PROGRAM
     engine_parameters = PARAMETERS
     engine_environment = ENVIRONMENT
     missing_library = "CTranslate2 and tokenizers cannot be loaded; run: weft runtime install ctranslate2"
+    noun = "CTranslate2"
 
     @property
     @override
@@ -41,12 +38,8 @@ class CTranslate2Backend(HostedBackend[CTranslate2Model]):
         return self.model.sleeps_in_place and not order.shares
 
     @override
-    def arguments(self, order: LoadOrder, socket: Path) -> list[str]:
-        return host_arguments(self.model, socket, order)
-
-    @override
-    def operations(self) -> frozenset[Operation]:
-        return OPERATIONS
+    def arguments(self, order: LoadOrder, port: int) -> list[str]:
+        return server_arguments(self.model, order, port)
 
     @override
     async def prepared(self, payload: GenerationPayload, call: CallInfo) -> PreparedRequest:

@@ -1,5 +1,6 @@
 """The engine: one model in CTranslate2, whose prompts and answers are token strings."""
 
+import argparse
 import ctypes
 import json
 import time
@@ -8,18 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner_svc.engine_host.engine import Job, RefusedError
-from runner_svc.engine_host.messages import (
-    Done,
-    Forget,
-    Generate,
-    Ready,
-    Sleep,
-    Token,
-    Tokenize,
-    Tokens,
-    Wake,
-    Work,
+from runner_svc.engine_host.http_server import (
+    BUSY,
+    Caller,
+    Engine,
+    RefusedError,
+    Usage,
+    check_prompt,
+    prompts_of,
+    sampling_of,
+    token_limit,
 )
 from runner_svc.engine_host.stop_strings import StopMatcher
 from runner_svc.engine_host.token_text import TokenBytes
@@ -41,29 +40,13 @@ _SAMPLING = frozenset({"temperature", "top_k", "top_p", "repetition_penalty", "n
 _BEAMS = frozenset({"beam_size", "length_penalty", "patience"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """Options of a load."""
-
-    model_path: Path
-    """The folder of the converted model."""
-    context_tokens: int
-    device: str = "auto"
-    compute_type: str = "int8"
-    threads: int = 1
-    slots: int = 1
-    beam_size: int = 1
-    prefix_cache_tokens: int = 0
-    """Most tokens of kept prompts together; 0: none is kept."""
-
-
-class CTranslate2Engine:
+class CTranslate2Engine(Engine):
     """A loaded model, see Engine."""
 
-    def __init__(self, library: Any, tokenizers: Any, options: EngineOptions) -> None:
+    def __init__(self, library: Any, tokenizers: Any, options: argparse.Namespace) -> None:
         """Raises RefusedError for a folder without a file that it needs."""
-        folder = options.model_path
-        self._options = options
+        folder: Path = options.model
+        self.context_tokens, self.slots, self._usual_beams = options.context_tokens, options.slots, options.beam_size
         self._tokenizer, self._token_bytes = _tokenizer(tokenizers, folder)
         self._end_tokens = _end_tokens(folder, self._tokenizer)
         began = time.monotonic()
@@ -79,69 +62,69 @@ class CTranslate2Engine:
         # Each of the library's threads keeps its own prompts: with several, none can be relied on.
         self._prefixes = PrefixCache(options.prefix_cache_tokens if options.slots == 1 else 0)
 
-    @property
-    def facts(self) -> Ready:
-        """See Engine.facts."""
-        return Ready(context_tokens=self._options.context_tokens, slots=self._options.slots)
+    def tokens_of(self, text: str, *, add_special: bool) -> list[int]:
+        """See Engine.tokens_of."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special).ids
+        return ids
 
-    def tokenize(self, request: Tokenize, job: Job) -> None:
-        """See Engine.tokenize."""
-        special = request.add_special and not request.has_template
-        encoded = self._tokenizer.encode(request.text, add_special_tokens=special)
-        pieces = [self._token_bytes.of(token) for token in encoded.tokens] if request.with_pieces else []
-        job.send(Tokens(id=request.id, ids=encoded.ids, pieces=pieces))
-        job.send(Done(id=request.id, prompt_tokens=0))
+    def piece_of(self, token: int) -> bytes:
+        """See Engine.piece_of."""
+        return self._token_bytes.of(self._tokenizer.id_to_token(token))
 
-    def work(self, request: Work, job: Job) -> None:
-        """See Engine.work."""
-        match request:
-            case Generate():
-                self._generate(request, job)
-            case Forget():
-                job.send(Done(id=request.id, prompt_tokens=self._drop_prefixes()))
-            case Sleep():
-                self._unload()
-                job.send(Done(id=request.id, prompt_tokens=0))
-            case Wake():
-                self._load_again()
-                job.send(Done(id=request.id, prompt_tokens=0))
+    def forget(self) -> int:
+        """Free the memory of kept prompts, which only a new load of the model does; returns their tokens."""
+        count = self._prefixes.usable_tokens
+        self.sleep()
+        self.wake()
+        return count
 
-    def _generate(self, request: Generate, job: Job) -> None:
+    def sleep(self) -> None:
+        """See Engine.sleep."""
+        self._prefixes.forget()
+        deadline = time.monotonic() + UNLOAD_SECONDS
+        self._generator.unload_model()
+        while self._generator.model_is_loaded and time.monotonic() < deadline:
+            time.sleep(UNLOAD_POLL_SECONDS)
+            self._generator.unload_model()
+        if self._generator.model_is_loaded:
+            raise RefusedError("the engine is at work; its memory cannot be freed now", BUSY)
+        self._prefixes.reloaded()
+        _return_free_memory()
+
+    def wake(self) -> None:
+        """See Engine.wake."""
+        began = time.monotonic()
+        self._generator.load_model()
+        self._loaded_at = time.monotonic()
+        self._load_seconds = self._loaded_at - began
+
+    def complete(self, body: dict[str, Any], caller: Caller) -> None:
+        """See Engine.complete."""
         began = time.perf_counter()
-        prompts = [self._tokens(prompt, request.has_template) for prompt in request.prompts]
-        tokenize_seconds = time.perf_counter() - began
-        for tokens in prompts:
-            if len(tokens) >= self._options.context_tokens:
-                raise RefusedError(
-                    "CONTEXT_LENGTH_EXCEEDED",
-                    f"the prompt has {len(tokens)} tokens; the context of this model has "
-                    f"{self._options.context_tokens}",
-                )
-        if request.json_object or request.json_schema or request.grammar:
-            name = "grammar" if request.grammar else "response_format"
-            raise RefusedError("INVALID_ARGUMENT", f"{name}: CTranslate2 follows no grammar; leave it out")
-        if request.logit_bias:
-            raise RefusedError("INVALID_ARGUMENT", "logit_bias: CTranslate2 has no such parameter; leave it out")
-        options = self._decoding(request)
-        if request.fresh:
+        prompts = [self._tokens(prompt, body.get("add_special", True)) for prompt in prompts_of(body)]
+        usage = Usage(prompt_tokens=sum(map(len, prompts)), tokenize_seconds=time.perf_counter() - began)
+        for name in ("grammar", "json_schema", "logit_bias"):
+            if body.get(name):
+                given = "response_format" if name == "json_schema" else name
+                raise RefusedError(f"{given}: CTranslate2 has no such parameter; leave it out")
+        options = self._decoding(body)
+        if body.get("cache_prompt") is False:
             self._prefixes.forget()
-        usage = Done(id=request.id, prompt_tokens=sum(map(len, prompts)), tokenize_seconds=tokenize_seconds)
-        beams = self._beams_of(request)
+        beams, count = self._beams_of(body), body.get("n") or 1
         for place, tokens in enumerate(prompts):
-            first = place * request.choice_count
             if beams > 1:
-                self._search(_Answering(request, job, first, tokens, usage), beams, options)
+                self._search(_Answering(body, caller, place * count, count, tokens, usage), beams, options)
                 continue
-            for number in range(request.choice_count):
-                self._one_choice(_Answering(request, job, first + number, tokens, usage), options)
-        job.send(usage)
+            for number in range(count):
+                self._one_choice(_Answering(body, caller, place * count + number, count, tokens, usage), options)
+        caller.send_usage(usage)
 
     def _one_choice(self, answering: "_Answering", options: dict[str, Any]) -> None:
         """Generate one answer, token by token."""
-        job, usage, tokens = answering.job, answering.usage, answering.tokens
-        limit = self._limit(answering)
+        caller, usage, tokens = answering.caller, answering.usage, answering.tokens
+        limit = token_limit(answering.body, len(tokens), self.context_tokens)
         beginning = self._beginning(tokens)
-        matcher, began = StopMatcher(answering.request.stop), time.perf_counter()
+        matcher, began = answering.matcher(), time.perf_counter()
         steps = self._generator.generate_tokens(
             list(tokens[beginning.tokens :]), **self._library_arguments(tokens, beginning, limit), **options
         )
@@ -152,30 +135,30 @@ class CTranslate2Engine:
                     self._prefixes.note(tokens, beginning)
                     answering.note_prompt(beginning, time.perf_counter() - began)
                     began = time.perf_counter()
-                job.raise_if_cancelled()
+                caller.raise_if_gone()
                 usage.completion_tokens += 1
                 ended = step.token in self._end_tokens
                 text = "" if ended else matcher.feed(self._token_bytes.of(step.token))
                 stopped = ended or matcher.stopped
                 if stopped or count >= limit:
-                    answering.send(text + matcher.finish(), "stop" if stopped else "length")
+                    caller.send_choice(answering.choice, text + matcher.finish(), "stop" if stopped else "length")
                     break
-                answering.send(text)
+                caller.send_choice(answering.choice, text, None)
         usage.decode_seconds += time.perf_counter() - began
 
     def _search(self, answering: "_Answering", beams: int, options: dict[str, Any]) -> None:
         """Generate the answers to one prompt by beam search: each comes whole, and none can be ended early."""
-        tokens, usage = answering.tokens, answering.usage
-        limit, count = self._limit(answering), answering.request.choice_count
-        if count > beams:
-            raise RefusedError("INVALID_ARGUMENT", f"n: must be at most the number of beams, {beams}")
+        caller, usage, tokens = answering.caller, answering.usage, answering.tokens
+        if answering.count > beams:
+            raise RefusedError(f"n: must be at most the number of beams, {beams}")
+        limit = token_limit(answering.body, len(tokens), self.context_tokens)
         beginning, began = self._beginning(tokens), time.perf_counter()
         found = self._generator.generate_batch(
             [list(tokens[beginning.tokens :])],
             **self._library_arguments(tokens, beginning, limit),
             **options,
             beam_size=beams,
-            num_hypotheses=count,
+            num_hypotheses=answering.count,
             include_prompt_in_result=False,
             return_end_token=True,
         )[0]
@@ -184,18 +167,13 @@ class CTranslate2Engine:
         usage.is_undivided = True
         usage.decode_seconds += time.perf_counter() - began
         for number, sequence in enumerate(found.sequences):
-            answering.job.raise_if_cancelled()
-            matcher = StopMatcher(answering.request.stop)
+            caller.raise_if_gone()
+            matcher = answering.matcher()
             ended = bool(sequence) and sequence[-1] in self._end_tokens
             shown = sequence[:-1] if ended else sequence
             text = matcher.feed(b"".join(map(self._token_bytes.of, shown))) + matcher.finish()
             usage.completion_tokens += len(sequence)
-            answering.send(text, "stop" if ended or matcher.stopped else "length", number)
-
-    def _limit(self, answering: "_Answering") -> int:
-        room = self._options.context_tokens - len(answering.tokens)
-        wanted = answering.request.max_tokens
-        return room if wanted is None else min(wanted, room)
+            caller.send_choice(answering.choice + number, text, "stop" if ended or matcher.stopped else "length")
 
     def _library_arguments(self, tokens: tuple[str, ...], beginning: Beginning, limit: int) -> dict[str, Any]:
         return {
@@ -205,30 +183,24 @@ class CTranslate2Engine:
             "cache_static_prompt": bool(beginning.tokens),
         }
 
-    def _tokens(self, prompt: str | list[int], has_template: bool) -> tuple[str, ...]:
+    def _tokens(self, prompt: str | list[int], add_special: bool) -> tuple[str, ...]:
         if isinstance(prompt, str):
-            # A template begins with the first token itself, where the model has one.
-            tokens = tuple(self._tokenizer.encode(prompt, add_special_tokens=not has_template).tokens)
+            tokens = self._tokenizer.encode(prompt, add_special_tokens=add_special).tokens
         else:
-            found = [self._tokenizer.id_to_token(number) for number in prompt]
-            if None in found:
-                raise RefusedError("INVALID_ARGUMENT", f"prompt: {prompt[found.index(None)]} is the id of no token")
-            tokens = tuple(found)
-        if not tokens:
-            raise RefusedError("INVALID_ARGUMENT", "prompt: must have at least one token")
-        return tokens
+            tokens = [self._tokenizer.id_to_token(number) for number in prompt]
+            if None in tokens:
+                raise RefusedError(f"prompt: {prompt[tokens.index(None)]} is the id of no token")
+        check_prompt(tokens, self.context_tokens)
+        return tuple(tokens)
 
-    def _decoding(self, request: Generate) -> dict[str, Any]:
+    def _decoding(self, body: dict[str, Any]) -> dict[str, Any]:
         """Returns the library's arguments for the sampling parameters of a request."""
-        given = request.sampling
-        for name in given:
-            if name not in _SAMPLING | _BEAMS:
-                raise RefusedError("INVALID_ARGUMENT", f"{name}: CTranslate2 has no such parameter")
+        given = sampling_of(body, _SAMPLING | _BEAMS, "CTranslate2")
         if given.get("repetition_penalty", 1.0) <= 0:
-            raise RefusedError("INVALID_ARGUMENT", "repetition_penalty: must be above 0; 1 has no effect")
+            raise RefusedError("repetition_penalty: must be above 0; 1 has no effect")
         always = ("repetition_penalty", "no_repeat_ngram_size")
         options: dict[str, Any] = {name: given[name] for name in always if name in given}
-        if self._beams_of(request) > 1:
+        if self._beams_of(body) > 1:
             return options | {name: given[name] for name in ("length_penalty", "patience") if name in given}
         temperature, top_k, top_p = given.get("temperature"), given.get("top_k"), given.get("top_p")
         if temperature == 0 or (temperature, top_k, top_p) == (None, None, None):
@@ -240,42 +212,17 @@ class CTranslate2Engine:
             "sampling_topp": 1.0 if top_p is None else max(top_p, 1e-6),
         }
 
-    def _beams_of(self, request: Generate) -> int:
+    def _beams_of(self, body: dict[str, Any]) -> int:
         """Returns the number of beams of a request."""
-        return int(request.sampling.get("beam_size", self._options.beam_size))
+        return int(body.get("beam_size", self._usual_beams))
 
     def _beginning(self, tokens: tuple[str, ...]) -> Beginning:
         """Returns the beginning of a prompt that the library keeps, or is to keep."""
         beginning = self._prefixes.choose(tokens)
         if beginning.wants_reload and time.monotonic() - self._loaded_at >= RELOAD_SHARE * self._load_seconds:
-            self._drop_prefixes()
+            self.forget()
             beginning = self._prefixes.choose(tokens)
         return beginning
-
-    def _drop_prefixes(self) -> int:
-        """Free the memory of kept prompts, which only a new load of the model does; returns their tokens."""
-        count = self._prefixes.usable_tokens
-        self._unload()
-        self._load_again()
-        return count
-
-    def _unload(self) -> None:
-        self._prefixes.forget()
-        deadline = time.monotonic() + UNLOAD_SECONDS
-        self._generator.unload_model()
-        while self._generator.model_is_loaded and time.monotonic() < deadline:
-            time.sleep(UNLOAD_POLL_SECONDS)
-            self._generator.unload_model()
-        if self._generator.model_is_loaded:
-            raise RefusedError("BACKEND_NOT_READY", "the engine is at work; its memory cannot be freed now")
-        self._prefixes.reloaded()
-        _return_free_memory()
-
-    def _load_again(self) -> None:
-        began = time.monotonic()
-        self._generator.load_model()
-        self._loaded_at = time.monotonic()
-        self._load_seconds = self._loaded_at - began
 
 
 def _return_free_memory() -> None:
@@ -288,21 +235,23 @@ def _return_free_memory() -> None:
 class _Answering:
     """The answers to one prompt of a request."""
 
-    request: Generate
-    job: Job
+    body: dict[str, Any]
+    caller: Caller
     choice: int
     """The first of them."""
+    count: int
+    """Choices per prompt."""
     tokens: tuple[str, ...]
-    usage: Done
+    usage: Usage
 
-    def send(self, text: str, finish_reason: str = "", number: int = 0) -> None:
-        """Send a token of one of the answers."""
-        self.job.send(Token(self.request.id, self.choice + number, text, finish_reason))
+    def matcher(self) -> StopMatcher:
+        """Returns what finds the stop strings in an answer."""
+        return StopMatcher(self.body.get("stop") or ())
 
     def note_prompt(self, beginning: Beginning, seconds: float) -> None:
         """Record the computed prompt. Choices of one prompt share it: only the first one's is counted."""
         self.usage.prompt_seconds += seconds
-        if beginning.cached and self.choice % self.request.choice_count == 0:
+        if beginning.cached and self.choice % self.count == 0:
             self.usage.cached_tokens += beginning.tokens
 
 
@@ -311,7 +260,6 @@ def _tokenizer(tokenizers: Any, folder: Path) -> tuple[Any, TokenBytes]:
     path = folder / TOKENIZER_FILE
     if not path.is_file():
         raise RefusedError(
-            "INVALID_ARGUMENT",
             f"{path} does not exist; convert the model with: ct2-transformers-converter --copy_files {TOKENIZER_FILE}",
         )
     made = tokenizers.Tokenizer.from_file(str(path))
@@ -335,9 +283,9 @@ def _json_file(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     if path.stat().st_size > MAX_JSON_BYTES:
-        raise RefusedError("INVALID_ARGUMENT", f"{path} is over {MAX_JSON_BYTES:,} bytes")
+        raise RefusedError(f"{path} is over {MAX_JSON_BYTES:,} bytes")
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise RefusedError("INVALID_ARGUMENT", f"{path} is no JSON: {error}") from error
+        raise RefusedError(f"{path} is no JSON: {error}") from error
     return content if isinstance(content, dict) else {}

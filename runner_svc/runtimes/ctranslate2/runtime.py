@@ -24,7 +24,7 @@ def _load_values(model: CTranslate2Model) -> "Mapping[str, LoadValue]":
 
 def _build(model: CTranslate2Model, context: "ModelContext") -> "ModelEngine":
     # Imported here: only a process that serves models needs these.
-    from runner_svc.runtimes.ctranslate2.backend import OPERATIONS, CTranslate2Backend  # noqa: PLC0415
+    from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend  # noqa: PLC0415
     from runner_svc.runtimes.model_engine import file_context, file_engine, text_abilities  # noqa: PLC0415
 
     if model.embeddings:
@@ -36,7 +36,7 @@ def _build(model: CTranslate2Model, context: "ModelContext") -> "ModelEngine":
         model,
         context,
         lambda: CTranslate2Backend(model, context),
-        operations=OPERATIONS,
+        operations=CTranslate2Backend.always,
         habits=RUNTIME.habits,
         load_values=_load_values(model),
         abilities=text_abilities(context.templates),

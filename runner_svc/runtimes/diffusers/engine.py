@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from runner_svc.engine_host.engine import Job, RefusedError
-from runner_svc.engine_host.messages import Done, MakeImages, Picture, Ready, Tokenize, Work, Worked
+from runner_svc.engine_host.messages import Done, MakeImages, Picture, Ready, Work, Worked
 from runner_svc.runtimes.diffusers.families import Mode
 from runner_svc.runtimes.diffusers.pictures import LOSSLESS_QUALITY, MEDIA_TYPES, PictureFiles
 from runner_svc.runtimes.diffusers.pipelines import Pipelines
@@ -55,7 +55,6 @@ class _Progress:
 
     total: int
     done: int = 0
-    first_step_at: float | None = None
     previews: list[int] = field(default_factory=list)
     """After which steps of the present image there is a preview."""
 
@@ -74,12 +73,7 @@ class DiffusersEngine:
     @property
     def facts(self) -> Ready:
         """See Engine.facts."""
-        return Ready(context_tokens=0, slots=1)
-
-    def tokenize(self, request: Tokenize, job: Job) -> None:
-        """See Engine.tokenize."""
-        del request, job
-        raise RefusedError("UNSUPPORTED_OPERATION", "diffusers makes images only")
+        return Ready()
 
     def work(self, request: Work, job: Job) -> None:
         """See Engine.work."""
@@ -117,16 +111,12 @@ class DiffusersEngine:
             data = self._files.written(image, request.output_format, plan.quality)
             media_type = MEDIA_TYPES[request.output_format]
             job.send(Picture(id=request.id, index=index, data=data, media_type=media_type, seed=seed))
-        ended = time.monotonic()
-        first = progress.first_step_at or ended
         job.send(
             Done(
                 id=request.id,
-                prompt_tokens=0,
                 image_steps=progress.done,
                 image_pixels=plan.count * plan.width * plan.height,
-                prompt_seconds=first - began,
-                decode_seconds=ended - first,
+                seconds=time.monotonic() - began,
             )
         )
 
@@ -137,7 +127,7 @@ class DiffusersEngine:
         def after_step(pipeline: Any, step: int, _: Any, given: dict[str, Any]) -> dict[str, Any]:
             nonlocal partial
             if step == 0:
-                self._begin(pipeline, plan, progress, request.partial_images, index)
+                self._begin(pipeline, plan, progress, request.partial_images)
             progress.done += 1
             # Instead of the library's own flag, with which the image would still be decoded.
             job.raise_if_cancelled()
@@ -166,13 +156,11 @@ class DiffusersEngine:
             raise RefusedError("INVALID_ARGUMENT", message)
         return made.images[0]
 
-    def _begin(self, pipeline: Any, plan: _Plan, progress: _Progress, previews: int, index: int) -> None:
+    def _begin(self, pipeline: Any, plan: _Plan, progress: _Progress, previews: int) -> None:
         """Note how many steps an image really has: a scheduler may take two for one, and a source image saves some."""
         steps = getattr(pipeline, "num_timesteps", None) or plan.steps
         progress.total = steps * plan.count
         progress.previews = preview_steps(steps, previews)
-        if index == 0:
-            progress.first_step_at = time.monotonic()
 
     def _preview(self, pipeline: Any, latents: Any, plan: _Plan) -> Any:
         """Returns a preview; None where it cannot be made, which costs the image nothing."""

@@ -1,24 +1,21 @@
-"""The command line of the program that hosts ExLlamaV3: from a model's settings and a load's order."""
-
-from pathlib import Path
+"""The command line of the server program of ExLlamaV3: from a model's settings and a load's order."""
 
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_plan import LoadParameter, context_parameter, whole_parameter, word_parameter
 from runner_svc.runtimes.exllamav3.settings import FULL_BITS, PAGE_TOKENS, ExllamaV3Model, cache_bits, cache_tokens_of
 
-HOST_PROGRAM = "runner_svc.runtimes.exllamav3.host"
+SERVER_PROGRAM = "runner_svc.runtimes.exllamav3.server"
 QUANT_WORDS = (*map(str, range(2, 9)), str(FULL_BITS))
 
 
-def host_arguments(model: ExllamaV3Model, socket: Path, order: LoadOrder | None = None) -> list[str]:
-    """Returns the command line of the host program after its command."""
-    order = order or LoadOrder()
+def server_arguments(model: ExllamaV3Model, order: LoadOrder, port: int) -> list[str]:
+    """Returns the command line after the program."""
     given = order.parameters
     context = int(given.get("context_tokens", model.slot_context_tokens))
     keys, values = cache_bits(str(given["cache_quant"]) if "cache_quant" in given else model.cache_quant)
     wanted = int(given["cache_tokens"]) if "cache_tokens" in given else model.cache_tokens
     flags = [
-        *("--socket", str(socket), "--model", str(order.model_path or model.file)),
+        *("--port", str(port), "--model", str(order.model_path or model.file)),
         *("--context-tokens", str(context), "--slots", str(model.slots)),
         *("--cache-tokens", str(cache_tokens_of(wanted, context, model.slots))),
         *("--key-bits", str(keys), "--value-bits", str(values)),

@@ -1,33 +1,30 @@
-"""The backend of the runtime exllamav3: the library in a host process that the runner starts."""
+"""The backend of the runtime exllamav3: the library in a server program that the runner starts."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from typing_extensions import override
 
 from runner_svc.backend.port import CacheIsolation, LoadOrder
 from runner_svc.environments.exllamav3.environment import ENVIRONMENT
 from runner_svc.policy.load_plan import LoadParameter, LoadValue
-from runner_svc.runtimes.exllamav3.arguments import HOST_PROGRAM, host_arguments, load_parameters
+from runner_svc.runtimes.exllamav3.arguments import SERVER_PROGRAM, load_parameters, server_arguments
 from runner_svc.runtimes.exllamav3.parameters import PARAMETERS
 from runner_svc.runtimes.exllamav3.settings import PAGE_TOKENS, ExllamaV3Model
-from runner_svc.runtimes.hosted_engine import HostedBackend
+from runner_svc.runtimes.library_server import LibraryServer
 from weft.kernel.errors import invalid_field
-from weft.kernel.request import Operation
-
-OPERATIONS = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE})
 
 
-class ExllamaV3Backend(HostedBackend[ExllamaV3Model]):
-    """A Backend over one host process."""
+class ExllamaV3Backend(LibraryServer[ExllamaV3Model]):
+    """A Backend over one server process."""
 
-    program = HOST_PROGRAM
+    program = SERVER_PROGRAM
     engine_parameters = PARAMETERS
     engine_environment = ENVIRONMENT
     missing_library = (
         "ExLlamaV3 cannot be loaded; it needs a CUDA device, CUDA's compiler (CUDA_HOME) and its environment: "
         "weft runtime install exllamav3"
     )
+    noun = "ExLlamaV3"
 
     @property
     @override
@@ -46,9 +43,5 @@ class ExllamaV3Backend(HostedBackend[ExllamaV3Model]):
         return CacheIsolation.NONE if self.model.shared_cache else CacheIsolation.SALT
 
     @override
-    def arguments(self, order: LoadOrder, socket: Path) -> list[str]:
-        return host_arguments(self.model, socket, order)
-
-    @override
-    def operations(self) -> frozenset[Operation]:
-        return OPERATIONS
+    def arguments(self, order: LoadOrder, port: int) -> list[str]:
+        return server_arguments(self.model, order, port)

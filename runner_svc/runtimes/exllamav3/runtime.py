@@ -68,7 +68,7 @@ def _build(model: ExllamaV3Model, context: "ModelContext") -> "ModelEngine":
     from dataclasses import replace  # noqa: PLC0415
 
     from runner_svc.memory.estimate import ForecastModel, ModelFiles, manifest_bytes_of  # noqa: PLC0415
-    from runner_svc.runtimes.exllamav3.backend import OPERATIONS, ExllamaV3Backend  # noqa: PLC0415
+    from runner_svc.runtimes.exllamav3.backend import ExllamaV3Backend  # noqa: PLC0415
     from runner_svc.runtimes.exllamav3.forecast import ExllamaV3Forecast  # noqa: PLC0415
     from runner_svc.runtimes.exllamav3.settings import WEIGHTS_FILE  # noqa: PLC0415
     from runner_svc.runtimes.model_engine import file_context, file_engine, text_abilities  # noqa: PLC0415
@@ -79,7 +79,7 @@ def _build(model: ExllamaV3Model, context: "ModelContext") -> "ModelEngine":
         model,
         context,
         lambda: ExllamaV3Backend(model, context),
-        operations=OPERATIONS,
+        operations=ExllamaV3Backend.always,
         habits=RUNTIME.habits,
         load_values={},
         abilities=text_abilities(context.templates),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner_svc.engine_host.engine import Job, RefusedError
-from runner_svc.engine_host.messages import Done, Ready, Sleep, Tokenize, Transcribe, Wake, Work
+from runner_svc.engine_host.messages import Done, Ready, Sleep, Transcribe, Wake, Work
 from runner_svc.runtimes.faster_whisper.listening import Library, Listening
 from runner_svc.runtimes.faster_whisper.recording import RecordingLimits, RecordingReader
 
@@ -68,12 +68,7 @@ class WhisperEngine:
     @property
     def facts(self) -> Ready:
         """See Engine.facts."""
-        return Ready(context_tokens=0, slots=self._options.slots)
-
-    def tokenize(self, request: Tokenize, job: Job) -> None:
-        """See Engine.tokenize."""
-        del request, job
-        raise RefusedError("UNSUPPORTED_OPERATION", "faster-whisper transcribes recordings alone")
+        return Ready(slots=self._options.slots)
 
     def work(self, request: Work, job: Job) -> None:
         """See Engine.work."""
@@ -83,11 +78,11 @@ class WhisperEngine:
                     self._transcribe(request, job)
             case Sleep():
                 self._unload()
-                job.send(Done(id=request.id, prompt_tokens=0))
+                job.send(Done(id=request.id))
             case Wake():
                 with _memory_errors():
                     self._model.model.load_model()
-                job.send(Done(id=request.id, prompt_tokens=0))
+                job.send(Done(id=request.id))
             case _:
                 raise RefusedError("UNSUPPORTED_OPERATION", "faster-whisper transcribes recordings alone")
 
@@ -100,8 +95,7 @@ class WhisperEngine:
         path = Path(request.path)
         with RecordingReader(self._library.av, self._library.numpy, path, self._options.limits) as recording:
             done = listening.hear(recording)
-        done.decode_seconds = time.perf_counter() - began
-        done.is_undivided = True
+        done.seconds = time.perf_counter() - began
         job.send(done)
 
     def _unload(self) -> None:

@@ -89,7 +89,6 @@ class Listening:
         self._tell(self._language)
         return Done(
             id=self._request.id,
-            prompt_tokens=0,
             completion_tokens=self._token_count,
             audio_seconds=heard / SAMPLE_RATE,
         )

@@ -13,7 +13,19 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from runner_svc.engine_host.http_server import TOO_LONG, UNSUPPORTED, Caller, RefusedError, say
+from runner_svc.engine_host.http_server import (
+    TOO_LONG,
+    UNSUPPORTED,
+    Caller,
+    Engine,
+    LoadReports,
+    RefusedError,
+    Usage,
+    check_prompt,
+    prompts_of,
+    sampling_of,
+    token_limit,
+)
 from runner_svc.engine_host.stop_strings import StopMatcher
 from runner_svc.runtimes.llama_cpp_python.schema_size import schema_fault
 
@@ -21,19 +33,12 @@ MEAN_POOLING = 1
 """llama.cpp's number for one vector per text, the pooling that weft also sets for llama-server."""
 LAYER_SPLIT = 1
 """llama.cpp's number for a split by whole layers."""
-LOAD_STEP = 0.05
-"""Shares of the model after which a line says how much is loaded."""
 CACHE_TYPES = MappingProxyType({"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8})
 """ggml's numbers of the types of keys and values."""
 _CONTROLLED = frozenset({"self", "tokens", "reset", "logits_processor", "stopping_criteria", "grammar"})
-_REQUEST = frozenset({
-    *("prompt", "n", "max_tokens", "seed", "stop", "logit_bias", "grammar", "json_schema", "add_special", "stream"),
-    *("stream_options", "return_progress", "cache_prompt", "cache_salt", "id_slot", "model"),
-})  # fmt: skip
-"""Fields of a request that are no arguments of the library's sampling."""
 
 
-class LlamaCppEngine:
+class LlamaCppEngine(Engine):
     """A loaded model, see Engine."""
 
     def __init__(self, library: Any, options: argparse.Namespace) -> None:
@@ -55,7 +60,7 @@ class LlamaCppEngine:
         logging.getLogger("llama-cpp-python").setLevel(logging.WARNING)
         self._native_eval, self._llama.eval = self._llama.eval, self._watched_eval
         self._caller: Caller | None = None
-        self._prompt_total = self._cached = 0
+        self._usage, self._prompt_total = Usage(), 0
         self._counts_prefill = False
         # The library keeps no reference to the callback, which must live as long as the context. Through it a caller
         # who leaves ends a prefill within one node of the graph (on a GPU, one batch).
@@ -107,21 +112,15 @@ class LlamaCppEngine:
     def complete(self, body: dict[str, Any], caller: Caller) -> None:
         """See Engine.complete."""
         began = time.perf_counter()
-        given = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
-        given = [given] if given and isinstance(given[0], int) else given
-        prompts = [self._prompt(prompt, body.get("add_special", True)) for prompt in given]
-        tokenize_ms = (time.perf_counter() - began) * 1e3
-        for tokens in prompts:
-            if len(tokens) >= self.context_tokens:
-                limit = f"the context of this model has {self.context_tokens}"
-                raise RefusedError(f"the prompt has {len(tokens)} tokens; {limit}", TOO_LONG)
+        prompts = [self._prompt(prompt, body.get("add_special", True)) for prompt in prompts_of(body)]
+        usage = Usage(prompt_tokens=sum(map(len, prompts)), tokenize_seconds=time.perf_counter() - began)
         options, grammar = self._sampling(body), self._grammar(body)
-        self._caller, self._cached = caller, 0
+        self._caller, self._usage = caller, usage
         self._output_embeddings(False)
         if body.get("cache_prompt") is False:
             self.forget()
         seed = random.SystemRandom().getrandbits(31) if body.get("seed") is None else body["seed"]
-        generated, times, count = 0, [0.0, 0.0], body.get("n") or 1
+        count = body.get("n") or 1
         for place, tokens in enumerate(prompts):
             for number in range(count):
                 choice = place * count + number
@@ -131,32 +130,22 @@ class LlamaCppEngine:
                 if grammar:
                     # A grammar has state: each choice needs a new one.
                     options["grammar"] = self._library.LlamaGrammar.from_string(grammar, verbose=False)
-                generated += self._one_choice(body, choice, tokens, options, times)
-        total = sum(map(len, prompts))
-        usage: dict[str, Any] = {
-            "prompt_tokens": total,
-            "completion_tokens": generated,
-            "total_tokens": total + generated,
-        }
-        usage["prompt_tokens_details"] = {"cached_tokens": self._cached}
-        timings = {"prompt_ms": times[0] * 1e3, "predicted_ms": times[1] * 1e3, "tokenize_ms": tokenize_ms}
-        caller.send({"choices": [], "usage": usage, "timings": timings})
+                self._one_choice(body, choice, tokens, options)
+        caller.send_usage(usage)
 
-    def _one_choice(
-        self, body: dict[str, Any], choice: int, tokens: list[int], options: dict[str, Any], times: list[float]
-    ) -> int:
-        """Stream a choice; returns its number of tokens."""
-        budget = self.context_tokens - len(tokens)
-        limit = budget if body.get("max_tokens") is None else min(body["max_tokens"], budget)
+    def _one_choice(self, body: dict[str, Any], choice: int, tokens: list[int], options: dict[str, Any]) -> None:
+        """Stream a choice, and add its figures to the usage."""
+        limit = token_limit(body, len(tokens), self.context_tokens)
         assert self._caller is not None
-        matcher, caller = StopMatcher(body.get("stop") or ()), self._caller
-        began, count = time.perf_counter(), 0
+        matcher, caller, usage = StopMatcher(body.get("stop") or ()), self._caller, self._usage
+        began = time.perf_counter()
         generation = self._llama.generate(tokens, **options)
         for count, token in enumerate(generation, start=1):
             caller.raise_if_gone()
             if count == 1:
-                times[0] += time.perf_counter() - began
+                usage.prompt_seconds += time.perf_counter() - began
                 began = time.perf_counter()
+            usage.completion_tokens += 1
             ended = self._bindings.llama_vocab_is_eog(self._vocabulary, token)
             text = "" if ended else matcher.feed(self.piece_of(token))
             stopped = ended or matcher.stopped
@@ -166,8 +155,7 @@ class LlamaCppEngine:
             if over:
                 break
         generation.close()
-        times[1] += time.perf_counter() - began
-        return count
+        usage.decode_seconds += time.perf_counter() - began
 
     def _watched_eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens in steps that are reported. The library calls it for a prompt, then for every token."""
@@ -177,26 +165,21 @@ class LlamaCppEngine:
             return
         # The library evaluates only the part of the prompt that it has not cached.
         cached = self._prompt_total - len(tokens)
-        self._cached += cached if self._counts_prefill else 0
+        self._usage.cached_tokens += cached if self._counts_prefill else 0
         for begin in range(0, len(tokens), llama.n_batch):
             caller.raise_if_gone()
             self._native_eval(tokens[begin : begin + llama.n_batch])
             if self._counts_prefill:
-                progress = {"total": self._prompt_total, "cache": cached, "processed": int(llama.n_tokens)}
-                caller.send({"choices": [], "prompt_progress": progress})
+                caller.send_progress(self._prompt_total, int(llama.n_tokens), cached)
 
     def _prompt(self, prompt: str | list[int], add_special: bool) -> list[int]:
         if isinstance(prompt, str):
-            return self.tokens_of(prompt, add_special=add_special) or [self._llama.token_bos()]
-        vocabulary = self._llama.n_vocab()
-        if not prompt or not all(0 <= token < vocabulary for token in prompt):
-            raise RefusedError(f"prompt: token ids must be 0 to {vocabulary - 1}, at least one")
+            prompt = self.tokens_of(prompt, add_special=add_special) or [self._llama.token_bos()]
+        check_prompt(prompt, self.context_tokens, self._llama.n_vocab())
         return prompt
 
     def _sampling(self, body: dict[str, Any]) -> dict[str, Any]:
-        options = {name: value for name, value in body.items() if name not in _REQUEST}
-        for name in options.keys() - self._known:
-            raise RefusedError(f"{name}: llama-cpp-python has no such parameter")
+        options = sampling_of(body, self._known, "llama-cpp-python")
         if body.get("logit_bias"):
             vocabulary = self._llama.n_vocab()
             given = ((int(token), value) for token, value in body["logit_bias"].items())
@@ -252,12 +235,10 @@ def load_settings(options: argparse.Namespace) -> dict[str, Any]:
 @contextmanager
 def _load_progress(bindings: Any) -> Iterator[None]:
     """Print the share of a load inside; the library has no argument for that."""
-    make_defaults, reported = bindings.llama_model_default_params, [-1.0]
+    make_defaults, reports = bindings.llama_model_default_params, LoadReports()
 
     def report(share: float, _: Any) -> bool:
-        if share - reported[0] >= LOAD_STEP or share >= 1.0 > reported[0]:
-            reported[0] = share
-            say(f"loaded {share:.2f} of the model")
+        reports.report(share)
         return True
 
     callback = bindings.llama_progress_callback(report)

@@ -4,9 +4,8 @@ PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.llama_cpp_pyt
 """
 
 import argparse
-from importlib import import_module
 
-from runner_svc.engine_host.http_server import serve
+from runner_svc.engine_host.http_server import import_library, serve
 from runner_svc.runtimes.llama_cpp_python.engine import CACHE_TYPES, LlamaCppEngine
 
 
@@ -34,7 +33,7 @@ def _parts(text: str) -> tuple[float, ...]:
 def main() -> None:
     """Load the model, then work on one request after the other."""
     options = parse_arguments()
-    serve(lambda: LlamaCppEngine(import_module("llama_cpp"), options), options.port)
+    serve(lambda: LlamaCppEngine(import_library("llama_cpp"), options), options.port)
 
 
 if __name__ == "__main__":

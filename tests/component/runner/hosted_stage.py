@@ -1,4 +1,4 @@
-"""What the tests of backends over host programs share: stand-ins for libraries, their faults, and requests."""
+"""What the tests of backends over libraries share: stand-ins for libraries, their faults, and requests."""
 
 import asyncio
 import json
@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 from runner_svc.backend.port import BackendFacts, CallInfo
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.host_backend import HostBackend
-from runner_svc.runtimes.hosted_engine import HostedBackend
 from runner_svc.runtimes.started_server import StartedServer
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame
+from weft.kernel.telemetry import new_traceparent
 from weft_testing.conformance.backend import Engine
 from weft_testing.conformance.backend_port import MAX_LOG_BYTES
 
 LIBRARY = Path(__file__).with_name("scripted_library")
-CALL = CallInfo(request_id="r1", traceparent="")
+CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 SWITCHES: dict[Engine, dict[str, Any]] = {
     Engine.NORMAL: {},
@@ -33,7 +33,6 @@ SWITCHES: dict[Engine, dict[str, Any]] = {
 START_SECONDS = 20.0
 ANSWER_SECONDS = 20.0
 _STALLS = {"never_ready", "load_step_seconds"}
-AnyBackend = HostedBackend[Any] | StartedServer[Any]
 Backend = TypeVar("Backend", bound=HostBackend[Any] | StartedServer[Any])
 
 
@@ -81,17 +80,17 @@ def chat(text: str = "hi", **fields: Any) -> chat_pb2.ChatPayload:
     return chat_pb2.ChatPayload(messages=[message], **fields)
 
 
-async def frames_of(backend: AnyBackend, payload: Any, call: CallInfo = CALL) -> list[Frame]:
+async def frames_of(backend: StartedServer[Any], payload: Any, call: CallInfo = CALL) -> list[Frame]:
     """The whole answer."""
     async with asyncio.timeout(ANSWER_SECONDS):
         return [frame async for frame in backend.generate(payload, call)]
 
 
-async def events_of(backend: AnyBackend, payload: Any, call: CallInfo = CALL) -> Frame:
+async def events_of(backend: StartedServer[Any], payload: Any, call: CallInfo = CALL) -> Frame:
     """The events of the whole answer."""
     return [event for frame in await frames_of(backend, payload, call) for event in frame]
 
 
-async def reply(backend: AnyBackend, payload: Any, call: CallInfo = CALL) -> str:
+async def reply(backend: StartedServer[Any], payload: Any, call: CallInfo = CALL) -> str:
     """The text of the whole answer."""
     return "".join(event.delta.text for event in await events_of(backend, payload, call))

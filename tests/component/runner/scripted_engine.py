@@ -1,4 +1,4 @@
-"""A host program with a scripted engine that works on two requests at once; a request's first prompt says what it does.
+"""A host program with a scripted engine that works on two requests at once; the text of a request says what it does.
 
 python scripted_engine.py SOCKET
 """
@@ -9,7 +9,7 @@ import time
 
 from runner_svc.engine_host.engine import Job, RefusedError
 from runner_svc.engine_host.host import serve
-from runner_svc.engine_host.messages import Done, Generate, Ready, Token, Tokenize, Tokens, Work
+from runner_svc.engine_host.messages import Done, Ready, Sound, Speak, Work
 
 SLOTS = 2
 MEETING_SECONDS = 20.0
@@ -19,12 +19,12 @@ class ScriptedEngine:
     """See runner_svc.engine_host.engine.Engine."""
 
     def __init__(self) -> None:
-        self.facts = Ready(context_tokens=64, slots=SLOTS)
+        self.facts = Ready(slots=SLOTS)
         self._meeting = threading.Barrier(SLOTS)
 
     def work(self, request: Work, job: Job) -> None:
-        assert isinstance(request, Generate)
-        what, _, rest = str(request.prompts[0]).partition(" ")
+        assert isinstance(request, Speak)
+        what, _, rest = request.text.partition(" ")
         if what == "meet":
             # Nobody passes before two requests are here.
             self._meeting.wait(MEETING_SECONDS)
@@ -34,18 +34,18 @@ class ScriptedEngine:
             raise ValueError(rest)
         elif what == "count":
             for number in range(int(rest)):
-                job.send(Token(request.id, 0, f"{number},"))
+                job.send(_sound(request, f"{number},"))
         elif what == "endless":
             while True:
                 job.raise_if_cancelled()
-                job.send(Token(request.id, 0, "."))
+                job.send(_sound(request, "."))
                 time.sleep(0.01)
-        job.send(Token(request.id, 0, "end", "stop"))
-        job.send(Done(id=request.id, prompt_tokens=1))
+        job.send(_sound(request, "end"))
+        job.send(Done(id=request.id))
 
-    def tokenize(self, request: Tokenize, job: Job) -> None:
-        job.send(Tokens(id=request.id, ids=list(range(int(request.text)))))
-        job.send(Done(id=request.id, prompt_tokens=0))
+
+def _sound(request: Speak, text: str) -> Sound:
+    return Sound(id=request.id, data=text.encode(), media_type="text/plain")
 
 
 if __name__ == "__main__":

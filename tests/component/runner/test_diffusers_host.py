@@ -74,7 +74,7 @@ class _AnswersChats(DiffusersBackend):
                 yield [*text, *frame]
 
 
-@pytest.mark.nightly("same checks as test_ctranslate2_host")
+@pytest.mark.nightly("same checks as test_ctranslate2_server")
 class TestDiffusersOverAScriptedLibrary(LoadOrderChecks, ProcessChecks):
     offered = Operation.IMAGE
 
@@ -299,7 +299,7 @@ async def test_memory_that_runs_out_fails_the_request_alone_and_names_remedies(m
     assert "cpu_offload" in failed.value.message
 
 
-@pytest.mark.nightly("same checks as test_ctranslate2_host")
+@pytest.mark.nightly("same checks as test_ctranslate2_server")
 async def test_an_error_of_the_library_fails_the_request_alone(model: Path) -> None:
     async with _running(model, {"fails_at_step": 20}) as (backend, _):
         assert await _refusal(backend, _payload(steps=30)) == (
@@ -377,7 +377,7 @@ async def test_a_folder_of_another_family_than_configured_is_refused(model: Path
         await _backend(model, family="flux").start()
 
 
-@pytest.mark.nightly("same checks as test_ctranslate2_host")
+@pytest.mark.nightly("same checks as test_ctranslate2_server")
 async def test_a_missing_library_or_environment_is_named_with_the_remedy(model: Path, tmp_path: Path) -> None:
     with pytest.raises(WeftError, match=r"weft runtime install diffusers.*libtorch_cpu\.so"):
         await _backend(model, {"import_fails": True}).start()
@@ -392,7 +392,7 @@ async def _to_the_end(frames: AsyncGenerator[Frame]) -> None:
             pass
 
 
-@pytest.mark.nightly("same checks as test_ctranslate2_host")
+@pytest.mark.nightly("same checks as test_ctranslate2_server")
 async def test_an_engine_that_dies_at_work_is_noticed_and_the_next_one_works(model: Path) -> None:
     async with _running(model, {"seconds_per_step": 0.05}) as (backend, _):
         async with aclosing(backend.generate_images(_payload(steps=100), CALL)) as frames:

@@ -278,7 +278,7 @@ async def test_a_model_that_sleeps_is_unloaded_and_wakes_in_its_process(model: P
         assert (await _heard(backend, _payload()))[0].text == "0"
 
 
-@pytest.mark.nightly("same checks as test_ctranslate2_host")
+@pytest.mark.nightly("same checks as test_ctranslate2_server")
 async def test_a_killed_engine_fails_its_request_alone(model: Path) -> None:
     async with _running(model, {"seconds_per_window": 0.05}) as (backend, _):
         async with aclosing(backend.transcribe(_payload(seconds=14_000), CALL)) as frames:
@@ -319,7 +319,7 @@ async def test_a_folder_that_is_no_whisper_model_is_refused(model: Path) -> None
         await _backend(model).start()
 
 
-@pytest.mark.nightly("same checks as test_ctranslate2_host")
+@pytest.mark.nightly("same checks as test_ctranslate2_server")
 async def test_a_missing_library_is_named_with_its_remedy(model: Path, tmp_path: Path) -> None:
     with pytest.raises(WeftError, match="weft runtime install faster_whisper") as failed:
         await _backend(model, {"import_fails": True}).start()

@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
-from hosted_stage import LIBRARY, SWITCHES, chat, events_of, frames_of, reply, scripted, started
+from hosted_stage import CALL, LIBRARY, SWITCHES, chat, events_of, frames_of, reply, scripted, started
 from kit.engine_settings import engine_settings
 from kit.own_children import own_children
 from kit.tiny_gguf import TEMPLATE, write_gguf
@@ -20,13 +20,10 @@ from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TEXT_OPERATIONS, Operation
-from weft.kernel.telemetry import new_traceparent
 from weft_testing.conformance.backend import BackendConformance, Engine
 from weft_testing.conformance.backend_port import ANSWER_TOKENS
 
 pytestmark = pytest.mark.slow("starts engine processes")
-
-CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
 
 
 def _backend(model: Path, switches: dict[str, Any] | None = None, **settings: Any) -> LlamaCppPythonBackend:

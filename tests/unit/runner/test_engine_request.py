@@ -1,16 +1,15 @@
-"""The variables of a chat template, and the events of the engine's answers."""
+"""The variables of a chat template, and the completion that is sent in place of a chat."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from runner_svc.engine_host.messages import Answer, Done, PromptProgress, Token
-from runner_svc.engine_host.request import AnswerReader, PreparedRequest, prepare
+from runner_svc.engine_host.request import PreparedRequest, prepare
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
 from runner_svc.templates.sandbox import ModelTemplates
-from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, sampling_pb2
+from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2
 from weft.dispatch.frames import GenerationPayload
 from weft.kernel.errors import FieldError
 
@@ -71,8 +70,8 @@ async def test_a_conversation_reaches_the_template_as_templates_expect_it() -> N
     assert renderer.variables["add_generation_prompt"] is True
     assert (renderer.variables["bos_token"], renderer.variables["eos_token"]) == ("<s>", "</s>")
     assert "enable_thinking" not in renderer.variables
-    assert prepared.request.prompts == ["prompt"]
-    assert prepared.request.has_template
+    assert prepared.request.prompt == ["prompt"]
+    assert not prepared.request.add_special
     assert prepared.request.stop == ["</s>"]
 
 
@@ -95,8 +94,9 @@ async def test_sampling_goes_by_the_library_s_names_and_leaves_out_what_was_not_
         choice_count=2,
     )
     request = (await _prepared(payload))[0].request
+    assert request.body()["temp"] == 0
     assert request.sampling == {"temp": 0, "top_p": 0.5}
-    assert (request.max_tokens, request.seed, request.stop, request.choice_count) == (7, 3, ["x", "</s>"], 2)
+    assert (request.max_tokens, request.seed, request.stop, request.n) == (7, 3, ["x", "</s>"], 2)
 
 
 async def test_a_completion_has_its_prompts_as_they_are_and_no_stop_of_ours() -> None:
@@ -104,8 +104,8 @@ async def test_a_completion_has_its_prompts_as_they_are_and_no_stop_of_ours() ->
     text = completion_pb2.PromptInput(text="once")
     for prompts, expected in (([text], ["once"]), ([ids], [[5, 6]]), ([text, ids], ["once", [5, 6]])):
         request = (await _prepared(completion_pb2.CompletionPayload(prompts=prompts)))[0].request
-        assert request.prompts == expected
-        assert not request.has_template
+        assert request.prompt == expected
+        assert request.add_special
         assert request.stop == []
 
 
@@ -113,43 +113,8 @@ async def test_a_grammar_and_a_response_format_exclude_each_other() -> None:
     payload = chat_pb2.ChatPayload(
         messages=[_message(chat_pb2.ROLE_USER, "hi")], response_format=chat_pb2.ResponseFormat(json_object=True)
     )
-    assert (await _prepared(payload))[0].request.json_object
+    assert (await _prepared(payload))[0].request.json_schema == '{"type": "object"}'
     payload.extra_parameters.fields.add(name="grammar").value.string_value = 'root ::= "a"'
     with pytest.raises(FieldError) as refused:
         await _prepared(payload)
     assert refused.value.field == "grammar"
-
-
-def test_the_first_content_is_alone_and_the_rest_comes_together() -> None:
-    reader = AnswerReader()
-    progress = PromptProgress(1, 10, 5, 2)
-    answers: list[Answer] = [progress, Token(1, 0), Token(1, 0, "a"), Token(1, 0, "b"), Token(1, 0, "", "length")]
-    first, content, rest = reader.read(answers)
-    assert first[0].progress.processed_tokens == 5
-    assert [event.delta.text for event in content] == ["a"]
-    assert [(event.delta.text, event.delta.finish_reason) for event in rest] == [
-        ("b", event_pb2.FINISH_REASON_UNSPECIFIED),
-        ("", event_pb2.FINISH_REASON_LENGTH),
-    ]
-    (last,) = reader.read([Done(id=1, prompt_tokens=10, completion_tokens=4, decode_seconds=2.0, prompt_seconds=1.0)])
-    receipt = last[-1].finished.receipt
-    assert (receipt.usage.prompt_tokens, receipt.usage.completion_tokens) == (10, 4)
-    assert receipt.tokens_per_second == 2.0
-    assert receipt.gpu_time.ToSeconds() == 3
-    assert receipt.engine_timings.prefill_time.ToSeconds() == 1
-    assert receipt.engine_timings.decode_time.ToSeconds() == 2
-    assert not receipt.engine_timings.HasField("tokenize_time")
-    assert reader.read([Token(1, 0)]) == []
-
-
-def test_the_time_of_a_tokenizer_is_told_where_it_was_measured() -> None:
-    (frame,) = AnswerReader().read([Done(id=1, prompt_tokens=10, tokenize_seconds=0.004)])
-    assert frame[-1].finished.receipt.engine_timings.tokenize_time.ToMilliseconds() == 4
-
-
-def test_an_answer_in_one_piece_has_no_time_to_its_first_token() -> None:
-    (frame,) = AnswerReader().read([Done(id=1, prompt_tokens=10, decode_seconds=2.0, is_undivided=True)])
-    receipt = frame[-1].finished.receipt
-    assert receipt.gpu_time.ToSeconds() == 2
-    assert not receipt.engine_timings.HasField("prefill_time")
-    assert not receipt.engine_timings.HasField("decode_time")

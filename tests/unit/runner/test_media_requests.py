@@ -88,7 +88,7 @@ def test_a_recording_without_a_word_still_has_its_length_and_the_receipt_counts_
     events = _events(
         event_pb2.WORK_UNIT_AUDIO_SECONDS,
         Recording(id=1, duration_seconds=4.0),
-        Done(id=1, prompt_tokens=0, audio_seconds=4.0),
+        Done(id=1, audio_seconds=4.0),
     )
     assert [event.WhichOneof("event") for event in events] == ["transcript", "usage", "finished"]
     assert events[0].transcript.duration_seconds == 4.0

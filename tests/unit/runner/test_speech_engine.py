@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from runner_svc.engine_host.engine import CancelledRequestError, Job, RefusedError
-from runner_svc.engine_host.messages import Done, Forget, Sound, Speak, ToRunner, Voice, Worked
+from runner_svc.engine_host.messages import Done, Sleep, Sound, Speak, ToRunner, Voice, Worked
 from runner_svc.engine_host.sound_encoder import make_encoder
 from runner_svc.engine_host.speech import MAX_SOUND_BYTES, SpeechEngine
 
@@ -112,5 +112,5 @@ def test_a_format_that_does_not_exist_is_refused() -> None:
 def test_other_work_is_refused() -> None:
     stage = Stage()
     with pytest.raises(RefusedError) as refused:
-        stage.engine.work(Forget(id=7), stage.job)
+        stage.engine.work(Sleep(id=7), stage.job)
     assert refused.value.reason == "UNSUPPORTED_OPERATION"

@@ -55,7 +55,7 @@ async def test_the_languages_reach_the_template_from_either_place(sandbox: Templ
     codes = {"source_lang_code": "nl", "target_lang_code": "pt-BR"}
     for languages in (codes, {"chat_template_kwargs": codes}):
         prepared = await _prepared(sandbox, _chat(**languages), engine=engine)
-        assert prepared.request.prompts == ["<bos>Dutch to Brazilian Portuguese: Goedemorgen."]
+        assert prepared.request.prompt == ["<bos>Dutch to Brazilian Portuguese: Goedemorgen."]
         assert prepared.warnings == []
 
 
@@ -63,7 +63,7 @@ async def test_the_languages_reach_the_template_from_either_place(sandbox: Templ
 async def test_a_source_that_is_not_known_is_to_be_detected(sandbox: TemplateSandbox, source: str | None) -> None:
     given = {} if source is None else {"source_lang_code": source}
     for target, named in (("nl", "English to Dutch"), ("en", "French to English")):
-        prompt = str((await _prepared(sandbox, _chat(target_lang_code=target, **given))).request.prompts[0])
+        prompt = str((await _prepared(sandbox, _chat(target_lang_code=target, **given))).request.prompt[0])
         assert prompt.startswith(f"<bos>{named}: The text may be in several languages.")
         assert prompt.endswith("Goedemorgen.")
 
@@ -118,7 +118,7 @@ async def test_a_model_that_does_not_translate_says_that_the_languages_were_not_
         ),
     ):
         prepared = await _prepared(sandbox, _chat(**languages), TALKS)
-        assert prepared.request.prompts == ["Goedemorgen."]
+        assert prepared.request.prompt == ["Goedemorgen."]
         assert [event.warning.field for event in prepared.warnings] == fields
 
 

@@ -1,12 +1,11 @@
-"""The CTranslate2 backend with its real host process, over a stand-in for the library."""
+"""The CTranslate2 backend with its real server process, over a stand-in for the library."""
 
 import asyncio
 import json
 import os
 import signal
-import socket
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,10 @@ from kit.engine_settings import engine_settings
 from runner_harness import running_runner
 
 from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo, LoadOrder
-from runner_svc.engine_host.channel import EngineChannel
-from runner_svc.engine_host.messages import Hello, encode
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.runtimes.ctranslate2.arguments import HOST_PROGRAM
+from runner_svc.runtimes.ctranslate2.arguments import SERVER_PROGRAM
 from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend
 from runner_svc.runtimes.ctranslate2.runtime import RUNTIME
 from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
@@ -39,7 +36,7 @@ from weft_testing.conformance.findings import Verdict
 
 pytestmark = pytest.mark.slow("starts engine processes")
 
-FRESH = CallInfo(request_id="r1", traceparent="", cache=CacheUse(fresh=True))
+FRESH = replace(CALL, cache=CacheUse(fresh=True))
 
 
 def _folder(folder: Path, **left_out: bool) -> Path:
@@ -47,7 +44,7 @@ def _folder(folder: Path, **left_out: bool) -> Path:
 
 
 def _backend(model: Path, switches: dict[str, Any] | None = None, **settings: Any) -> CTranslate2Backend:
-    given = {"path": model, "command": host_command(HOST_PROGRAM), **settings}
+    given = {"path": model, "command": host_command(SERVER_PROGRAM), **settings}
     return CTranslate2Backend(*engine_settings(CTranslate2Model, **scripted("SCRIPTED_CTRANSLATE2", switches, **given)))
 
 
@@ -138,18 +135,23 @@ async def test_a_beam_search_is_told_to_be_whole_and_sampling_is_left_out(model:
         frames = await frames_of(backend, payload)
         assert [event.warning.field for event in frames[0]] == ["temperature", "top_k", "beam_size"]
         deltas = [event.delta for frame in frames for event in frame if event.HasField("delta")]
-        assert [json.loads(delta.text)["beams"] for delta in deltas] == [4, 4]
-        assert [delta.index for delta in deltas] == [0, 1]
+        assert [json.loads(delta.text)["beams"] for delta in deltas if delta.text] == [4, 4]
+        assert [delta.index for delta in deltas] == [0, 1, 0, 1]
+        receipt = frames[-1][-1].finished.receipt
+        assert receipt.gpu_time.ToNanoseconds() > 0
+        assert receipt.tokens_per_second > 0
+        assert not receipt.engine_timings.HasField("prefill_time"), "an answer in one piece has no first token"
+        assert not receipt.engine_timings.HasField("decode_time")
         with pytest.raises(WeftError, match="must be at most the number of beams, 4"):
             await frames_of(backend, _with_extra(chat(choice_count=5), beam_size=4))
         stop = sampling_pb2.SamplingParams(stop=[" 2"])
-        [delta] = [
+        text, end = [
             event.delta
             for event in await events_of(backend, _with_extra(chat(sampling=stop), beam_size=2))
             if event.HasField("delta")
         ]
-        assert delta.text == '{"beams":'
-        assert delta.finish_reason == event_pb2.FINISH_REASON_STOP
+        assert text.text == '{"beams":'
+        assert end.finish_reason == event_pb2.FINISH_REASON_STOP
 
 
 async def test_what_the_engine_cannot_do_is_refused_or_warned_of_by_name(model: Path) -> None:
@@ -159,12 +161,13 @@ async def test_what_the_engine_cannot_do_is_refused_or_warned_of_by_name(model: 
             (chat(sampling=sampling_pb2.SamplingParams(logit_bias={5: 1.0})), "logit_bias"),
             (chat(sampling=sampling_pb2.SamplingParams(repeat_penalty=0.0)), "repetition_penalty"),
             (_with_extra(chat(), nonsense=1), "nonsense"),
-            (chat(logprobs=True), "logprobs"),
         ):
             with pytest.raises(WeftError) as refused:
                 await frames_of(backend, payload)
-            assert refused.value.reason is Reason.INVALID_ARGUMENT
-            assert refused.value.message.startswith(name)
+            assert refused.value.reason is Reason.BACKEND_REJECTED
+            assert refused.value.message.startswith(f"the engine answered 400: {name}")
+        with pytest.raises(FieldError, match="logprobs"):
+            await frames_of(backend, chat(logprobs=True))
         with pytest.raises(WeftError) as failed:
             await backend.embed(embedding_pb2.EmbeddingPayload(), CALL)
         assert failed.value.reason is Reason.UNSUPPORTED_OPERATION
@@ -232,11 +235,11 @@ async def test_a_missing_library_tokenizer_or_environment_is_named_with_the_reme
     assert failed.value.reason is Reason.CONNECT_FAILED
 
 
-async def test_the_environment_under_the_home_runs_the_host_program(tmp_path: Path) -> None:
+async def test_the_environment_under_the_home_runs_the_server_program(tmp_path: Path) -> None:
     python = tmp_path / "ctranslate2" / "bin" / "python"
     python.parent.mkdir(parents=True)
     # An interpreter with a prefix of its own would need msgspec there.
-    python.write_text(f'#!/bin/sh\nexec {host_command(HOST_PROGRAM)[0]} "$@"\n')
+    python.write_text(f'#!/bin/sh\nexec {host_command(SERVER_PROGRAM)[0]} "$@"\n')
     python.chmod(0o755)
     environments = EnvironmentFolder(tmp_path)
     async with _running(_folder(tmp_path / "model"), command=None, environments=environments) as (backend, _):
@@ -321,60 +324,3 @@ def test_an_unload_that_keeps_the_process_needs_one_that_sleeps(tmp_path: Path) 
     with pytest.raises(FieldError, match="needs sleeps_in_place") as refused:
         RUNTIME.build(model, ModelContext(where="runners.r.models.m"))
     assert refused.value.field == "runners.r.models.m.unload_keeps_process"
-
-
-async def test_the_host_ends_when_its_line_does(model: Path) -> None:
-    async with _running(model) as (backend, _):
-        assert backend._channel is not None
-        waiting = asyncio.create_task(backend.wait_exit())
-        await backend._channel.close()
-        async with asyncio.timeout(5.0):
-            assert (await waiting).reason is Reason.SERVER_DIED
-
-
-def _send_hello(token: str) -> Callable[[str], socket.socket]:
-    def connect(path: str) -> socket.socket:
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        line.connect(path)
-        line.sendall(encode(Hello(token, 1)))
-        return line
-
-    return connect
-
-
-@pytest.mark.parametrize("token", ["", "wrong", "ü"])
-async def test_a_stranger_on_the_socket_is_never_taken_for_the_engine(token: str) -> None:
-    channel = EngineChannel()
-    await channel.open()
-    try:
-        assert channel.path.parent.stat().st_mode & 0o777 == 0o700
-        with await asyncio.to_thread(_send_hello(token), str(channel.path)) as stranger:
-            stranger.settimeout(5.0)
-            assert await asyncio.to_thread(stranger.recv, 1) == b"", "the stranger is shut out"
-        assert not await channel.ping(0.1)
-        with await asyncio.to_thread(_send_hello(channel.token), str(channel.path)):
-            assert await _gone(channel.path.parent)
-    finally:
-        await channel.close()
-    assert not channel.path.parent.exists()
-
-
-async def test_a_machine_without_room_for_a_socket_is_a_failed_start(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    too_long = model.parent / ("x" * 100)
-    too_long.mkdir()
-    for folder in (model.parent / "nowhere", too_long):
-        monkeypatch.setattr("tempfile.tempdir", str(folder))
-        with pytest.raises(WeftError) as failed:
-            await _backend(model).start()
-        assert failed.value.reason is Reason.CONNECT_FAILED
-        assert "no socket" in failed.value.message
-
-
-async def _gone(path: Path) -> bool:
-    for _ in range(500):
-        if not await asyncio.to_thread(path.exists):
-            return True
-        await asyncio.sleep(0.01)
-    return False

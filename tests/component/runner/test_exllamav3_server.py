@@ -1,4 +1,4 @@
-"""The ExLlamaV3 backend with its real host process, over a stand-in for the library: never on a GPU."""
+"""The ExLlamaV3 backend with its real server process, over a stand-in for the library: never on a GPU."""
 
 import asyncio
 import json
@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +34,21 @@ from runner_svc.backend.port import Backend, BackendFacts, CacheIsolation, Cache
 from runner_svc.cache.manager import CacheManager
 from runner_svc.environments.exllamav3.environment import ENVIRONMENT
 from runner_svc.environments.folder import EnvironmentFolder
-from runner_svc.runtimes.exllamav3.arguments import HOST_PROGRAM
+from runner_svc.runtimes.exllamav3.arguments import SERVER_PROGRAM
 from runner_svc.runtimes.exllamav3.backend import ExllamaV3Backend
 from runner_svc.runtimes.exllamav3.settings import ExllamaV3Model
 from runner_svc.runtimes.host_backend import host_command
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, json_value_pb2, sampling_pb2
 from weft.dispatch.frames import Frame, has_content
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.conformance.backend import BackendConformance, Engine
 from weft_testing.conformance.prefix_cache import MIN_HIT_TOKENS, SEA, PrefixCacheConformance, Tenants
 
-pytestmark = pytest.mark.nightly("an engine in a process, as in test_ctranslate2_host")
+pytestmark = pytest.mark.nightly("an engine in a process, as in test_ctranslate2_server")
 
-ENDS_LOOPS = CallInfo(request_id="r1", traceparent="", ends_loops=True)
+ENDS_LOOPS = replace(CALL, ends_loops=True)
 
 
 def _folder(folder: Path, **left_out: bool) -> Path:
@@ -55,7 +56,7 @@ def _folder(folder: Path, **left_out: bool) -> Path:
 
 
 def _backend(model: Path, switches: dict[str, Any] | None = None, **settings: Any) -> ExllamaV3Backend:
-    given = {"path": model, "command": host_command(HOST_PROGRAM), **settings}
+    given = {"path": model, "command": host_command(SERVER_PROGRAM), **settings}
     return ExllamaV3Backend(*engine_settings(ExllamaV3Model, **scripted("SCRIPTED_EXLLAMAV3", switches, **given)))
 
 
@@ -94,7 +95,7 @@ class TestExllamaV3KeepsTenantsApart(PrefixCacheConformance):
         return CacheManager.over([OneModel(backend)])
 
     def make_call(self, use: CacheUse | None) -> CallInfo:
-        return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
+        return replace(CALL, cache=use or CacheUse())
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ async def _cached(backend: ExllamaV3Backend, text: str, salt: str) -> int:
 
 
 def _of(salt: str) -> CallInfo:
-    return CallInfo(request_id="r1", traceparent="", cache=CacheUse(salt=salt))
+    return replace(CALL, cache=CacheUse(salt=salt))
 
 
 def _at_work(backend: ExllamaV3Backend) -> list[int]:
@@ -240,7 +241,7 @@ async def test_parameters_have_the_names_of_the_library(model: Path) -> None:
         schema = chat_pb2.ResponseFormat(json_object=True)
         assert json.loads(await reply(backend, chat(response_format=schema))) == [
             "json_schema",
-            {"type": "object"},
+            '{"type": "object"}',
         ]
         constrained = _with_extra(chat(), grammar='root ::= "a"')
         assert json.loads(await reply(backend, constrained)) == ["gbnf_grammar", 'root ::= "a"']
@@ -252,12 +253,13 @@ async def test_what_the_engine_cannot_do_is_refused_by_name_and_it_goes_on(model
             (_sampled(repeat_penalty=0.0), "rep_p"),
             (_with_extra(chat(), nonsense=1), "nonsense"),
             (_with_extra(chat(), grammar="wrong"), "grammar: Invalid grammar"),
-            (chat(logprobs=True), "logprobs"),
         ):
             with pytest.raises(WeftError) as refused:
                 await frames_of(backend, payload)
-            assert refused.value.reason is Reason.INVALID_ARGUMENT
-            assert refused.value.message.startswith(name)
+            assert refused.value.reason is Reason.BACKEND_REJECTED
+            assert refused.value.message.startswith(f"the engine answered 400: {name}")
+        with pytest.raises(FieldError, match="logprobs"):
+            await frames_of(backend, chat(logprobs=True))
         with pytest.raises(WeftError) as failed:
             await backend.embed(embedding_pb2.EmbeddingPayload(), CALL)
         assert failed.value.reason is Reason.UNSUPPORTED_OPERATION
@@ -331,11 +333,12 @@ async def test_a_request_that_waits_for_another_tenant_reports_that_it_does_and_
     async with _running(model, {"endless": True, "seconds_per_token": 0.01}) as (backend, _):
         async with aclosing(backend.generate(chat(), _of("a"))) as running:
             await _first_content(running)
-            async with aclosing(backend.generate(chat(), _of("b"))) as waiting:
-                async with asyncio.timeout(5.0):
-                    (report,) = await anext(waiting)
-                assert report.progress.processed_tokens == 0
-                assert report.progress.prompt_tokens == len("<[user]hi[assistant]")
+            reported = asyncio.Event()
+            waiting = asyncio.create_task(events_of(backend, chat(), replace(_of("b"), on_prefill=reported.set)))
+            async with asyncio.timeout(5.0):
+                await reported.wait()
+            waiting.cancel()
+            await asyncio.wait({waiting})
             await _first_content(running)
         limited = _sampled(max_tokens=2)
         assert await reply(backend, limited, _of("b")), "the place of the one that gave up is free"
