@@ -1,24 +1,26 @@
-"""The backend of a model that a publisher serves: its requests become tasks, over the edge's private socket."""
+"""The backend of a model that a publisher serves: a request to its server is a task, and the result is the answer."""
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from types import MappingProxyType
 
 from typing_extensions import override
 
-from runner_svc.backend.port import CallInfo, EmbeddingResult, ExitReport, RerankResult
+from runner_svc.backend.port import CallInfo, ExitReport
 from runner_svc.engine_http.answer import Answer
-from runner_svc.openai_upstream.client import Endpoint, Open, OpenAiHttp
+from runner_svc.openai_upstream.client import CHAT, COMPLETIONS, EMBEDDINGS, RERANK, Endpoint, OpenAiHttp
 from runner_svc.policy.parameters import EngineParameters
-from runner_svc.publishers.session import PublisherSession
+from runner_svc.publishers.messages import Chunk, Whole, as_chunk
+from runner_svc.publishers.session import PublisherSession, PublisherTask
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
 from runner_svc.runtimes.settings import UpstreamSettings
 from runner_svc.runtimes.unmanaged_server import UnmanagedServer
-from weft.api.common.v1 import embedding_pb2, rerank_pb2
-from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+
+NOWHERE = "http://publisher.invalid"
+"""The URL of the models of publishers, which nothing connects to."""
+_OPERATIONS = MappingProxyType({CHAT: "chat", COMPLETIONS: "completion", EMBEDDINGS: "embedding", RERANK: "rerank"})
 
 
 class PublishedModel(UnmanagedServer[UpstreamSettings]):
@@ -27,18 +29,12 @@ class PublishedModel(UnmanagedServer[UpstreamSettings]):
     noun = "publisher"
 
     def __init__(
-        self,
-        model: UpstreamSettings,
-        context: ModelContext,
-        parameters: EngineParameters,
-        session: PublisherSession,
-        socket_path: str,
+        self, model: UpstreamSettings, context: ModelContext, parameters: EngineParameters, session: PublisherSession
     ) -> None:
         """`parameters`: those beyond weft's own that a publisher is sent."""
         operations = frozenset(Operation[word.upper()] for word in model.operations)
         super().__init__(model, context, operations=operations, parameters=parameter_profile(model, parameters))
         self._session = session
-        self._socket_path = socket_path
 
     @override
     async def responds(self, timeout_seconds: float) -> bool:
@@ -47,57 +43,87 @@ class PublishedModel(UnmanagedServer[UpstreamSettings]):
     @override
     async def wait_exit(self) -> ExitReport:
         await self._session.ended.wait()
-        return ExitReport(reason=Reason.CONNECT_FAILED, how=self._lost().message)
+        error = self._session.end_error
+        return ExitReport(reason=Reason.CONNECT_FAILED, how="" if error is None else error.message)
 
     @override
     def _client(self, endpoint: Endpoint) -> OpenAiHttp:
-        local = replace(endpoint, socket_path=self._socket_path)
-        return OpenAiHttp(local, self.context.timeouts, self._explain_break, self._open)
-
-    @override
-    async def _open(self, open_response: Open, call: CallInfo) -> Answer:
-        return await open_response()
+        return _TaskClient(endpoint, self.context, self._session)
 
     @override
     async def _require_ready(self, http: OpenAiHttp) -> None:
         """Waits for the publisher's event stream; the session ends where none is opened in time."""
         await self._session.streaming.wait()
 
-    @override
-    async def _is_there(self, http: OpenAiHttp) -> bool:
-        return self._session.streaming.is_set()
+
+class _TaskClient(OpenAiHttp):
+    """Sends requests as tasks of a publisher."""
+
+    def __init__(self, endpoint: Endpoint, context: ModelContext, session: PublisherSession) -> None:
+        super().__init__(endpoint, context.timeouts, _not_explained)
+        self._session = session
+        self._tasks: set[PublisherTask] = set()
 
     @override
-    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        with self._explained(call):
-            async with aclosing(super().generate(payload, call)) as frames:
-                async for frame in frames:
-                    yield frame
+    async def close(self) -> None:
+        stopped = WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it worked on the request")
+        for task in tuple(self._tasks):
+            task.fail(stopped)
 
     @override
-    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
-        with self._explained(call):
-            return await super().embed(payload, call)
-
-    @override
-    async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
-        with self._explained(call):
-            return await super().rerank(payload, call)
-
-    @contextmanager
-    def _explained(self, call: CallInfo) -> Iterator[None]:
-        """Replaces what the private socket shows of a failure by the failure itself."""
+    async def _send(self, path: str, body: object, call: CallInfo, authorization: object) -> Answer:
+        assert isinstance(body, dict), "publishers have no operations with forms"
+        is_streamed = bool(body.get("stream"))
+        task = self._session.submit(
+            operation=_OPERATIONS[path],
+            path=path,
+            model=body.get("model", ""),
+            stream=is_streamed,
+            request_id=call.request_id,
+            body=body,
+        )
+        self._tasks.add(task)
         try:
-            yield
-        except WeftError as error:
-            failure = self._session.failure_of(call.request_id)
-            if failure is None and self._session.end_error is not None:
-                failure = self._lost()
-            if failure is None:
-                raise
-            raise failure from error
+            first = await task.next()
+        except BaseException:
+            self._close(task)
+            raise
+        return _TaskAnswer(task, first, is_streamed=is_streamed, on_release=lambda: self._close(task))
 
-    def _lost(self) -> WeftError:
-        error = self._session.end_error
-        words = "the publisher is gone" if error is None else error.message
-        return WeftError(Reason.WORKER_LOST, words)
+    def _close(self, task: PublisherTask) -> None:
+        self._tasks.discard(task)
+        self._session.close_task(task)
+
+
+class _TaskAnswer(Answer):
+    """The result of a task, as the answer of an OpenAI-compatible server."""
+
+    __slots__ = ("_is_over", "_is_stream", "_piece", "_task")
+
+    def __init__(
+        self, task: PublisherTask, first: Chunk | Whole, *, is_streamed: bool, on_release: Callable[[], None]
+    ) -> None:
+        super().__init__(lambda: None, lambda _: on_release())
+        self._task = task
+        self._piece: Chunk | Whole | None = first
+        self._is_over = False
+        status = first.status if isinstance(first, Whole) else 200
+        self._is_stream = isinstance(first, Chunk) or (is_streamed and status == 200)
+        kind = b"text/event-stream" if self._is_stream else b"application/json"
+        self.feed(b"HTTP/1.1 %d Result\r\nContent-Type: %b\r\n\r\n" % (status, kind))
+
+    @override
+    async def read(self) -> bytes:
+        if self._is_over:
+            return b""
+        piece, self._piece = self._piece or await self._task.next(), None
+        self._is_over = isinstance(piece, Whole) or piece.done
+        if not self._is_stream and isinstance(piece, Whole):
+            return piece.body
+        data = as_chunk(piece.body) if isinstance(piece, Whole) else piece.data
+        return (b"data: %b\n\n" % data if data else b"") + (b"data: [DONE]\n\n" if self._is_over else b"")
+
+
+async def _not_explained(_: Reason) -> WeftError | None:
+    """Nothing breaks: failures are those of tasks."""
+    return None

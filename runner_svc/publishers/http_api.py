@@ -3,34 +3,23 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from hashlib import sha256
 from typing import Protocol
 
 import msgspec
 from aiohttp import web
 
-from runner_svc.publishers.messages import (
-    PROTOCOL_VERSION,
-    ROOT,
-    SESSION_HEADER,
-    Chunk,
-    Leave,
-    Piece,
-    Registration,
-    read_leave,
-    read_piece,
-    read_registration,
-)
-from runner_svc.publishers.session import PublisherSession
+from runner_svc.publishers.messages import Chunk, Leave, Registration, read, read_piece, read_registration
+from runner_svc.publishers.session import PublisherSession, PublisherTask
 from runner_svc.publishers.settings import PublisherLimits
-from runner_svc.publishers.task import PublisherTask
-from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
 log = get_logger("weft.publishers")
 
+ROOT = "/publisher/v1"
+SESSION_HEADER = "weft-publisher-session"
+PROTOCOL_VERSION = 1
 MAX_HEADER_BYTES = 8190
 MAX_LEAVE_BYTES = 4096
 PING_SECONDS = 10.0
@@ -38,7 +27,10 @@ PING_SECONDS = 10.0
 SHUTDOWN_SECONDS = 1.0
 _LINES = "application/x-ndjson"
 _PING = b": ping\n\n"
-_BACKLOG = 128
+_TOLD_LIMITS = (
+    *("heartbeat_interval_seconds", "silence_timeout_seconds", "reconnect_seconds", "task_silence_seconds"),
+    *("max_chunk_bytes", "max_answer_bytes"),
+)
 
 
 class Publishers(Protocol):
@@ -60,15 +52,9 @@ class Publishers(Protocol):
 class PublisherApi:
     """The listener of the protocol. Life cycle: `start`, `stop`."""
 
-    def __init__(self, publishers: Publishers, limits: PublisherLimits, clock: Clock) -> None:
+    def __init__(self, publishers: Publishers, limits: PublisherLimits) -> None:
         self._publishers = publishers
         self._limits = limits
-        self._clock = clock
-        self._runner: web.AppRunner | None = None
-        self._server: asyncio.Server | None = None
-
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
-        """Listens; returns the port. Raises OSError."""
         app = web.Application(middlewares=[_answering])
         app.add_routes(
             [
@@ -80,7 +66,7 @@ class PublisherApi:
             ]
         )
         app.on_response_prepare.append(_name_server)
-        runner = self._runner = web.AppRunner(
+        self._runner = web.AppRunner(
             app,
             handler_cancellation=True,
             access_log=None,
@@ -88,26 +74,26 @@ class PublisherApi:
             max_line_size=MAX_HEADER_BYTES,
             max_field_size=MAX_HEADER_BYTES,
         )
-        await runner.setup()
-        http = runner.server
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+        """Listens; returns the port. Raises OSError."""
+        await self._runner.setup()
+        http = self._runner.server
         assert http is not None, "after setup"
 
         def connected() -> asyncio.BaseProtocol:
             return http() if len(http.connections) < self._limits.max_connections else _Refusing()
 
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(connected, host, port, ssl=tls, backlog=_BACKLOG)
+        self._server = await asyncio.get_running_loop().create_server(connected, host, port, ssl=tls)
         found: int = self._server.sockets[0].getsockname()[1]
         return found
 
     async def stop(self) -> None:
         """Closes the port and its connections. Idempotent."""
-        server, self._server = self._server, None
-        runner, self._runner = self._runner, None
-        if server is not None:
-            server.close()
-        if runner is not None:
-            await runner.cleanup()
+        if self._server is not None:
+            self._server.close()
+        await self._runner.cleanup()
 
     def _session(self, request: web.Request) -> PublisherSession:
         secret = request.headers.get(SESSION_HEADER, "")
@@ -118,43 +104,32 @@ class PublisherApi:
         return session
 
     async def _register(self, request: web.Request) -> web.Response:
+        limits = self._limits
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         try:
-            async with asyncio.timeout(self._limits.open_timeout_seconds):
-                raw = await _read_within(request, self._limits.max_registration_bytes, "max_registration_bytes")
-                registration = read_registration(raw, self._limits.max_models)
+            async with asyncio.timeout(limits.open_timeout_seconds):
+                raw = await _read_within(request, limits.max_registration_bytes, "max_registration_bytes")
                 session = await self._publishers.open(
-                    registration,
-                    token=_token(request),
+                    read_registration(raw, limits.max_models),
+                    token=token.strip() if scheme.lower() == "bearer" else "",
                     peer=request.remote or "",
                     earlier_secret=request.headers.get(SESSION_HEADER, ""),
                 )
         except TimeoutError:
-            limit = f"publishers.open_timeout_seconds, {self._limits.open_timeout_seconds:g} s"
+            limit = f"publishers.open_timeout_seconds, {limits.open_timeout_seconds:g} s"
             raise WeftError(Reason.DEADLINE_EXCEEDED, f"the mesh took no session in time ({limit})") from None
-        limits = self._limits
-        answer = {
-            "session": session.secret,
-            "runner": session.runner,
-            "protocol": PROTOCOL_VERSION,
-            "heartbeat_interval_seconds": limits.heartbeat_interval_seconds,
-            "silence_timeout_seconds": limits.silence_timeout_seconds,
-            "reconnect_seconds": limits.reconnect_seconds,
-            "task_silence_seconds": limits.task_silence_seconds,
-            "max_chunk_bytes": limits.max_chunk_bytes,
-            "max_answer_bytes": limits.max_answer_bytes,
-        }
-        return web.Response(status=201, body=msgspec.json.encode(answer), content_type="application/json")
+        told = {name: getattr(limits, name) for name in _TOLD_LIMITS}
+        return _json({"session": session.secret, "runner": session.runner, "protocol": PROTOCOL_VERSION, **told}, 201)
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
         session = self._session(request)
-        answer = {"tasks": session.task_count, "streaming": session.streaming.is_set()}
-        return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+        return _json({"tasks": len(session.tasks), "streaming": session.streaming.is_set()})
 
     async def _leave(self, request: web.Request) -> web.Response:
         session = self._session(request)
-        wanted: Leave = read_leave(await _read_within(request, MAX_LEAVE_BYTES, "the body of leave"))
-        self._publishers.leave(session, wanted.grace_seconds)
-        return web.Response(status=202, body=b"{}", content_type="application/json")
+        raw = await _read_within(request, MAX_LEAVE_BYTES, "the body of leave")
+        self._publishers.leave(session, read(raw or b"{}", Leave, "the request").grace_seconds)
+        return _json({}, 202)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
@@ -162,19 +137,18 @@ class PublisherApi:
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         )
         stream = session.open_stream()
+        events = _PING
         try:
             await response.prepare(request)
-            await self._write(response, _PING)
-            while True:
+            while events:
+                # A publisher may be silent for as long.
+                async with asyncio.timeout(self._limits.silence_timeout_seconds):
+                    await response.write(events)
                 try:
                     async with asyncio.timeout(PING_SECONDS):
                         events = await stream.take()
                 except TimeoutError:
                     events = _PING
-                if events:
-                    await self._write(response, events)
-                if stream.is_over and not stream.waiting:
-                    break
             await response.write_eof()
         except (OSError, TimeoutError):
             log.debug("the connection of an event stream was lost", runner=session.runner)
@@ -182,14 +156,11 @@ class PublisherApi:
             session.close_stream(stream)
         return response
 
-    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
-        """Writes to a publisher, for as long as it may be silent."""
-        async with asyncio.timeout(self._limits.silence_timeout_seconds):
-            await response.write(data)
-
     async def _result(self, request: web.Request) -> web.Response:
         session = self._session(request)
-        task = session.task(request.match_info["task"])
+        task = session.tasks.get(request.match_info["task"])
+        if task is None:
+            raise WeftError(Reason.NOT_FOUND, "there is no such task: it has ended, or its caller has left")
         try:
             if request.content_type == _LINES:
                 await self._take_lines(session, task, request)
@@ -209,11 +180,18 @@ class PublisherApi:
         """Takes the lines of a post until it ends, or the task does. Raises NOT_FOUND when the task fails meanwhile."""
         try:
             async with asyncio.timeout(None) as until_failure:
-                with task.calling_on_failure(lambda: until_failure.reschedule(0.0)):
+
+                def give_up() -> None:
+                    until_failure.reschedule(0.0)
+
+                task.on_failure.append(give_up)
+                try:
                     async for line in self._lines(request):
                         await self._take(session, task, line)
                         if task.has_ended:
                             break
+                finally:
+                    task.on_failure.remove(give_up)
         except TimeoutError:
             task.require_open()
             raise
@@ -223,10 +201,10 @@ class PublisherApi:
         task.received_bytes += len(line)
         if task.received_bytes > self._limits.max_answer_bytes:
             raise _too_large("the answer", self._limits.max_answer_bytes, "max_answer_bytes")
-        piece: Piece = read_piece(line)
+        piece = read_piece(line)
         if isinstance(piece, Chunk) and len(piece.data) > self._limits.max_chunk_bytes:
             raise _too_large("a chunk", self._limits.max_chunk_bytes, "max_chunk_bytes")
-        await task.put(piece, self._clock.monotonic())
+        await task.put(piece, session.clock.monotonic())
 
     async def _lines(self, request: web.Request) -> AsyncIterator[bytes]:
         """Yields the lines of a body as they arrive. Raises REQUEST_TOO_LARGE for a longer one than a chunk may be."""
@@ -240,16 +218,6 @@ class PublisherApi:
                     yield line
         if kept.strip():
             yield kept
-
-
-def secret_hash(secret: str) -> str:
-    """Returns the name under which a session's secret is kept."""
-    return sha256(secret.encode()).hexdigest()
-
-
-def _token(request: web.Request) -> str:
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 async def _read_within(request: web.Request, limit: int, name: str) -> bytes:
@@ -289,20 +257,18 @@ async def _name_server(_: web.Request, response: web.StreamResponse) -> None:
 
 
 def _refusal(error: WeftError) -> web.Response:
-    body: dict[str, object] = {"message": error.message, "code": error.reason.name.lower()}
-    if isinstance(error, FieldError):
-        body["param"] = error.field
-    headers = {}
+    status = error.traits.http_status
+    body = {"message": error.message, "code": error.reason.name.lower()}
+    response = _json({"error": body | ({"param": error.field} if isinstance(error, FieldError) else {})}, status)
     if error.retry_after_seconds is not None:
-        headers["Retry-After"] = str(min(60, max(1, round(error.retry_after_seconds))))
-    if error.traits.http_status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return web.Response(
-        status=error.traits.http_status,
-        body=msgspec.json.encode({"error": body}),
-        content_type="application/json",
-        headers=headers,
-    )
+        response.headers["Retry-After"] = str(min(60, max(1, round(error.retry_after_seconds))))
+    if status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def _json(body: dict[str, object], status: int = 200) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json")
 
 
 class _Refusing(asyncio.Protocol):

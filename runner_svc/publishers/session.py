@@ -1,24 +1,87 @@
 """The session of one publisher: its tasks, its event stream, and whether it is there."""
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from runner_svc.policy.publisher_presence import Presence, PresenceLimits, check_seconds, is_stalled, loss_of
-from runner_svc.publishers.messages import TaskRequest, cancel_event, end_event, task_event
+from runner_svc.publishers.messages import Chunk, Whole, event, failure_event
 from runner_svc.publishers.settings import PublisherLimits
-from runner_svc.publishers.task import PublisherTask
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
-MAX_KEPT_FAILURES = 256
-"""Failures that wait for the request that they belong to."""
 
+class PublisherTask:
+    """A request of a runner. One coroutine reads its answer; posts write it, and wait while too much is unread."""
 
-def publisher_lost(why: str) -> WeftError:
-    """Returns the error of the tasks of a publisher that is gone."""
-    return WeftError(Reason.WORKER_LOST, f"the publisher is gone: {why}")
+    def __init__(self, max_waiting: int, now: float) -> None:
+        self.id = new_id("ptk")
+        self.event = b""
+        """The event that gives it to the publisher."""
+        self.last_line = now
+        """When the last line of its result arrived, or when it was made."""
+        self.is_begun = False
+        """Whether the publisher has sent anything for it."""
+        self.received_bytes = 0
+        self.failure: WeftError | None = None
+        """Why it ended without a whole answer."""
+        self.on_failure: list[Callable[[], None]] = []
+        self._max_waiting = max_waiting
+        self._pieces: deque[Chunk | Whole] = deque()
+        self._is_complete = False
+        self._changed = asyncio.Event()
+
+    @property
+    def waits_for_caller(self) -> bool:
+        """Whether pieces of its answer are unread."""
+        return bool(self._pieces)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more is taken for it."""
+        return self._is_complete or self.failure is not None
+
+    async def put(self, piece: Chunk | Whole | None, now: float) -> None:
+        """Takes a piece of the answer. Raises NOT_FOUND once the task has ended."""
+        self.last_line, self.is_begun = now, True
+        if piece is not None:
+            await self._until(lambda: self.has_ended or len(self._pieces) < self._max_waiting)
+        self.require_open()
+        if piece is not None:
+            self._pieces.append(piece)
+            self._is_complete = isinstance(piece, Whole) or piece.done
+            self._changed.set()
+
+    async def next(self) -> Chunk | Whole:
+        """Returns the next piece of the answer. Raises the failure of the task after the last one."""
+        await self._until(lambda: bool(self._pieces) or self.failure is not None)
+        if not self._pieces and self.failure is not None:
+            raise self.failure
+        piece = self._pieces.popleft()
+        self._changed.set()
+        return piece
+
+    def fail(self, error: WeftError) -> None:
+        """Ends the task, unless its answer is complete. Pieces that have arrived are read before the failure is."""
+        if self.has_ended:
+            return
+        self.failure = error
+        self._changed.set()
+        for call in tuple(self.on_failure):
+            call()
+
+    def require_open(self) -> None:
+        """Raises NOT_FOUND once the task has ended."""
+        if self.has_ended:
+            why = "its answer is complete" if self.failure is None else self.failure.message
+            raise WeftError(Reason.NOT_FOUND, f"the task has ended: {why}")
+
+    async def _until(self, is_true: Callable[[], bool]) -> None:
+        while not is_true():
+            self._changed.clear()
+            await self._changed.wait()
 
 
 @dataclass(eq=False, slots=True)
@@ -30,10 +93,10 @@ class EventStream:
     is_over: bool = False
     """Whether nothing follows what waits."""
 
-    def put(self, event: bytes, *, is_last: bool = False) -> None:
+    def put(self, sent: bytes, *, is_last: bool = False) -> None:
         """Adds an event."""
         if not self.is_over:
-            self.waiting.append(event)
+            self.waiting.append(sent)
             self.is_over = is_last
             self.changed.set()
 
@@ -48,92 +111,69 @@ class EventStream:
 
 
 class PublisherSession:
-    """A publisher that is registered. It ends once: lost, replaced, left, or with its edge."""
+    """A publisher that is registered. It ends once: lost, replaced, left, or with its listener."""
 
     def __init__(self, runner: str, secret: str, limits: PublisherLimits, clock: Clock) -> None:
         self.runner = runner
         self.secret = secret
         self.limits = limits
+        self.clock = clock
+        self.tasks: dict[str, PublisherTask] = {}
+        """Those that have not ended, by id."""
         self.streaming = asyncio.Event()
         """Set while it has an event stream."""
         self.ended = asyncio.Event()
         self.end_error: WeftError | None = None
-        self._clock = clock
-        self._presence_limits = PresenceLimits(
-            reconnect_seconds=limits.reconnect_seconds,
-            silence_seconds=limits.silence_timeout_seconds,
-            task_silence_seconds=limits.task_silence_seconds,
-        )
-        self._tasks: dict[str, PublisherTask] = {}
-        self._failures: OrderedDict[str, WeftError] = OrderedDict()
-        """Failures of tasks, by the request that each was for."""
         self._stream: EventStream | None = None
         self._last_request = self._stream_lost = clock.monotonic()
 
-    @property
-    def task_count(self) -> int:
-        """The number of tasks that have not ended."""
-        return len(self._tasks)
-
     def note_request(self) -> None:
         """Notes that the publisher is there."""
-        self._last_request = self._clock.monotonic()
+        self._last_request = self.clock.monotonic()
 
     def begin(self) -> None:
         """Notes that the session is registered: from here on its event stream is due."""
-        self._last_request = self._stream_lost = self._clock.monotonic()
+        self._last_request = self._stream_lost = self.clock.monotonic()
 
     def open_stream(self) -> EventStream:
         """Returns a new event stream, which replaces an earlier one. Tasks without a result are sent again over it."""
         if self._stream is not None:
             words = "a newer event stream of this session has replaced this one"
-            self._stream.put(end_event(WeftError(Reason.RESOURCE_CHANGED, words)), is_last=True)
+            self._stream.put(failure_event("end", WeftError(Reason.RESOURCE_CHANGED, words)), is_last=True)
         self._stream = EventStream()
-        for task in self._tasks.values():
+        for task in self.tasks.values():
             if not task.is_begun:
-                self._stream.put(task_event(task.id, task.request))
+                self._stream.put(task.event)
         self.streaming.set()
         return self._stream
 
     def close_stream(self, stream: EventStream) -> None:
         """Notes that the connection of an event stream has ended."""
         if self._stream is stream:
-            self._stream, self._stream_lost = None, self._clock.monotonic()
+            self._stream, self._stream_lost = None, self.clock.monotonic()
             self.streaming.clear()
 
-    def submit(self, request: TaskRequest) -> PublisherTask:
+    def submit(self, **request: object) -> PublisherTask:
         """Gives the publisher a task. Raises NO_SLOT_AVAILABLE at the limit, WORKER_LOST once the session has ended."""
         if self.end_error is not None:
-            raise self.end_error
-        if len(self._tasks) >= self.limits.max_tasks:
+            raise WeftError(Reason.WORKER_LOST, self.end_error.message)
+        if len(self.tasks) >= self.limits.max_tasks:
             message = f"the publisher has {self.limits.max_tasks} tasks, which is its limit (publishers.max_tasks)"
             raise WeftError(Reason.NO_SLOT_AVAILABLE, message)
-        task = PublisherTask(request, self.limits.max_waiting_chunks, self._clock.monotonic())
-        self._tasks[task.id] = task
+        task = PublisherTask(self.limits.max_waiting_chunks, self.clock.monotonic())
+        task.event = event("task", task=task.id, **request)
+        self.tasks[task.id] = task
         if self._stream is not None:
-            self._stream.put(task_event(task.id, request))
-        return task
-
-    def task(self, task_id: str) -> PublisherTask:
-        """Returns a task of this publisher. Raises NOT_FOUND, also for the task of another one."""
-        task = self._tasks.get(task_id)
-        if task is None:
-            raise WeftError(Reason.NOT_FOUND, "there is no such task: it has ended, or its caller has left")
+            self._stream.put(task.event)
         return task
 
     def close_task(self, task: PublisherTask) -> None:
         """Forgets a task; takes it back from the publisher where its answer is not whole."""
-        if self._tasks.pop(task.id, None) is None:
+        if self.tasks.pop(task.id, None) is None:
             return
-        if task.failure is not None:
-            self._keep_failure(task.request.request_id, task.failure)
         task.fail(WeftError(Reason.CANCELLED, "the caller has left"))
         if task.failure is not None and self._stream is not None:
-            self._stream.put(cancel_event(task.id, task.failure))
-
-    def failure_of(self, request_id: str) -> WeftError | None:
-        """Returns the failure of the task of a request, once; None: there was none."""
-        return self._failures.pop(request_id, None)
+            self._stream.put(failure_event("cancel", task.failure, task=task.id))
 
     def end(self, error: WeftError) -> None:
         """Ends the session and its tasks. Idempotent."""
@@ -141,34 +181,35 @@ class PublisherSession:
             return
         self.end_error = error
         if self._stream is not None:
-            self._stream.put(end_event(error), is_last=True)
-        for task in list(self._tasks.values()):
+            self._stream.put(failure_event("end", error), is_last=True)
+        for task in list(self.tasks.values()):
             task.fail(error)
         self.ended.set()
 
     async def watch(self) -> None:
         """Ends the session when the publisher is lost, and tasks that stall. Returns once the session has ended."""
+        limits = self.limits
+        shortest = min(limits.reconnect_seconds, limits.silence_timeout_seconds, limits.task_silence_seconds)
         while self.end_error is None:
-            await self._clock.sleep(check_seconds(self._presence_limits))
+            await self.clock.sleep(min(1.0, shortest / 4))
             self.look()
 
     def look(self) -> None:
         """Does what `watch` does, once."""
-        now = self._clock.monotonic()
-        lost_since = None if self._stream is not None else self._stream_lost
-        presence = Presence(last_request=self._last_request, stream_lost=lost_since)
-        if why := loss_of(presence, self._presence_limits, now):
-            self.end(publisher_lost(why))
-            return
-        for task in list(self._tasks.values()):
-            if not task.has_ended and is_stalled(
-                task.last_line, waits_for_caller=task.waits_for_caller, limits=self._presence_limits, now=now
-            ):
-                limit = f"publishers.task_silence_seconds, {self.limits.task_silence_seconds:g} s"
-                words = f"the publisher sent no line of the result ({limit})"
-                task.fail(WeftError(Reason.STALL_TIMEOUT, words))
+        now, limits = self.clock.monotonic(), self.limits
+        if self._stream is None and now - self._stream_lost >= limits.reconnect_seconds:
+            self._lose(f"it had no event stream for {limits.reconnect_seconds:g} s (publishers.reconnect_seconds)")
+        elif now - self._last_request >= limits.silence_timeout_seconds:
+            seconds = limits.silence_timeout_seconds
+            self._lose(f"it sent no heartbeat for {seconds:g} s (publishers.silence_timeout_seconds)")
+        else:
+            seconds = limits.task_silence_seconds
+            limit = f"publishers.task_silence_seconds, {seconds:g} s"
+            stalled = WeftError(Reason.STALL_TIMEOUT, f"the publisher sent no line of the result ({limit})")
+            for task in list(self.tasks.values()):
+                # A task whose caller reads slowly does not stall.
+                if not task.waits_for_caller and now - task.last_line >= seconds:
+                    task.fail(stalled)
 
-    def _keep_failure(self, request_id: str, error: WeftError) -> None:
-        self._failures[request_id] = error
-        while len(self._failures) > MAX_KEPT_FAILURES:
-            self._failures.popitem(last=False)
+    def _lose(self, why: str) -> None:
+        self.end(WeftError(Reason.WORKER_LOST, f"the publisher is gone: {why}"))

@@ -150,9 +150,14 @@ def relay_certificate(section: RelaySettings, home: WeftHome, host: str) -> Serv
     return self_signed_certificate(home.state / "relay", [] if is_any_host(host) else [host])
 
 
-def _endpoint(host: str, port: int, certificate: ServerCertificate | None) -> RelayEndpoint:
+def shown_host(host: str) -> str:
+    """Returns the host of an address in URLs: the name of this machine where it listens everywhere."""
     shown = socket.gethostname() if is_any_host(host) else host
-    shown = f"[{shown}]" if ":" in shown else shown
+    return f"[{shown}]" if ":" in shown else shown
+
+
+def _endpoint(host: str, port: int, certificate: ServerCertificate | None) -> RelayEndpoint:
+    shown = shown_host(host)
     if certificate is None:
         return RelayEndpoint(url=f"http://{shown}:{port}")
     fingerprint = certificate.fingerprint if certificate.is_self_signed else ""

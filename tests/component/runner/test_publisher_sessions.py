@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from runner_svc.publishers.messages import Chunk, TaskRequest
+from runner_svc.publishers.messages import Chunk
 from runner_svc.publishers.session import EventStream, PublisherSession
 from runner_svc.publishers.settings import PublisherLimits
 from weft.kernel.errors import WeftError
@@ -13,10 +13,6 @@ from weft_testing.fake_clock import FakeClock
 
 LIMITS = PublisherLimits(max_tasks=2, max_waiting_chunks=2)
 LIMIT_SECONDS = 5.0
-
-
-def _request(request_id: str = "req-1") -> TaskRequest:
-    return TaskRequest(path="/v1/chat/completions", model="m", stream=True, request_id=request_id, body=b"{}")
 
 
 @pytest.fixture
@@ -35,7 +31,7 @@ async def _events(stream: EventStream) -> str:
 
 
 async def test_a_task_waits_for_the_stream_and_is_sent_again_until_it_is_begun(session: PublisherSession) -> None:
-    task = session.submit(_request())
+    task = session.submit()
     first = session.open_stream()
     assert task.id in await _events(first)
     session.close_stream(first)
@@ -49,15 +45,15 @@ async def test_a_task_waits_for_the_stream_and_is_sent_again_until_it_is_begun(s
 
 
 async def test_no_task_beyond_the_limit(session: PublisherSession) -> None:
-    for number in range(2):
-        session.submit(_request(f"req-{number}"))
+    for _ in range(2):
+        session.submit()
     with pytest.raises(WeftError, match=r"publishers\.max_tasks") as refused:
-        session.submit(_request())
+        session.submit()
     assert refused.value.reason is Reason.NO_SLOT_AVAILABLE
 
 
 async def test_a_publisher_waits_while_its_caller_reads_slowly(session: PublisherSession) -> None:
-    task = session.submit(_request())
+    task = session.submit()
     for number in range(2):
         await task.put(Chunk(b"%d" % number, done=False), now=0.0)
     third = asyncio.create_task(task.put(Chunk(b"2", done=True), now=0.0))
@@ -72,7 +68,7 @@ async def test_a_publisher_waits_while_its_caller_reads_slowly(session: Publishe
 
 
 async def test_a_post_that_waits_ends_with_its_task(session: PublisherSession) -> None:
-    task = session.submit(_request())
+    task = session.submit()
     for _ in range(2):
         await task.put(Chunk(b"{}", done=False), now=0.0)
     waiting = asyncio.create_task(task.put(Chunk(b"{}", done=False), now=0.0))
@@ -84,7 +80,7 @@ async def test_a_post_that_waits_ends_with_its_task(session: PublisherSession) -
 
 
 async def test_a_post_that_waits_ends_when_the_caller_leaves(session: PublisherSession) -> None:
-    task = session.submit(_request())
+    task = session.submit()
     stream = session.open_stream()
     await _events(stream)
     for _ in range(2):
@@ -99,7 +95,7 @@ async def test_a_post_that_waits_ends_when_the_caller_leaves(session: PublisherS
 
 
 async def test_the_end_of_a_session_ends_its_tasks_after_what_had_arrived(session: PublisherSession) -> None:
-    task, complete = session.submit(_request()), session.submit(_request("req-2"))
+    task, complete = session.submit(), session.submit()
     await task.put(Chunk(b"{}", done=False), now=0.0)
     await complete.put(Chunk(b"{}", done=True), now=0.0)
     session.end(WeftError(Reason.WORKER_LOST, "gone"))
@@ -109,7 +105,7 @@ async def test_the_end_of_a_session_ends_its_tasks_after_what_had_arrived(sessio
     assert lost.value.reason is Reason.WORKER_LOST
     assert await complete.next() == Chunk(b"{}", done=True)
     with pytest.raises(WeftError):
-        session.submit(_request())
+        session.submit()
 
 
 async def test_a_session_ends_by_the_clock_without_a_stream_and_without_heartbeats(
@@ -132,7 +128,7 @@ async def test_a_session_ends_by_the_clock_without_a_stream_and_without_heartbea
 
 async def test_a_stalled_task_fails_alone(session: PublisherSession, clock: FakeClock) -> None:
     session.open_stream()
-    silent, alive = session.submit(_request()), session.submit(_request("req-2"))
+    silent, alive = session.submit(), session.submit()
     await clock.advance(LIMITS.task_silence_seconds - 40)
     session.note_request()
     alive.last_line = clock.monotonic()
@@ -142,16 +138,3 @@ async def test_a_stalled_task_fails_alone(session: PublisherSession, clock: Fake
     assert silent.failure.reason is Reason.STALL_TIMEOUT
     assert alive.failure is None
     assert session.end_error is None
-    session.close_task(silent)
-    assert session.failure_of("req-1") is silent.failure
-    assert session.failure_of("req-1") is None
-
-
-async def test_failures_that_nobody_asks_for_are_forgotten(session: PublisherSession) -> None:
-    for number in range(400):
-        task = session.submit(_request(f"req-{number}"))
-        task.fail(WeftError(Reason.BACKEND_ERROR, "broken"))
-        session.close_task(task)
-    assert session.failure_of("req-0") is None
-    assert session.failure_of("req-399") is not None
-    assert session.task_count == 0

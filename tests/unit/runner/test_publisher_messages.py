@@ -8,17 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner_svc.publishers.engine_socket import as_chunk
-from runner_svc.publishers.messages import (
-    Alive,
-    Chunk,
-    Failed,
-    Whole,
-    read_piece,
-    read_registration,
-    read_task_request,
-    task_event,
-)
+from runner_svc.publishers.messages import Chunk, Whole, as_chunk, event, read_piece, read_registration
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -34,9 +24,9 @@ def test_each_kind_of_line_is_read() -> None:
     assert read_piece(b'{"chunk": {"done": true}}') == Chunk(b"", done=True)
     assert read_piece(b'{"body": {"a": 1}}') == Whole(200, b'{"a": 1}')
     assert read_piece(b'{"status": 404, "body": {}}') == Whole(404, b"{}")
-    assert read_piece(b'{"error": "no"}') == Failed("no", 500)
-    assert read_piece(b'{"error": "no", "status": 400}') == Failed("no", 400)
-    assert read_piece(b'{"alive": true}') == Alive()
+    assert read_piece(b'{"error": "no"}') == Whole(500, b'{"error":{"message":"no"}}')
+    assert read_piece(b'{"error": "no", "status": 400}') == Whole(400, b'{"error":{"message":"no"}}')
+    assert read_piece(b'{"alive": true}') is None
 
 
 @pytest.mark.parametrize(
@@ -87,17 +77,15 @@ def test_too_many_models_are_refused_by_the_limit_they_are_over() -> None:
     assert refused.value.reason is Reason.TOO_MANY_RESOURCES
 
 
-def test_a_task_is_an_event_with_the_body_as_it_is() -> None:
-    body = b'{"model": "m",\n "stream": true, "temperature": 0.10}'
-    request = read_task_request("/v1/chat/completions", "req-1", body)
-    name, _, data = task_event("ptk-1", request).partition(b"\ndata: ")
+def test_a_task_is_an_event_of_one_line() -> None:
+    schema = b'{"type":\n "object", "maximum": 0.10}'
+    sent = event("task", task="ptk-1", body={"model": "m", "schema": msgspec.Raw(schema)})
+    name, _, data = sent.partition(b"\ndata: ")
     assert name == b"event: task"
     assert data.endswith(b"\n\n")
     assert data.count(b"\n") == 2
-    event = msgspec.json.decode(data)
-    assert (event["task"], event["operation"], event["model"], event["stream"]) == ("ptk-1", "chat", "m", True)
-    assert event["body"] == json.loads(body)
-    assert b'"temperature": 0.10' in data
+    assert msgspec.json.decode(data) == {"task": "ptk-1", "body": {"model": "m", "schema": json.loads(schema)}}
+    assert b'"maximum": 0.10' in data
 
 
 def test_a_whole_chat_becomes_one_chunk_with_its_tool_calls_numbered() -> None:
