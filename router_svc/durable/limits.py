@@ -42,7 +42,7 @@ class TaskSettings:
     deleted."""
     sweep_batch: Count = 500
     """Tasks that one statement of a sweep changes."""
-    poll_interval_seconds: Seconds = 5.0
+    poll_interval_seconds: Seconds = 60.0
     """How often the database is polled for tasks that no notification announced."""
     max_running: Count = 256
     """Attempts that one router runs at once."""

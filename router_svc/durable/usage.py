@@ -102,6 +102,8 @@ class UsageStore(UsageSource):
         self._clock = clock
         self._observe = observe
         self._lock = asyncio.Lock()
+        self._seen_writes = -1
+        """The database's `write_count` when it had no entries: only the router that leads makes any."""
         self._rows: dict[int, HourRows] = {}
         """The rows of recent hours. Those that other routers made meanwhile are missing: with a shared database an hour
         may have as many rows of each router."""
@@ -153,7 +155,13 @@ class UsageStore(UsageSource):
         return 0
 
     async def _has_entries(self) -> bool:
-        return await self._database.first(select(usage_entries.c.seq).limit(1)) is not None
+        writes = self._database.write_count
+        if writes == self._seen_writes:
+            return False
+        if await self._database.first(select(usage_entries.c.seq).limit(1)) is not None:
+            return True
+        self._seen_writes = writes
+        return False
 
     async def _add(
         self, connection: AsyncConnection, counted: Mapping[UsageKey, UsageSums], entries: Sequence[RowMapping]

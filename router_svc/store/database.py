@@ -68,6 +68,8 @@ class RouterDatabase:
         # Serializes writers on SQLite; unlike a wait inside SQLite, waiting here can be cancelled.
         self._write_lock = asyncio.Lock()
         self._open_transactions = 0
+        self.write_count = 0
+        """Write transactions that have begun: while it stays the same, this process has changed nothing."""
         self._idle = asyncio.Event()
         """Set while no transaction is open."""
         self._idle.set()
@@ -155,6 +157,7 @@ class RouterDatabase:
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
         """Context of one write transaction, on disk at its exit. Raises SERVICE_UNAVAILABLE when the database fails."""
+        self.write_count += 1
         with self._transaction() as engine:
             if self._promises is not None:
                 async with self._promised(engine, self._promises) as connection:

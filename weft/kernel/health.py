@@ -65,7 +65,7 @@ class HealthLimits:
     """Consecutive checks after which a component that is better is reported as such."""
     better_after_seconds: Annotated[float, Ge(0), Le(3600)] = 10.0
     """Shortest time between the first and the last of them. One that has not been well yet is well at once."""
-    write_check_seconds: Annotated[float, Ge(0.1), Le(3600)] = 10.0
+    write_check_seconds: Annotated[float, Ge(0.1), Le(3600)] = 60.0
     """Time between two writes that check a database while they succeed: each is synchronised to disk."""
     max_fleet_view_age_seconds: Annotated[float, Ge(0), Le(86_400)] = 30.0
     """Age from which routers and gateways that have lost the registry are degraded; they go on with what they know."""

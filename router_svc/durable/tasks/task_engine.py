@@ -49,6 +49,8 @@ FINAL_WRITE_SECONDS = 5.0
 """How long a stop waits, after its grace period, until interrupted runs are reverted in the database."""
 MAX_RETRY_SECONDS = 1.0
 """Pause after a failed renewal; a third of the interval where that is less."""
+IDLE_LEASES = 4
+"""Pause between renewals while nothing runs here, in lengths of a lease."""
 DEBOUNCE_SECONDS = 0.05
 """Events that come within this time cause one renewal."""
 
@@ -275,6 +277,9 @@ class TaskEngine(RunHost):
         self._running.add(run.task.id)
         self._dispatcher.claimed(run.task)
         self._work_signal.set()
+        if len(self._running) == 1:
+            # The renewer paused as long as nothing ran.
+            self._lease_renewer.renew_soon()
 
     def _note_end(self, run: TaskRun) -> None:
         task = run.task
@@ -293,6 +298,8 @@ class TaskEngine(RunHost):
             self._dispatcher.returned(task)
         else:
             self._dispatcher.gone(task)
+            # It may be claimed here already, by a claim whose acknowledgement was lost.
+            self._lease_renewer.renew_soon()
         self._work_signal.set()
 
     # -- when to look again
@@ -348,7 +355,7 @@ def _calling(callback: Callable[[TaskRun], None], run: TaskRun) -> Callable[[obj
 
 
 class LeaseRenewer:
-    """Renews all leases three times per lease length."""
+    """Renews all leases three times per lease length; while nothing runs here, it looks rarely for those of others."""
 
     def __init__(self, deps: TaskDeps, engine: TaskEngine) -> None:
         self._deps = deps
@@ -363,10 +370,14 @@ class LeaseRenewer:
 
     async def run(self) -> None:
         """Renews leases until cancelled."""
-        interval = self._deps.limits.lease_seconds / 3
+        lease_seconds = self._deps.limits.lease_seconds
+        interval, clock = lease_seconds / 3, self._database_clock.clock
+        # By then the leases of the router that led before have expired.
+        is_first_until = clock.monotonic() + 2 * lease_seconds
         while True:
             self._renewal_requested.clear()
-            pause = interval
+            is_idle = not self._engine.claims and clock.monotonic() > is_first_until
+            pause = IDLE_LEASES * lease_seconds if is_idle else interval
             try:
                 await self.renew()
             except WeftError as error:
@@ -376,8 +387,8 @@ class LeaseRenewer:
                 # Without renewals every run here loses its lease.
                 log.exception("task leases could not be renewed")
                 pause = min(MAX_RETRY_SECONDS, interval / 3)
-            if await wait_for_event(self._renewal_requested, self._database_clock.clock, pause):
-                await self._database_clock.clock.sleep(DEBOUNCE_SECONDS)
+            if await wait_for_event(self._renewal_requested, clock, pause):
+                await clock.sleep(DEBOUNCE_SECONDS)
 
     async def renew(self) -> None:
         """Renews this router's leases, then takes back expired ones of others. Raises SERVICE_UNAVAILABLE."""
@@ -401,8 +412,9 @@ class LeaseRenewer:
             log.info(
                 "task reverted", task=claim.task_id, attempt=claim.attempt, reason=Reason.LEASE_LOST.name, counts=False
             )
-            # The claim does not name its lane; the next look at all lanes finds it.
-            self._engine.publish(TaskChanged(claim.task_id))
+            # The claim does not name its lane: a look at all lanes finds it.
+            for event in (TaskChanged(claim.task_id), ManyChanged()):
+                self._engine.publish(event)
 
     async def _revert_expired(self) -> None:
         while True:

@@ -20,9 +20,10 @@ def shared():
 
 @pytest.fixture
 def own():
-    time.sleep(0.2)
+    time.sleep(0.6)
 
-def test_waits(): time.sleep(0.2)
+# Others that make this thread ten times as slow do not make it quick enough.
+def test_waits(): time.sleep(0.6)
 def test_computes():
     began = time.thread_time()
     while time.thread_time() < began + 0.2: pass

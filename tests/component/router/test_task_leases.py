@@ -57,7 +57,7 @@ async def test_a_lost_lease_ends_the_work_and_its_late_result_is_discarded() -> 
     async with task_bench() as bench:
         task, call = await bench.begun()
         other = await take_over(bench, task.id)
-        await bench.advance(5)
+        await bench.advance(6)
         await left(call)
         running = await bench.get(task.id)
         assert (running.state, running.owner, running.attempt) == (
@@ -154,10 +154,12 @@ async def test_a_cancel_through_another_router_reaches_the_work_with_its_event()
 async def test_a_cancel_whose_event_got_lost_reaches_the_work_with_the_next_renewal() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
+        # The first task that runs asks for a renewal.
+        await bench.advance(1)
         await bench.store.cancel(TENANT, task.id, now_of(bench.clock))
         await bench.advance(1)
         assert not call.left.is_set()
-        await bench.advance(4)
+        await bench.advance(5)
         await left(call)
 
 

@@ -278,7 +278,7 @@ async def test_tasks_without_an_event_are_found_by_polling() -> None:
             # The other router stops before it has offered anything.
             await other.service.stop(0)
             task = await other.submit()
-        await bench.advance(5)
+        await bench.advance(60)
         assert (await bench.calls.next()).task.id == task.id
 
 

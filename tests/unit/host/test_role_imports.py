@@ -4,11 +4,9 @@ import pytest
 from kit.forked_programs import Program, run_forked
 
 pytestmark = pytest.mark.slow("imports each service in a process of its own: 9 s of CPU time")
-DOCUMENTS = ("fastapi",)
-"""For the OpenAPI document, when it is first asked for."""
 PRETTY = ("rich.console", "pygments")
 """For terminals."""
-WEB = ("starlette", "uvicorn", "prometheus_client", "gateway.app", "gateway.endpoints")
+WEB = ("fastapi", "starlette", "uvicorn", "prometheus_client", "gateway.app", "gateway.endpoints")
 STORES = ("sqlalchemy", "aiosqlite", "alembic")
 RARE = (
     *(
@@ -36,26 +34,25 @@ def others(own: str) -> tuple[str, ...]:
 
 
 ROLES = {
-    "weft_app.cli.up, weft_app.compose.up": (*DOCUMENTS, *PRETTY, *RARE, *INSTANCES, "runner_svc.service"),
+    "weft_app.cli.up, weft_app.compose.up": (*PRETTY, *RARE, *INSTANCES, "runner_svc.service"),
     "weft_app.cli.serve, weft_app.compose.registry": (
-        *DOCUMENTS,
         *PRETTY,
         *WEB,
         *RARE,
         *others("registry_svc.service"),
     ),
-    "weft_app.cli.serve, weft_app.compose.router": (*DOCUMENTS, *PRETTY, *WEB, *RARE, *others("router_svc.service")),
+    "weft_app.cli.serve, weft_app.compose.router": (*PRETTY, *WEB, *RARE, *others("router_svc.service")),
     "weft_app.cli.serve, weft_app.compose.gateway": (
-        *(*DOCUMENTS, *PRETTY, *STORES, *RARE),
+        *(*PRETTY, *STORES, *RARE),
         *others("gateway.service"),
     ),
     "weft_app.cli.serve, weft_app.compose.runner": (
-        *(*DOCUMENTS, *PRETTY, *WEB, *STORES, *RARE),
+        *(*PRETTY, *WEB, *STORES, *RARE),
         *("weft.dispatch.dispatcher", "weft.dispatch.fleet", "anyio"),
         *others("runner_svc.service"),
     ),
     "weft_app.config.config": (
-        *(*DOCUMENTS, *PRETTY, *WEB, *STORES, *RARE, *SERVICES),
+        *(*PRETTY, *WEB, *STORES, *RARE, *SERVICES),
         *("google.protobuf", "weft.api", "weft.dispatch"),
     ),
 }
