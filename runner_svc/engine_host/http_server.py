@@ -188,13 +188,17 @@ class _Turns:
     """The slots of the engine: a request has one, what changes the whole engine has all."""
 
     def __init__(self, slots: int) -> None:
-        self._slots, self._free, self._whole = slots, threading.Semaphore(slots), threading.Lock()
+        self._slots, self._free, self._whole = slots, threading.Semaphore(slots), threading.Semaphore(1)
 
     @contextmanager
     def one(self, caller: Caller) -> Iterator[None]:
         """Hold a slot. Raises GoneError where the caller leaves before there is one."""
-        while not self._free.acquire(timeout=LOOK_SECONDS):
-            caller.raise_if_gone()
+        # Behind one who waits for all of them, who might never get them otherwise.
+        _acquire(self._whole, caller)
+        try:
+            _acquire(self._free, caller)
+        finally:
+            self._whole.release()
         try:
             yield
         finally:
@@ -204,12 +208,17 @@ class _Turns:
     def all(self, caller: Caller) -> Iterator[None]:
         """Hold every slot, once the running requests have ended. Raises as `one`."""
         with ExitStack() as held:
-            while not self._whole.acquire(timeout=LOOK_SECONDS):
-                caller.raise_if_gone()
+            _acquire(self._whole, caller)
             held.callback(self._whole.release)
             for _ in range(self._slots):
-                held.enter_context(self.one(caller))
+                _acquire(self._free, caller)
+                held.callback(self._free.release)
             yield
+
+
+def _acquire(lock: threading.Semaphore, caller: Caller) -> None:
+    while not lock.acquire(timeout=LOOK_SECONDS):
+        caller.raise_if_gone()
 
 
 class Server(ThreadingHTTPServer):

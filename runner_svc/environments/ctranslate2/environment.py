@@ -13,7 +13,7 @@ ENVIRONMENT = EngineEnvironment(
             locks=("cuda.lock",), installed_bytes=1_400_000_000, download_bytes=723_000_000
         ),
     },
-    check="import ctranslate2, msgspec, tokenizers; ctranslate2.Generator",
+    check="import ctranslate2, tokenizers; ctranslate2.Generator",
     oldest_python=(3, 11),
     newest_python=(3, 13),
 )

@@ -12,7 +12,7 @@ ENVIRONMENT = EngineEnvironment(
             locks=("cuda.lock",), installed_bytes=5_720_000_000, download_bytes=2_700_000_000
         ),
     },
-    check="import exllamav3, msgspec",
+    check="import exllamav3",
     oldest_python=(3, 11),
     newest_python=(3, 13),
 )

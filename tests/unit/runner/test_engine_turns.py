@@ -1,0 +1,65 @@
+"""The slots of a server over a library: requests have one each, an erasure has all."""
+
+import threading
+from typing import cast
+
+import pytest
+
+from runner_svc.engine_host.http_server import Caller, GoneError, _Turns
+
+SECONDS = 10.0
+
+
+class _Caller:
+    """A caller who is there until told otherwise."""
+
+    def __init__(self) -> None:
+        self.left = False
+
+    def raise_if_gone(self) -> None:
+        if self.left:
+            raise GoneError
+
+
+def _caller() -> Caller:
+    return cast("Caller", _Caller())
+
+
+def test_who_waits_for_all_slots_goes_before_later_requests() -> None:
+    turns, order = _Turns(2), list[str]()
+    asks = threading.Event()
+
+    def erase() -> None:
+        class Asking(_Caller):
+            def raise_if_gone(self) -> None:
+                asks.set()  # it waits for the slot of the running request
+
+        with turns.all(cast("Caller", Asking())):
+            order.append("erased")
+
+    def request() -> None:
+        with turns.one(_caller()):
+            order.append("request")
+
+    threads = [threading.Thread(target=erase), threading.Thread(target=request)]
+    with turns.one(_caller()):
+        threads[0].start()
+        assert asks.wait(SECONDS)
+        threads[1].start()
+        threads[1].join(0.1)
+        assert not order, "a slot is free, but it is not this request's turn"
+    for thread in threads:
+        thread.join(SECONDS)
+    assert order == ["erased", "request"]
+
+
+def test_a_caller_who_leaves_frees_its_place() -> None:
+    turns, gone = _Turns(1), _Caller()
+    gone.left = True
+    for wait in (turns.one, turns.all):
+        with turns.one(_caller()), pytest.raises(GoneError), wait(cast("Caller", gone)):
+            pass
+    with turns.all(_caller()):
+        pass
+    with turns.one(_caller()):
+        pass
