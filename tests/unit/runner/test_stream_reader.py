@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from runner_svc.engine_host.http_server import LOOP
 from runner_svc.openai_upstream.sse import ErrorPayload
 from runner_svc.openai_upstream.stream import DONE, StreamReader
 from weft.api.common.v1 import event_pb2, receipt_pb2, warning_pb2
@@ -278,6 +279,26 @@ def test_what_is_not_a_chunk_is_a_protocol_error(payload: bytes) -> None:
     with pytest.raises(WeftError) as refused:
         StreamReader(1, 1).read([payload])
     assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+
+
+def test_a_loop_that_a_server_of_ours_has_found_ends_the_answer_with_its_reason() -> None:
+    reader = StreamReader(1, 1)
+    reader.read([_text("again ")])
+    with pytest.raises(WeftError) as ended:
+        reader.read([_chunk(error={"code": 400, "type": LOOP, "message": "the model repeats itself"})])
+    assert (ended.value.reason, ended.value.message) == (Reason.REPEATED_LINE_LOOP, "the model repeats itself")
+
+
+def test_an_answer_in_one_piece_has_a_time_but_no_first_token() -> None:
+    reader = StreamReader(1, 1)
+    usage = {"prompt_tokens": 10, "completion_tokens": 4}
+    told = _chunk(choices=[], usage=usage, timings={"undivided_ms": 2000.0})
+    frames = reader.read([_text("a"), _end(), told, DONE])
+    receipt = frames[-1][-1].finished.receipt
+    assert receipt.gpu_time.ToSeconds() == 2
+    assert receipt.tokens_per_second == 2.0
+    assert not receipt.engine_timings.HasField("prefill_time")
+    assert not receipt.engine_timings.HasField("decode_time")
 
 
 def test_an_error_inside_the_stream_is_the_backends_error_with_its_words() -> None:
