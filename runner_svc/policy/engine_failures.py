@@ -101,7 +101,7 @@ def program_name(command: Sequence[str]) -> str:
 
 
 def _foreign_build_advice(program: str) -> str:
-    if program.endswith(("xllamacpp_launcher", "xllamacpp_server")):
+    if program.endswith("xllamacpp_launcher"):
         return f"build llama-server on this machine or with {NATIVE_OFF}, and name it in the runner's `command`"
     if program.endswith("llama_cpp_python.server"):
         return f"install llama-cpp-python again with CMAKE_ARGS={NATIVE_OFF}"

@@ -361,17 +361,13 @@ DELETE_TASKS = delete(tasks).where(tasks.c.seq.in_(bindparam("the_seqs", expandi
 
 # -- times in the future
 
-UNKNOWN_LEASE_SECONDS = 60.0
-"""Length of a lease that an earlier release wrote without its length; longer than that release's default."""
-
 
 def moments_of(now: float, longest_pause_seconds: float) -> Sequence[BoundedMoment]:
     """Returns the latest possible times of tasks; `longest_pause_seconds`: the longest retry pause."""
     c = tasks.c
-    lease = func.coalesce(c.lease_seconds, UNKNOWN_LEASE_SECONDS)
     has_window = c.window_ends_at.is_not(None)
     return (
-        BoundedMoment(key=c.seq, column=c.lease_until, latest=now + lease, where=IS_RUNNING),
+        BoundedMoment(key=c.seq, column=c.lease_until, latest=now + c.lease_seconds, where=IS_RUNNING),
         BoundedMoment(key=c.seq, column=c.ready_at, latest=now + longest_pause_seconds, where=IS_PENDING),
         BoundedMoment(
             key=c.seq,

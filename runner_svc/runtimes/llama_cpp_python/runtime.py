@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 
 
-_OLD_PROGRAMS = ("runner_svc.engines.llama_cpp_host", "runner_svc.runtimes.llama_cpp_python.host")
-"""Earlier names of the program in configurations."""
-
-
 def _find(command: tuple[str, ...] | None) -> str:
     if command:
         return " ".join(command)
@@ -46,7 +42,6 @@ def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine"
     if model.slots != 1:
         raise context.refuse("slots", "must be 1: llama-cpp-python works on one request at a time")
     command = context.command or host_command(SERVER_PROGRAM)
-    command = tuple(SERVER_PROGRAM if word in _OLD_PROGRAMS else word for word in command)
     context = file_context(model, context, command)
     return file_engine(
         model,

@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
 PROGRAM = "llama-server"
 LAUNCHER = "runner_svc.runtimes.llama_server.xllamacpp_launcher"
-_MOVED_PROGRAMS = {
-    "runner_svc.backends.xllamacpp_server": LAUNCHER,
-    "weft.testing.fake_backend": "weft_testing.fake_backend",
-}
-"""Modules that a configuration may still name as they were called before they moved."""
 
 
 def llama_command(configured: tuple[str, ...] | None) -> tuple[str, ...]:
@@ -35,7 +30,7 @@ def llama_command(configured: tuple[str, ...] | None) -> tuple[str, ...]:
     Raises INVALID_ARGUMENT with the next step when there is none.
     """
     if configured:
-        return tuple(_MOVED_PROGRAMS.get(argument, argument) for argument in configured)
+        return configured
     native = shutil.which(PROGRAM)
     if native is not None:
         return (native,)
