@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.machine import describe_machine
-from router_svc.durable.limits import RecordSettings
+from router_svc.durable.limits import RecordLimits
 from router_svc.durable.records import RecordService
 from router_svc.durable.request_records import Writer
 from router_svc.loop import RouterRecords
@@ -78,7 +78,7 @@ class Router:
         self.clock = SystemClock()
         self.records = RouterRecords.empty(self.clock)
         self.shares = FairShare(lambda _tenant: 1.0, max_lag=1e9, max_remembered=1_000)
-        settings = RecordSettings(
+        settings = RecordLimits(
             flush_interval_seconds=RARELY, state_interval_seconds=RARELY, sweep_interval_seconds=RARELY
         )
         self.service = None

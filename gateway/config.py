@@ -13,11 +13,18 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.model_source import asked_source, is_source
 from weft.kernel.names import is_name
-from weft.kernel.report_limits import ReportLimits
 from weft.kernel.settings import PUBLIC, Checked, PathText, RequestRate, Seconds
 from weft.kernel.tls import TlsFiles
 from weft.kernel.units import Rate
 
+MIN_BYTES_PER_SECOND = 1024
+"""Lowest average rate of a file ..."""
+MAX_HEADER_COUNT = 100
+"""Headers of one request; one more is 431."""
+HEADER_TIMEOUT_SECONDS = 10.0
+"""From the first byte, or the connect, to the end of the headers."""
+REGISTRY_TIMEOUT_SECONDS = 10.0
+"""How long one call of `/api/v1` to the registry may take."""
 MEBIBYTE = 1024 * 1024
 MAX_FETCHED_BYTES = 48 * MEBIBYTE
 """Fits beside a request body into one message between services, which is 64 MiB."""
@@ -122,7 +129,7 @@ class ResponseEnvelope(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MediaConfig:
+class MediaSettings:
     """Images and recordings in requests. Inline files pass the same checks as fetched ones."""
 
     allowed_hosts: Annotated[tuple[HostPattern, ...], MaxLen(1000), PUBLIC] = ()
@@ -137,47 +144,53 @@ class MediaConfig:
     """Size of all files that are fetched for one request."""
     max_files: Annotated[int, Ge(1), Le(256)] = 16
     """Files that are fetched for one request."""
-    max_concurrent_fetches: Annotated[int, Ge(1), Le(1024)] = 16
-    """Files that are fetched at once; others wait, at most half of `total_timeout_seconds`."""
-    connect_timeout_seconds: Seconds = 5.0
-    """For name resolution, the connection and TLS."""
     total_timeout_seconds: Seconds = 20.0
     """For all files of one request, including the wait for a free fetch."""
-    min_bytes_per_second: Annotated[int, Ge(0), Le(1_000_000_000)] = 1024
-    """Lowest average rate of a file ..."""
-    slow_start_seconds: Seconds = 5.0
-    """... after this long."""
     max_pixels: Annotated[int, Ge(1), Le(2**31)] = 64 * 1024 * 1024
     """Width times height times frames of an image, by its header: 8192 x 8192."""
-    max_frames: Annotated[int, Ge(1), Le(100_000)] = 300
-    """Frames of an animation."""
     max_audio_seconds: Seconds = 3600.0
     """Length of a recording, by its header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchEdgeConfig:
+class MediaConfig(MediaSettings):
+    """Every bound of images and recordings in requests."""
+
+    max_concurrent_fetches: int = 16
+    """Files that are fetched at once; others wait, at most half of `total_timeout_seconds`."""
+    connect_timeout_seconds: float = 5.0
+    """For name resolution, the connection and TLS."""
+    max_frames: int = 300
+    """Frames of an animation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchEdgeSettings:
     """Sizes of files and batches, and how many are handled at once."""
 
     max_file_bytes: Annotated[int, Ge(1024), Le(1024**5), PUBLIC] = 200 * MEBIBYTE
     """Size of an uploaded file."""
-    upload_timeout_seconds: Seconds = 3600.0
-    """Longest upload of a file; the minimum rate of `connections` applies as well."""
-    max_uploads: Count = 32
-    """Uploads at once; one more is refused. Each holds about two chunks of a file in memory."""
     max_lines: Count = 50_000
     """Requests of one batch."""
-    max_line_bytes: Annotated[int, Ge(1024), Le(1024**5)] = MEBIBYTE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchEdgeConfig(BatchEdgeSettings):
+    """Every bound of files and batches."""
+
+    max_uploads: int = 32
+    """Uploads at once; one more is refused. Each holds about two chunks of a file in memory."""
+    max_line_bytes: int = MEBIBYTE
     """One line of an input file."""
-    max_creations: Count = 4
+    max_creations: int = 4
     """Batches that are created at once; one more is refused. Each takes processor time for the length of its file."""
-    max_finishing: Count = 4
+    max_finishing: int = 4
     """Batches whose results are written at once; one more stays `finalizing`."""
-    finish_wait_seconds: Seconds = 1.0
+    finish_wait_seconds: float = 1.0
     """How long a request for a batch waits for its results to be written."""
-    finish_timeout_seconds: Seconds = 900.0
+    finish_timeout_seconds: float = 900.0
     """How long writing the results of one batch may take; the next request for it starts again."""
-    store_timeout_seconds: Seconds = 30.0
+    store_timeout_seconds: float = 30.0
     """How long the store of files and batches may take to answer, and for each chunk of a file."""
 
 
@@ -196,33 +209,13 @@ class ResultConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
+class RequestSettings:
     """Limits of one request. docs/limits.md lists the errors above them."""
 
-    max_json_depth: Annotated[int, Ge(1), Le(128)] = 64
-    """Nesting of arrays and objects in a body."""
-    max_json_members: Count = 200_000
-    """Number of names in all objects of a body."""
     max_messages: Count = 10_000
     """Messages of one conversation."""
-    max_stop: Count = 16
-    """Stop strings."""
-    max_stop_chars: Annotated[int, Ge(1), Le(1024)] = 1024
-    """Length of one stop string."""
     max_choices: Annotated[int, Ge(1), Le(128)] = 8
     """Answers per prompt (`n`)."""
-    max_choice_tokens: Annotated[int, Ge(1), Le(2**31 - 1)] = 1024 * 1024
-    """`n` times `max_tokens`, where `n` is above 1."""
-    max_top_logprobs: Annotated[int, Ge(0), Le(20)] = 20
-    """Alternatives per token (`top_logprobs`; `logprobs` of a text completion)."""
-    max_logit_bias: Annotated[int, Ge(0), Le(300)] = 300
-    """Tokens in `logit_bias`."""
-    max_metadata: Annotated[int, Ge(0), Le(16)] = 16
-    """Entries of `metadata`."""
-    max_user_chars: Annotated[int, Ge(0), Le(512)] = 512
-    """Length of `user`."""
-    max_prompts: Count = 128
-    """Prompts of one text completion."""
     max_embedding_inputs: Count = 2048
     """Texts of one request for embeddings."""
     max_tools: Count = 1024
@@ -231,18 +224,40 @@ class RequestLimits:
     """Body of an upload of audio."""
     max_image_bytes: Annotated[Bytes, PUBLIC] = 64 * MEBIBYTE
     """Body of an upload of images to edit."""
-    max_parts: Annotated[int, Ge(1), Le(1000)] = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits(RequestSettings):
+    """Every bound of one request."""
+
+    max_json_depth: int = 64
+    """Nesting of arrays and objects in a body."""
+    max_json_members: int = 200_000
+    """Number of names in all objects of a body."""
+    max_stop: int = 16
+    """Stop strings."""
+    max_stop_chars: int = 1024
+    """Length of one stop string."""
+    max_choice_tokens: int = 1024 * 1024
+    """`n` times `max_tokens`, where `n` is above 1."""
+    max_top_logprobs: int = 20
+    """Alternatives per token (`top_logprobs`; `logprobs` of a text completion)."""
+    max_logit_bias: int = 300
+    """Tokens in `logit_bias`."""
+    max_metadata: int = 16
+    """Entries of `metadata`."""
+    max_user_chars: int = 512
+    """Length of `user`."""
+    max_parts: int = 20
     """Parts of a multipart body."""
-    max_boundary_chars: Annotated[int, Ge(1), Le(70)] = 70
-    """Length of a multipart body's boundary."""
-    max_part_header_bytes: Annotated[int, Ge(256), Le(65_536)] = 8 * 1024
+    max_part_header_bytes: int = 8 * 1024
     """Headers of one part together."""
     schemas: SchemaLimits = field(default_factory=SchemaLimits)
     """JSON schemas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
+class ConnectionSettings:
     """What one connection may do before its request is accepted."""
 
     max_connections: Annotated[int, Ge(1), Le(1_000_000), PUBLIC] = 2048
@@ -253,20 +268,24 @@ class ConnectionLimits:
     not counted: a local proxy connects for all its callers."""
     max_header_bytes: Annotated[int, Ge(1024), Le(1_048_576)] = 32 * 1024
     """Size of the request line and headers."""
-    max_header_count: Annotated[int, Ge(10), Le(10_000)] = 100
-    """Number of headers."""
-    max_body_pieces: Annotated[int, Ge(100), Le(1_000_000)] = 20_000
-    """Chunks or segments that one body may arrive in: a 10 MiB body in chunks of 525 bytes."""
-    header_timeout_seconds: Seconds = 10.0
-    """From the first byte, or the connect, to the end of the headers."""
-    body_grace_seconds: Seconds = 10.0
-    """How long a body may arrive at any rate ..."""
-    min_body_bytes_per_second: Annotated[int, Ge(1), Le(1_073_741_824)] = 1024
-    """... and the minimum rate after that."""
-    linger_seconds: Seconds = 5.0
-    """How long the rest of a body is read and dropped after its request was answered."""
     idle_seconds: Annotated[int, Ge(1), Le(86_400)] = 75
     """How long a connection is kept between two requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits(ConnectionSettings):
+    """Every bound of one connection."""
+
+    max_body_pieces: int = 20_000
+    """Chunks or segments that one body may arrive in: a 10 MiB body in chunks of 525 bytes."""
+    header_timeout_seconds: float = HEADER_TIMEOUT_SECONDS
+    """As above; tests take less."""
+    body_grace_seconds: float = 10.0
+    """How long a body may arrive at any rate ..."""
+    min_body_bytes_per_second: int = 1024
+    """... and the minimum rate after that."""
+    linger_seconds: float = 5.0
+    """How long the rest of a body is read and dropped after its request was answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,9 +322,6 @@ class EdgeTls:
     trust by its file or fingerprint. Default: beyond loopback, where no certificate is named."""
     handshake_timeout_seconds: Seconds = 10.0
     """Maximum duration of a TLS handshake."""
-    renewal_check_seconds: Annotated[int, Ge(1), Le(86_400)] = 600
-    """How often a running mesh checks whether its own certificate is due: before it expires, and when the machine has
-    got another name or address."""
 
     @property
     def is_set(self) -> bool:
@@ -352,7 +368,7 @@ class Exposure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CorsConfig:
+class CorsSettings:
     """Web pages of other origins that may call the gateway (CORS). They never send cookies; a key is a header."""
 
     allowed_origins: Annotated[tuple[Origin, ...], MaxLen(256), PUBLIC] = LOOPBACK_ORIGINS + APP_ORIGINS
@@ -361,7 +377,13 @@ class CorsConfig:
     replaces the default. Changes of resources stay refused for pages where callers need no key."""
     allowed_headers: Annotated[tuple[HeaderName, ...], MaxLen(64)] = ()
     """Request headers that pages may send besides those that the APIs and their SDKs use."""
-    max_age_seconds: Annotated[int, Ge(0), Le(86_400)] = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorsConfig(CorsSettings):
+    """Pages of other origins, and how long browsers keep an answer."""
+
+    max_age_seconds: int = 600
     """How long a browser may keep the answer to a preflight request."""
 
 
@@ -379,8 +401,6 @@ class GatewaySettings:
 
     max_body_bytes: Annotated[Bytes, PUBLIC] = 10 * MEBIBYTE
     """Largest request body, uploads of audio and images aside."""
-    body_timeout_seconds: Seconds = 60.0
-    """From the end of a request's headers to the end of its body."""
     request_timeout_seconds: Annotated[Seconds, PUBLIC] = 600.0
     """Deadline of every request, and the maximum of X-Request-Timeout-Seconds."""
     sse_keepalive_seconds: Seconds = 10.0
@@ -388,28 +408,8 @@ class GatewaySettings:
     receipt_comments: bool = True
     """Whether a stream ends with its receipt as a comment. The header `X-Receipt-Comment: true` or `false` of a request
     replaces it."""
-    headers_within_seconds: Seconds = 1.0
-    """How long the status line of a stream is held back, so that a refusal is still a status."""
-    write_timeout_seconds: Seconds = 30.0
-    """How long a write may wait for a slow reader before its request is cancelled."""
     router_outage_limit_seconds: Seconds = 30.0
     """How long a waiting request survives without a router."""
-    end_reports: ReportLimits = field(default_factory=ReportLimits)
-    """Reports to routers about how requests ended whose router was lost, and of those that no router answered."""
-    registry_timeout_seconds: Seconds = 10.0
-    """How long one call of `/api/v1` to the registry may take."""
-    max_event_watches: Annotated[int, Ge(1), Le(10_000)] = 64
-    """Streams of `/api/v1/watch` and `/api/v1/events` at once."""
-    max_watch_names: Annotated[int, Ge(16), Le(1_000_000)] = 4096
-    """Changes that wait for one reader of `/api/v1/watch`, one for each name: the newest. A source of more waits."""
-    watch_interval_seconds: Seconds = 0.1
-    """Shortest time between two writes of one stream of `/api/v1/watch`; changes of a name meanwhile are one."""
-    watch_queue_seconds: Seconds = 1.0
-    """Interval in which the router is asked for its queues while a stream of `/api/v1/watch` reads them."""
-    key_check_seconds: Seconds = 2.0
-    """Interval in which an open stream of events checks that its key is still valid; it ends with one that is not."""
-    max_running_responses: Annotated[int, Ge(1), Le(100_000)] = 2048
-    """Streams of `/v1/responses` at once, which can be retrieved by id meanwhile; one more is refused."""
     keep_responses: Annotated[KeepResponses, PUBLIC] = KeepResponses.BY_DEFAULT
     """Which responses of `/v1/responses` are stored with their input: all unless a request says `"store": false`, those
     whose request says `"store": true`, or none. Stored responses stay until they are deleted or expire
@@ -417,19 +417,15 @@ class GatewaySettings:
     response_envelope: Annotated[ResponseEnvelope, PUBLIC] = ResponseEnvelope.OPENAI
     """The form of responses of `/v1/responses` whose request names none in `envelope`: `openai`; or `pool`, where a
     text is an item of the type `output_text`, and `output_text` and `metrics` are always there."""
-    response_store_timeout_seconds: Seconds = 5.0
-    """How long the store of responses may take to answer."""
-    task_timeout_seconds: Seconds = 30.0
-    """How long the store of durable tasks may take to answer; the task itself may take hours."""
     results: ResultConfig = field(default_factory=ResultConfig)
     """Addresses of images and recordings."""
-    batches: BatchEdgeConfig = field(default_factory=BatchEdgeConfig)
+    batches: BatchEdgeSettings = field(default_factory=BatchEdgeSettings)
     """Files and batches."""
     allowed_hosts: Annotated[frozenset[HostName], MaxLen(1000), PUBLIC] = frozenset()
     """Names and addresses, without port, by which callers may reach the gateway, besides `host` and loopback: the
     allowed values of Host and Origin headers. A web page that reaches this address by DNS rebinding sends its own
     name."""
-    cors: CorsConfig = field(default_factory=CorsConfig)
+    cors: CorsSettings = field(default_factory=CorsSettings)
     """Web pages of other origins."""
     ollama_sources: Annotated[Mapping[LibraryName, SourceText], MaxLen(1000), PUBLIC] = field(default_factory=dict)
     """What `/api/pull` pulls for a name of Ollama's library, such as `"qwen3:0.6b": hf:Qwen/Qwen3-0.6B-GGUF:Q8_0`; a
@@ -444,11 +440,11 @@ class GatewaySettings:
     keys, prompts and answers, and change them."""
     rate_limits: Annotated[TenantRequestRates | None, PUBLIC] = None
     """Requests per tenant. Default: no limit."""
-    limits: RequestLimits = field(default_factory=RequestLimits)
+    limits: RequestSettings = field(default_factory=RequestSettings)
     """Limits of one request."""
-    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    connections: ConnectionSettings = field(default_factory=ConnectionSettings)
     """Limits of one connection."""
-    media: MediaConfig = field(default_factory=MediaConfig)
+    media: MediaSettings = field(default_factory=MediaSettings)
     """Images and recordings in requests."""
     workbench: WorkbenchConfig = field(default_factory=WorkbenchConfig)
     """The web page at `/ui`."""
@@ -458,6 +454,31 @@ class GatewaySettings:
 class GatewayConfig(GatewaySettings):
     """Address, limits and timeouts of the gateway."""
 
+    batches: BatchEdgeConfig = field(default_factory=BatchEdgeConfig)
+    cors: CorsConfig = field(default_factory=CorsConfig)
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    media: MediaConfig = field(default_factory=MediaConfig)
+    body_timeout_seconds: float = 60.0
+    """From the end of a request's headers to the end of its body."""
+    headers_within_seconds: float = 1.0
+    """How long the status line of a stream is held back, so that a refusal is still a status."""
+    write_timeout_seconds: float = 30.0
+    """How long a write may wait for a slow reader before its request is cancelled."""
+    max_event_watches: int = 64
+    """Streams of `/api/v1/watch` and `/api/v1/events` at once."""
+    max_watch_names: int = 4096
+    """Changes that wait for one reader of `/api/v1/watch`, one for each name: the newest. A source of more waits."""
+    watch_interval_seconds: float = 0.1
+    """Shortest time between two writes of one stream of `/api/v1/watch`; changes of a name meanwhile are one."""
+    key_check_seconds: float = 2.0
+    """Interval in which an open stream of events checks that its key is still valid; it ends with one that is not."""
+    max_running_responses: int = 2048
+    """Streams of `/v1/responses` at once, which can be retrieved by id meanwhile; one more is refused."""
+    response_store_timeout_seconds: float = 5.0
+    """How long the store of responses may take to answer."""
+    task_timeout_seconds: float = 30.0
+    """How long the store of durable tasks may take to answer; the task itself may take hours."""
     host: str = "127.0.0.1"
     """Loopback, or any address with keys and TLS."""
     port: int = 8080

@@ -41,10 +41,6 @@ class KeysConfig:
     home."""
     max_keys: Annotated[int, Ge(1), Le(40_000)] = 10_000
     """Keys that may exist at once. Revoked and expired ones make room for new ones."""
-    default_grace_seconds: Seconds = 3_600.0
-    """How long the old secret of a rotated key stays valid where the caller does not say."""
-    max_grace_seconds: Annotated[float, Gt(0), Le(30 * DAY_SECONDS)] = 30 * DAY_SECONDS
-    """Longest such time that a caller may ask for."""
     keep_seconds: Seconds = 30 * DAY_SECONDS
     """How long a key stays listed once it was revoked or has expired."""
     revoke_all_if_pepper_lost: bool = False
@@ -52,8 +48,6 @@ class KeysConfig:
 
     def __post_init__(self) -> None:
         require_positive(self)
-        if self.default_grace_seconds > self.max_grace_seconds:
-            raise SettingError("default_grace_seconds", "must not be longer than max_grace_seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +108,6 @@ class GovernanceSettings:
     """How many different signers must agree."""
     token_lifetime_seconds: Annotated[float, Gt(0), Le(300)] = 300.0
     """Longest time from issue to expiry of a token; five minutes at most."""
-    clock_skew_seconds: Annotated[float, Ge(0), Le(60)] = 30.0
-    """How far the clocks of signers may be ahead of the registry's."""
     policy_version: Annotated[str, MinLen(1), MaxLen(64)] = "1"
     """Signed by signers; a change of it refuses every token made before."""
     audience: Annotated[str, MaxLen(128)] | None = None
@@ -137,6 +129,8 @@ class GovernanceSettings:
 class GovernanceConfig(GovernanceSettings):
     """Governance with its key at hand. `build_gate` checks that everything fits together."""
 
+    clock_skew_seconds: float = 30.0
+    """How far the clocks of signers may be ahead of the registry's."""
     shared_key: bytes = field(default=b"", repr=False)
     """At least 32 bytes, where the mode needs a key."""
     witness_file: Path | None = None
@@ -151,21 +145,25 @@ class GovernanceConfig(GovernanceSettings):
 class OperationSettings:
     """Loads, unloads and flushes as durable operations. A value that makes no sense raises INVALID_ARGUMENT."""
 
-    max_running: Annotated[int, Ge(1), Le(10_000)] = 32
-    """Operations that are carried out at once; more wait."""
-    max_unfinished: Annotated[int, Ge(1), Le(100_000)] = 1_000
-    """Operations that may wait or run; more are refused."""
     keep_seconds: Seconds = 604_800.0
     """How long a finished operation is kept."""
     timeout_seconds: Seconds = 3_600.0
     """Longest time that one operation may take; then it is cancelled, and failed."""
     max_audit_entries: Annotated[int, Ge(1_000), Le(100_000_000)] = 1_000_000
     """Entries of the audit log, which is never truncated automatically; at the limit operations are refused."""
-    audit_head_interval_seconds: Seconds = 3_600.0
-    """How often the newest entry of the audit log is written to the ordinary log, so that a truncation shows."""
 
     def __post_init__(self) -> None:
         require_positive(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationLimits(OperationSettings):
+    """Every bound of operations."""
+
+    max_running: int = 32
+    """Operations that are carried out at once; more wait."""
+    max_unfinished: int = 1_000
+    """Operations that may wait or run; more are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,20 +174,12 @@ class LedgerSettings:
     """A lease that is not renewed for this long is orphaned; it ends when its memory is observed to be free."""
     renew_interval_seconds: Seconds = 5.0
     """How often holders renew their leases and report what they observe."""
-    watch_interval_seconds: Seconds = 0.25
-    """How often they do while a request waits for memory on their host."""
     device_margin_mb: Annotated[int, Ge(0), Le(1_048_576), PUBLIC] = 512
     """Memory of each device, in MiB, that is never leased: the driver needs some."""
-    reclaim_wait_seconds: Annotated[float, Ge(0), Le(3600)] = 2.0
-    """How long released memory may take to be observed as free before another model is evicted."""
     max_wait_seconds: Seconds = 300.0
     """Longest wait for memory."""
     max_leases: Annotated[int, Ge(1), Le(1_000_000)] = 10_000
     """Leases that may exist at once, in all of the mesh."""
-    max_waiting: Annotated[int, Ge(1), Le(100_000)] = 256
-    """Requests that may wait for memory on one host."""
-    orphan_keep_seconds: Seconds = 14_400.0
-    """An orphaned lease on a host that no runner observes any more is deleted after this long."""
 
     def __post_init__(self) -> None:
         require_positive(
@@ -203,6 +193,14 @@ class LedgerSettings:
 class LedgerConfig(LedgerSettings):
     """The VRAM ledger. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
 
+    watch_interval_seconds: float = 0.25
+    """How often they do while a request waits for memory on their host."""
+    reclaim_wait_seconds: float = 2.0
+    """How long released memory may take to be observed as free before another model is evicted."""
+    max_waiting: int = 256
+    """Requests that may wait for memory on one host."""
+    orphan_keep_seconds: float = 14_400.0
+    """An orphaned lease on a host that no runner observes any more is deleted after this long."""
     restart_grace_seconds: float = 90.0
     """For this long after a start no lease is orphaned: holders could not reach a registry that was away."""
 
@@ -252,23 +250,12 @@ class RegistrySettings:
     """How often runners send a heartbeat."""
     report_interval_seconds: Seconds = 5.0
     """How often runners report capability."""
-    max_clock_offset_seconds: Seconds = 300.0
-    """A runner whose clock is further from the registry's takes no requests. Not for runners that join over a relay.
-    The default is the lifetime of an operation token."""
     inactive_after_seconds: Annotated[Seconds, PUBLIC] = 90.0
     """Time without a heartbeat after which a runner is inactive."""
     delete_after_seconds: Seconds = 14_400.0
     """Inactivity after which a runner is deleted."""
     restart_grace_seconds: Seconds = 90.0
     """For this long after a start of the registry no runner expires: runners could not reach it while it was away."""
-    restart_spread_seconds: Annotated[float, Ge(0), Le(86_400)] = 30.0
-    """Expiries that fall due at the end of that grace are spread over this long."""
-    hibernating_keep_seconds: Seconds = 604_800.0
-    """A model whose host the mesh can wake is deleted after its runner was away for this long."""
-    router_beat_interval_seconds: Seconds = 2.0
-    """How often routers say that they are there."""
-    router_session_seconds: Seconds = 10.0
-    """Silence after which a router is deleted, and the others own its part of the mesh."""
     allow_cloud_fallback: Annotated[bool | None, PUBLIC] = None
     """Whether routes may fall back to models off the premises, on a new database; later `weft config set` changes it.
     Default: what the environment variable WEFT_ALLOW_CLOUD_FALLBACK says, else true."""
@@ -289,8 +276,6 @@ class RegistrySettings:
         require_positive(self, may_be_zero=frozenset({"restart_grace_seconds", "restart_spread_seconds"}))
         if self.inactive_after_seconds <= self.heartbeat_interval_seconds:
             raise SettingError("inactive_after_seconds", "must be longer than heartbeat_interval_seconds")
-        if self.router_session_seconds <= self.router_beat_interval_seconds:
-            raise SettingError("router_session_seconds", "must be longer than router_beat_interval_seconds")
         for what in ("name", "pattern"):
             given = [
                 (each.tenant if what == "pattern" else "", getattr(each, what) or each.name) for each in self.aliases
@@ -303,6 +288,17 @@ class RegistrySettings:
 class RegistryConfig(RegistrySettings):
     """The registry. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
 
+    max_clock_offset_seconds: float = 300.0
+    """A runner whose clock is further from the registry's takes no requests. Not for runners that join over a relay.
+    The default is the lifetime of an operation token."""
+    restart_spread_seconds: float = 30.0
+    """Expiries that fall due at the end of that grace are spread over this long."""
+    hibernating_keep_seconds: float = 604_800.0
+    """A model whose host the mesh can wake is deleted after its runner was away for this long."""
+    router_beat_interval_seconds: float = 2.0
+    """How often routers say that they are there."""
+    router_session_seconds: float = 10.0
+    """Silence after which a router is deleted, and the others own its part of the mesh."""
     database_url: str | Path  # type: ignore[assignment]  # settings have no path
     """The file of a SQLite database, or a SQLAlchemy URL of an async driver, such as "sqlite+aiosqlite:////var/lib/weft/registry.db"."""
     address: str = ""
@@ -310,6 +306,7 @@ class RegistryConfig(RegistrySettings):
     allow_cloud_fallback: bool = True
     """The mesh's setting of this name on a new database; later only operators change it."""
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
+    operations: OperationLimits = field(default_factory=OperationLimits)
     governance: GovernanceConfig = field(default_factory=GovernanceConfig)
     sweep_interval_seconds: float = 5.0
     """How often liveness is judged and lazily kept facts are written."""

@@ -227,7 +227,7 @@ class RegistryService:
         profiles = Profiles(core, declarations, self._operations.operations, self._calls)
         profile_service_pb2_grpc.add_ProfileServiceServicer_to_server(ProfileServicer(profiles), server)
         join_token_service_pb2_grpc.add_JoinTokenServiceServicer_to_server(JoinTokenServicer(self._tokens), server)
-        key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(self._keys, core.config.keys), server)
+        key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(self._keys), server)
         central_model_service_pb2_grpc.add_CentralModelServiceServicer_to_server(
             CentralModelServicer(self._central), server
         )

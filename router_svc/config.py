@@ -10,7 +10,6 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.request_log import RequestLogLimits
 from router_svc.settings import RelayLimits
-from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS
 from weft.durable.journal_policy import JournalRules
 from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.tls_channel import ChannelSecurity
@@ -22,6 +21,10 @@ class RelayConfig(RelayLimits):
 
     address: str
     """This router's own gRPC target, at which runners behind the relay are reached."""
+    max_calls_per_link: int = 1024
+    """Calls that may run at once on one link."""
+    open_timeout_seconds: float = 10.0
+    """Longest time from the first byte of a link until its runner has opened a session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,6 @@ class RouterConfig:
     request_log: RequestLogLimits = field(default_factory=RequestLogLimits)
     figures: FigureLimits = field(default_factory=FigureLimits)
     watches: WatchLimits = field(default_factory=WatchLimits)
-    ticket_lifetime_seconds: float = TICKET_LIFETIME_SECONDS
     default_timeout_seconds: float = 600.0
     """Deadline of a public gRPC call without one."""
     wake_recipes: frozenset[str] = frozenset({"wake_on_lan", "http"})

@@ -48,7 +48,7 @@ from weft.api.registry.v1.tenant_pb2 import Tenant
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch import placement
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.tickets import sign
+from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS, sign
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -161,9 +161,8 @@ class Mailbox:
 class TicketIssuer:
     """Turns placed requests into grants, with tickets that are signed with the key of the runner's session."""
 
-    def __init__(self, clock: Clock, *, lifetime_seconds: float) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lifetime_seconds = lifetime_seconds
 
     def grant(self, placed: Placed, mailbox: Mailbox, view: FleetView) -> placement.Grant:
         """Return the grant of one attempt.
@@ -182,7 +181,7 @@ class TicketIssuer:
             attempt=placed.attempt,
             allow_remote=mailbox.allow_remote,
         )
-        expires = self._clock.utc_now().timestamp() + self._lifetime_seconds
+        expires = self._clock.utc_now().timestamp() + TICKET_LIFETIME_SECONDS
         claims.expire_time.seconds, claims.expire_time.nanos = divmod(int(expires * NANOSECONDS), NANOSECONDS)
         deadline_at = placed.deadline_at
         signed = claims.SerializeToString()

@@ -104,7 +104,7 @@ class RouterService(Service):
             clock,
             LoopDeps(
                 waker=self._waker,
-                tickets=TicketIssuer(self._mesh_clock, lifetime_seconds=config.ticket_lifetime_seconds),
+                tickets=TicketIssuer(self._mesh_clock),
                 records=records,
                 observer=observer,
                 tracing=tracing,

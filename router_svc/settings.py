@@ -7,18 +7,16 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le, MaxLen
 
 from router_svc.durable.limits import (
-    BatchLimits,
+    BatchSettings,
     RecordSettings,
-    ResponseLimits,
+    ResponseSettings,
     ResultLimits,
     TaskSettings,
     UsageSettings,
 )
-from router_svc.policy.change_buffer import WatchLimits
-from router_svc.policy.figures import FigureLimits
-from router_svc.policy.limits import QueueLimits, SchedulingLimits
+from router_svc.policy.limits import QueueLimits
 from router_svc.policy.settings import ClientName, ClientProfile, Settings, TenantRates
-from weft.kernel.settings import PUBLIC, SECRET, Name, Seconds
+from weft.kernel.settings import PUBLIC, SECRET, Name
 
 WakeRecipeKind = Literal["wake_on_lan", "http", "command"]
 
@@ -29,10 +27,6 @@ class RelayLimits:
 
     max_links: Annotated[int, Ge(1), Le(100_000)] = 1000
     """Links that may be open at once."""
-    max_calls_per_link: Annotated[int, Ge(1), Le(65_536)] = 1024
-    """Calls that may run at once on one link."""
-    open_timeout_seconds: Seconds = 10.0
-    """Longest time from the first byte of a link until its runner has opened a session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +36,6 @@ class RouterSettings(QueueLimits, Settings):
     name: Name | None = None
     """Its name among the routers of the mesh, the same after a restart. Default: made of this machine's name and the
     address at which it listens."""
-    ticket_lifetime_seconds: Seconds = 30.0
-    """How long a ticket to start work is valid."""
-    scheduling: SchedulingLimits = field(default_factory=SchedulingLimits)
-    """Finer settings."""
     wake_recipes: frozenset[WakeRecipeKind] = frozenset({"wake_on_lan", "http"})
     """Kinds of recipes that the router runs for models with `by: mesh`. A command is a program on the router's host."""
     clients: Annotated[Mapping[ClientName, ClientProfile], MaxLen(1_024), PUBLIC] = field(default_factory=dict)
@@ -55,22 +45,18 @@ class RouterSettings(QueueLimits, Settings):
     database_url: Annotated[str | None, PUBLIC, SECRET] = field(default=None, repr=False)
     """The database of durable tasks, batches, files, kept responses, usage and records. Default: an SQLite file under
     the home. PostgreSQL: see `registry.database_url`."""
-    responses: ResponseLimits = field(default_factory=ResponseLimits)
+    responses: ResponseSettings = field(default_factory=ResponseSettings)
     """Kept responses."""
     tasks: TaskSettings = field(default_factory=TaskSettings)
     """Durable tasks."""
     results: ResultLimits = field(default_factory=ResultLimits)
     """Images and recordings of tasks."""
-    batches: BatchLimits = field(default_factory=BatchLimits)
+    batches: BatchSettings = field(default_factory=BatchSettings)
     """Files and batches."""
     usage: UsageSettings = field(default_factory=UsageSettings)
     """Usage of tenants, keys and models."""
     records: RecordSettings = field(default_factory=RecordSettings)
     """Records of requests, and what else a router knows after a restart."""
-    figures: FigureLimits = field(default_factory=FigureLimits)
-    """Figures of the last hour: see `weft figures`."""
-    watches: WatchLimits = field(default_factory=WatchLimits)
-    """Watches of requests and of figures."""
     rate_limits: Annotated[TenantRates | None, PUBLIC] = None
     """How much tenants may ask for. Default: the environment's TENANT_RATE_LIMIT_<tenant> and DEFAULT_RATE_LIMIT where
     ENABLE_MULTI_TENANT=true, else as `multi_tenant` sets."""

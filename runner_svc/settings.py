@@ -183,30 +183,20 @@ class RunnerSettings:
     """Longest time without a token once the answer has begun."""
     absolute_timeout_seconds: Seconds | None = _TIMEOUTS.absolute_seconds
     """Longest time for a whole request, tools included. Off."""
-    liveness_probe_interval_seconds: Seconds = _TIMEOUTS.probe_interval_seconds
-    """Interval at which the watchdog looks for progress."""
     first_term_seconds: Seconds = _GRACES.first_term_seconds
     """Grace after the first SIGTERM."""
     second_term_seconds: Seconds = _GRACES.second_term_seconds
     """Grace after the second SIGTERM, before SIGKILL."""
-    kill_seconds: Seconds = _GRACES.kill_seconds
-    """Longest wait for the kernel after SIGKILL."""
     max_deaths: Annotated[int, Ge(1), Le(1000)] = _RESTART.max_deaths
-    """A crash loop is this many deaths ..."""
-    death_window_seconds: Seconds = _RESTART.window_seconds
-    """... within this time."""
+    """A crash loop is this many deaths within half a minute."""
     first_pause_seconds: Seconds = _RESTART.first_pause_seconds
-    """Pause after a crash loop; doubles with every further one."""
-    max_pause_seconds: Seconds = _RESTART.max_pause_seconds
-    """Longest such pause."""
+    """Pause after a crash loop; doubles with every further one, up to five minutes."""
     tools: Annotated[tuple[ToolSettings, ...], MaxLen(64), PUBLIC] = ()
     """Tools that the runner can run for models and agents that list them."""
     signals: Annotated[tuple[SignalSettings, ...], MaxLen(32)] = ()
     """Control signals besides the built-in ones."""
     max_tool_iterations: Annotated[int, Ge(0), Le(64)] = _CHAT.max_tool_iterations
     """Further turns of a model with the results of tools, where its agent sets no number."""
-    max_tool_calls_per_turn: Annotated[int, Ge(1), Le(64)] = _CHAT.max_tool_calls_per_turn
-    """Tool calls that one turn of a model may hold."""
     time_zone: Annotated[str, MaxLen(64)] | None = None
     """Zone of the date and time in the platform prompt, such as `Europe/Berlin`. Default: the machine's."""
     platform_prompt: bool = _CHAT.platform_prompt
@@ -246,7 +236,6 @@ class RunnerSettings:
             prefill_liveness_seconds=self.prefill_liveness_timeout_seconds,
             idle_stream_seconds=self.idle_stream_timeout_seconds,
             absolute_seconds=self.absolute_timeout_seconds,
-            probe_interval_seconds=self.liveness_probe_interval_seconds,
         )
 
     @property
@@ -255,7 +244,6 @@ class RunnerSettings:
         return StopGraces(
             first_term_seconds=self.first_term_seconds,
             second_term_seconds=self.second_term_seconds,
-            kill_seconds=self.kill_seconds,
         )
 
     @property
@@ -263,7 +251,5 @@ class RunnerSettings:
         """The limits of a crash loop of its engines."""
         return RestartLimits(
             max_deaths=self.max_deaths,
-            window_seconds=self.death_window_seconds,
             first_pause_seconds=self.first_pause_seconds,
-            max_pause_seconds=self.max_pause_seconds,
         )

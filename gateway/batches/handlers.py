@@ -40,6 +40,9 @@ from weft.kernel.names import require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.time_limit import PortT, time_limited
 
+UPLOAD_TIMEOUT_SECONDS = 3600.0
+"""Longest upload of a file; the minimum rate of `connections` applies as well."""
+
 
 class ConcurrencyLimit:
     """A limit on how many blocks run at once."""
@@ -356,13 +359,13 @@ async def delete_file(files: Files, request: Request) -> Response:
 
 async def _received(request: Request, files: FileDeps, tenant: str) -> file_pb.File:
     config, bounds = files.deps.config, files.deps.config.batches
-    boundary = multipart_boundary(request.scope, config.limits)
+    boundary = multipart_boundary(request.scope)
     body = body_chunks(
         request.scope,
         request.receive,
         config,
         max_bytes=bounds.max_file_bytes + FORM_BYTES,
-        timeout_seconds=bounds.upload_timeout_seconds,
+        timeout_seconds=UPLOAD_TIMEOUT_SECONDS,
     )
     async with aclosing(body):
         upload = FileUpload(MultipartStream(body, boundary, config.limits), max_bytes=bounds.max_file_bytes)

@@ -19,7 +19,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from gateway.config import ConnectionLimits
+from gateway.config import MAX_HEADER_COUNT, ConnectionLimits
 from gateway.errors import EdgeError, envelope, error_headers, http_status
 from gateway.http.disconnect import ABORT_KEY, DISCONNECT_KEY, DisconnectNotifier
 from gateway.http.framing import (
@@ -234,9 +234,9 @@ class EdgeProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Handle a header; trailers are counted and dropped."""
         self._header_count += 1
-        if self._header_count > self._limits.max_header_count:
+        if self._header_count > MAX_HEADER_COUNT:
             what = "headers" if self._is_reading_head else "trailers"
-            limit = self._limits.max_header_count
+            limit = MAX_HEADER_COUNT
             self._stop_parsing(EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limit} {what}"))
         if self._is_reading_head:
             super().on_header(name, value)

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope
 
-from gateway.config import GatewayConfig, RequestLimits
+from gateway.config import GatewayConfig
 from gateway.errors import ClientGoneError, Dialect, EdgeError, dialect_of
 from gateway.http.framing import DECLARED_BODY_KEY
 from gateway.intake.content_coding import decoder_of
@@ -99,7 +99,7 @@ async def read_multipart_body(scope: Scope, receive: Receive, config: GatewayCon
     Raises MALFORMED_REQUEST for another content type or a body that is no such form, REQUEST_TOO_LARGE for too many
     parts or too long headers, and as `body_chunks` besides.
     """
-    boundary = multipart_boundary(scope, config.limits)
+    boundary = multipart_boundary(scope)
     timeout_seconds = config.body_timeout_seconds
     chunks = body_chunks(scope, receive, config, max_bytes=max_bytes, timeout_seconds=timeout_seconds)
     async with aclosing(chunks):
@@ -111,12 +111,12 @@ def is_form(scope: Scope) -> bool:
     return _media_type(headers_of(scope)) == _FORM_TYPE
 
 
-def multipart_boundary(scope: Scope, limits: RequestLimits) -> bytes:
+def multipart_boundary(scope: Scope) -> bytes:
     """Returns the boundary of a form with files. Raises MALFORMED_REQUEST for another content type."""
     headers = headers_of(scope)
     if _media_type(headers) != _FORM_TYPE:
         raise WeftError(Reason.MALFORMED_REQUEST, "the Content-Type must be multipart/form-data")
-    return boundary_of(headers.get(b"content-type", b""), limits)
+    return boundary_of(headers.get(b"content-type", b""))
 
 
 async def body_chunks(

@@ -12,7 +12,7 @@ from typing import TypeVar
 from starlette.types import Scope
 
 from gateway.auth.authentication import require_once
-from gateway.config import GatewayConfig
+from gateway.config import MAX_HEADER_COUNT, GatewayConfig
 from gateway.errors import EdgeError
 from gateway.http.cors import is_allowed_origin
 from gateway.http.own_hosts import LOOPBACK_NAMES, host_name, is_own_host
@@ -81,8 +81,8 @@ def require_bounded_head(scope: Scope, config: GatewayConfig) -> None:
     """Raises for heads that the HTTP parser accepts: too many, large or repeated headers."""
     raw = scope["headers"]
     limits = config.connections
-    if len(raw) > limits.max_header_count:
-        raise EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limits.max_header_count} headers")
+    if len(raw) > MAX_HEADER_COUNT:
+        raise EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {MAX_HEADER_COUNT} headers")
     size = 0
     for name, value in raw:
         size += len(name) + len(value)

@@ -13,6 +13,8 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.validation_words import plain_words
 
+MAX_BOUNDARY_CHARS = 70
+"""Length of a multipart body's boundary."""
 _SHOWN_CHARS = 64
 _MAX_NAME_CHARS = 256
 HEADERS_END = b"\r\n\r\n"
@@ -38,13 +40,14 @@ class Part:
             raise invalid_field(self.name, "is not valid UTF-8") from None
 
 
-def boundary_of(content_type: bytes, limits: RequestLimits) -> bytes:
+def boundary_of(content_type: bytes) -> bytes:
     """Returns the boundary of a Content-Type. Raises MALFORMED_REQUEST, REQUEST_TOO_LARGE for one too long."""
     _, options = parse_options_header(content_type)
     boundary = bytes(options.get(b"boundary", b""))
-    if len(boundary) > limits.max_boundary_chars:
-        limit = limits.max_boundary_chars
-        raise WeftError(Reason.REQUEST_TOO_LARGE, f"the boundary of the Content-Type is longer than {limit} characters")
+    if len(boundary) > MAX_BOUNDARY_CHARS:
+        raise WeftError(
+            Reason.REQUEST_TOO_LARGE, f"the boundary of the Content-Type is longer than {MAX_BOUNDARY_CHARS} characters"
+        )
     if not boundary or any(byte < 0x20 or byte > 0x7E for byte in boundary):
         raise malformed("the Content-Type has no usable boundary")
     return boundary

@@ -302,7 +302,7 @@ def _require_size(data: bytes, media_type: str, field: str, config: MediaConfig)
     if size is None or size.width < 1 or size.height < 1:
         raise invalid_field(field, f"is not a complete {media_type} file")
     if size.frames > config.max_frames:
-        raise invalid_field(field, f"has more than {config.max_frames} frames (gateway.media.max_frames)")
+        raise invalid_field(field, f"has more than {config.max_frames} frames")
     if size.width * size.height * size.frames > config.max_pixels:
         raise invalid_field(
             field,

@@ -18,7 +18,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from typing_extensions import override
 from yarl import URL
 
-from gateway.config import MediaConfig
+from gateway.config import MIN_BYTES_PER_SECOND, MediaConfig
 from gateway.media.addresses import MediaUrl, address_refusal, require_allowed
 from gateway.media.content import fetched_image
 from gateway.media.request_media import MediaAddress, MediaSource, too_large
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import LooseHeaders
 
+SLOW_START_SECONDS = 5.0
+"""... after this long."""
 AddressInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[Any, ...]]
 """As `socket.getaddrinfo` has them; the last entry begins with the address."""
 
@@ -117,7 +119,7 @@ class MediaFetcher(MediaSource):
         except TimeoutError:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                "too many files are being fetched (gateway.media.max_concurrent_fetches)",
+                "too many files are being fetched",
                 retry_after_seconds=1,
             ) from None
         try:
@@ -163,7 +165,7 @@ class MediaFetcher(MediaSource):
             self._require_fits(size, field_name, left)
             pieces.append(piece)
             seconds = self._clock.monotonic() - began
-            if seconds > self._config.slow_start_seconds and size < seconds * self._config.min_bytes_per_second:
+            if seconds > SLOW_START_SECONDS and size < seconds * MIN_BYTES_PER_SECOND:
                 raise self._too_slow(field_name)
         if length is not None and size != length:
             raise invalid_field(field_name, "could not be fetched: its host sent less than it announced")
@@ -188,7 +190,7 @@ class MediaFetcher(MediaSource):
         return invalid_field(
             field_name,
             f"could not be fetched within {self._config.total_timeout_seconds:g} seconds at "
-            f"{self._config.min_bytes_per_second} bytes per second (gateway.media)",
+            f"{MIN_BYTES_PER_SECOND} bytes per second (gateway.media)",
         )
 
 

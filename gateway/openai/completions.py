@@ -40,6 +40,9 @@ from weft.kernel.request import Operation
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
+MAX_PROMPTS = 128
+"""Prompts of one text completion."""
+
 
 class CompletionRequest(GenerationRequest):
     """A text completion: raw text in, continuation out."""
@@ -81,7 +84,7 @@ def to_payload(request: CompletionRequest, limits: RequestLimits) -> completion_
     """Returns the completion payload. Raises INVALID_ARGUMENT naming the wrong field."""
     require_stream_options_fit(request)
     payload = completion_pb2.CompletionPayload()
-    fill_prompts(payload.prompts, request.prompt, "prompt", max_prompts=limits.max_prompts, allow_empty=True)
+    fill_prompts(payload.prompts, request.prompt, "prompt", max_prompts=MAX_PROMPTS, allow_empty=True)
     fill_sampling(payload.sampling, request, request.max_tokens, limits)
     count = require_choices(request, limits)
     if count != 1:

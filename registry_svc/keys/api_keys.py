@@ -37,6 +37,8 @@ from weft.kernel.principal import (
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import seconds_of
 
+DEFAULT_GRACE_SECONDS = 3_600.0
+"""How long the old secret of a rotated key stays valid where the caller does not say."""
 log = get_logger("weft.registry.keys")
 
 _MAKE = Access(Resource.KEYS, Role.CREATE)
@@ -183,7 +185,7 @@ class ApiKeys:
             raise _unknown("there is no key of this id that is good")
         _require_scopes(key.scopes, by)
         secret = secrets.token_hex(SECRET_BYTES)
-        span = timedelta(seconds=self._config.default_grace_seconds) if grace is None else grace
+        span = timedelta(seconds=DEFAULT_GRACE_SECONDS) if grace is None else grace
         rotated = key.rotated(key_digest(pepper, secret), now, span)
         await self._keep(rotated)
         log.info(

@@ -7,7 +7,6 @@ from typing import Any
 import grpc
 from typing_extensions import override
 
-from registry_svc.config import KeysConfig
 from registry_svc.keys.api_keys import ApiKeys
 from registry_svc.keys.join_tokens import JoinTokens
 from registry_svc.keys.key_store import ApiKey, key_message, verifier_message
@@ -22,6 +21,8 @@ from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import optional_stamp, stamp_of
 
+MAX_GRACE_SECONDS = 30 * 86_400.0
+"""Longest such time that a caller may ask for."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -40,22 +41,21 @@ def token_message(token: JoinToken) -> join_token_service_pb2.JoinToken:
     )
 
 
-def to_grace(request: pb.RotateKeyRequest, config: KeysConfig) -> timedelta | None:
+def to_grace(request: pb.RotateKeyRequest) -> timedelta | None:
     """Return the grace period of the old secret; None: the request names none."""
     if not request.HasField("grace"):
         return None
     seconds = request.grace.seconds + request.grace.nanos / 1e9
-    if not 0 <= seconds <= config.max_grace_seconds:
-        raise invalid_field("grace", f"must be 0 to {config.max_grace_seconds:.0f} seconds, or not set")
+    if not 0 <= seconds <= MAX_GRACE_SECONDS:
+        raise invalid_field("grace", f"must be 0 to {MAX_GRACE_SECONDS:.0f} seconds, or not set")
     return timedelta(seconds=seconds)
 
 
 class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
     """See KeyService in the contract."""
 
-    def __init__(self, keys: ApiKeys, config: KeysConfig) -> None:
+    def __init__(self, keys: ApiKeys) -> None:
         self._keys = keys
-        self._config = config
 
     @override
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Context) -> pb.CreateKeyResponse:
@@ -82,7 +82,7 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
     async def RotateKey(self, request: pb.RotateKeyRequest, context: Context) -> pb.RotateKeyResponse:
         async with answering(context):
             check_message(request)
-            key, text = await self._keys.rotate(request.id, to_grace(request, self._config), caller())
+            key, text = await self._keys.rotate(request.id, to_grace(request), caller())
             until = optional_stamp(key.previous_expires_at or key.rotated_at)
             return pb.RotateKeyResponse(key=key_message(key), text=text, old_expire_time=until)
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from registry_svc.config import OperationSettings
+from registry_svc.config import OperationLimits
 from registry_svc.operations.actions import action_summary
 from registry_svc.operations.audit_log import AuditLog
 from registry_svc.operations.job import Job, JobCancelled, JobDeps, JobReport
@@ -60,7 +60,7 @@ class Executor:
         audit: AuditLog,
         table: OperationTable,
         writer: SingleWriter,
-        settings: OperationSettings,
+        settings: OperationLimits,
         spans: OperationSpans,
     ) -> None:
         self._deps = deps

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from registry_svc.config import OperationSettings
+from registry_svc.config import OperationLimits
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.newest_states import StateWatcher
@@ -51,6 +51,8 @@ from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, stop_tasks
 from weft.kernel.tracing import NO_TRACING, Tracing
 
+AUDIT_HEAD_INTERVAL_SECONDS = 3_600.0
+"""How often the newest entry of the audit log is written to the ordinary log, so that a truncation shows."""
 log = get_logger("weft.registry.operations")
 
 MAX_WAITING_WRITES = 256
@@ -72,7 +74,7 @@ class Operations:
         store: OperationStore,
         deps: JobDeps,
         gatekeeper: Gatekeeper,
-        settings: OperationSettings,
+        settings: OperationLimits,
         tracing: Tracing = NO_TRACING,
     ) -> None:
         self._store = store
@@ -483,7 +485,7 @@ class OperationService:
         transactions: Transactions,
         calls: RunnerCalls,
         gatekeeper: Gatekeeper,
-        settings: OperationSettings,
+        settings: OperationLimits,
         tracing: Tracing = NO_TRACING,
     ) -> None:
         directory = MeshRunnerDirectory(core)
@@ -497,7 +499,7 @@ class OperationService:
         self.operations = Operations(OperationStore(transactions), deps, gatekeeper, settings, tracing)
         self.unloader = OperationUnloader(self.operations)
         """Unloads models that are deleted."""
-        self._housekeeper = Housekeeper(self.operations, core.clock, settings.audit_head_interval_seconds)
+        self._housekeeper = Housekeeper(self.operations, core.clock, AUDIT_HEAD_INTERVAL_SECONDS)
 
     async def start(self) -> None:
         """Resume the operations of the previous process. Raises SERVICE_UNAVAILABLE."""

@@ -32,56 +32,52 @@ class TaskSettings:
     keep_seconds: Annotated[Seconds, PUBLIC] = 7 * 86_400.0
     """How long a finished task is kept, unless it is released before: by its caller, or by one of these bounds."""
     max_kept_per_tenant: Annotated[Count, PUBLIC] = 1_000_000
-    """Finished tasks of one tenant that are kept. Beyond it the oldest are released; see `sweep_interval_seconds`."""
+    """Finished tasks of one tenant that are kept. Beyond it the oldest are released, within five minutes."""
     max_kept_tenant_bytes: Annotated[Bytes, PUBLIC] = 16 * 1024 * MEBIBYTE
     """Size of the finished tasks of one tenant, requests and answers; as above."""
     max_kept_bytes: Annotated[Bytes, PUBLIC] = 64 * 1024 * MEBIBYTE
     """Size of the finished tasks of all tenants; as above."""
-    sweep_interval_seconds: Seconds = 300.0
-    """How often tasks that waited too long are failed, and finished ones past `keep_seconds` or beyond a bound are
-    deleted."""
-    sweep_batch: Count = 500
-    """Tasks that one statement of a sweep changes."""
     poll_interval_seconds: Seconds = 60.0
     """How often the database is polled for tasks that no notification announced."""
     max_running: Count = 256
     """Attempts that one router runs at once."""
-    max_lanes: Count = 256
-    """Lanes (model, tenant and priority class) that one router offers tasks of at once; the others follow in turn."""
-    offers_per_lane: Count = 4
-    """Tasks of one lane that wait for a slot at once."""
-    peeked_per_lane: Count = 32
-    """Tasks of one lane that are read ahead."""
-    max_peeked_bytes: Bytes = 64 * MEBIBYTE
-    """Size of all tasks that are read ahead."""
     piece_interval_seconds: Seconds = 0.25
     """How often the output of a running task is written to the database ..."""
-    watched_piece_interval_seconds: Seconds = 0.05
-    """... and how often while a caller watches it."""
-    progress_interval_seconds: Seconds = 0.25
-    """How often watchers are told of the progress of an image or a recording; progress is not stored."""
-    max_piece_bytes: Bytes = 256 * 1024
-    """Output after which it is written without waiting for the interval."""
     max_spec_bytes: Bytes = 16 * MEBIBYTE
     """Size of one task's request, its attachments included."""
-    max_origin_bytes: Bytes = 12 * MEBIBYTE
-    """Size of the submitter's own data that is stored with a task."""
     max_result_bytes: Bytes = 64 * MEBIBYTE
     """Size of one task's answer."""
     max_open_per_tenant: Count = 200_000
     """Unfinished tasks of one tenant."""
-    max_watches: Count = 1024
-    """Watchers of tasks at once."""
-    watch_poll_seconds: Seconds = 2.0
-    """How often a watcher polls: notifications of another router may be lost."""
-    max_commit_batch: Count = 256
-    """Writes that share one commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskLimits(TaskSettings):
     """Every bound of durable tasks, those of live requests included."""
 
+    sweep_interval_seconds: float = 300.0
+    """How often tasks that waited too long are failed, and finished ones past `keep_seconds` or beyond a bound are
+    deleted."""
+    sweep_batch: int = 500
+    """Tasks that one statement of a sweep changes."""
+    max_lanes: int = 256
+    """Lanes (model, tenant and priority class) that one router offers tasks of at once; the others follow in turn."""
+    offers_per_lane: int = 4
+    """Tasks of one lane that wait for a slot at once."""
+    peeked_per_lane: int = 32
+    """Tasks of one lane that are read ahead."""
+    max_peeked_bytes: int = 64 * MEBIBYTE
+    """Size of all tasks that are read ahead."""
+    max_piece_bytes: int = 256 * 1024
+    """Output after which it is written without waiting for the interval."""
+    max_origin_bytes: int = 12 * MEBIBYTE
+    """Size of the submitter's own data that is stored with a task."""
+    max_watches: int = 1024
+    """Watchers of tasks at once."""
+    watch_poll_seconds: float = 2.0
+    """How often a watcher polls: notifications of another router may be lost."""
+    max_commit_batch: int = 256
+    """Writes that share one commit."""
     schemas: SchemaLimits = field(default_factory=SchemaLimits)
     """What the JSON schemas of one task may hold, as those of a live request."""
 
@@ -97,38 +93,42 @@ class ResultLimits:
     """Size of one image or recording that a model makes."""
     max_input_bytes: Annotated[int, Ge(1024), Le(56 * MEBIBYTE), PUBLIC] = 48 * MEBIBYTE
     """Size of all images and recordings that one task is given; they travel to a runner in one message."""
-    max_per_tenant: Count = 100_000
-    """Images and recordings of one tenant."""
     max_tenant_bytes: Annotated[Bytes, PUBLIC] = 4 * 1024 * MEBIBYTE
     """Size of all images and recordings of one tenant."""
     max_total_bytes: Annotated[Bytes, PUBLIC] = 16 * 1024 * MEBIBYTE
     """Size of all images and recordings of all tenants."""
     keep_seconds: Annotated[Seconds, PUBLIC] = 7 * 86_400.0
     """How long one is kept, unless its task is deleted before. What a task was given is deleted with its end."""
+    max_per_tenant: Count = 100_000
+    """Images and recordings of one tenant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchLimits:
+class BatchSettings:
     """Files and batches: `/v1/files` and `/v1/batches`."""
 
-    max_file_bytes: Bytes = 200 * MEBIBYTE
-    """Size of an uploaded file; a file of results is as long as the answers are."""
     max_tenant_file_bytes: Bytes = 4 * 1024 * MEBIBYTE
     """Size of all files of one tenant."""
-    max_files_per_tenant: Count = 10_000
-    """Files of one tenant."""
     keep_file_seconds: Annotated[Seconds, PUBLIC] = 30 * 86_400.0
     """How long a file is kept."""
-    max_lines: Count = 50_000
-    """Requests of one batch."""
-    max_batches_per_tenant: Count = 10_000
-    """Batches of one tenant."""
     keep_batch_seconds: Annotated[Seconds, PUBLIC] = 30 * 86_400.0
     """How long a finished batch is kept; its tasks for `router.tasks.keep_seconds`, and until all results are
     written."""
-    max_window_seconds: Seconds = 7 * 86_400.0
-    """Longest completion window of a batch."""
-    sweep_interval_seconds: Seconds = 300.0
+    max_files_per_tenant: Count = 10_000
+    """Files of one tenant."""
+    max_batches_per_tenant: Count = 10_000
+    """Batches of one tenant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits(BatchSettings):
+    """Every bound of files and batches."""
+
+    max_file_bytes: int = 200 * MEBIBYTE
+    """Size of an uploaded file; a file of results is as long as the answers are."""
+    max_lines: int = 50_000
+    """Requests of one batch."""
+    sweep_interval_seconds: float = 300.0
     """How often expired files and batches are deleted."""
 
 
@@ -143,10 +143,16 @@ class UsageSettings:
     `_other`, by tenant for as many tenants."""
     flush_interval_seconds: Annotated[Seconds, PUBLIC] = 2.0
     """How often counts are written: the most usage of live requests that a killed router loses. Tasks lose none."""
-    sweep_interval_seconds: Seconds = 3_600.0
-    """How often hours past `keep_seconds` are deleted."""
     tenant_metrics: Annotated[bool, PUBLIC] = False
     """Whether the metrics of usage (`weft_usage_...`) have the label `tenant`: who reads metrics then sees tenants."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageLimits(UsageSettings):
+    """Every bound of usage."""
+
+    sweep_interval_seconds: float = 3_600.0
+    """How often hours past `keep_seconds` are deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,31 +166,41 @@ class RecordSettings:
     ended first are deleted."""
     flush_interval_seconds: Annotated[Seconds, PUBLIC] = 2.0
     """How often records are written: what arrived or ended since the last write is what a killed router loses."""
-    state_interval_seconds: Seconds = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordLimits(RecordSettings):
+    """Every bound of what a router knows after a restart."""
+
+    state_interval_seconds: float = 5.0
     """How often clients, accounts of fair share and figures are written."""
-    max_unwritten: Count = 10_000
+    max_unwritten: int = 10_000
     """Ended requests that may wait to be written. Beyond it those that ended first are dropped, and counted."""
-    account_memory_seconds: Seconds = 600.0
-    """How long after the end of a router its accounts of fair share count: the longer it was away, the less."""
-    sweep_interval_seconds: Seconds = 300.0
+    sweep_interval_seconds: float = 300.0
     """How often records past `keep_seconds` or beyond `max_records` are deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseLimits:
+class ResponseSettings:
     """Kept responses: `/v1/responses` with `store`."""
 
     keep_seconds: Annotated[Seconds, PUBLIC] = 30 * 86_400.0
     """How long a response is kept."""
-    max_bytes: Annotated[int, Ge(1024), Le(32 * MEBIBYTE)] = 16 * MEBIBYTE
-    """Size of one response with its input."""
-    max_chain_bytes: Annotated[int, Ge(1024), Le(56 * MEBIBYTE)] = 48 * MEBIBYTE
-    """Size of one conversation; it travels in one message between services."""
-    max_per_tenant: Annotated[int, Ge(1), Le(100_000_000)] = 100_000
-    """Responses of one tenant."""
     max_tenant_bytes: Annotated[int, Ge(1024), Le(1024**5)] = 4 * 1024 * MEBIBYTE
     """Size of all responses of one tenant."""
     max_total_bytes: Annotated[int, Ge(1024), Le(1024**5), PUBLIC] = 16 * 1024 * MEBIBYTE
     """Size of all responses of all tenants."""
-    sweep_interval_seconds: Seconds = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseLimits(ResponseSettings):
+    """Every bound of kept responses."""
+
+    max_bytes: int = 16 * MEBIBYTE
+    """Size of one response with its input."""
+    max_chain_bytes: int = 48 * MEBIBYTE
+    """Size of one conversation; it travels in one message between services."""
+    max_per_tenant: int = 100_000
+    """Responses of one tenant."""
+    sweep_interval_seconds: float = 300.0
     """How often expired responses are deleted, and the sizes per tenant are counted again."""

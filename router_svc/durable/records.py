@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import grpc
 from typing_extensions import override
 
-from router_svc.durable.limits import RecordSettings
+from router_svc.durable.limits import RecordLimits
 from router_svc.durable.request_records import ROWS_AT_ONCE, RequestStore, Writer
 from router_svc.durable.router_state import RouterState
 from router_svc.durable.sweeper import Sweeper, Sweeps
@@ -37,7 +37,7 @@ def build(
     router: str,
     records: RouterRecords,
     shares: FairShare,
-    settings: RecordSettings,
+    settings: RecordLimits,
     *,
     clock: Clock | None = None,
     observe: ObserveDropped = ignore_dropped,
@@ -58,7 +58,7 @@ class RecordService(Service):
         writer: Writer,
         records: RouterRecords,
         shares: FairShare,
-        settings: RecordSettings,
+        settings: RecordLimits,
         clock: Clock,
         observe: ObserveDropped = ignore_dropped,
     ) -> None:
@@ -141,7 +141,7 @@ class RecordService(Service):
         if dropped:
             self._observe(dropped)
             log.warning(
-                "request records dropped: more waited to be written than router.records.max_unwritten",
+                "request records dropped: too many waited to be written",
                 count=dropped,
                 max_unwritten=self._settings.max_unwritten,
             )

@@ -30,7 +30,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
-from router_svc.durable.limits import RecordSettings
+from router_svc.durable.limits import RecordLimits
 from router_svc.durable.tasks.sql_statements import DATABASE_TIME
 from router_svc.request_entry import EndedRequest, RequestEntry
 from router_svc.request_history import RequestHistory, StoredRequest
@@ -104,7 +104,7 @@ class Writer:
 class RequestStore(RequestHistory):
     """The requests in a database, whichever router led when they were placed."""
 
-    def __init__(self, database: RouterDatabase, writer: Writer, settings: RecordSettings, clock: Clock) -> None:
+    def __init__(self, database: RouterDatabase, writer: Writer, settings: RecordLimits, clock: Clock) -> None:
         self._database = database
         self._writer = writer
         self._settings = settings

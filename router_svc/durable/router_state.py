@@ -10,7 +10,7 @@ from sqlalchemy import Table, delete, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router_svc.client_registry import ClientRegistry, KeptClient
-from router_svc.durable.limits import RecordSettings
+from router_svc.durable.limits import RecordLimits
 from router_svc.durable.request_records import Writer, insert_for
 from router_svc.figures import FiguresRecorder
 from router_svc.policy.queue.fair_share import FairShare, KeptAccount, aged
@@ -20,6 +20,9 @@ from weft.api.router.v1.figure_step_pb2 import FigureStep
 from weft.api.router.v1.request_pb2 import ClientRecord
 from weft.kernel.clock import Clock
 
+ACCOUNT_MEMORY_SECONDS = 600.0
+"""How long after the end of a router its accounts of fair share count: the longer it was away, the less."""
+
 
 class RouterState:
     """What the router that leads knows, over restarts and changes of the leader."""
@@ -28,7 +31,7 @@ class RouterState:
         self,
         database: RouterDatabase,
         writer: Writer,
-        settings: RecordSettings,
+        settings: RecordLimits,
         clock: Clock,
         *,
         shares: FairShare,
@@ -104,7 +107,7 @@ class RouterState:
             KeptAccount(tenant=row.tenant, tokens=row.tokens, mean_cost_tokens=row.mean_cost, is_active=row.is_active)
             for row in rows
         ]
-        self._shares.restore(aged(kept, age, self._settings.account_memory_seconds))
+        self._shares.restore(aged(kept, age, ACCOUNT_MEMORY_SECONDS))
 
     async def _stored_clients(self, connection: AsyncConnection) -> Sequence[KeptClient]:
         """Returns the clients that are remembered, the last seen one last; of one with two rows the newer."""

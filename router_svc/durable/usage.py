@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import Insert
 from typing_extensions import override
 
-from router_svc.durable.limits import UsageSettings
+from router_svc.durable.limits import UsageLimits
 from router_svc.durable.sweeper import Sweeper, Sweeps, sweep_once
 from router_svc.policy.usage_rows import HourRows, UsageKey
 from router_svc.store.database import RouterDatabase
@@ -92,7 +92,7 @@ class UsageStore(UsageSource):
         self,
         database: RouterDatabase,
         recorder: UsageRecorder,
-        settings: UsageSettings,
+        settings: UsageLimits,
         clock: Clock,
         observe: ObserveUsage,
     ) -> None:
@@ -261,7 +261,7 @@ class UsageServicer(usage_service_pb2_grpc.UsageServiceServicer):
 def build(
     database: RouterDatabase,
     recorder: UsageRecorder,
-    settings: UsageSettings,
+    settings: UsageLimits,
     *,
     clock: Clock | None = None,
     observe: ObserveUsage = ignore_usage,
@@ -280,7 +280,7 @@ class UsageService(Service):
         self,
         database: RouterDatabase,
         recorder: UsageRecorder,
-        settings: UsageSettings,
+        settings: UsageLimits,
         clock: Clock,
         observe: ObserveUsage,
     ) -> None:

@@ -3,26 +3,21 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated
-
-from annotated_types import Ge, Le
-
-from weft.kernel.settings import Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchLimits:
     """Bounds of the watches of one router."""
 
-    max_watches: Annotated[int, Ge(1), Le(100_000)] = 1_024
+    max_watches: int = 1_024
     """Watches of requests and of figures at once."""
-    max_waiting_changes: Annotated[int, Ge(1), Le(1_000_000)] = 10_000
+    max_waiting_changes: int = 10_000
     """Changed requests that may wait for one watcher before it is ended with WATCH_LAGGED."""
-    max_batch: Annotated[int, Ge(1), Le(10_000)] = 200
+    max_batch: int = 200
     """Requests in one message."""
-    interval_seconds: Seconds = 0.1
+    interval_seconds: float = 0.1
     """Least time between two messages of changes; the first one after silence is sent at once."""
-    figures_interval_seconds: Seconds = 1.0
+    figures_interval_seconds: float = 1.0
     """Least time between two messages of positions and estimates."""
 
 

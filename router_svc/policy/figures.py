@@ -8,11 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Annotated
 
-from annotated_types import Ge, Le
-
-from weft.kernel.settings import Seconds
 from weft.kernel.value import value_class
 
 SHORTEST_SECONDS = 1e-4
@@ -28,15 +24,15 @@ _LOG_GROWTH = math.log(CLASS_GROWTH)
 class FigureLimits:
     """How much is remembered."""
 
-    step_seconds: Annotated[Seconds, Ge(1), Le(600)] = 10.0
+    step_seconds: float = 10.0
     """Length of a step."""
-    max_steps: Annotated[int, Ge(1), Le(8_640)] = 360
+    max_steps: int = 360
     """Steps that are remembered; at 10 s they are an hour."""
-    max_models: Annotated[int, Ge(1), Le(256)] = 8
+    max_models: int = 8
     """Models that are shown: those with the most requests. The others are in the sums."""
-    max_models_per_step: Annotated[int, Ge(1), Le(10_000)] = 64
+    max_models_per_step: int = 64
     """Models that are counted in one step; further ones are in the sums alone."""
-    max_devices: Annotated[int, Ge(1), Le(10_000)] = 64
+    max_devices: int = 64
     """Accelerators that are sampled, the first ones by host and number."""
 
 

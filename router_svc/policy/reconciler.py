@@ -69,7 +69,7 @@ class Reconciler:
         if request.last_failure is not None and any(True for _ in self._index.permitted(queue, kind.needs, ())):
             return request.last_failure
         summary = self._index.refusal(queue, kind.needs, request.arrival.target)
-        return refusals.no_candidate_can(request.arrival, summary, self._limits.full_retry_seconds)
+        return refusals.no_candidate_can(request.arrival, summary)
 
     def is_exhausted(self, request: LiveRequest) -> bool:
         """Whether no further attempt is permitted or possible."""

@@ -13,6 +13,8 @@ from weft.kernel.failures import FailureKind, classify
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 
+FULL_RETRY_SECONDS = 5.0
+"""Retry-After of a request that finds the queue full, where no better estimate is known."""
 MIN_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0
 
@@ -23,14 +25,14 @@ def unknown_target(arrival: Arrival) -> Rejects:
     return Rejects(key=arrival.key, reason=error.reason, message=error.message, metadata=error.metadata)
 
 
-def no_candidate_can(arrival: Arrival, summary: GateSummary, retry_after_seconds: float) -> Rejects:
+def no_candidate_can(arrival: Arrival, summary: GateSummary) -> Rejects:
     """Return the refusal for a target without a candidate for the request."""
     comes_back = summary.reason in (Reason.NO_RUNNER_AVAILABLE, Reason.CLOCK_OFF)
     return Rejects(
         key=arrival.key,
         reason=summary.reason,
         message=summary.message,
-        retry_after_seconds=retry_after_seconds if comes_back else None,
+        retry_after_seconds=FULL_RETRY_SECONDS if comes_back else None,
     )
 
 
@@ -83,12 +85,12 @@ def was_evicted(arrival: Arrival, figures: QueueFigures) -> Rejects:
 
 def too_many_durable(arrival: Arrival, waiting: int, limits: SchedulerLimits) -> Rejects:
     """Return the refusal for too many waiting durable requests over all queues."""
-    message = f"{waiting} durable requests wait, which is the limit (router.scheduling.max_durable_waiting)"
+    message = f"{waiting} durable requests wait, which is the limit"
     figures = QueueFigures(
         waiting=waiting,
         depth=limits.max_durable_waiting,
         average_wait_seconds=None,
-        retry_after_seconds=limits.full_retry_seconds,
+        retry_after_seconds=FULL_RETRY_SECONDS,
     )
     return figures.refuse(arrival, Reason.QUEUE_FULL, message)
 

@@ -7,7 +7,7 @@ from math import inf
 from router_svc.policy import refusals
 from router_svc.policy.decisions import Decision, Rejects
 from router_svc.policy.endpoints.capacity import Capacity
-from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.limits import TELL_INTERVAL_SECONDS, SchedulerLimits
 from router_svc.policy.loading.load_coordinator import LoadCoordinator
 from router_svc.policy.progress.status_notifier import StatusNotifier, StatusSchedule, says_the_same
 from router_svc.policy.progress.wait_estimator import WaitEstimator
@@ -71,7 +71,7 @@ class RequestTable:
         self.admission = Admission(limits, estimator.slot_wait)
         self._requests: dict[int, LiveRequest] = {}
         self._joined: set[str] = set()
-        self._schedule = StatusSchedule(limits.tell_interval_seconds, self._waiting)
+        self._schedule = StatusSchedule(TELL_INTERVAL_SECONDS, self._waiting)
         self._expiries = Expiries()
 
     def get(self, key: int) -> LiveRequest | None:
@@ -187,7 +187,7 @@ class RequestTable:
         # A wake that began in time is awaited to its end, and then a slot as after any other load.
         is_due = now >= most and request_class.awaited_began_at >= most
         if now < at and not is_due:
-            self._await_timeout(request, min(at, most if now < most else now + self._limits.tell_interval_seconds))
+            self._await_timeout(request, min(at, most if now < most else now + TELL_INTERVAL_SECONDS))
             return None
         if is_due:
             since = request.in_queue_since - request.in_queue_seconds

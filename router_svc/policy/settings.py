@@ -144,10 +144,6 @@ class TenantRates:
     `multi_tenant` is on, else none."""
     tenants: Annotated[Mapping[TenantName, Rates], MaxLen(10_000), PUBLIC] = field(default_factory=dict)
     """By tenant, as in X-Tenant-ID."""
-    max_tenants: Annotated[int, Ge(1), Le(1_000_000)] = 1000
-    """Tenants that are counted one by one besides those that are named; those beyond share one window."""
-    max_subjects: Annotated[int, Ge(1), Le(1_000_000)] = 1000
-    """Keys or models that a tenant's limit per key or per model counts one by one; those beyond share one window."""
 
     spared_for_callers_percent: Annotated[float, Ge(0), Le(100), PUBLIC] = 20.0
     """Part of each window that durable work leaves to live requests: tasks, items of batches and journaled requests
@@ -158,4 +154,8 @@ class TenantRates:
 class RateLimitConfig(TenantRates):
     """Rates per tenant with every default resolved; empty: no limit."""
 
+    max_tenants: int = 1000
+    """Tenants that are counted one by one besides those that are named; those beyond share one window."""
+    max_subjects: int = 1000
+    """Keys or models that a tenant's limit per key or per model counts one by one; those beyond share one window."""
     default: tuple[Rate, ...] = ()

@@ -10,6 +10,7 @@ from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Decision, Placed, Rejects, StopsWaking, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.limits import TELL_INTERVAL_SECONDS
 from router_svc.simulation.hosts import Host, Instance, Phase, Targets, World, lacks
 from router_svc.simulation.runners import Attempt
 from router_svc.simulation.scenario import Scenario
@@ -330,7 +331,7 @@ class InvariantChecker:
         limits, key = self._scenario.limits, tracked.arrival.key
         if target.woken_at < inf or target.is_at_work:
             tracked.quiet_since = now
-        slack = limits.wake_settle_seconds + limits.tell_interval_seconds + 2 * LATE_SECONDS
+        slack = limits.wake_settle_seconds + TELL_INTERVAL_SECONDS + 2 * LATE_SECONDS
         quiet, longest_quiet = now - tracked.quiet_since, limits.queue_timeout_seconds + slack
         if quiet > longest_quiet:
             raise InvariantError(f"request {key} waits {quiet:.1f} s and nothing goes on for it")

@@ -116,8 +116,8 @@ class PublisherApi:
                     earlier_secret=request.headers.get(SESSION_HEADER, ""),
                 )
         except TimeoutError:
-            limit = f"publishers.open_timeout_seconds, {limits.open_timeout_seconds:g} s"
-            raise WeftError(Reason.DEADLINE_EXCEEDED, f"the mesh took no session in time ({limit})") from None
+            message = f"the mesh took no session within {limits.open_timeout_seconds:g} s"
+            raise WeftError(Reason.DEADLINE_EXCEEDED, message) from None
         told = {name: getattr(limits, name) for name in _TOLD_LIMITS}
         return _json({"session": session.secret, "runner": session.runner, "protocol": PROTOCOL_VERSION, **told}, 201)
 

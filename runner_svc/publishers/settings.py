@@ -9,25 +9,19 @@ from weft.kernel.settings import Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublisherLimits:
-    """Bounds of publishers, their tasks and their results."""
+class PublisherTerms:
+    """What publishers may do, and how often they are to call."""
 
     max_sessions: Annotated[int, Ge(1), Le(10_000)] = 64
     """Publishers that may be registered at once."""
-    max_connections: Annotated[int, Ge(1), Le(100_000)] = 1024
-    """Connections at once; one more is closed."""
     max_models: Annotated[int, Ge(1), Le(1024)] = 64
     """Models of one publisher."""
     max_tasks: Annotated[int, Ge(1), Le(65_536)] = 256
     """Tasks of one publisher that have not ended."""
-    max_registration_bytes: Annotated[int, Ge(1024), Le(16_777_216)] = 262_144
-    """Size of a registration."""
     max_chunk_bytes: Annotated[int, Ge(1024), Le(16_777_216)] = 262_144
     """Size of one line of a result: one chunk of an answer."""
     max_answer_bytes: Annotated[int, Ge(1024), Le(1_073_741_824)] = 67_108_864
     """Size of everything that is posted for one task."""
-    max_waiting_chunks: Annotated[int, Ge(1), Le(65_536)] = 64
-    """Chunks of one task that wait for a slow caller; beyond that the publisher's post waits."""
     heartbeat_interval_seconds: Seconds = 30.0
     """How often a publisher is to send a heartbeat."""
     silence_timeout_seconds: Seconds = 90.0
@@ -36,5 +30,17 @@ class PublisherLimits:
     """Time within which a publisher opens its event stream, at first and after a loss, before its session ends."""
     task_silence_seconds: Seconds = 120.0
     """Time without a line of a task's result after which the task ends with STALL_TIMEOUT."""
-    open_timeout_seconds: Seconds = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherLimits(PublisherTerms):
+    """Every bound of publishers, their tasks and their results."""
+
+    max_connections: int = 1024
+    """Connections at once; one more is closed."""
+    max_registration_bytes: int = 262_144
+    """Size of a registration."""
+    max_waiting_chunks: int = 64
+    """Chunks of one task that wait for a slow caller; beyond that the publisher's post waits."""
+    open_timeout_seconds: float = 15.0
     """Longest time of a registration."""

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from router_svc.client_registry import ClientsConfig
-from router_svc.durable.limits import RecordSettings
+from router_svc.durable.limits import RecordLimits
 from router_svc.durable.records import RecordService
 from router_svc.durable.request_records import Writer
 from router_svc.loop import RouterRecords
@@ -90,7 +90,7 @@ class KeptRouter:
             Writer.of(name),
             self.records,
             self.shares,
-            RecordSettings(**RARELY | settings),
+            RecordLimits(**RARELY | settings),
             self.clock,
             self.dropped.append,
         )

@@ -180,7 +180,7 @@ async def test_a_lost_request_whose_end_becomes_known_is_one_record_with_its_rec
 
 def placement_of(router: KeptRouter) -> LocalPlacement:
     """The placement of a router, which takes ends of requests whose router was lost."""
-    tickets = TicketIssuer(router.clock, lifetime_seconds=30.0)
+    tickets = TicketIssuer(router.clock)
     parts = LoopDeps(waker=NoWaker(), tickets=tickets, records=router.records)
     made = LocalPlacement(SchedulingLoop(SchedulerLimits(), Settings(), router.clock, parts))
     made.look_back_in(router.service.store)

@@ -83,7 +83,7 @@ def scheduling_loop(view: FleetView, wake_error: WeftError | None = None) -> Sch
     waker = ImmediateWaker(wake_error)
     limits = SchedulerLimits(queue_depth_per_runner=1)
     clock = SystemClock()
-    tickets = TicketIssuer(clock, lifetime_seconds=30.0)
+    tickets = TicketIssuer(clock)
     parts = LoopDeps(waker=waker, tickets=tickets, records=RouterRecords.empty(clock))
     waker.loop = loop = SchedulingLoop(limits, Settings(), clock, parts)
     loop.update_view(view)

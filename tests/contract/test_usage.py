@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import insert, select, text
 from stored_tasks import CRASH, LEASE, MAX_COMMIT_BATCH, NOW, a_row
 
-from router_svc.durable.limits import UsageSettings
+from router_svc.durable.limits import UsageLimits
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Claim, Lane, TaskOutcome
 from router_svc.durable.usage import UsageService, build
@@ -55,7 +55,7 @@ class Router:
         self.database = RouterDatabase(url)
         self.store = SqlTaskStore(self.database, max_commit_batch=MAX_COMMIT_BATCH)
         self.recorder = UsageRecorder(self.clock)
-        self.usage: UsageService = build(self.database, self.recorder, UsageSettings(**settings), clock=self.clock)
+        self.usage: UsageService = build(self.database, self.recorder, UsageLimits(**settings), clock=self.clock)
 
     async def start(self) -> None:
         await self.usage.start()

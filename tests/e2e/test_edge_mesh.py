@@ -269,7 +269,7 @@ async def test_a_stop_under_1000_streams_loses_none(tmp_path: Path) -> None:
 
 
 async def test_the_edge_has_the_certificate_of_the_mesh_and_takes_a_new_one(tmp_path: Path) -> None:
-    config = write_config(tmp_path, fake_runner("a"), edge={"certificate_check_seconds": 0.1})
+    config = write_config(tmp_path, fake_runner("a"))
     arguments = ("--config", str(config), "--edge", "envoy", "--tls", "auto")
     with running_mesh(tmp_path / "home", *arguments) as mesh:
         assert mesh.url.startswith("https://")

@@ -20,8 +20,6 @@ from weft_testing.hostile_engine.server import Connection, Request, hostile_serv
 
 MAX_ANSWER_BYTES = 100_000
 EVERY = 5
-NO_PAUSES = {"scheduling": {"break_pause_seconds": 0.001}}
-"""A runner that broke is left alone for a second otherwise, and the next good request waits for that."""
 ROWS = {row.name: row for row in OF_CHATS[::EVERY] if len(row.answer) <= MAX_ANSWER_BYTES}
 WELL = "well"
 ENDINGS = ("[DONE]", "message_stop", "response.completed", "response.incomplete")
@@ -90,7 +88,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     folder = tmp_path_factory.mktemp("hostile")
     with _engine() as url:
         model = {"name": "m", "url": url, "upstream_model": "m"}
-        config = write_config(folder, {"name": "a", "runtime": "openai_http", "models": [model]}, router=NO_PAUSES)
+        config = write_config(folder, {"name": "a", "runtime": "openai_http", "models": [model]})
         with running_mesh(folder / "home", "--config", str(config)) as running:
             yield running
 

@@ -21,8 +21,7 @@ pytest_plugins = ("database_fixtures",)
 
 WAIT_SECONDS = 30.0
 QUICK = {
-    "records": {"flush_interval_seconds": 0.1, "state_interval_seconds": 0.1},
-    "figures": {"step_seconds": 1},
+    "records": {"flush_interval_seconds": 0.1},
 }
 CHAT: dict[str, Any] = {"model": POOL, "messages": [{"role": "user", "content": "a secret word"}], "max_tokens": 7}
 LONG = CHAT | {"max_tokens": 4_000, "stream": True}
@@ -207,40 +206,6 @@ async def test_a_stream_that_completes_after_its_router_was_killed_is_recorded_a
             mesh.start("router")
             await eventually(lambda: has_router(http), WAIT_SECONDS, "there is no router")
             assert await request(http, "r-long") == found
-
-
-@pytest.mark.nightly("a matrix of kills of routers")
-async def test_ends_beyond_the_bound_of_a_gateway_are_counted_and_said_and_their_records_stay_lost(
-    tmp_path: Path,
-) -> None:
-    """The negative control of the test above."""
-    config = write_config(
-        tmp_path,
-        fake_runner("a", tokens_per_second=200.0, answer_tokens=0),
-        router=QUICK,
-        gateway={"end_reports": {"max_held": 1}},
-    )
-    with running_apart(tmp_path, config) as mesh:
-        async with aiohttp.ClientSession(mesh.url) as http:
-            await eventually(lambda: has_router(http), WAIT_SECONDS, "there is no router")
-            answers = []
-            for name in ("r-1", "r-2"):
-                began = asyncio.Event()
-                answers.append(asyncio.create_task(completed_stream(http, name, began)))
-                await began.wait()
-            await until_rows(mesh.home, "ended_at IS NULL", 2)
-            mesh.end("router", signal.SIGKILL)
-            assert await asyncio.gather(*answers) == [600, 600]
-            mesh.start("router")
-            await until_completed(http, "r-1")
-            assert (await request(http, "r-2"))["reason"] == "router_lost"
-            async with http.get("/metrics") as response:
-                page = await response.text()
-            assert 'weft_gateway_end_reports_total{fate="overflow"} 1.0' in page
-            assert 'weft_gateway_end_reports_total{fate="accepted"} 1.0' in page
-    lines = [json.loads(line) for line in (mesh.home / "logs" / "gateway.log").read_text().splitlines()]
-    dropped = [(line["why"], line["count"]) for line in lines if line["event"] == "ends of requests dropped"]
-    assert dropped == [("overflow", 1)]
 
 
 @pytest.mark.nightly("a matrix of kills of routers")

@@ -14,14 +14,13 @@ from mesh_process import MeshProcess, eventually, fake_runner, running_mesh, wri
 LIMITS = {
     "prefill_liveness_timeout_seconds": 1.0,
     "idle_stream_timeout_seconds": 0.5,
-    "liveness_probe_interval_seconds": 0.1,
 }
 
 
 @pytest.fixture(scope="module")
 def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     folder = tmp_path_factory.mktemp("stalls")
-    gateway = {"sse_keepalive_seconds": 0.1, "headers_within_seconds": 0.1}
+    gateway = {"sse_keepalive_seconds": 0.1}
     config = write_config(folder, fake_runner("a") | LIMITS, gateway=gateway)
     with running_mesh(folder / "home", "--config", str(config)) as mesh:
         yield mesh

@@ -40,7 +40,7 @@ def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProces
         folder,
         fake_runner("a", slots=1),
         router={"queue_depth_per_runner": 1, "queue_timeout_seconds": 2.0},
-        gateway={"sse_keepalive_seconds": 0.2, "headers_within_seconds": 0.2, "max_body_bytes": 100_000},
+        gateway={"sse_keepalive_seconds": 0.2, "max_body_bytes": 100_000},
         grpc_port=0,
     )
     with running_mesh(folder / "home", "--config", str(config)) as mesh:

@@ -36,7 +36,7 @@ class Sleepers:
 def sleepers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sleepers]:
     folder = tmp_path_factory.mktemp("sleepers")
     servers = {name: SleepyServer(folder / name) for name in MODELS}
-    gateway = {"headers_within_seconds": 0.2, "sse_keepalive_seconds": 0.2}
+    gateway = {"sse_keepalive_seconds": 0.2}
     config = write_config(folder, _box(servers), fake_runner("awake", pool="siblings"), gateway=gateway)
     try:
         with running_mesh(folder / "home", "--config", str(config)) as mesh:

@@ -12,7 +12,6 @@ from urllib.request import Request, urlopen
 from mesh_process import MeshProcess, fake_runner, running_mesh, write_config
 
 WAITERS = 3
-QUICK_FIGURES = {"figures": {"step_seconds": 1.0}}
 
 
 @contextmanager
@@ -20,7 +19,7 @@ def served_mesh(folder: Path) -> Iterator[MeshProcess]:
     """One model that answers at once, and one with a single slot that speaks slowly."""
     quick = fake_runner("a", pool="quick", answer_tokens=24, tokens_per_second=200)
     slow = fake_runner("b", pool="slow", slots=1, answer_tokens=0, tokens_per_second=20)
-    config = write_config(folder, quick, slow, router={**QUICK_FIGURES, "queue_timeout_seconds": 600.0})
+    config = write_config(folder, quick, slow, router={"queue_timeout_seconds": 600.0})
     with running_mesh(folder / "home", "--config", str(config)) as mesh:
         yield mesh
 

@@ -24,7 +24,7 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 SILENCE_SECONDS = 900.0
 """Read timeout: a batch is acknowledged when all its lines are on disk, and 50,000 take a while."""
 UPLOAD_TIMEOUT_SECONDS = 3600.0
-"""Timeout of an upload; as `gateway.batches.upload_timeout_seconds`."""
+"""Timeout of an upload, as the gateway's own."""
 MAX_ERROR_BYTES = 64 * 1024
 _CHUNK_BYTES = 256 * 1024
 _REASONS = {

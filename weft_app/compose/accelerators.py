@@ -29,5 +29,4 @@ def host_observer(section: AcceleratorSettings, host: str | None = None) -> Host
         declared=declared_devices(section),
         reader=None if section.nvidia else AbsentNvml(),
         host=host,
-        poll_interval_seconds=section.poll_interval_seconds,
     )

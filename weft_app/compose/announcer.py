@@ -27,6 +27,8 @@ from weft_app.config.config import AnnounceSettings, WeftConfig
 if TYPE_CHECKING:
     from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
+CHECK_INTERVAL_SECONDS = 15.0
+"""How often the addresses of this machine are compared with the announced ones."""
 NO_ADDRESS = "this machine has no network address"
 
 log = get_logger("weft.announcer")
@@ -100,7 +102,7 @@ class Announcer:
 
     async def _check_on(self) -> None:
         while True:
-            await self._clock.sleep(self._settings.check_interval_seconds)
+            await self._clock.sleep(CHECK_INTERVAL_SECONDS)
             await self.check()
 
     async def _announce(self) -> None:

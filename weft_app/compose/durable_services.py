@@ -11,7 +11,18 @@ import router_svc.durable.tasks.service
 import router_svc.durable.usage
 from router_svc.durable.batches.files import FileManager
 from router_svc.durable.batches.service import BatchService
-from router_svc.durable.limits import TaskLimits, TaskSettings
+from router_svc.durable.limits import (
+    BatchLimits,
+    BatchSettings,
+    RecordLimits,
+    RecordSettings,
+    ResponseLimits,
+    ResponseSettings,
+    TaskLimits,
+    TaskSettings,
+    UsageLimits,
+    UsageSettings,
+)
 from router_svc.durable.records import RecordService
 from router_svc.durable.stored_responses import ResponseService
 from router_svc.durable.tasks.service import TaskService, TaskServiceDeps
@@ -39,7 +50,9 @@ def router_database(config: WeftConfig, home: WeftHome) -> RouterDatabase:
 
 def response_service(config: WeftConfig, database: RouterDatabase) -> ResponseService:
     """Returns the store of responses, in the router's database."""
-    return router_svc.durable.stored_responses.build(database, config.router.responses)
+    return router_svc.durable.stored_responses.build(
+        database, ResponseLimits(**values_of(ResponseSettings, config.router.responses))
+    )
 
 
 def usage_service(
@@ -49,7 +62,7 @@ def usage_service(
 
     `page` gets the metrics of usage; None: there are none.
     """
-    settings = config.router.usage
+    settings = UsageLimits(**values_of(UsageSettings, config.router.usage))
     if page is None:
         return router_svc.durable.usage.build(database, router.usage, settings)
     from router_svc.durable.usage_metrics import UsageMetrics  # noqa: PLC0415 - only where there is a page
@@ -65,13 +78,14 @@ def record_service(
 
     `page` gets the number of records that are dropped; None: there is none.
     """
-    settings, records, shares = config.router.records, router.records, router.shares
+    settings = RecordLimits(**values_of(RecordSettings, config.router.records))
+    records, shares = router.records, router.shares
     if page is None:
         service = router_svc.durable.records.build(database, router.name, records, shares, settings)
     else:
         dropped = page.counter(
             "weft_router_records_dropped",
-            "Records of ended requests that were not written: more than router.records.max_unwritten waited to be.",
+            "Records of ended requests that were not written: too many waited to be.",
             ("kind",),
         )
         service = router_svc.durable.records.build(
@@ -97,7 +111,12 @@ def durable_services(config: WeftConfig, database: RouterDatabase, router: Route
     """Returns tasks and batches in the router's database, placed by the router itself."""
     limits = task_limits(config)
     clock = SystemClock()
-    files = FileManager(database, config.router.batches, clock, results=config.router.results)
+    batch_limits = BatchLimits(
+        **values_of(BatchSettings, config.router.batches),
+        max_file_bytes=config.gateway.batches.max_file_bytes,
+        max_lines=config.gateway.batches.max_lines,
+    )
+    files = FileManager(database, batch_limits, clock, results=config.router.results)
     parts = TaskServiceDeps(
         placement=router.placement,
         fleet=router,
@@ -109,7 +128,7 @@ def durable_services(config: WeftConfig, database: RouterDatabase, router: Route
     )
     tasks = router_svc.durable.tasks.service.build(database, limits, parts)
     batches = router_svc.durable.batches.service.build(
-        database, config.router.batches, limits, tasks.events, clock=clock, names=KnownNames(router), files=files
+        database, batch_limits, limits, tasks.events, clock=clock, names=KnownNames(router), files=files
     )
     router.journal_to(tasks.tasks, files)
     return DurableServices(tasks, batches)
@@ -125,4 +144,4 @@ def journal_check(database: RouterDatabase, services: Iterable[Service], limits:
 
 def task_limits(config: WeftConfig) -> TaskLimits:
     """Returns every bound of durable tasks: their own, and those of the JSON schemas of any request."""
-    return TaskLimits(**values_of(TaskSettings, config.router.tasks), schemas=config.gateway.limits.schemas)
+    return TaskLimits(**values_of(TaskSettings, config.router.tasks))

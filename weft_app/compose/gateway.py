@@ -20,10 +20,21 @@ from gateway.admin.processes import ProcessesClient
 from gateway.admin.secrets import SecretsClient
 from gateway.app import GatewayPorts
 from gateway.config import (
+    REGISTRY_TIMEOUT_SECONDS,
+    BatchEdgeConfig,
+    BatchEdgeSettings,
+    ConnectionLimits,
+    ConnectionSettings,
+    CorsConfig,
+    CorsSettings,
     EdgeTls,
     GatewayConfig,
     GatewaySettings,
+    MediaConfig,
+    MediaSettings,
     RateLimitConfig,
+    RequestLimits,
+    RequestSettings,
     TenantRequestRates,
 )
 from gateway.operations import OperationsClient
@@ -72,13 +83,21 @@ from weft_app.compose.shutdown import CriticalTasks, stop_requested
 from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
 
+WATCH_QUEUE_SECONDS = 1.0
+"""Interval in which the router is asked for its queues while a stream of `/api/v1/watch` reads them."""
+
 
 def gateway_config(config: WeftConfig) -> GatewayConfig:
     """Returns the configuration of the HTTP edge."""
     section = config.gateway
     rates = section.rate_limits
     values = values_of(GatewaySettings, section) | {
-        "rate_limits": None if rates is None else RateLimitConfig(**values_of(TenantRequestRates, rates))
+        "rate_limits": None if rates is None else RateLimitConfig(**values_of(TenantRequestRates, rates)),
+        "batches": BatchEdgeConfig(**values_of(BatchEdgeSettings, section.batches)),
+        "cors": CorsConfig(**values_of(CorsSettings, section.cors)),
+        "limits": RequestLimits(**values_of(RequestSettings, section.limits)),
+        "connections": ConnectionLimits(**values_of(ConnectionSettings, section.connections)),
+        "media": MediaConfig(**values_of(MediaSettings, section.media)),
     }
     return GatewayConfig(**values, host=config.host, port=config.port, auth_required=keys_required(config))
 
@@ -162,7 +181,7 @@ def build_gateway(
     `edge` replaces the configuration of its HTTP edge.
     """
     edge = edge or gateway_config(config)
-    timeout = edge.registry_timeout_seconds
+    timeout = REGISTRY_TIMEOUT_SECONDS
     operations = OperationsClient(mesh.registry, timeout_seconds=timeout)
     admin = AdminPorts(
         operations=operations,
@@ -182,7 +201,7 @@ def build_gateway(
             EventSource(registry),
             RequestsOfTenant(mesh.requests),
             FiguresOfMesh(mesh.requests),
-            QueuesByName(mesh.queues, mesh.clock, edge.watch_queue_seconds),
+            QueuesByName(mesh.queues, mesh.clock, WATCH_QUEUE_SECONDS),
             OperationSource(operations),
             MemorySource(operations),
         ),
@@ -221,13 +240,13 @@ class _RemoteMesh:
         self.channels = ChannelPool(security=self.security)
         self.fleet = FleetWatcher(self.registry, self.clock, service="gateway")
         self.routers = GatewayRouters(self.router, self.fleet, self.clock, self.security)
-        self.ends = EndReporter(self.routers.placement, self.clock, config.gateway.end_reports)
+        self.ends = EndReporter(self.routers.placement, self.clock)
         self.tracing = tracing_of(os.environ)
 
     def clients(self, health: HealthSource, page: MetricsPage) -> MeshClients:
         """Returns what a gateway is built over."""
-        section, routers = self._config.gateway, self.routers
-        batch_seconds = section.batches.store_timeout_seconds
+        edge, routers = gateway_config(self._config), self.routers
+        batch_seconds = edge.batches.store_timeout_seconds
         return MeshClients(
             dispatcher=self._dispatcher(),
             fleet=self.fleet,
@@ -241,9 +260,9 @@ class _RemoteMesh:
             channels=self.channels,
             queues=routers.queues,
             requests=routers.requests,
-            responses=RemoteResponses(routers.channel, timeout_seconds=section.response_store_timeout_seconds),
+            responses=RemoteResponses(routers.channel, timeout_seconds=edge.response_store_timeout_seconds),
             usage=RemoteUsage(routers.channel),
-            tasks=RemoteTasks(routers.channel, timeout_seconds=section.task_timeout_seconds),
+            tasks=RemoteTasks(routers.channel, timeout_seconds=edge.task_timeout_seconds),
             files=RemoteFiles(routers.channel, timeout_seconds=batch_seconds),
             batches=RemoteBatches(routers.channel, timeout_seconds=batch_seconds),
             keys=self.keys,

@@ -28,6 +28,7 @@ from runner_svc.publishers.backend import NOWHERE, PublishedModel
 from runner_svc.publishers.http_api import PublisherApi
 from runner_svc.publishers.messages import Registration
 from runner_svc.publishers.session import PublisherSession
+from runner_svc.publishers.settings import PublisherLimits, PublisherTerms
 from runner_svc.runtimes.settings import UpstreamSettings
 from runner_svc.runtimes.table import ATTACHED_RUNTIME, require_runtime
 from runner_svc.settings import RunnerSettings
@@ -36,6 +37,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import Service, start_task, stop_tasks
+from weft.kernel.settings import values_of
 from weft.link.link import LINK_CHANNEL_OPTIONS
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
@@ -123,13 +125,14 @@ class PublisherListener(Service):
 
     def __init__(self, config: WeftConfig, home: WeftHome, relay: Relay, relay_listener: RelayListener) -> None:
         self._section = config.publishers
+        self._limits = PublisherLimits(**values_of(PublisherTerms, self._section))
         self._relay_section = config.relay
         self._drain_seconds = config.drain_seconds
         self._home = home
         self._relay = relay
         self._relay_listener = relay_listener
         self._clock = SystemClock()
-        self._api = PublisherApi(self, self._section)
+        self._api = PublisherApi(self, self._limits)
         self._sockets = tempfile.TemporaryDirectory(prefix="weft-publishers-")
         """A private folder with a path that is short enough for sockets."""
         self._runners: dict[str, PublisherRunner] = {}
@@ -199,7 +202,7 @@ class PublisherListener(Service):
             self._opening -= 1
 
     async def _open(self, registration: Registration, token: str, secret: str) -> PublisherSession:
-        session = PublisherSession(registration.name, secret, self._section, self._clock)
+        session = PublisherSession(registration.name, secret, self._limits, self._clock)
         self._made += 1
         runner = PublisherRunner(
             session,

@@ -12,6 +12,8 @@ from registry_svc.config import (
     GovernanceSettings,
     LedgerConfig,
     LedgerSettings,
+    OperationLimits,
+    OperationSettings,
     RegistryConfig,
     RegistrySettings,
 )
@@ -42,6 +44,7 @@ def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
         "ledger": LedgerConfig(
             **values_of(LedgerSettings, section.ledger), restart_grace_seconds=section.restart_grace_seconds
         ),
+        "operations": OperationLimits(**values_of(OperationSettings, section.operations)),
         "governance": governance_config(section.governance, home),
         "keys": replace(section.keys, pepper_file=section.keys.pepper_file or home.state / "key-pepper"),
         "secrets": replace(section.secrets, key_file=section.secrets.key_file or home.state / "secret-keys"),

@@ -9,7 +9,7 @@ import router_svc.service
 from router_svc.announcement import RouterAnnouncement, default_router_name
 from router_svc.client_registry import ClientsConfig
 from router_svc.config import RelayConfig, RouterConfig
-from router_svc.policy.limits import QueueLimits, SchedulerLimits, SchedulingLimits
+from router_svc.policy.limits import QueueLimits, SchedulerLimits
 from router_svc.policy.settings import RateLimitConfig, TenantRates
 from router_svc.settings import RelayLimits, RouterSettings
 from weft.kernel.clock import SystemClock
@@ -46,7 +46,6 @@ def router_config(config: WeftConfig, registry_address: str, address: str = "") 
         name=(section.name or default_router_name(socket.gethostname(), address)) if address else "",
         address=address,
         security=channel_security(config),
-        ticket_lifetime_seconds=section.ticket_lifetime_seconds,
         default_timeout_seconds=config.gateway.request_timeout_seconds,
         wake_recipes=section.wake_recipes,
         wake_environment=_wake_environment(os.environ),
@@ -54,10 +53,7 @@ def router_config(config: WeftConfig, registry_address: str, address: str = "") 
         settings=section,
         clients=ClientsConfig(profiles=section.clients),
         rate_limits=_rate_limits(section),
-        figures=section.figures,
-        watches=section.watches,
         relay=_relay_config(config, address),
-        schemas=config.gateway.limits.schemas,
         journal=journal_rules(section),
     )
 
@@ -68,18 +64,13 @@ def _rate_limits(section: RouterSettings) -> RateLimitConfig:
     return RateLimitConfig(
         default=default if written.default is None else written.default,
         tenants=written.tenants,
-        max_tenants=written.max_tenants,
-        max_subjects=written.max_subjects,
         spared_for_callers_percent=written.spared_for_callers_percent,
     )
 
 
 def scheduler_limits(section: RouterSettings) -> SchedulerLimits:
     """Returns every bound of the scheduler."""
-    return SchedulerLimits(
-        **values_of(QueueLimits, section),
-        **values_of(SchedulingLimits, section.scheduling),
-    )
+    return SchedulerLimits(**values_of(QueueLimits, section))
 
 
 def _relay_config(config: WeftConfig, address: str) -> RelayConfig | None:

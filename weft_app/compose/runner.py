@@ -15,7 +15,7 @@ from runner_svc.memory.learned_memory import LearnedMemory, learned_file
 from runner_svc.model_store.store import ModelStore
 from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.service import RunnerService
-from runner_svc.settings import DEFAULT_DEVICE_SAMPLE_SECONDS, ModelStoreSettings, RunnerSettings
+from runner_svc.settings import ModelStoreSettings, RunnerSettings
 from runner_svc.supervise.leftovers import Leftovers
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import invalid_field
@@ -119,9 +119,6 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
         adder=adder,
         max_added_models=stores.max_added_models,
         observer=None if accelerators is None else host_observer(accelerators),
-        device_sample_seconds=(
-            DEFAULT_DEVICE_SAMPLE_SECONDS if accelerators is None else accelerators.sample_interval_seconds
-        ),
         device_indexes=section.devices,
         memory_wait_seconds=section.memory_wait_seconds,
         agents=published_agents(section),

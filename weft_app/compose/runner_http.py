@@ -13,6 +13,7 @@ from typing_extensions import override
 
 import gateway.runner_service
 import router_svc.service
+from gateway.config import REGISTRY_TIMEOUT_SECONDS
 from gateway.operations import OperationsClient
 from gateway.runner_api.deps import RunnerApiConfig, RunnerApiPorts
 from gateway.runner_api.facts import ModelFacts, RunnerFacts, RunnerStage
@@ -197,7 +198,7 @@ class RunnerHttp(Service):
                 fleet=self._router,
                 queue=self._router,
                 operations=OperationsClient(
-                    self._registry, timeout_seconds=api.edge.registry_timeout_seconds, callers_field=callers_field
+                    self._registry, timeout_seconds=REGISTRY_TIMEOUT_SECONDS, callers_field=callers_field
                 ),
                 keys=self._keys,
                 health=health,

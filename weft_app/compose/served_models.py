@@ -199,7 +199,6 @@ def chat_settings(section: RunnerSettings, model: ModelSettings) -> ChatSettings
         default_params=_default_params(model, f"{where}.models.{model.name}.default_params"),
         signals=signal_catalogue(_signals(section.signals, f"{where}.signals")),
         max_tool_iterations=section.max_tool_iterations,
-        max_tool_calls_per_turn=section.max_tool_calls_per_turn,
         zone=_zone(section.time_zone, f"{where}.time_zone"),
         platform_prompt=section.platform_prompt if model.platform_prompt is None else model.platform_prompt,
         platform_context=section.platform_context if model.platform_context is None else model.platform_context,

@@ -86,6 +86,9 @@ if TYPE_CHECKING:
     from weft_app.compose.relay import RelayEndpoint
     from weft_app.edge.process import EdgeProxy
 
+RENEWAL_CHECK_SECONDS = 600
+"""How often a running mesh checks whether its own certificate is due: before it expires, and when the machine has got
+another name or address."""
 MODEL_CHECK_SECONDS = 0.05
 PROCESSES = ("mesh", "registry", "router", "gateway")
 """Names of the one process of `weft up`."""
@@ -383,7 +386,7 @@ class UpHost:
         expected = expected_mesh(self._runners)
         self._on_ready.append(expected.clear)
         expecting = ExpectingFleet(fleet, expected)
-        ends = EndReporter(router.placement, self._clock, self._config.gateway.end_reports)
+        ends = EndReporter(router.placement, self._clock)
         dispatcher = Dispatcher(
             router.placement,
             channels,
@@ -475,7 +478,7 @@ class UpHost:
         if own is not None:
             self.authority = Authority(file=own.authority_file, fingerprint=own.fingerprint)
             renew = partial(prepare_edge_certificate, config, own)
-            renewal = EdgeRenewal(renew, self._clock, config.gateway.tls.renewal_check_seconds)
+            renewal = EdgeRenewal(renew, self._clock, RENEWAL_CHECK_SECONDS)
             self._stack.push_async_callback(renewal.stop)
             renewal.start()
 

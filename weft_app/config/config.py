@@ -9,8 +9,8 @@ from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 from gateway.config import GatewaySettings
 from registry_svc.config import RegistrySettings
 from router_svc.settings import RelayLimits, RouterSettings
-from runner_svc.publishers.settings import PublisherLimits
-from runner_svc.settings import DEFAULT_DEVICE_SAMPLE_SECONDS, ModelStoreSettings
+from runner_svc.publishers.settings import PublisherTerms
+from runner_svc.settings import ModelStoreSettings
 from weft.kernel.health import HealthLimits
 from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.settings import PUBLIC, Before, PathText, Pattern, Port, Read, Seconds, word_for_flag
@@ -62,7 +62,7 @@ class RelaySettings(RelayLimits):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublisherSettings(PublisherLimits):
+class PublisherSettings(PublisherTerms):
     """Where publishers register over HTTP. It is part of the router, and needs its relay."""
 
     listen: Annotated[str | None, PUBLIC] = None
@@ -83,8 +83,6 @@ class AnnounceSettings:
     """Its name there. Default: the machine's. Where another mesh has it, a number is appended."""
     interfaces: Annotated[tuple[Annotated[str, Pattern(r"^\d{1,3}(\.\d{1,3}){3}$")], ...], MaxLen(8), PUBLIC] = ()
     """IPv4 addresses of the networks to announce on. Default: all networks of this machine."""
-    check_interval_seconds: Seconds = 15.0
-    """How often the addresses of this machine are compared with the announced ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +104,6 @@ class AcceleratorSettings:
     declared: Annotated[tuple[DeclaredDevice, ...], MaxLen(64), PUBLIC] = ()
     """Devices that it does not know: other makers' cards, or a budget of ordinary memory for models on processors.
     Where any is declared, NVIDIA's library is not used."""
-    poll_interval_seconds: Seconds = 1.0
-    """Largest age of an observation of a device."""
-    sample_interval_seconds: Annotated[float, Ge(0.05), Le(60)] = DEFAULT_DEVICE_SAMPLE_SECONDS
-    """Interval of samples of the devices while engines work on requests. A request's share of device time and energy is
-    measured from them; one that is not several times as long has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 `python -m weft_app.config.reference docs` writes both; a test compares them.
 """
 
+import inspect
 import json
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter
 
 from runner_svc.runtimes.runtime import Runtime
-from runner_svc.runtimes.settings import ModelSettings, SleepSettings, WakeSettings
+from runner_svc.runtimes.settings import ModelSettings, SleepSettings, StartedModelSettings, WakeSettings
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in, built_in_names
 from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.loader import LOCAL_SETTINGS_VARIABLE, SETTINGS_VARIABLE
@@ -98,18 +99,28 @@ def _models(path: str) -> Iterator[str]:
     yield f"## `{path}`\n"
     yield "What a model may have with every runtime.\n"
     yield from _tables(list(_described(ModelSettings)))
-    common = {setting.name for setting in settings_of(ModelSettings)}
+    yield f"## `{path}` whose engine weft starts\n"
+    starters = [runtime.name for runtime in built_in() if issubclass(runtime.settings, StartedModelSettings)]
+    yield f"With the runtimes {', '.join(f'`{name}`' for name in starters)}, where their own tables do not differ.\n"
+    yield from _tables(_of_class(StartedModelSettings, ModelSettings))
     for runtime in built_in():
-        # A runtime redeclares a setting that has another meaning or default there.
-        declared: type = runtime.settings
-        own = declared.__annotations__.keys() | {setting.name for setting in settings_of(declared)} - common
         yield f"## `{path}` with `runtime: {runtime.name}`\n"
         summary, page = runtime.summary[0].upper() + runtime.summary[1:], runtime.docs.removeprefix("docs/")
         yield f"{summary}: [{runtime.docs}]({page}).\n"
-        yield from _tables([row for row in _described(runtime.settings) if row[0].name in own])
+        shared = StartedModelSettings if issubclass(runtime.settings, StartedModelSettings) else ModelSettings
+        yield from _tables(_of_class(runtime.settings, shared))
     for name, section in (("wake", WakeSettings), ("sleep", SleepSettings)):
         yield f"## `{path}.{name}`\n"
         yield from _tables(list(_described(section)))
+
+
+def _of_class(kind: type, shared: type) -> list[tuple[Setting, str]]:
+    """Returns the settings of `kind` that `shared` lacks, or has with another meaning or default."""
+    return [row for row in _described(kind) if _declaring(kind, row[0].name) not in shared.__mro__]
+
+
+def _declaring(kind: type, name: str) -> type:
+    return next(each for each in kind.__mro__ if name in inspect.get_annotations(each))
 
 
 def _tables(rows: list[tuple[Setting, str]]) -> Iterator[str]:

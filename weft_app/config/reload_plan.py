@@ -56,12 +56,7 @@ LIVE_SETTINGS: Mapping[str, bool] = MappingProxyType(
         "gateway.insecure": False,
         "gateway.tls": False,
         "gateway.tls_terminated_elsewhere": False,
-        # Bounds of what runs already, which the old and the new settings share.
-        "gateway.batches.max_finishing": False,
-        "gateway.max_event_watches": False,
-        "gateway.max_running_responses": False,
-        # The router's gRPC API has them, too.
-        "gateway.limits.schemas": False,
+        # The router's gRPC API has it, too.
         "gateway.request_timeout_seconds": False,
         "registry.aliases": True,
         "router.clients": True,

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from router_svc.policy.arrival import ROUTE_PREFIX
 from router_svc.policy.endpoints.routes import Route
-from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.limits import QueueLimits, SchedulerLimits
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, RemotePermission, Settings, TenantSettings
 from router_svc.simulation.scenario import (
     GIBIBYTE,
@@ -328,8 +328,8 @@ class FailureSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterSection(SchedulerLimits):
-    """Limits of the router that differ from its defaults, by their names under `router` and `router.scheduling`."""
+class RouterSection(QueueLimits):
+    """Limits of the router that differ from its defaults, by their names under `router`."""
 
     max_durable_waiting: Annotated[int, Ge(1), Le(MAX_REQUESTS)] = SchedulerLimits().max_durable_waiting
     """Durable tasks that wait at once; more are refused. A real router never offers that many."""
@@ -445,7 +445,7 @@ class ScenarioDocument:
             cloud_fallback=self.allow_cloud_fallback,
             failures=tuple(each.failure() for each in self.failures),
             settings=self._settings(),
-            limits=SchedulerLimits(**values_of(SchedulerLimits, self.router)),
+            limits=SchedulerLimits(**values_of(RouterSection, self.router)),
             delays=self.delays,
         )
 

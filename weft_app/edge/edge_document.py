@@ -1,5 +1,6 @@
 """Envoy in front of gateways, as its configuration: the listener with its limits, the routes, the ways behind it."""
 
+from gateway.config import HEADER_TIMEOUT_SECONDS, MAX_HEADER_COUNT
 from weft_app.edge.fragments import (
     Document,
     duration,
@@ -12,6 +13,20 @@ from weft_app.edge.fragments import (
 from weft_app.edge.local_replies import local_replies
 from weft_app.edge.plan import CertificateFiles, EdgePlan, ServerCertificate
 
+BUFFER_BYTES = 1_048_576
+"""Memory of one connection, per direction; a slow reader holds back its gateway, not the proxy."""
+HEALTH_INTERVAL_SECONDS = 1.0
+"""Interval in which each gateway is asked for /readyz, where there are several."""
+CONNECT_RETRIES = 2
+"""How often a request that reached no gateway is sent to another one. One that reached a gateway never is."""
+CONNECT_TIMEOUT_SECONDS = 2.0
+"""For a connection to a gateway."""
+MAX_RETRIES = 16
+"""Requests to gateways, of those at once, that may be sent again at once."""
+MAX_PENDING_REQUESTS = 1024
+"""Requests to gateways, of those at once, that may wait for a connection to one."""
+MAX_CONCURRENT_STREAMS = 100
+"""Requests at once on one HTTP/2 connection."""
 GATEWAYS = "gateways"
 """Name of the cluster."""
 LISTENER = "edge"
@@ -50,7 +65,7 @@ def _listener(plan: EdgePlan) -> Document:
         "address": socket_address(plan.listen),
         # A port that another program has is an error of the start, not a port that both have.
         "enable_reuse_port": False,
-        "per_connection_buffer_limit_bytes": plan.limits.buffer_bytes,
+        "per_connection_buffer_limit_bytes": BUFFER_BYTES,
         "filter_chains": [{**chain, "filters": [_connection_manager(plan)]}],
     }
 
@@ -96,27 +111,27 @@ def _connection_manager(plan: EdgePlan) -> Document:
         generate_request_id=False,
         preserve_external_request_id=True,
         server_header_transformation="PASS_THROUGH",
-        request_headers_timeout=duration(limits.header_timeout_seconds),
+        request_headers_timeout=duration(HEADER_TIMEOUT_SECONDS),
         stream_idle_timeout="0s",
         common_http_protocol_options={
             "idle_timeout": duration(limits.idle_seconds),
-            "max_headers_count": limits.max_header_count,
+            "max_headers_count": MAX_HEADER_COUNT,
             "headers_with_underscores_action": "REJECT_REQUEST",
         },
         http2_protocol_options={
-            "max_concurrent_streams": limits.max_concurrent_streams,
+            "max_concurrent_streams": MAX_CONCURRENT_STREAMS,
             "initial_stream_window_size": MAX_CONCURRENT_WINDOW_BYTES,
-            "initial_connection_window_size": max(MAX_CONCURRENT_WINDOW_BYTES, limits.buffer_bytes),
+            "initial_connection_window_size": max(MAX_CONCURRENT_WINDOW_BYTES, BUFFER_BYTES),
         },
         max_request_headers_kb=max(1, limits.max_header_bytes // 1024),
         normalize_path=True,
         local_reply_config=local_replies(),
-        route_config={"virtual_hosts": [{"name": "mesh", "domains": ["*"], "routes": [_route(plan)]}]},
+        route_config={"virtual_hosts": [{"name": "mesh", "domains": ["*"], "routes": [_route()]}]},
         http_filters=[_rate_limit(plan), _router()],
     )
 
 
-def _route(plan: EdgePlan) -> Document:
+def _route() -> Document:
     previous = "extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
     return {
         "match": {"prefix": "/"},
@@ -125,7 +140,7 @@ def _route(plan: EdgePlan) -> Document:
             "timeout": "0s",
             "retry_policy": {
                 "retry_on": "connect-failure,refused-stream,reset-before-request",
-                "num_retries": plan.limits.connect_retries,
+                "num_retries": CONNECT_RETRIES,
                 "retry_host_predicate": [extension("envoy.retry_host_predicates.previous_hosts", previous)],
                 "host_selection_retry_max_attempts": GATEWAY_PICKS,
             },
@@ -163,21 +178,29 @@ def _gateways(plan: EdgePlan) -> Document:
         checks["health_checks"] = [
             {
                 "timeout": "2s",
-                "interval": duration(limits.health_interval_seconds),
-                "no_traffic_interval": duration(limits.health_interval_seconds),
+                "interval": duration(HEALTH_INTERVAL_SECONDS),
+                "no_traffic_interval": duration(HEALTH_INTERVAL_SECONDS),
                 "unhealthy_threshold": 2,
                 "healthy_threshold": 1,
                 "http_health_check": {"path": "/readyz", "host": "localhost"},
             }
         ]
-    thresholds = {name: getattr(limits, name) for name in ("max_pending_requests", "max_requests", "max_retries")}
     return {
         "name": GATEWAYS,
         **static_cluster(GATEWAYS, plan.gateways),
         "lb_policy": "LEAST_REQUEST",
-        "connect_timeout": duration(limits.connect_timeout_seconds),
-        "per_connection_buffer_limit_bytes": limits.buffer_bytes,
-        "circuit_breakers": {"thresholds": [{"max_connections": limits.max_requests, **thresholds}]},
+        "connect_timeout": duration(CONNECT_TIMEOUT_SECONDS),
+        "per_connection_buffer_limit_bytes": BUFFER_BYTES,
+        "circuit_breakers": {
+            "thresholds": [
+                {
+                    "max_connections": limits.max_requests,
+                    "max_pending_requests": MAX_PENDING_REQUESTS,
+                    "max_requests": limits.max_requests,
+                    "max_retries": MAX_RETRIES,
+                }
+            ]
+        },
         **checks,
         "typed_extension_protocol_options": http_options(
             # Shorter than the gateway's own, so that no request meets a connection that it just closes.

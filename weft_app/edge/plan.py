@@ -58,21 +58,12 @@ class EdgeLimits:
     """Limits of the listener and of the ways behind it; defaults and meanings are those of the settings."""
 
     max_connections: int
-    max_concurrent_streams: int
     max_requests_per_second: int
     max_request_burst: int
     max_requests: int
-    max_pending_requests: int
-    max_retries: int
-    connect_timeout_seconds: float
-    connect_retries: int
-    health_interval_seconds: float
-    buffer_bytes: int
-    header_timeout_seconds: float
     handshake_timeout_seconds: float
     idle_seconds: float
     max_header_bytes: int
-    max_header_count: int
 
 
 def limits_of(config: WeftConfig) -> EdgeLimits:
@@ -80,21 +71,12 @@ def limits_of(config: WeftConfig) -> EdgeLimits:
     edge, gateway, connections = config.edge, config.gateway, config.gateway.connections
     return EdgeLimits(
         max_connections=edge.max_connections,
-        max_concurrent_streams=edge.max_concurrent_streams,
         max_requests_per_second=edge.max_requests_per_second,
         max_request_burst=edge.max_request_burst,
         max_requests=edge.max_requests,
-        max_pending_requests=edge.max_pending_requests,
-        max_retries=edge.max_retries,
-        connect_timeout_seconds=edge.connect_timeout_seconds,
-        connect_retries=edge.connect_retries,
-        health_interval_seconds=edge.health_interval_seconds,
-        buffer_bytes=edge.buffer_bytes,
-        header_timeout_seconds=connections.header_timeout_seconds,
         handshake_timeout_seconds=gateway.tls.handshake_timeout_seconds,
         idle_seconds=connections.idle_seconds,
         max_header_bytes=connections.max_header_bytes,
-        max_header_count=connections.max_header_count,
     )
 
 

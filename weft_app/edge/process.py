@@ -27,6 +27,12 @@ from weft_app.edge.edge_document import CERTIFICATE, edge_document
 from weft_app.edge.fragments import Document, message
 from weft_app.edge.plan import Admin, EdgePlan, FollowedCertificate
 
+CERTIFICATE_CHECK_SECONDS = 5.0
+"""How often the files of the certificate are compared with what Envoy uses."""
+START_TIMEOUT_SECONDS = 20.0
+"""Within this time Envoy must serve after its start."""
+ADMIN_TIMEOUT_SECONDS = 2.0
+"""For one call of its administration, which only this user can reach."""
 log = get_logger("weft.edge")
 
 RESTARTS = RestartLimits(max_deaths=5, window_seconds=30.0, first_pause_seconds=1.0, max_pause_seconds=30.0)
@@ -169,7 +175,7 @@ class EdgeProxy:
                 self._folder.remove()
 
     def _admin(self) -> EnvoyAdmin:
-        return EnvoyAdmin(self._socket, self._settings.admin_timeout_seconds)
+        return EnvoyAdmin(self._socket, ADMIN_TIMEOUT_SECONDS)
 
     @property
     def _socket(self) -> Path:
@@ -191,7 +197,7 @@ class EdgeProxy:
         await self._process.start(self._command(), env=environment, on_line=_log_line)
         ended = asyncio.ensure_future(self._process.wait())
         try:
-            async with asyncio.timeout(self._settings.start_timeout_seconds), self._admin() as admin:
+            async with asyncio.timeout(START_TIMEOUT_SECONDS), self._admin() as admin:
                 while not await admin.is_ready():
                     if ended.done():
                         raise WeftError(
@@ -200,10 +206,9 @@ class EdgeProxy:
                     await self._clock.sleep(READY_CHECK_SECONDS)
                 got = await admin.listener()
         except TimeoutError:
-            seconds = self._settings.start_timeout_seconds
             raise WeftError(
                 Reason.SERVICE_UNAVAILABLE,
-                f"Envoy does not serve within {seconds:g} s (edge.start_timeout_seconds): {self._said('it runs')}",
+                f"Envoy does not serve within {START_TIMEOUT_SECONDS:g} s: {self._said('it runs')}",
             ) from None
         finally:
             ended.cancel()
@@ -263,7 +268,7 @@ class EdgeProxy:
 
     async def _follow_certificate(self, source: TlsSource) -> None:
         while True:
-            await self._clock.sleep(self._settings.certificate_check_seconds)
+            await self._clock.sleep(CERTIFICATE_CHECK_SECONDS)
             version, _ = await asyncio.to_thread(source.current)
             if version != self._certificate_version:
                 self._write_certificate(source)

@@ -112,7 +112,6 @@ def configuration(plan: Plan, folder: Folder, url: str) -> Mapping[str, Any]:
             "second_term_seconds": 0.5,
             # Backends are killed on purpose, which must not count as a crash loop.
             "max_deaths": 1000,
-            "death_window_seconds": 1.0,
         }
         for runner in (*plan.steady_runners, plan.rare_runner)
     ]

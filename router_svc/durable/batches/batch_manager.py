@@ -36,6 +36,8 @@ from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token, new_id, require_to
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import datetime_of, stamp_of
 
+MAX_WINDOW_SECONDS = 7 * 86_400.0
+"""Longest completion window of a batch."""
 CHUNK_LINES = 256
 """Items that one transaction writes at most ..."""
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -257,7 +259,7 @@ class BatchManager:
     ) -> batch_pb.Batch:
         """Creates a batch. Also raises DEADLINE_EXCEEDED if the items do not arrive in time."""
         now = self._now()
-        batch = accepted(new, now, self._limits.max_window_seconds)
+        batch = accepted(new, now, MAX_WINDOW_SECONDS)
         if await self._store.count(batch.tenant) >= self._limits.max_batches_per_tenant:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,

@@ -177,7 +177,7 @@ class TaskWatcher:
         if self._watches >= self._limits.max_watches:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                "the router has as many watchers of tasks as it may (router.tasks.max_watches); poll the task instead",
+                "the router has as many watchers of tasks as it may; poll the task instead",
                 retry_after_seconds=self._limits.watch_poll_seconds,
             )
         self._watches += 1

@@ -49,6 +49,11 @@ from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.service import start_task
 
+PROGRESS_INTERVAL_SECONDS = 0.25
+"""How often watchers are told of the progress of an image or a recording; progress is not stored."""
+WATCHED_PIECE_INTERVAL_SECONDS = 0.05
+"""How often the output of a running task is written to the database while a caller watches it, in seconds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecorderDeps:
@@ -106,9 +111,7 @@ class OutputRecorder:
         while True:
             await self._has_more.wait()
             watched = self._deps.is_watched()
-            await self._deps.clock.sleep(
-                limits.watched_piece_interval_seconds if watched else limits.piece_interval_seconds
-            )
+            await self._deps.clock.sleep(WATCHED_PIECE_INTERVAL_SECONDS if watched else limits.piece_interval_seconds)
             async with self._lock:
                 self._has_more.clear()
                 if not self._is_finished:
@@ -367,7 +370,7 @@ class TaskRun:
         deps = self._deps
         while True:
             await self._has_progressed.wait()
-            await deps.database_clock.clock.sleep(deps.limits.progress_interval_seconds)
+            await deps.database_clock.clock.sleep(PROGRESS_INTERVAL_SECONDS)
             self._has_progressed.clear()
             self._host.publish(TaskChanged(self.task.id))
 

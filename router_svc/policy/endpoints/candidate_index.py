@@ -28,6 +28,9 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from weft.kernel.failures import FailureKind
 
+MAX_REMEMBERED_SESSIONS = 65_536
+"""Sessions whose last runner is remembered; the least recently used is dropped first."""
+
 
 class CandidateIndex:
     """Selects candidates for requests and counts the slots that this router has granted them.
@@ -40,7 +43,7 @@ class CandidateIndex:
         self.table = EndpointTable(settings, limits)
         self.health = HealthMonitor(self.table, limits)
         self.figures = EngineFigureAges(self.table, limits)
-        self.selector = Selector(max_sessions=limits.max_session_entries, max_prefixes=limits.max_prefix_entries)
+        self.selector = Selector(max_sessions=MAX_REMEMBERED_SESSIONS, max_prefixes=limits.max_prefix_entries)
         self._samples = ConsideredSamples()
         self._numbers = itertools.count(1)
         self.total_in_flight = 0

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 
 from router_svc.policy.limits import SchedulerLimits
 
+RETRY_RESERVE_SECONDS = 10.0
+"""Time in which a pool or route with few requests gains one retry beyond its share, up to `retry_reserve`."""
+RETRY_SHARE = 0.2
+"""Retries on runners that failed lately, per first attempt of a pool or route."""
+
 
 @dataclass(slots=True)
 class _Balance:
@@ -21,7 +26,7 @@ class _Balance:
         """Return how much of the reserve was restored since the last call."""
         elapsed = 0.0 if self.looked_at is None else now - self.looked_at
         self.looked_at = now
-        return max(0.0, min(elapsed / limits.retry_reserve_seconds, limits.retry_reserve - self.attempts))
+        return max(0.0, min(elapsed / RETRY_RESERVE_SECONDS, limits.retry_reserve - self.attempts))
 
 
 class RetryBudget:
@@ -39,7 +44,7 @@ class RetryBudget:
             balance.looked_at = now
             return
         # The reserve is for queues with few requests: it is not added to what requests bring.
-        gained = max(limits.retry_share, balance.gain(now, limits))
+        gained = max(RETRY_SHARE, balance.gain(now, limits))
         balance.attempts = min(balance.attempts + gained, limits.max_retry_balance)
 
     def allow(self, queue: str, candidate_is_clean: bool, now: float) -> bool:

@@ -16,6 +16,14 @@ from enum import Enum
 from router_svc.policy.limits import SchedulerLimits
 from weft.kernel.failures import FailureKind
 
+CLEAN_AFTER_SECONDS = 10.0
+"""How long after its last failure a runner no longer counts as one that failed lately; at once after a success."""
+EJECTION_BASE_SECONDS = 10.0
+"""Length of an ejection, in seconds, times the number of ejections in a row, up to `max_ejection_seconds`."""
+OUTLIER_MAX_FAILURE_SHARE = 0.5
+"""Share of failed requests above which a model is ejected, though they were not in a row."""
+OUTLIER_WINDOW_SECONDS = 60.0
+"""Window over which the share of failed requests is measured."""
 MAX_DOUBLINGS = 16
 """More doublings change nothing and would overflow eventually."""
 NEVER = float("-inf")
@@ -167,7 +175,7 @@ class EndpointHealth:
         limits = self._limits
         again = self.state is HealthState.ON_TRIAL or now - self._worked_since < self._last_ejection_seconds
         self._ejections_in_a_row = self._ejections_in_a_row + 1 if again else 1
-        seconds = min(limits.ejection_base_seconds * self._ejections_in_a_row, limits.max_ejection_seconds)
+        seconds = min(EJECTION_BASE_SECONDS * self._ejections_in_a_row, limits.max_ejection_seconds)
         self._last_ejection_seconds = seconds
         self._ejected_until = now + seconds
         self.state = HealthState.EJECTED
@@ -201,7 +209,7 @@ class EndpointHealth:
 
     def has_not_failed_lately(self, now: float) -> bool:
         """Whether nothing broke there for `clean_after_seconds`."""
-        return self.state is HealthState.WORKS and now - self._broke_at >= self._limits.clean_after_seconds
+        return self.state is HealthState.WORKS and now - self._broke_at >= CLEAN_AFTER_SECONDS
 
     def gate(self, now: float) -> str:
         """Return why it gets no requests, as text; empty: it may get one."""
@@ -222,7 +230,7 @@ class EndpointHealth:
         return min(self._limits.busy_pause_seconds * 2.0**doublings, self._limits.max_busy_pause_seconds)
 
     def _note(self, *, good: bool, now: float) -> None:
-        self._window.add(good=good, now=now, half_seconds=self._limits.outlier_window_seconds / 2)
+        self._window.add(good=good, now=now, half_seconds=OUTLIER_WINDOW_SECONDS / 2)
 
     def _is_outlier(self) -> bool:
         limits, window = self._limits, self._window
@@ -230,10 +238,7 @@ class EndpointHealth:
             self._cause = "failed its trial request"
         elif self._breaks_in_a_row >= limits.eject_after_failures:
             self._cause = f"failed {self._breaks_in_a_row} times in a row"
-        elif (
-            window.total >= limits.outlier_min_requests
-            and window.broken > limits.outlier_max_failure_share * window.total
-        ):
+        elif window.total >= limits.outlier_min_requests and window.broken > OUTLIER_MAX_FAILURE_SHARE * window.total:
             self._cause = f"failed {window.broken} of its last {window.total} requests"
         else:
             return False

@@ -12,7 +12,7 @@ from router_svc.policy.endpoints.choice import Considered, PickRequest
 from router_svc.policy.endpoints.cluster_view import ClusterView
 from router_svc.policy.endpoints.considered import SAMPLE_SECONDS
 from router_svc.policy.estimates import Estimates, wait_seconds
-from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.limits import TELL_INTERVAL_SECONDS, SchedulerLimits
 from router_svc.policy.loading.load_plan import LoadGate
 from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.queue.live_request import LiveRequest, RequestKind
@@ -166,7 +166,7 @@ class WaitEstimator:
     def considered(self, queue: Queue, request: LiveRequest, now: float) -> tuple[Considered, ...]:
         """Return the considered candidates for a request, at most as old as the interval of status messages."""
         known = queue.considered.get(request.kind)
-        if known is not None and now < known[0] + self._limits.tell_interval_seconds:
+        if known is not None and now < known[0] + TELL_INTERVAL_SECONDS:
             return known[1]
         seen = self._index.considered(queue.name, self.pick(request), now)
         if len(queue.considered) >= MAX_REMEMBERED_KINDS:

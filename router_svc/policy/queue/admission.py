@@ -8,9 +8,12 @@ from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.live_request import LiveRequest
 from router_svc.policy.queue.queue import Queue
+from router_svc.policy.refusals import FULL_RETRY_SECONDS
 from weft.kernel.request import CALLER_BANDS, Priority
 from weft.kernel.value import value_class
 
+OVERLOAD_FILL = 0.8
+"""Share of the queue timeout that the estimated wait of a request may take up in overload."""
 LOWEST_FIRST = tuple(sorted(CALLER_BANDS, reverse=True))
 
 
@@ -79,7 +82,7 @@ class Admission:
     def retry_after(self, request: LiveRequest, queue: Queue, now: float) -> float:
         """Return when its tenant's next grant is expected in seconds; a fixed time where that is unknown."""
         rate = self._own_rate(request, queue, now)
-        return refusals.retry_after(self._limits.full_retry_seconds if rate is None else 1.0 / rate)
+        return refusals.retry_after(FULL_RETRY_SECONDS if rate is None else 1.0 / rate)
 
     def _figures(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> refusals.QueueFigures:
         return refusals.QueueFigures(
@@ -94,7 +97,7 @@ class Admission:
         if queue.grant_rate.backlogged_seconds(now) < self._limits.overload_after_seconds:
             return None
         expected = max(self._behind_all(request, queue, capacity, now), self._behind_own(request, queue, now))
-        if expected <= self._limits.overload_fill * self._limits.queue_timeout_seconds:
+        if expected <= OVERLOAD_FILL * self._limits.queue_timeout_seconds:
             return None
         return refusals.too_slow(request.arrival, expected, self._figures(request, queue, capacity, now))
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from router_svc.policy.endpoints.capacity import Capacity
     from router_svc.policy.endpoints.choice import Considered
 
-
+PACE_WINDOW_SECONDS = 60.0
+"""Window over which the throughput of a pool is averaged."""
 AVERAGE_WEIGHT = 0.1
 """Weight of the newest wait in the average."""
 MIN_STEADY_GRANTS = 8.0
@@ -124,7 +125,7 @@ class Queue:
         `capacities`."""
         self.considered: dict[RequestKind, tuple[float, tuple[Considered, ...]]] = {}
         """Candidates considered for requests of a kind, with the time; cleared with `capacities`."""
-        self.grant_rate = GrantRate(limits.pace_window_seconds)
+        self.grant_rate = GrantRate(PACE_WINDOW_SECONDS)
         self.classes: dict[RequestKind, RequestClass] = {}
         self._kinds: tuple[dict[Needs, RequestKind], dict[Needs, RequestKind]] = ({}, {})
         """Cached kinds: of callers; of durable requests."""
@@ -372,7 +373,7 @@ class Queue:
         return max(0.0, min(_MOST_SAVED_GRANTS, self._passed_over[priority] - self._due_after[priority]))
 
     def _new_backlog(self, tenant: str, now: float) -> _TenantBacklog:
-        grant_rate = GrantRate(self._limits.pace_window_seconds)
+        grant_rate = GrantRate(PACE_WINDOW_SECONDS)
         grant_rate.note_backlog(now, waiting=True)
         return _TenantBacklog(self._shares.active[tenant], grant_rate)
 

@@ -11,6 +11,12 @@ from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.tenants import TenantTable
 from router_svc.policy.settings import Settings, TenantSettings
 
+MAX_REMEMBERED_TENANTS = 10_000
+"""Tenants without any request whose accounts are kept; the one that left first is dropped first."""
+MAX_FAIR_LAG_TOKENS = 200_000.0
+"""How far a tenant's account may lag behind the highest one. A tenant that had no competition for long is not held back
+for hours afterwards."""
+
 
 class TenantCaps:
     """Counts how many requests each tenant has running, and how many it may have."""
@@ -57,8 +63,8 @@ class Queues:
         self.tenants = TenantTable(settings)
         self.shares = FairShare(
             lambda tenant: self.tenants.get(tenant).weight,
-            max_lag=limits.max_fair_lag_tokens,
-            max_remembered=limits.max_remembered_tenants,
+            max_lag=MAX_FAIR_LAG_TOKENS,
+            max_remembered=MAX_REMEMBERED_TENANTS,
         )
         self.caps = TenantCaps(self.tenants)
         self._queues: dict[str, Queue] = {}

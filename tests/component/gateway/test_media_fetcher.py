@@ -193,7 +193,7 @@ async def test_a_handshake_that_does_not_end_is_left_when_the_time_is_over() -> 
         (sending(response(b"<svg xmlns='http://www.w3.org/2000/svg'/>")), "no known type"),
         (sending(response(b"#EXTM3U\nfile:///etc/passwd\n")), "no known type"),
         (sending(response(png(60_000, 60_000, pixels=False))), "max_pixels"),
-        (sending(response(gif(1, 1, frames=400), headers={"Content-Type": "image/gif"})), "max_frames"),
+        (sending(response(gif(1, 1, frames=400), headers={"Content-Type": "image/gif"})), "frames"),
     ],
 )
 async def test_what_a_host_should_not_send_is_refused_in_words(answer: Answer, words: str) -> None:

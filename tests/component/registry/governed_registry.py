@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from registry_svc.config import GovernanceMode, OperationSettings
+from registry_svc.config import GovernanceMode, OperationLimits
 from registry_svc.mesh.store import SqlStore
 from registry_svc.operations.governance import Gatekeeper, build_gate
 from registry_svc.operations.job import JobDeps
@@ -85,7 +85,7 @@ async def governed(folder: Path, gate: Gatekeeper, clock: Clock) -> AsyncIterato
         times=LoadTimes(),
         presence=RunnerPresence(directory, clock),
     )
-    operations = Operations(OperationStore(store), tools, gate, OperationSettings())
+    operations = Operations(OperationStore(store), tools, gate, OperationLimits())
     await operations.start()
     try:
         yield operations

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from registry_svc.config import OperationSettings
+from registry_svc.config import OperationLimits
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest
 from registry_svc.mesh.store import SqlStore
 from registry_svc.operations.governance import Gatekeeper, OpenGate
@@ -258,7 +258,7 @@ class Stage:
     calls: ScriptedCalls = field(default_factory=ScriptedCalls)
     directory: FakeDirectory = field(default_factory=FakeDirectory)
     gatekeeper: Gatekeeper = field(default_factory=OpenGate)
-    settings: OperationSettings = field(default_factory=OperationSettings)
+    settings: OperationLimits = field(default_factory=OperationLimits)
     tracing: Tracing = NO_TRACING
     operations: Operations = field(init=False)
     _asked: int = 0
@@ -354,7 +354,7 @@ async def running_stage(
 ) -> AsyncIterator[Stage]:
     database = SqlStore(url)
     await database.open()
-    chosen = OperationSettings(**settings)  # type: ignore[arg-type]
+    chosen = OperationLimits(**settings)  # type: ignore[arg-type]
     stage = Stage(
         database, OperationStore(database), gatekeeper=gatekeeper or OpenGate(), settings=chosen, tracing=tracing
     )

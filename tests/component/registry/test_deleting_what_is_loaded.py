@@ -11,7 +11,7 @@ from kit.messages import changed
 from operation_stage import ScriptedCalls
 from roster_harness import BareRegistry
 
-from registry_svc.config import OperationSettings, RegistryConfig
+from registry_svc.config import OperationLimits, RegistryConfig
 from registry_svc.mesh.declarations import Declarations
 from registry_svc.mesh.domain import EventReason, Kind, Session
 from registry_svc.mesh.policy.unowned import UNLOAD_GRACE_SECONDS, UNLOAD_RETRY_SECONDS, UnownedModel
@@ -109,7 +109,7 @@ async def mesh_of(
     store = SqlStore(config.database_url)
     registry = BareRegistry(store, clock, config)
     await registry.start()
-    desk = OperationService(registry.core, store, calls, gate(), OperationSettings())
+    desk = OperationService(registry.core, store, calls, gate(), OperationLimits())
     await desk.start()
     leased: list[UnownedModel] = []
     unowned = UnownedModels(registry.core, calls, lambda: leased)

@@ -14,7 +14,7 @@ from kit.messages import changed
 from operation_stage import Stage, load
 from roster_harness import BareRegistry
 
-from registry_svc.config import OperationSettings, RegistryConfig
+from registry_svc.config import OperationLimits, RegistryConfig
 from registry_svc.mesh.domain import Session
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, GrpcRunnerCalls
 from registry_svc.operations.governance import OpenGate
@@ -326,7 +326,7 @@ async def operating(stage: RunnerStage) -> AsyncIterator[Stage]:
     """Operations on the registry's own database and mesh, as the service puts them together."""
     store = stage.registry.core.store
     assert isinstance(store, GatedStore)
-    desk = OperationService(stage.registry.core, store.inner, stage.calls, OpenGate(), OperationSettings())
+    desk = OperationService(stage.registry.core, store.inner, stage.calls, OpenGate(), OperationLimits())
     await desk.start()
     operations = Stage(store.inner, OperationStore(store.inner), clock=stage.runner.clock)
     operations.operations = desk.operations

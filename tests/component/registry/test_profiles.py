@@ -11,7 +11,7 @@ from operation_stage import ScriptedCalls
 from registry_harness import a_route, an_agent, an_alias
 from roster_harness import BareRegistry
 
-from registry_svc.config import OperationSettings, RegistryConfig
+from registry_svc.config import OperationLimits, RegistryConfig
 from registry_svc.mesh.declarations import Declarations
 from registry_svc.mesh.domain import EventReason, Kind, Session
 from registry_svc.mesh.manifests import valid_batch
@@ -132,14 +132,14 @@ async def mesh_of(
     *,
     gate: Callable[[], OpenGate] = OpenGate,
     config: RegistryConfig | None = None,
-    settings: OperationSettings | None = None,
+    settings: OperationLimits | None = None,
 ) -> AsyncIterator[Mesh]:
     clock, calls = FakeClock(), ScriptedCalls()
     config = config or a_config(tmp_path)
     store = SqlStore(config.database_url)
     registry = BareRegistry(store, clock, config)
     await registry.start()
-    desk = OperationService(registry.core, store, calls, gate(), settings or OperationSettings())
+    desk = OperationService(registry.core, store, calls, gate(), settings or OperationLimits())
     await desk.start()
     declarations = Declarations(registry.core, desk.unloader)
     session = await registry.roster.open_session(
@@ -360,7 +360,7 @@ async def test_the_active_profile_stays_active_when_it_is_changed_and_can_be_del
 
 
 async def test_a_step_whose_operation_cannot_be_begun_says_why_and_the_switch_holds(tmp_path: Path) -> None:
-    async with mesh_of(tmp_path, settings=OperationSettings(max_unfinished=1)) as mesh:
+    async with mesh_of(tmp_path, settings=OperationLimits(max_unfinished=1)) as mesh:
         await mesh.profile(loading("m1", "m2"))
         done = await mesh.profiles.switch(SwitchProfileRequest(name="day"), "test")
         first, second = done.steps

@@ -79,7 +79,7 @@ class Router:
     answers: health.aio.HealthServicer = field(default_factory=health.aio.HealthServicer)
 
     def __post_init__(self) -> None:
-        tickets = TicketIssuer(CLOCK, lifetime_seconds=30.0)
+        tickets = TicketIssuer(CLOCK)
         parts = LoopDeps(waker=NoWaker(), tickets=tickets, records=self.records)
         self.loop = SchedulingLoop(SchedulerLimits(), Settings(), CLOCK, parts)
 

@@ -83,9 +83,7 @@ async def router(
     profiles = {"nightly": ClientProfile(priority=Priority.LOW)}
     books = RouterRecords.empty(clock, clients=ClientsConfig(profiles=profiles), rate_limits=rates)
     metrics = RouterMetrics()
-    parts = LoopDeps(
-        waker=SlowWaker(), tickets=TicketIssuer(clock, lifetime_seconds=30.0), records=books, observer=metrics
-    )
+    parts = LoopDeps(waker=SlowWaker(), tickets=TicketIssuer(clock), records=books, observer=metrics)
     loop = SchedulingLoop(SchedulerLimits(), Settings(), clock, parts)
     loop.update_view(one_slot(phase))
     try:

@@ -43,7 +43,7 @@ async def router(
 ) -> AsyncIterator[Router]:
     clock = SystemClock()
     records = RouterRecords.empty(clock, rate_limits=rates)
-    deps = LoopDeps(waker=SlowWaker(), tickets=TicketIssuer(clock, lifetime_seconds=30.0), records=records)
+    deps = LoopDeps(waker=SlowWaker(), tickets=TicketIssuer(clock), records=records)
     loop = SchedulingLoop(SchedulerLimits(), settings or Settings(), clock, deps)
     view = one_slot()
     instance = view.runners["titan"].instances["qwen"]

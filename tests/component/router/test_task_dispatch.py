@@ -104,7 +104,7 @@ class Mesh:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         clock = SystemClock()
-        tickets = TicketIssuer(clock, lifetime_seconds=30.0)
+        tickets = TicketIssuer(clock)
         parts = LoopDeps(waker=NoWaker(), tickets=tickets, records=RouterRecords.empty(clock))
         self.requests = parts.records.requests
         self.loop = SchedulingLoop(SchedulerLimits(), Settings(), clock, parts)

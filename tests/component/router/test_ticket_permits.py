@@ -68,9 +68,7 @@ def _model(name: str) -> ModelView:
 
 def _loop() -> SchedulingLoop:
     clock = FakeClock()
-    parts = LoopDeps(
-        waker=_NobodySleeps(), tickets=TicketIssuer(clock, lifetime_seconds=30.0), records=RouterRecords.empty(clock)
-    )
+    parts = LoopDeps(waker=_NobodySleeps(), tickets=TicketIssuer(clock), records=RouterRecords.empty(clock))
     loop = SchedulingLoop(SchedulerLimits(), Settings(tenants=TENANTS), clock, parts)
     loop.update_view(_view())
     return loop

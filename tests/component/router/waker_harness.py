@@ -92,7 +92,7 @@ class WakingMesh:
         self.recipes = RecordedRecipes()
         self._channels = ChannelPool()
         self.waker = Waker(self.recipes, self._channels, self.clock, allowed_recipes)
-        tickets = TicketIssuer(self.clock, lifetime_seconds=30.0)
+        tickets = TicketIssuer(self.clock)
         records = RouterRecords.empty(self.clock)
         parts = LoopDeps(waker=self.waker, tickets=tickets, records=records, tracing=tracing)
         self.loop = SchedulingLoop(SchedulerLimits(), Settings(), self.clock, parts)

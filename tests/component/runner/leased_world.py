@@ -236,7 +236,7 @@ class LeasedWorld:
             "second_term_seconds": 0.3,
             **self.changes.get(name, {}),
         }
-        return {"runners": [runner], "accelerators": {"poll_interval_seconds": 0.05}, "drain_seconds": 0.1}
+        return {"runners": [runner], "drain_seconds": 0.1}
 
     async def close(self) -> None:
         """End the remaining processes."""

@@ -100,8 +100,8 @@ def test_a_value_that_is_wrong_is_named_with_exit_code_two(file: Path) -> None:
 
 def test_no_setting_is_left_out() -> None:
     names = {value.name for value in effective_values(LoadedConfig(WeftConfig(), {}))}
-    assert {"host", "gateway.limits.schemas.max_depth", "router.scheduling.max_bounces", "tls.ca_file"} <= names
-    assert len(names) > 240
+    assert {"host", "gateway.limits.max_tools", "router.tasks.max_running", "tls.ca_file"} <= names
+    assert len(names) > 140
 
 
 @pytest.mark.slow("every setting by schema and loader")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from gateway.config import ConnectionLimits, GatewaySettings
+from gateway.config import ConnectionSettings, GatewaySettings
 from weft.kernel.errors import WeftError
 from weft_app.cli.main import app
 from weft_app.config.config import WeftConfig
@@ -64,13 +64,11 @@ def test_json_and_yaml_say_the_same() -> None:
 
 def test_limits_are_those_of_the_configuration() -> None:
     config = WeftConfig(
-        edge=EdgeSettings(max_connections=7, max_requests_per_second=11, buffer_bytes=32_768),
-        gateway=GatewaySettings(connections=ConnectionLimits(idle_seconds=30, max_header_count=55)),
+        edge=EdgeSettings(max_connections=7, max_requests_per_second=11),
+        gateway=GatewaySettings(connections=ConnectionSettings(idle_seconds=30)),
     )
     document = edge_document(replace(PLAN, limits=limits_of(config)))
     assert _found(document, "tokens_per_fill") == [11]
-    assert set(_found(document, "per_connection_buffer_limit_bytes")) == {32_768}
-    assert _found(document, "max_headers_count") == [55]
     assert _found(document, "idle_timeout") == ["30s", "15s"]
     assert _found(document, "max_active_downstream_connections") == [7]
 

@@ -123,7 +123,7 @@ def test_more_pixels_than_are_allowed_are_refused_by_the_header_alone(data: byte
     ids=["gif", "one-too-many", "webp", "apng", "apng-max"],
 )
 def test_more_frames_than_are_allowed_are_refused(data: bytes, media_type: str) -> None:
-    with pytest.raises(FieldError, match=r"gateway\.media\.max_frames"):
+    with pytest.raises(FieldError, match=r"has more than \d+ frames"):
         checked_image(data, media_type, FIELD, CONFIG)
 
 

@@ -77,12 +77,12 @@ async def test_a_form_that_is_not_whole_or_too_much_is_refused(raw: bytes, reaso
 )
 def test_a_boundary_that_is_none_or_too_long_is_refused(content_type: bytes, reason: Reason) -> None:
     with pytest.raises(WeftError) as refused:
-        boundary_of(content_type, LIMITS)
+        boundary_of(content_type)
     assert refused.value.reason is reason
 
 
 def test_a_boundary_may_stand_in_quotes() -> None:
-    assert boundary_of(b'multipart/form-data; charset=utf-8; boundary="a b"', LIMITS) == b"a b"
+    assert boundary_of(b'multipart/form-data; charset=utf-8; boundary="a b"') == b"a b"
 
 
 def test_a_value_is_read_as_text_and_a_file_is_not() -> None:

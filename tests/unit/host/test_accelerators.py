@@ -22,7 +22,7 @@ async def test_a_host_that_is_told_not_to_ask_the_library_has_no_devices() -> No
 
 
 async def test_a_host_asks_the_library_by_default() -> None:
-    observer = host_observer(AcceleratorSettings(poll_interval_seconds=3600))
+    observer = host_observer(AcceleratorSettings())
     assert (await observer.look()).source in (Source.NVML, Source.UNKNOWN)
 
 

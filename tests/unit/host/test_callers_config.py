@@ -34,8 +34,8 @@ def test_nobody_is_limited_until_it_is_said() -> None:
 def test_a_mesh_of_many_tenants_has_fifty_a_minute_for_each_where_nothing_else_is_said() -> None:
     assert limits({}, multi_tenant=True) == RateLimitConfig(default=(FIFTY,))
     assert limits({"ENABLE_MULTI_TENANT": "true"}) == RateLimitConfig(default=(FIFTY,))
-    named = {"tenants": {"big": ["500req/min", "20000tok/min"]}, "max_tenants": 7}
-    expected = RateLimitConfig(default=(FIFTY,), tenants={"big": (Rate(500, 60), TOKENS)}, max_tenants=7)
+    named = {"tenants": {"big": ["500req/min", "20000tok/min"]}}
+    expected = RateLimitConfig(default=(FIFTY,), tenants={"big": (Rate(500, 60), TOKENS)})
     assert limits({}, multi_tenant=True, rate_limits=named) == expected
 
 

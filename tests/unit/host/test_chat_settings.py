@@ -41,14 +41,13 @@ def test_everything_that_is_said_arrives() -> None:
         tools=TOOLS,
         signals=[LEGAL],
         max_tool_iterations=3,
-        max_tool_calls_per_turn=2,
         time_zone="Europe/Berlin",
         platform_context="An office.",
     )
     assert found.tools == ("word_count", "files.read")
     assert found.repetition == "kill"
     assert found.system_messages == "separate"
-    assert (found.max_tool_iterations, found.max_tool_calls_per_turn) == (3, 2)
+    assert found.max_tool_iterations == 3
     assert found.zone == ZoneInfo("Europe/Berlin")
     assert found.platform_context == "An office."
     assert found.signals["NEEDS_LEGAL"].asks_for_decision

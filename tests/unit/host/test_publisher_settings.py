@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from router_svc.service import RouterService, build
-from runner_svc.publishers.settings import PublisherLimits
+from runner_svc.publishers.settings import PublisherTerms
 from weft.kernel.errors import WeftError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join_listeners import join_listeners
@@ -32,7 +32,7 @@ def test_without_an_address_there_is_no_listener(tmp_path: Path) -> None:
 
 
 def test_every_limit_can_be_set_and_is_the_services_own() -> None:
-    given = {name: value - 1 for name, value in asdict(PublisherLimits()).items()}
+    given = {name: value - 1 for name, value in asdict(PublisherTerms()).items()}
     section = parse_config({"publishers": given}).publishers
-    assert isinstance(section, PublisherLimits)
+    assert isinstance(section, PublisherTerms)
     assert {name: value for name, value in asdict(section).items() if name != "listen"} == given

@@ -8,13 +8,20 @@ from typing import Any
 
 import pytest
 
-from gateway.config import BatchEdgeConfig, ConnectionLimits, GatewayConfig, MediaConfig, RequestLimits, ResultConfig
+from gateway.config import (
+    BatchEdgeSettings,
+    ConnectionSettings,
+    GatewayConfig,
+    GatewaySettings,
+    MediaSettings,
+    RequestSettings,
+    ResultConfig,
+)
 from registry_svc.config import LedgerConfig, LedgerSettings, RegistryConfig, RegistrySettings
 from router_svc.config import RelayConfig
-from router_svc.durable.limits import BatchLimits, ResponseLimits, ResultLimits, TaskLimits, TaskSettings
-from router_svc.policy.limits import QueueLimits, SchedulerLimits, SchedulingLimits
+from router_svc.durable.limits import BatchSettings, ResultLimits, TaskLimits, TaskSettings
+from router_svc.policy.limits import QueueLimits, SchedulerLimits
 from router_svc.settings import RelayLimits
-from weft.kernel.json_schema import SchemaLimits
 from weft_app.compose.durable_services import task_limits
 from weft_app.compose.gateway import gateway_config
 from weft_app.compose.home import WeftHome
@@ -23,15 +30,12 @@ from weft_app.compose.router import router_config, scheduler_limits
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config
 
-NOT_CONFIGURED = {"deadline_slack_seconds"}
-"""How long the edge waits for the mesh to end a request that is out of time: no bound on what a caller may do."""
 IN_THE_GATEWAY: dict[tuple[str, ...], Any] = {
-    ("limits", "schemas"): SchemaLimits,
-    ("limits",): RequestLimits,
-    ("connections",): ConnectionLimits,
-    ("batches",): BatchEdgeConfig,
+    ("limits",): RequestSettings,
+    ("connections",): ConnectionSettings,
+    ("batches",): BatchEdgeSettings,
     ("results",): ResultConfig,
-    ("media",): MediaConfig,
+    ("media",): MediaSettings,
 }
 
 
@@ -67,40 +71,27 @@ def test_a_file_that_says_nothing_means_the_services_own_defaults() -> None:
     assert edge == GatewayConfig()
     assert scheduler_limits(config.router) == SchedulerLimits()
     assert task_limits(config) == TaskLimits()
-    assert (config.router.batches, config.router.responses) == (BatchLimits(), ResponseLimits())
 
 
 @pytest.mark.parametrize(
     ("path", "name"),
     [
         *((path, name) for path, kind in IN_THE_GATEWAY.items() for name in _names(kind, kind())),
-        *(((), name) for name in _names(GatewayConfig, GatewayConfig()) if name not in NOT_CONFIGURED | {"port"}),
+        *(((), name) for name in _names(GatewaySettings, GatewaySettings())),
     ],
 )
 def test_what_the_file_says_of_the_gateway_arrives(path: tuple[str, ...], name: str) -> None:
     default = getattr(_at(GatewayConfig(), path), name)
     other = True if default is False else _other(default)
-    if name == "auth_required":
-        config = parse_config({"auth": {"required": True}})
-    else:
-        config = parse_config({"gateway": _within(path, {name: other})})
+    config = parse_config({"gateway": _within(path, {name: other})})
     assert getattr(_at(gateway_config(config), path), name) == other
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(SchedulerLimits)])
+@pytest.mark.parametrize("name", [field.name for field in fields(QueueLimits)])
 def test_what_the_file_says_of_the_scheduler_arrives(name: str) -> None:
-    default = getattr(SchedulerLimits(), name)
-    other = 2.0 if name == "affinity_load_factor" else _other(default)
-    is_main = name in {field.name for field in fields(QueueLimits)}
-    said = {name: other} if is_main else {"scheduling": {name: other}}
-    config = parse_config({"router": said})
+    other = _other(getattr(SchedulerLimits(), name))
+    config = parse_config({"router": {name: other}})
     assert getattr(scheduler_limits(config.router), name) == other
-
-
-def test_no_bound_of_the_scheduler_is_without_a_name_in_the_file_and_none_is_named_twice() -> None:
-    main, finer = ({field.name for field in fields(kind)} for kind in (QueueLimits, SchedulingLimits))
-    assert {field.name for field in fields(SchedulerLimits)} == main | finer
-    assert not main & finer
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(TaskSettings)])
@@ -109,9 +100,9 @@ def test_what_the_file_says_of_tasks_arrives(name: str) -> None:
     assert getattr(task_limits(parse_config({"router": {"tasks": {name: other}}})), name) == other
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(BatchLimits)])
+@pytest.mark.parametrize("name", [field.name for field in fields(BatchSettings)])
 def test_what_the_file_says_of_batches_arrives(name: str) -> None:
-    other = getattr(BatchLimits(), name) + 1
+    other = getattr(BatchSettings(), name) + 1
     assert getattr(parse_config({"router": {"batches": {name: other}}}).router.batches, name) == other
 
 

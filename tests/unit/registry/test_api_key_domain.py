@@ -60,15 +60,9 @@ def test_digests_are_not_shown() -> None:
     assert "first" not in repr(KEY.rotated(b"second", NOW, HOUR))
 
 
-@pytest.mark.parametrize("name", ["max_keys", "default_grace_seconds", "max_grace_seconds", "keep_seconds"])
+@pytest.mark.parametrize("name", ["max_keys", "keep_seconds"])
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
 def test_settings_that_make_no_sense_are_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(FieldError) as refusal:
         KeysConfig(**{name: value})  # type: ignore[arg-type]  # as a careless caller would
     assert refusal.value.field == name
-
-
-def test_the_usual_grace_is_not_longer_than_the_longest() -> None:
-    with pytest.raises(FieldError) as refusal:
-        KeysConfig(default_grace_seconds=2.0, max_grace_seconds=1.0)
-    assert refusal.value.field == "default_grace_seconds"

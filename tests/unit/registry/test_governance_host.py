@@ -47,7 +47,6 @@ def test_signers_come_from_the_configuration(tmp_path: Path) -> None:
         signers=[{"id": "a", "public_key": publics[0]}, {"id": "b", "public_key": publics[1], "revoked": True}],
         policy_version="2026-11",
         token_lifetime_seconds=120.0,
-        clock_skew_seconds=5.0,
         audience="reg-main",
     )
     config = governance_config(section, WeftHome(tmp_path), environment={})
@@ -55,7 +54,7 @@ def test_signers_come_from_the_configuration(tmp_path: Path) -> None:
         ("a", publics[0], False),
         ("b", publics[1], True),
     ]
-    assert (config.token_lifetime_seconds, config.clock_skew_seconds) == (120.0, 5.0)
+    assert config.token_lifetime_seconds == 120.0
     assert (config.policy_version, config.audience, config.required_signers) == ("2026-11", "reg-main", 1)
     assert config.witness_file is not None
     assert config.witness_file.parent == WeftHome(tmp_path).state

@@ -181,7 +181,7 @@ def test_as_many_wait_as_may_over_all_lines() -> None:
     for key, target in ((1, "m"), (2, "n"), (3, "m"), (4, "n"), (5, "m")):
         assert rejected(mesh.submit(arrival(key, target, priority=DURABLE), 0.0)) == {}
     refused = refusals(mesh.submit(arrival(6, "n", priority=DURABLE), 0.0))[6]
-    message = "3 durable requests wait, which is the limit (router.scheduling.max_durable_waiting)"
+    message = "3 durable requests wait, which is the limit"
     assert (refused.reason, refused.message) == (Reason.QUEUE_FULL, message)
     assert rejected(mesh.submit(arrival(7, "n"), 0.0)) == {}
     mesh.finish(3, 1.0)

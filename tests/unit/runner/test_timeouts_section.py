@@ -15,7 +15,6 @@ LIMITS = {
     "prefill_liveness_timeout_seconds": 4.0,
     "idle_stream_timeout_seconds": 5.0,
     "absolute_timeout_seconds": 6.0,
-    "liveness_probe_interval_seconds": 7.0,
 }
 
 
@@ -27,7 +26,7 @@ def _section(**fields: Any) -> RunnerSettings:
 @pytest.mark.parametrize(("name", "seconds"), LIMITS.items())
 def test_every_limit_of_the_section_is_a_limit_of_the_profile(name: str, seconds: float) -> None:
     profile = _section(**LIMITS).timeouts
-    assert getattr(profile, name.replace("liveness_probe", "probe").replace("_timeout", "")) == seconds
+    assert getattr(profile, name.replace("_timeout", "")) == seconds
 
 
 def test_only_the_limits_that_can_tell_a_stall_from_long_work_are_on_by_default() -> None:
