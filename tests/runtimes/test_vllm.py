@@ -325,7 +325,7 @@ async def test_a_request_wakes_a_model_that_sleeps_and_a_hung_worker_is_noticed_
         assert [line for line in lines if b"stall_timeout" in line], lines[-3:]
         assert IDLE_STREAM_SECONDS - 1 < time.monotonic() - began < IDLE_STREAM_SECONDS + NOTICE_SECONDS
         async with client.post("/v1/chat/completions", json={**body, "stream": False, "max_tokens": 8}) as whole:
-            assert whole.status == 200, "it was started again"
+            assert whole.status == 200, f"it was to be started again: {await whole.text()}"
     description = await mesh.describe("gpu")
     assert [Reason(restart.reason) for restart in description.restarts] == [Reason.STALL_TIMEOUT]
 
