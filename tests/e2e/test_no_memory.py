@@ -43,6 +43,10 @@ async def test_too_little_memory_is_told_with_advice_and_a_request_after_the_pau
             return (await phase()).phase == runner_pb2.InstanceState.PHASE_HIBERNATING
 
         async with aiohttp.ClientSession() as http:
+
+            async def answers() -> bool:
+                return (await _ask(http, mesh))[0] == 200
+
             began = time.monotonic()
             status, answer = await _ask(http, mesh)
             assert status == 503
@@ -53,5 +57,6 @@ async def test_too_little_memory_is_told_with_advice_and_a_request_after_the_pau
             assert tries <= 1 + (time.monotonic() - began) // PAUSE_SECONDS, "it was tried again within its pause"
             full.unlink()
             await eventually(rests, 10.0, "the pause does not end")
-            assert (await _ask(http, mesh))[0] == 200
+            # The router hears of the end of the pause a moment after the registry.
+            await eventually(answers, 5.0, "it is not tried again after its pause")
         assert starts.read_text().count("start") == tries + 1
