@@ -32,11 +32,14 @@ class TaskSettings:
     keep_seconds: Annotated[Seconds, PUBLIC] = 7 * 86_400.0
     """How long a finished task is kept, unless it is released before: by its caller, or by one of these bounds."""
     max_kept_per_tenant: Annotated[Count, PUBLIC] = 1_000_000
-    """Finished tasks of one tenant that are kept. Beyond it the oldest are released, within five minutes."""
+    """Finished tasks of one tenant that are kept. Beyond it the oldest are released; see `sweep_interval_seconds`."""
     max_kept_tenant_bytes: Annotated[Bytes, PUBLIC] = 16 * 1024 * MEBIBYTE
     """Size of the finished tasks of one tenant, requests and answers; as above."""
     max_kept_bytes: Annotated[Bytes, PUBLIC] = 64 * 1024 * MEBIBYTE
     """Size of the finished tasks of all tenants; as above."""
+    sweep_interval_seconds: Seconds = 300.0
+    """How often tasks that waited too long are failed, finished ones past `keep_seconds` or beyond a bound are deleted,
+    and all are counted for the metrics `weft_tasks` and `weft_oldest_task_age_seconds`."""
     poll_interval_seconds: Seconds = 60.0
     """How often the database is polled for tasks that no notification announced."""
     max_running: Count = 256
@@ -55,9 +58,6 @@ class TaskSettings:
 class TaskLimits(TaskSettings):
     """Every bound of durable tasks, those of live requests included."""
 
-    sweep_interval_seconds: float = 300.0
-    """How often tasks that waited too long are failed, and finished ones past `keep_seconds` or beyond a bound are
-    deleted."""
     sweep_batch: int = 500
     """Tasks that one statement of a sweep changes."""
     max_lanes: int = 256

@@ -84,7 +84,7 @@ def running_observed(folder: Path) -> Iterator[Observed]:
     )
     telling_model = {"name": TELLING, "preset": "sglang", "model": "weights", "slots": 1, "command": telling}
     server = {"name": "server", "runtime": "server", "models": [telling_model]}
-    router = {"queue_depth_per_runner": 1}
+    router = {"queue_depth_per_runner": 1, "tasks": {"sweep_interval_seconds": 0.5}}
     metrics = {"tenants": ["default"]}
     runners = (box, dying, remote, server, *pair)
     config = write_config(folder, *runners, accelerators=BUDGET, router=router, metrics=metrics)
