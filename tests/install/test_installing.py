@@ -159,8 +159,8 @@ def test_pipx_installs_what_serves_a_chat_and_uninstalls_all_but_its_home(instal
     assert before == {".local/bin/weft"}
 
     with _mesh(installed) as printed:
-        # The demo model is fetched at the first start, with progress. Where a mirror sends it within the time between two
-        # reports of a runner (measured: 93 MB in half a second), what is seen of it is the end.
+        # The demo model is fetched at the first start, with progress. Where a mirror sends it within the time between
+        # two reports of a runner, only the end of the pull is seen.
         part = r"(?:[\d.]+ MiB of [\d.]+ MiB|\(unpacking\))"
         assert re.search(rf"{DEMO_MODEL}: pulling {part} on local \(\d+ %\)", printed), printed
         assert f"ok   {DEMO_MODEL}: ready on local" in printed
