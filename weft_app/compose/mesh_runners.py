@@ -34,7 +34,7 @@ class MeshRunners:
         *,
         is_discovered: bool = False,
     ) -> None:
-        """`config_file` is what they read; `notify` gets a sentence when a process ended by itself.
+        """`config_file`: read by the runners; `notify`: called with a message when a process exits unexpectedly.
 
         `is_discovered`: whether those that were found on this machine are served where the file names none.
         """

@@ -38,7 +38,7 @@ class RelayEndpoint:
 
 
 class RelayListener(Service):
-    """The relay as a service with a gRPC server of its own: runners that join reach nothing but the relay."""
+    """The relay as a service with a separate gRPC server: runners that join reach nothing else."""
 
     def __init__(self, section: RelaySettings, home: WeftHome, relay: Relay, *, has_publishers: bool = False) -> None:
         """`has_publishers`: whether it listens at a private address, too, for runners of this process."""

@@ -74,7 +74,7 @@ class RunnerChild:
         *,
         notify: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`notify` gets a sentence when the process ended by itself."""
+        """`notify`: called with a message when the process exits unexpectedly."""
         self.name = name
         self._notify = notify
         self._arguments = arguments

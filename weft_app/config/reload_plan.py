@@ -113,7 +113,7 @@ class ReloadPlan:
 
     @property
     def updated(self) -> tuple[str, ...]:
-        """The runners that go on with other models or agents."""
+        """The runners whose models or agents change while they run."""
         whole = {*self.stopped, *self.started, *self.restarted}
         parts = (Subject.MODEL, Subject.AGENT)
         names = [change.runner for change in self.changes if change.subject in parts and change.runner not in whole]
@@ -127,7 +127,7 @@ class ReloadPlan:
 
     @property
     def live_settings(self) -> tuple[str, ...]:
-        """The settings that the services of the mesh take at once."""
+        """The changed settings that services apply without a restart."""
         return self._settings(Effect.LIVE)
 
     @property

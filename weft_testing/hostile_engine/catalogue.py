@@ -66,7 +66,7 @@ class Row:
 
 
 def stream(*events: bytes, head: bytes = STREAM_HEAD, last: bytes = LAST_CHUNK) -> bytes:
-    """A stream of these events, each a chunk of its own."""
+    """Returns a stream that sends each of these events in a separate chunk."""
     return head + b"".join(map(chunked, events)) + last
 
 

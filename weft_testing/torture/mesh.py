@@ -150,7 +150,7 @@ def on_host(name: str) -> Sequence[str]:
 
 
 def namespaces_missing() -> str:
-    """Returns why a process cannot have a host of its own here; empty: it can."""
+    """Returns why a process cannot get its own host name here; empty: it can."""
     try:
         done = subprocess.run(  # noqa: S603 - a command of this module
             [*on_host("box"), "true"], capture_output=True, text=True, check=False

@@ -152,7 +152,7 @@ class Plan:
 
     @property
     def steady_runners(self) -> Sequence[PlannedRunner]:
-        """The runners that are restarted at once, in pools of REPLICAS."""
+        """The runners that are restarted without a pause, in pools of REPLICAS."""
         found = []
         for place in range(self.runners - 1):
             pool = STEADY_MODEL if place < REPLICAS else f"{STEADY_MODEL}-{place // REPLICAS + 1}"
@@ -175,7 +175,7 @@ class Plan:
 
     @property
     def has_hosts(self) -> bool:
-        """Whether each runner has a host of its own, without which all pools are one scheduling domain."""
+        """Whether each runner has its own host; with one host, all loads and evictions are one plan."""
         return self.runners > USUAL_RUNNERS
 
     @property
