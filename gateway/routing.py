@@ -1,7 +1,7 @@
 """The application of an API, by FastAPI, and routers whose routes state the access that they need.
 
 `gateway.intake` reads and parses bodies, so that their size, pace and depth are bounded: see
-`docs/decisions/0026-fastapi.md`.
+`gateway/DESIGN.md`.
 """
 
 import asyncio

@@ -17,6 +17,8 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 SHIM = "iframe-worker.js"
+REDIRECTS = DOCS / "site" / "redirects.txt"
+"""Pages that are gone, one a line: the old page, a blank, and the page that has its content now."""
 LANGUAGES = {".py": "python", ".proto": "protobuf", ".yaml": "yaml", ".json": "json", ".sh": "bash"}
 MAX_FILE_BYTES = 1024**2
 _SECTION = re.compile(r"^## (?P<title>.+)\n+(?P<items>(?:- .*\n)+)", re.MULTILINE)
@@ -71,12 +73,25 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Refuses a site that loads anything from elsewhere."""
+    """Writes the redirects, and refuses a site that loads anything from elsewhere."""
+    for line in REDIRECTS.read_text("utf-8").splitlines():
+        old, new = line.split()
+        _redirect(Path(config.site_dir), File(old, DOCS.as_posix(), "", False), File(new, DOCS.as_posix(), "", False))
     for page in Path(config.site_dir).rglob("*.html"):
         for found in _LOADED.finditer(page.read_text("utf-8")):
             loaded = found["a"] or found["b"]
             if loaded.startswith(("http:", "https:", "//")):
                 raise PluginError(f"{page} loads {loaded}: the site must work without a network")
+
+
+def _redirect(site: Path, old: File, new: File) -> None:
+    page = site / old.dest_uri
+    if page.exists() or not (site / new.dest_uri).exists():
+        raise PluginError(f"{REDIRECTS.name}: {old.src_uri} still exists, or {new.src_uri} does not")
+    page.parent.mkdir(parents=True, exist_ok=True)
+    url = new.url_relative_to(old)
+    refresh = f'<!doctype html><meta http-equiv="refresh" content="0; url={url}">'
+    page.write_text(f'{refresh}<a href="{url}">moved</a>\n', "utf-8")
 
 
 def _contracts() -> list[Path]:

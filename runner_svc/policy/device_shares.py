@@ -7,8 +7,8 @@ The rule, for one device and one interval between two samples, while no process 
     energy * part / length  of the energy, where `active` is the length of all parts with a call;
     the calls of one engine divide it evenly. Parts in which two engines had calls are unknown.
 
-The shares of all calls together never exceed the busy time and the energy of the device. Decision record 0059 has the
-errors of the rule.
+The shares of all calls together never exceed the busy time and the energy of the device. docs/gpu-time.md lists
+the errors of the rule.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

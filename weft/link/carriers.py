@@ -1,7 +1,7 @@
 """Calls of a dispatcher to runners on its own machine, carried over one stream per runner.
 
 In Python a gRPC call costs both ends together 500 us, one on a stream that is open anyway 130 us, and an idle one holds
-31 KB more (measured, see docs/decisions/0088-carried-calls.md).
+31 KB more (measured, see docs/decisions/0008-links-carry-calls.md).
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """What the processes of a mesh run, and what of it does not go together. Pure.
 
-Neighbouring releases run together: decision 0083. A process whose database has a newer schema than it knows goes on
+Neighbouring releases run together: decision 0001. A process whose database has a newer schema than it knows goes on
 until it is restarted, and is refused then.
 """
 

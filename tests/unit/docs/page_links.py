@@ -16,8 +16,10 @@ _OUTSIDE = ("http://", "https://", "mailto:")
 
 def pages() -> list[Path]:
     """Every Markdown file that people read: docs, the front pages, and design notes beside the code."""
-    tops = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("*_svc/**/*.md"), *ROOT.glob("gateway/**/*.md")]
-    return sorted({*tops, *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*.md"), *ROOT.glob("requirements/*.md")})
+    tops = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "weft_app" / "DESIGN.md"]
+    designs = [*ROOT.glob("*_svc/**/*.md"), *ROOT.glob("gateway/**/*.md")]
+    others = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*.md"), *ROOT.glob("requirements/*.md")]
+    return sorted({*tops, *designs, *others})
 
 
 def links(page: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Decision records: one file and one number each."""
+"""Decision records: few, one page and one number each."""
 
 from collections import Counter
 from pathlib import Path
@@ -8,7 +8,7 @@ RECORDS = Path(__file__).parents[3] / "docs" / "decisions"
 
 def test_no_two_records_have_the_same_number() -> None:
     numbers = Counter(page.name[:4] for page in RECORDS.glob("[0-9]*.md"))
-    assert len(numbers) > 50
+    assert numbers
     assert [number for number, count in numbers.items() if count > 1] == []
 
 
