@@ -75,7 +75,7 @@ class TaskLimits(TaskSettings):
     max_watches: int = 1024
     """Watchers of tasks at once."""
     watch_poll_seconds: float = 2.0
-    """How often a watcher polls: notifications of another router may be lost."""
+    """How often a watcher polls, in case it missed an event."""
     max_commit_batch: int = 256
     """Writes that share one commit."""
     schemas: SchemaLimits = field(default_factory=SchemaLimits)

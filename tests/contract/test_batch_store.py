@@ -6,21 +6,19 @@ from datetime import timedelta
 
 import pytest
 from kit.messages import LineCounts, counts_of
-from sqlalchemy import text, update
+from sqlalchemy import update
 from stored_batches import DAY_SECONDS, NEW_FILE, World, content, line, lines, many, output, refused, running
 
 from router_svc.durable.batches.batch_manager import CHUNK_LINES, MAX_LANES_PUBLISHED
 from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS
 from router_svc.durable.tasks.sql_statements import STAGED
-from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, StoreEvent
-from router_svc.durable.tasks.task_events import PostgresEvents
+from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged
 from router_svc.store.tables import batches, task_attempts, task_specs, tasks
 from weft.api.common.v1 import priority_pb2
 from weft.api.router.v1 import batch_service_pb2, file_service_pb2, task_pb2
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.timestamps import datetime_of, optional_datetime
-from weft_testing.fake_clock import FakeClock
 
 pytest_plugins = ("database_fixtures",)
 
@@ -419,40 +417,3 @@ async def test_a_line_that_somebody_else_holds_is_cancelled_as_soon_as_it_is_fre
                 await asyncio.sleep(0)
             assert not cancelling.done()
         assert counts_of(await cancelling) == LineCounts(total=3, cancelled=3)
-
-
-async def test_two_routers_on_one_postgres_leave_what_the_other_takes_in(postgres_url: str) -> None:
-    async with running(postgres_url) as first:
-        halfway, go_on = asyncio.Event(), asyncio.Event()
-
-        async def slow() -> AsyncIterator[batch_service_pb2.BatchLine]:
-            for number in range(CHUNK_LINES + 1):
-                yield line(f"line-{number}")
-            halfway.set()
-            await go_on.wait()
-
-        creating = asyncio.create_task(first.batches.create(first.new_batch(), slow()))
-        await halfway.wait()
-        async with running(postgres_url) as second:
-            assert await second.count(tasks) == CHUNK_LINES
-            go_on.set()
-            made = await creating
-            assert (await second.batches.get("ann", made.id)).total_count == CHUNK_LINES + 1
-
-
-async def test_another_router_on_one_postgres_hears_of_lines_that_wait_and_of_cancelled_ones(postgres_url: str) -> None:
-    listening = "pg_stat_activity WHERE query ILIKE 'LISTEN%'"
-    heard: asyncio.Queue[StoreEvent] = asyncio.Queue()
-    async with running(postgres_url) as first, running(postgres_url) as second:
-        news = PostgresEvents(second.database, "other", FakeClock())
-        listener = asyncio.create_task(news.listen(heard.put_nowait))
-        while not listener.done() and not await first.count(text(listening)):  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0)
-        assert await heard.get() == ManyChanged()
-        made = await first.batches.create(first.new_batch(), many(2))
-        assert await heard.get() == LaneFilled(Lane("qwen", "ann", Priority.DURABLE))
-        await first.batches.cancel("ann", made.id)
-        assert await heard.get() == ManyChanged()
-        listener.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await listener

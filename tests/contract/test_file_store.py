@@ -212,23 +212,3 @@ async def test_many_uploads_at_once_are_all_kept_apart(world: World) -> None:
     kept = await asyncio.gather(*map(one, range(20)))
     for number, file in enumerate(kept):
         assert await read(world, file.id, f"t{number % 3}") == bytes([number]) * 5
-
-
-async def test_two_routers_on_one_postgres_see_the_same_files_and_leave_each_others_uploads(postgres_url: str) -> None:
-    async with running(postgres_url) as first:
-        halfway, go_on = asyncio.Event(), asyncio.Event()
-
-        async def slow() -> AsyncIterator[bytes]:
-            yield bytes(MAX_PIECE_BYTES + 1)
-            halfway.set()
-            await go_on.wait()
-            yield b"end"
-
-        saving = asyncio.create_task(first.files.save(NEW_FILE, slow()))
-        await halfway.wait()
-        async with running(postgres_url) as second:
-            go_on.set()
-            file = await saving
-            assert (await second.files.get("ann", file.id)).byte_count == MAX_PIECE_BYTES + 4
-            await second.files.delete("ann", file.id)
-        await refused(Reason.NOT_FOUND, first.files.get("ann", file.id))

@@ -1,4 +1,4 @@
-"""Several routers on one PostgreSQL: each task is begun by one of them, and what one is told reaches the others."""
+"""Several routers on one PostgreSQL: what a dead one had begun is done by the next."""
 
 import asyncio
 import dataclasses
@@ -96,55 +96,6 @@ async def end_of(service: TaskService, task_id: str) -> task_pb2.Task:
 async def noticed(event: asyncio.Event) -> None:
     async with asyncio.timeout(NOTICE_SECONDS):
         await event.wait()
-
-
-async def test_each_task_is_begun_by_one_router_only(postgres_url: str) -> None:
-    calls = [Calls(may_end=True), Calls(may_end=True)]
-    async with router(postgres_url, calls[0]) as one, router(postgres_url, calls[1]) as two:
-        submitted = await asyncio.gather(
-            *((one, two)[number % 2].tasks.submit(TENANT, a_task()) for number in range(60))
-        )
-        ends = await asyncio.gather(*(end_of(one, each.task.id) for each in submitted))
-        assert {(end.state, end.attempt) for end in ends} == {(task_pb2.TASK_STATE_COMPLETED, 1)}
-        begun = calls[0].begun + calls[1].begun
-        assert set(begun.values()) == {1}
-        assert len(begun) == 60
-
-
-async def test_the_same_key_at_two_routers_is_one_task(postgres_url: str) -> None:
-    calls = [Calls(may_end=True), Calls(may_end=True)]
-    async with router(postgres_url, calls[0]) as one, router(postgres_url, calls[1]) as two:
-        submitted = await asyncio.gather(
-            *((one, two)[number % 2].tasks.submit(TENANT, a_task("once")) for number in range(10))
-        )
-        assert len({each.task.id for each in submitted}) == 1
-        await end_of(two, submitted[0].task.id)
-        assert sum((calls[0].begun + calls[1].begun).values()) == 1
-
-
-async def test_a_cancel_at_one_router_ends_the_work_of_another(postgres_url: str) -> None:
-    idle, busy = Calls(may_end=False), Calls(may_end=False)
-    async with router(postgres_url, busy) as works:
-        task = (await works.tasks.submit(TENANT, a_task())).task
-        await noticed(busy.has_begun)
-        async with router(postgres_url, idle) as other:
-            assert (await other.tasks.cancel(TENANT, task.id)).state == task_pb2.TASK_STATE_CANCELLED
-            await noticed(busy.has_left)
-            assert (await works.tasks.get(TENANT, task.id)).state == task_pb2.TASK_STATE_CANCELLED
-
-
-async def test_a_watcher_at_one_router_hears_of_work_at_another(postgres_url: str) -> None:
-    busy = Calls(may_end=False)
-    async with router(postgres_url, busy) as works:
-        task = (await works.tasks.submit(TENANT, a_task())).task
-        await noticed(busy.has_begun)
-        async with router(postgres_url, Calls(may_end=False)) as other:
-            async with asyncio.timeout(FAST.watch_poll_seconds / 2):
-                watching = asyncio.create_task(end_of(other, task.id))
-                # Two looks at nothing new: by then it waits for news.
-                await other.tasks.get(TENANT, task.id)
-                busy.may_end.set()
-                assert (await watching).state == task_pb2.TASK_STATE_COMPLETED
 
 
 async def test_what_a_dead_router_had_begun_is_done_by_another_and_its_late_result_counts_for_nothing(

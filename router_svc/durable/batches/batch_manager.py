@@ -253,6 +253,8 @@ class BatchManager:
         self._clock = clock
         self._names = names
         self._creations = Uploads("batches", MAX_CREATIONS)
+        self._began_at = self._now()
+        """Incomplete batches from before are those of a router that ended."""
 
     async def create(
         self, new: batch_pb.Batch, lines: AsyncIterator[batch_pb.BatchLine], *, caller: str = "local"
@@ -332,16 +334,12 @@ class BatchManager:
             raise invalid_field(missing, f"there is no result file {results[missing]}")
         return await self.get(tenant, batch_id)
 
-    async def sweep(self, *, all_incomplete: bool = False) -> None:
-        """Purges old and incomplete batches, and completes interrupted cancellations and counts.
-
-        `all_incomplete`: every incomplete batch is abandoned, because only this router creates batches and it just
-        started.
-        """
+    async def sweep(self) -> None:
+        """Purges old and incomplete batches, and completes interrupted cancellations and counts."""
         now = self._now()
         while await self._store.bring_back(now, SWEPT_AT_ONCE):
             pass
-        await self._drop_incomplete(now if all_incomplete else now - UPLOAD_LIMIT_SECONDS)
+        await self._drop_incomplete(max(self._began_at, now - UPLOAD_LIMIT_SECONDS))
         await self._count_open_batches()
         over = now - self._limits.keep_batch_seconds
         while await self._store.purge_ended(over, SWEPT_AT_ONCE) == SWEPT_AT_ONCE:
@@ -360,10 +358,9 @@ class BatchManager:
                 if not await self._store.add(batch.id, rows):
                     raise upload_timed_out("batch")
         intake.require_room_for_all(await self._room(batch.tenant))
-        events = intake.events
-        if not await self._store.activate(batch.id, intake.count, events):
+        if not await self._store.activate(batch.id, intake.count):
             raise upload_timed_out("batch")
-        for each in events:
+        for each in intake.events:
             self._events.publish(each)
         return intake.count
 

@@ -15,8 +15,7 @@ from router_svc.durable import statements
 from router_svc.durable.batches.files import is_kept
 from router_svc.durable.tasks import sql_statements
 from router_svc.durable.tasks.sql_rows import insert_rows, task_of
-from router_svc.durable.tasks.store_port import ManyChanged, StoreEvent, TaskRow
-from router_svc.durable.tasks.task_events import notify_routers
+from router_svc.durable.tasks.store_port import TaskRow
 from router_svc.durable.usage_entries import add_entries, ended_without_receipt
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import batches
@@ -29,8 +28,6 @@ from weft.sql.moments import BoundedMoment, bring_back
 
 CHANGED_AT_ONCE = 1_000
 """Items that one transaction changes or deletes; other writes run in between."""
-ORIGIN = "batches"
-"""Origin of batch events: the id of no listener, so that the engine of this very router receives them too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,14 +175,13 @@ class BatchStore:
             await insert_rows(connection, rows, state=sql_statements.STAGED)
             return True
 
-    async def activate(self, batch_id: str, total: int, events: Sequence[StoreEvent]) -> bool:
-        """Makes all items pending and notifies other routers. False: the batch was removed."""
+    async def activate(self, batch_id: str, total: int) -> bool:
+        """Makes all items pending. False: the batch was removed."""
         values = {"the_id": batch_id, "the_total": total}
         async with self._database.writing() as connection:
             if not (await connection.execute(statements.ACTIVATE_BATCH, values)).rowcount:
                 return False
             await connection.execute(statements.ACTIVATE_ITEMS, {"the_id": batch_id})
-            await self._publish(connection, events)
             return True
 
     async def drop(self, batch_id: str) -> None:
@@ -253,17 +249,12 @@ class BatchStore:
             connection,
             [ended_without_receipt(row, now, of_batch, was_running=row.id in running) for row in cancelled],
         )
-        await self._publish(connection, [ManyChanged()])
         return len(cancelled)
 
     async def _number(self, statement: Executable, tenant: str) -> int:
         found = await self._database.first(statement, the_tenant=tenant)
         assert found is not None, "a count without groups is one row"
         return int(found.number)
-
-    async def _publish(self, connection: AsyncConnection, events: Sequence[StoreEvent]) -> None:
-        if self._database.is_shared:
-            await notify_routers(connection, ORIGIN, events)
 
 
 def _batch_of(row: Row[tuple[object, ...]]) -> batch_pb.Batch:

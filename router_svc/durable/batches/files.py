@@ -150,6 +150,8 @@ class FileManager(FilePort):
         self._uploads = Uploads("files", MAX_UPLOADS)
         shelves = _shelves(limits, self._results)
         self._shelves = {purpose: shelf for shelf in shelves for purpose in shelf.purposes}
+        self._began_at = self._now()
+        """Incomplete files from before are those of a router that ended."""
 
     @property
     def results(self) -> ResultLimits:
@@ -212,17 +214,14 @@ class FileManager(FilePort):
             if row.attempt in attempts:
                 await self._delete(tenant, row.id)
 
-    async def sweep(self, *, all_incomplete: bool = False) -> None:
-        """Purges expired, abandoned and incomplete files.
-
-        `all_incomplete`: every incomplete file is abandoned, because only this router uploads and it just started.
-        """
+    async def sweep(self) -> None:
+        """Purges expired, abandoned and incomplete files."""
         now = self._now()
         while await self._bring_back(now):
             pass
         await self._database.change(statements.HIDE_EXPIRED_FILES, the_time=now)
         await self._sweep_abandoned(now)
-        before = now if all_incomplete else now - UPLOAD_LIMIT_SECONDS
+        before = max(self._began_at, now - UPLOAD_LIMIT_SECONDS)
         more = True
         while more:
             found = await self._database.rows(

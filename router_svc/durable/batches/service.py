@@ -289,7 +289,8 @@ class BatchService(Service):
         self._database = database
         self._files = files
         self._batches = batches
-        self._sweeper = Sweeper("batch-sweeper", self._sweeps(), sweep_interval_seconds, clock)
+        self._sweeps: Sweeps = {"files": self._files.sweep, "batches": self._batches.sweep}
+        self._sweeper = Sweeper("batch-sweeper", self._sweeps, sweep_interval_seconds, clock)
         self._is_open = False
 
     @property
@@ -321,8 +322,7 @@ class BatchService(Service):
     async def start(self) -> None:
         await self._database.open()
         self._is_open = True
-        # No other router writes to an unshared database: what is incomplete was left by an earlier process.
-        await sweep_once(self._sweeps(all_incomplete=not self._database.is_shared))
+        await sweep_once(self._sweeps)
         self._sweeper.start()
 
     @override
@@ -334,10 +334,3 @@ class BatchService(Service):
         await self._files.stop(grace_seconds)
         await self._batches.stop(grace_seconds)
         await self._database.close()
-
-    def _sweeps(self, *, all_incomplete: bool = False) -> Sweeps:
-        """Returns the sweeps; `all_incomplete`: see `FileManager.sweep`."""
-        return {
-            "files": partial(self._files.sweep, all_incomplete=all_incomplete),
-            "batches": partial(self._batches.sweep, all_incomplete=all_incomplete),
-        }

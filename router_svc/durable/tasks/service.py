@@ -169,7 +169,7 @@ def build(
         tracing=deps.tracing,
         media=media,
     )
-    kept = store or SqlTaskStore(database, max_commit_batch=limits.max_commit_batch, clock=clock)
+    kept = store or SqlTaskStore(database, max_commit_batch=limits.max_commit_batch)
     service = TaskService(
         kept,
         limits,

@@ -1,7 +1,6 @@
 """The task store on a router's database, SQLite or PostgreSQL; its SQL is named in `sql_statements`."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, ClassVar, TypeVar
 
@@ -15,19 +14,14 @@ from router_svc.durable.tasks.store_port import (
     Claim,
     ExpiredLease,
     Lane,
-    LaneFilled,
-    ManyChanged,
     NewChunk,
     PendingTask,
     StateCount,
-    StoreEvent,
-    TaskChanged,
     TaskOutcome,
     TaskReads,
     TaskRow,
     TaskStore,
 )
-from router_svc.durable.tasks.task_events import PostgresEvents, notify_routers
 from router_svc.durable.usage_entries import add_entries, ended_attempt, ended_without_receipt
 from router_svc.policy.task_release import KeptTasks, Release
 from router_svc.store.database import RouterDatabase
@@ -36,9 +30,7 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.durable.tasks import DEFAULT_LISTED, MAX_LISTED, task_error
-from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.sql.moments import bring_back, is_any_ahead
 
@@ -210,11 +202,9 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
     fence: ClassVar[ColumnElement[bool]] = sql_statements.FENCE
     """The condition of every write under a claim, an attribute so that a negative control can remove it."""
 
-    def __init__(self, database: RouterDatabase, *, max_commit_batch: int, clock: Clock | None = None) -> None:
+    def __init__(self, database: RouterDatabase, *, max_commit_batch: int) -> None:
         super().__init__(database)
         self._commits = GroupCommit(database, max_batch=max_commit_batch)
-        self._origin = new_id("events")
-        self._postgres_events = PostgresEvents(database, self._origin, clock or SystemClock())
         self._fenced = sql_statements.FencedStatements(self.fence)
         self._is_open = False
 
@@ -260,7 +250,6 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
         ]
         if new:
             await connection.execute(sql_statements.ADD_SPECS, new)
-        await self._publish(connection, [LaneFilled(row.lane) for row in rows])
         return done
 
     # -- claims
@@ -280,7 +269,7 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
             await connection.execute(sql_statements.BEGIN_ATTEMPT, sql_rows.attempt_values(claim, began))
             return claim
 
-        return await self._write(take, _changes_of(task_id))
+        return await self._commits.run(take)
 
     @override
     async def renew(self, owner: str, lease_until: float) -> frozenset[Claim]:
@@ -293,7 +282,7 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
 
     @override
     async def append(self, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
-        return await self._write(lambda connection: self._append(connection, claim, chunks), _changes_of(claim.task_id))
+        return await self._commits.run(lambda connection: self._append(connection, claim, chunks))
 
     async def _append(self, connection: AsyncConnection, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
         """Appends chunks; stored ones from the first one's index on are replaced.
@@ -335,27 +324,24 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
             await _end_attempts(connection, [claim], failure, now, receipt=outcome.receipt)
             return True
 
-        return await self._write(finish, _changes_of(claim.task_id))
+        return await self._commits.run(finish)
 
     @override
     async def revert(
         self, claim: Claim, failure: task_pb2.TaskError, *, receipt: bytes, counts: bool, now: float, ready_at: float
     ) -> bool:
-        async def give_back(connection: AsyncConnection) -> Lane | None:
+        async def give_back(connection: AsyncConnection) -> bool:
             ready = ready_at if ready_at > now else sql_statements.READY_NOW
             again = {"the_failures": int(counts), "the_ready_at": ready, "the_time": now}
             row = (await connection.execute(self._fenced.revert, {**sql_rows.claim_parameters(claim), **again})).first()
             if row is None:
-                return None
+                return False
             await _delete_pieces(connection, [claim])
             await add_entries(connection, [ended_attempt(row, now, receipt, None)])
             await _end_attempts(connection, [claim], failure, now, receipt=receipt)
-            return lane_of(row)
+            return True
 
-        lane = await self._write(
-            give_back, lambda lane: () if lane is None else (TaskChanged(claim.task_id), LaneFilled(lane))
-        )
-        return lane is not None
+        return await self._commits.run(give_back)
 
     # -- ends without a claim
 
@@ -376,7 +362,7 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
             task.owner = row.owner
             return task
 
-        return await self._write(stop, _changes_of(task_id))
+        return await self._commits.run(stop)
 
     @override
     async def delete(self, tenant: str, task_id: str) -> task_pb2.Task | None:
@@ -389,7 +375,7 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
             await connection.execute(sql_statements.DELETE_TASK, {"the_seq": row.seq})
             return task_of(row)
 
-        done = await self._write(remove, _changes_of(task_id))
+        done = await self._commits.run(remove)
         if isinstance(done, WeftError):
             raise done
         return done
@@ -420,13 +406,7 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
                 for claim, row in zip(claims, rows, strict=True)
             ]
 
-        return await self._write(
-            take_back,
-            lambda lost: [
-                *(TaskChanged(each.claim.task_id) for each in lost),
-                *(LaneFilled(each.lane) for each in lost),
-            ],
-        )
+        return await self._commits.run(take_back)
 
     @override
     async def fail_expired(self, now: float, limit: int) -> Sequence[str]:
@@ -441,7 +421,7 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
                 await add_entries(connection, never)
             return [row.id for row in rows]
 
-        return await self._write(fail, lambda failed: [TaskChanged(task_id) for task_id in failed])
+        return await self._commits.run(fail)
 
     @override
     async def purge_ended(self, before: float, limit: int) -> int:
@@ -449,7 +429,7 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
             values = {"the_time": before, "the_limit": limit}
             return (await connection.execute(sql_statements.PURGE_TASKS, values)).rowcount
 
-        return await self._write(purge, _many_changed)
+        return await self._commits.run(purge)
 
     @override
     async def release_oldest(self, wanted: Release, limit: int) -> KeptTasks:
@@ -469,7 +449,7 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
                 await connection.execute(sql_statements.DELETE_TASKS, {"the_seqs": chosen})
             return KeptTasks(count=len(chosen), size=size)
 
-        return await self._write(release, lambda released: _many_changed(released.count))
+        return await self._commits.run(release)
 
     @override
     async def bring_back(self, now: float, longest_pause_seconds: float, limit: int) -> int:
@@ -478,40 +458,7 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
         async with self._database.reading() as connection:
             if not await is_any_ahead(connection, moments):
                 return 0
-        return await self._write(lambda connection: bring_back(connection, moments, limit), _many_changed)
-
-    # -- events
-
-    @override
-    async def listen(self, on_event: Callable[[StoreEvent], None]) -> None:
-        if self._database.is_shared:
-            await self._postgres_events.listen(on_event)
-        await asyncio.get_running_loop().create_future()
-
-    async def _write(
-        self, op: Callable[[AsyncConnection], Awaitable[Done]], events_of: Callable[[Done], Sequence[StoreEvent]]
-    ) -> Done:
-        """Runs a write, and publishes the events of its result with it."""
-
-        async def op_with_events(connection: AsyncConnection) -> Done:
-            done = await op(connection)
-            await self._publish(connection, events_of(done))
-            return done
-
-        return await self._commits.run(op_with_events)
-
-    async def _publish(self, connection: AsyncConnection, events: Sequence[StoreEvent]) -> None:
-        if events and self._database.is_shared:
-            await notify_routers(connection, self._origin, events)
-
-
-def _changes_of(task_id: str) -> Callable[[object], Sequence[StoreEvent]]:
-    """Returns what a write of one task publishes, if it did anything."""
-    return lambda done: (TaskChanged(task_id),) if done else ()
-
-
-def _many_changed(count: int) -> Sequence[StoreEvent]:
-    return (ManyChanged(),) if count else ()
+        return await self._commits.run(lambda connection: bring_back(connection, moments, limit))
 
 
 def _as_many_as_fit(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:

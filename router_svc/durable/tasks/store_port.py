@@ -278,13 +278,6 @@ class TaskStore(TaskReads, Protocol):
         """
         ...
 
-    async def listen(self, on_event: Callable[[StoreEvent], None]) -> None:
-        """Passes on the events of other routers on this database until cancelled. On SQLite it only waits.
-
-        It passes ManyChanged whenever it begins to listen, because earlier events were missed.
-        """
-        ...
-
 
 class OpenableTaskStore(TaskStore, Protocol):
     """A TaskStore with a life cycle."""

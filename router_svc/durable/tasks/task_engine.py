@@ -6,7 +6,6 @@ the leases of this router's claims, detects lost ones, and takes back expired le
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -31,7 +30,7 @@ from weft.durable.tasks import state_name, task_error
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.kernel.service import start_critical, start_restarting, start_task, stop_tasks
+from weft.kernel.service import start_critical, start_task, stop_tasks
 
 if TYPE_CHECKING:
     from router_svc.durable.tasks.store_port import Lane
@@ -85,11 +84,9 @@ class TaskEngine(RunHost):
 
     async def start(self) -> None:
         """Starts the loops."""
-        deps = self._deps
         self._loops = [
             start_critical(self._lease_renewer.run(), name="task-lease-renewer"),
             start_critical(self._offer_loop(), name="task-engine"),
-            start_restarting(partial(deps.store.listen, deps.events.publish), name="task-events", clock=self._clock),
         ]
 
     async def stop(self, grace_seconds: float) -> None:

@@ -1,9 +1,9 @@
 """Tasks kept in memory, as the databases keep them; a test can let it fail, and look inside."""
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kit.messages import changed
 
@@ -15,7 +15,6 @@ from router_svc.durable.tasks.store_port import (
     NewChunk,
     PendingTask,
     StateCount,
-    StoreEvent,
     TaskOutcome,
     TaskRow,
 )
@@ -26,6 +25,9 @@ from weft.durable.tasks import DEFAULT_LISTED, event_number, is_terminal, task_e
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import optional_stamp, stamp_of
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 @dataclass(slots=True)
@@ -120,17 +122,11 @@ class MemoryTaskStore:
         """A claim that is on disk is acknowledged when it is set."""
         self.renewals_answer_late: asyncio.Event | None = None
         """A renewal that is on disk is acknowledged when it is set."""
-        self._heard: Callable[[StoreEvent], None] | None = None
 
     def only(self) -> Kept:
         """The one task."""
         (kept,) = self.kept.values()
         return kept
-
-    def tell(self, news: StoreEvent) -> None:
-        """An event of another router."""
-        assert self._heard is not None
-        self._heard(news)
 
     async def start(self) -> None: ...
 
@@ -371,10 +367,6 @@ class MemoryTaskStore:
     async def open_counts(self) -> Mapping[str, int]:
         self._look()
         return Counter(kept.row.lane.tenant for kept in self.kept.values() if not is_terminal(kept.task()))
-
-    async def listen(self, heard: Callable[[StoreEvent], None]) -> None:
-        self._heard = heard
-        await asyncio.get_running_loop().create_future()
 
     def _look(self) -> None:
         if self.is_failing:

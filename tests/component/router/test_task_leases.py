@@ -145,7 +145,7 @@ async def test_a_cancel_through_another_router_reaches_the_work_with_its_event()
     async with task_bench() as bench:
         task, call = await bench.begun()
         await bench.store.cancel(TENANT, task.id, now_of(bench.clock))
-        bench.store.tell(TaskChanged(task.id))
+        bench.service.events.publish(TaskChanged(task.id))
         await bench.advance(0.1)
         await left(call)
         assert (await bench.get(task.id)).state == task_pb2.TASK_STATE_CANCELLED
@@ -167,7 +167,7 @@ async def test_news_that_was_missed_is_looked_up() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         await bench.store.cancel(TENANT, task.id, now_of(bench.clock))
-        bench.store.tell(ManyChanged())
+        bench.service.events.publish(ManyChanged())
         await bench.advance(0.1)
         await left(call)
 
