@@ -1,0 +1,422 @@
+"""The store of a service's database: transactions, groups of them, failures, ownership and the end."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.sql import postgres
+from weft.sql import store as store_module
+from weft.sql.address import address_of
+from weft.sql.connections import Tx
+from weft.sql.failures import DatabaseError
+from weft.sql.migrations import Schema
+from weft.sql.owners import OwnerRole, TakenOverError
+from weft.sql.statements import insert, upsert
+from weft.sql.store import Store
+
+pytest_plugins = ("database_fixtures",)
+
+FIRST = """
+-- A table of each type of column.
+CREATE TABLE things (
+    id VARCHAR(16) NOT NULL,
+    data BYTEA,
+    made_at TIMESTAMP WITH TIME ZONE,
+    is_red BOOLEAN DEFAULT false NOT NULL,
+    size BIGINT,
+    weight DOUBLE PRECISION,
+    CONSTRAINT pk_things PRIMARY KEY (id)
+);
+CREATE INDEX ix_things_size ON things (size);
+CREATE TABLE owners (
+    id INTEGER NOT NULL PRIMARY KEY, owner VARCHAR(64) NOT NULL, address VARCHAR(512), backend_pid INTEGER,
+    beat BIGINT, beat_at TIMESTAMP WITH TIME ZONE
+);
+CREATE TABLE numbers (number BIGSERIAL NOT NULL PRIMARY KEY, word TEXT NOT NULL);
+"""
+SECOND = "ALTER TABLE things ADD COLUMN color VARCHAR(16);\nCREATE TABLE places (id INTEGER NOT NULL PRIMARY KEY);\n"
+INSERT = insert("things", "id", "size")
+COUNT = "SELECT count(*) FROM things"
+ROLE = OwnerRole("things", "owners", Reason.REGISTRY_STANDBY, "call the other", locks_file=True)
+LIMIT_SECONDS = 30.0
+
+
+def schema_of(folder: Path, *scripts: str) -> Schema:
+    folder.mkdir(exist_ok=True)
+    for number, script in enumerate(scripts, 18):
+        (folder / f"{number:04}.sql").write_text(script)
+    return Schema(owner="things", scripts=folder, version_table="things_alembic_version")
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> Schema:
+    return schema_of(tmp_path / "scripts", FIRST)
+
+
+@pytest.fixture
+async def store(database_url: str, schema: Schema) -> AsyncIterator[Store]:
+    store = Store(database_url, "things", schema=schema)
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def ids_in(store: Store) -> list[str]:
+    return await store.read(lambda tx: [name for (name,) in tx.rows("SELECT id FROM things ORDER BY id")])
+
+
+async def added(store: Store, *names: str) -> None:
+    await store.run(lambda tx: tx.many(INSERT, [{"id": name, "size": 1} for name in names]))
+
+
+class Gate:
+    """A transaction that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.may_end = threading.Event()
+
+    def __call__(self, tx: Tx) -> None:
+        tx.execute(INSERT, id="gate", size=1)
+        self.began.set()
+        assert self.may_end.wait(LIMIT_SECONDS)
+
+
+async def held(store: Store) -> tuple[Gate, asyncio.Task[None]]:
+    """Occupies the store."""
+    gate = Gate()
+    holding = asyncio.create_task(store.run(gate))
+    assert await asyncio.to_thread(gate.began.wait, LIMIT_SECONDS)
+    return gate, holding
+
+
+async def test_values_of_every_type_come_back(store: Store) -> None:
+    columns = ("id", "data", "made_at", "is_red", "size", "weight")
+    moment = datetime(2026, 11, 26, 9, 0, 0, 1, tzinfo=timezone(timedelta(hours=2)))
+    values = ("a", b"\x00\xff", moment, True, 2**40, 0.5)
+    row = await store.run(
+        lambda tx: tx.row(f"{insert('things', *columns)} RETURNING *", **dict(zip(columns, values, strict=True)))
+    )
+    assert tuple(row) == values
+    assert row.made_at.utcoffset() == timedelta(0)
+    assert (row.is_red, row.made_at) == (True, moment)
+    await store.run(lambda tx: tx.execute(INSERT, id="b", size=None))
+    found = await store.read(
+        lambda tx: tx.row("SELECT * FROM things WHERE NOT is_red AND id LIKE '%b' AND size IS NULL")
+    )
+    assert tuple(found) == ("b", None, None, False, None, None)
+    later = {"moment": datetime(2026, 11, 26, 7, 0, 0, tzinfo=UTC)}
+    assert await store.read(lambda tx: tx.value(f"{COUNT} WHERE made_at > :moment", **later)) == 1
+    assert await store.read(lambda tx: tx.value("SELECT sum(size) FROM things")) == 2**40
+
+
+async def test_lists_upserts_and_numbers(store: Store) -> None:
+    await added(store, "a", "b", "c")
+    await store.run(lambda tx: tx.many(INSERT, []))
+
+    def work(tx: Tx) -> tuple[Any, ...]:
+        tx.execute(upsert("things", "id", "size"), id="b", size=7)
+        within = tx.rows("SELECT id, size FROM things WHERE id IN :ids ORDER BY id", ids=["b", "c", "x"])
+        without = tx.value(f"{COUNT} WHERE id NOT IN :ids", ids=("a",))
+        none = tx.value(f"{COUNT} WHERE size IN :sizes", sizes=[])
+        first, second = (tx.value(f"{insert('numbers', 'word')} RETURNING number", word="w") for _ in range(2))
+        return [tuple(each) for each in within], without, none, second - first
+
+    assert await store.run(work) == ([("b", 7), ("c", 1)], 2, 0, 1)
+    assert await store.run(lambda tx: tx.execute("DELETE FROM things WHERE size = :size", size=1)) == 2
+    assert await store.read(lambda tx: tx.row("SELECT id FROM things WHERE id = 'x'")) is None
+
+
+async def test_writes_that_wait_are_committed_together_and_fail_alone(store: Store) -> None:
+    gate, holding = await held(store)
+
+    def refused(tx: Tx) -> None:
+        tx.execute(INSERT, id="refused", size=1)
+        raise WeftError(Reason.NOT_FOUND, "nothing of this name")
+
+    works = [
+        store.run(lambda tx: tx.execute(INSERT, id="a", size=1)),
+        store.run(refused),
+        store.run(lambda tx: tx.execute(INSERT, id="a", size=1)),
+        store.run(lambda tx: tx.execute(INSERT, id="b", size=1)),
+    ]
+    waiting = asyncio.gather(*works, return_exceptions=True)
+    await asyncio.sleep(0)
+    gate.may_end.set()
+    await holding
+    first, second, third, fourth = await waiting
+    assert (first, fourth) == (1, 1)
+    assert isinstance(second, WeftError)
+    assert isinstance(third, WeftError)
+    assert (second.reason, third.reason) == (Reason.NOT_FOUND, Reason.SERVICE_UNAVAILABLE)
+    assert await ids_in(store) == ["a", "b", "gate"]
+
+
+async def test_a_cancelled_caller_leaves_nothing_behind_and_harms_nobody(store: Store) -> None:
+    gate, holding = await held(store)
+    unbegun = asyncio.create_task(added(store, "unbegun"))
+    other = asyncio.create_task(added(store, "other"))
+    await asyncio.sleep(0)
+    for task in (holding, unbegun):
+        task.cancel()
+    gate.may_end.set()
+    assert [type(each) for each in await asyncio.gather(holding, unbegun, return_exceptions=True)] == [
+        asyncio.CancelledError
+    ] * 2
+    await other
+    assert await ids_in(store) == ["other"]
+
+
+async def test_too_many_waiting_writes_are_refused_except_vital_ones(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "MAX_WAITING_ORDINARY", 1)
+    gate, holding = await held(store)
+    waiting = asyncio.create_task(added(store, "a"))
+    await asyncio.sleep(0)
+    with pytest.raises(WeftError, match="too many writes wait for the things's database") as refused:
+        await added(store, "b")
+    vital = asyncio.create_task(store.run(lambda tx: tx.execute(INSERT, id="v", size=1), vital=True))
+    await asyncio.sleep(0)
+    gate.may_end.set()
+    await asyncio.gather(holding, waiting, vital)
+    assert refused.value.reason is Reason.SERVICE_UNAVAILABLE
+    assert await ids_in(store) == ["a", "gate", "v"]
+
+
+async def test_a_close_finishes_what_waits_and_refuses_what_comes(store: Store, database_url: str) -> None:
+    gate, holding = await held(store)
+    waiting = asyncio.create_task(added(store, "a"))
+    await asyncio.sleep(0)
+    closing_it = asyncio.create_task(store.close())
+    await asyncio.sleep(0)
+    with pytest.raises(WeftError, match="is not open"):
+        await added(store, "late")
+    gate.may_end.set()
+    await asyncio.gather(holding, waiting, closing_it)
+    await store.close()
+    again = Store(database_url, "things")
+    await again.open()
+    assert await ids_in(again) == ["a", "gate"]
+    await again.close()
+
+
+async def test_a_close_does_not_wait_for_ever(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "CLOSE_WAIT_SECONDS", 0.5)
+    forever = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    endless = asyncio.create_task(store.run(lambda tx: (tx.execute(INSERT, id="a", size=1), tx.value(forever))))
+    await asyncio.sleep(0.1)
+    waiting = asyncio.create_task(added(store, "b"))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        await store.close()
+        outcomes = await asyncio.gather(endless, waiting, return_exceptions=True)
+    assert [each.reason for each in outcomes if isinstance(each, WeftError)] == [Reason.SERVICE_UNAVAILABLE] * 2
+    await store.open()
+    assert await ids_in(store) == []
+
+
+async def test_a_failed_statement_ends_its_transaction_and_tells_no_values(
+    store: Store, capfd: pytest.CaptureFixture[str]
+) -> None:
+    await added(store, "SECRET")
+    with pytest.raises(WeftError, match="the things's database failed; its log has details") as failed:
+        await store.run(lambda tx: (tx.execute(INSERT, id="a", size=1), tx.execute(INSERT, id="SECRET", size=2)))
+    with pytest.raises(DatabaseError) as plain:
+        await store.attempt(lambda tx: tx.execute(INSERT, id="SECRET", size=2))
+    assert failed.value.__cause__ is None
+    assert plain.value.code in {"SQLITE_CONSTRAINT_PRIMARYKEY", "23505"}
+    out, err = capfd.readouterr()
+    assert "SECRET" not in out + err + str(plain.value)
+    assert await ids_in(store) == ["SECRET"]
+
+
+async def test_an_error_that_was_caught_is_not_committed_as_if_nothing_happened(store: Store) -> None:
+    def work(tx: Tx) -> None:
+        tx.execute(INSERT, id="a", size=1)
+        with pytest.raises(DatabaseError):
+            tx.execute(INSERT, id="a", size=1)
+
+    # SQLite undoes the failed statement alone, PostgreSQL the transaction.
+    (outcome,) = await asyncio.gather(store.run(work), return_exceptions=True)
+    assert await ids_in(store) == (["a"] if outcome is None else [])
+
+
+async def test_the_health_check_writes_nothing(store: Store) -> None:
+    assert await store.write_failure() == ""
+    assert (await store.schema()).database_revision == store.known_schema.known_revision == "0018"
+    await store.close()
+    assert await store.write_failure() == "not open"
+    assert (await store.schema()).database_revision == ""
+
+
+async def test_an_older_database_gets_what_is_new_and_keeps_its_rows(
+    store: Store, database_url: str, tmp_path: Path
+) -> None:
+    await added(store, "lamp")
+    await store.close()
+    for _ in range(2):
+        newer = Store(database_url, "things", schema=schema_of(tmp_path / "newer", FIRST, SECOND))
+        await newer.open()
+        assert tuple(await newer.read(lambda tx: tx.row("SELECT id, color FROM things"))) == ("lamp", None)
+        assert (await newer.schema()).database_revision == "0019"
+        await newer.close()
+
+
+async def test_a_migration_that_fails_leaves_the_older_database(
+    store: Store, database_url: str, tmp_path: Path
+) -> None:
+    await store.run(lambda tx: tx.execute("CREATE TABLE places (id INTEGER)"))
+    newer = Store(database_url, "things", schema=schema_of(tmp_path / "newer", FIRST, SECOND))
+    with pytest.raises(WeftError):
+        await newer.open()
+    await store.close()
+    await store.open()
+    assert (await store.schema()).database_revision == "0018"
+
+
+@pytest.mark.parametrize("revision", ["9999", "0001"])
+async def test_a_database_of_an_unknown_revision_is_refused(store: Store, database_url: str, revision: str) -> None:
+    await store.run(lambda tx: tx.execute("UPDATE things_alembic_version SET version_num = :it", it=revision))
+    await store.close()
+    with pytest.raises(WeftError, match=f"things's database .*: it has the schema {revision}, which weft .* not know"):
+        await store.open()
+    bare = Store(database_url, "things")
+    await bare.open()
+    assert await bare.read(lambda tx: tx.value("SELECT version_num FROM things_alembic_version")) == revision
+    await bare.close()
+
+
+async def test_one_process_has_a_role_until_it_closes(database_url: str, schema: Schema) -> None:
+    first, second = (Store(database_url, "things", schema=schema, role=ROLE, address="10.0.0.1:7070") for _ in range(2))
+    await first.open()
+    with pytest.raises(WeftError, match="another things runs on this database") as refused:
+        await second.open()
+    assert refused.value.reason is Reason.ALREADY_EXISTS
+    assert await first.beat() is False
+    await first.close()
+    await second.open()
+    await added(second, "a")
+    await second.close()
+
+
+async def test_commits_are_counted_inside_and_kept_before_they_are_acknowledged(
+    database_url: str, schema: Schema
+) -> None:
+    seen: list[str] = []
+
+    class Counter:
+        def require_place(self) -> None:
+            seen.append("place")
+
+        def count(self, tx: Tx) -> None:
+            seen.append("count")
+            tx.execute(INSERT, id=f"count{len(seen)}", size=1)
+
+        def keep(self) -> None:
+            seen.append("keep")
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "not kept")
+
+    store = Store(database_url, "things", schema=schema, counter=Counter())
+    await store.open()
+    await store.run(lambda tx: tx.value(COUNT))
+    await store.write_failure()
+    assert seen == ["place", "place"]
+    if store.address.is_sqlite:
+        with pytest.raises(WeftError, match="not kept"):
+            await added(store, "a")
+        assert seen[2:] == ["place", "count", "keep"]
+        assert len(await ids_in(store)) == 2
+    await store.close()
+
+
+async def test_reads_of_sqlite_wait_for_no_writer_and_a_locked_file_is_told(
+    tmp_path: Path, schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.sql.connections.BUSY_TIMEOUT_MS", 100)
+    store = Store(tmp_path / "own.db", "things", schema=schema)
+    await store.open()
+    await added(store, "a")
+    with closing(sqlite3.connect(tmp_path / "own.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert await ids_in(store) == ["a"]
+        with pytest.raises(DatabaseError) as busy:
+            await store.attempt(lambda tx: tx.execute(INSERT, id="b", size=1))
+        with pytest.raises(WeftError, match="failed; its log has details"):
+            await added(store, "b")
+    assert busy.value.code == "SQLITE_BUSY"
+    await added(store, "c")
+    await store.close()
+
+
+async def test_a_broken_connection_is_replaced_unless_another_owner_came(postgres_url: str, schema: Schema) -> None:
+    first = Store(postgres_url, "things", schema=schema, role=ROLE, address="10.0.0.1:7070")
+    admin = Store(postgres_url, "admin")
+    await first.open()
+    await admin.open()
+    cut = "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity WHERE application_name = :name"
+    assert await admin.run(lambda tx: tx.value(cut, name=ROLE.owner_application)) == 1
+    await added(first, "a")
+    gate, holding = await held(first)
+    await admin.run(lambda tx: tx.value(cut, name=ROLE.owner_application))
+    gate.may_end.set()
+    with pytest.raises(WeftError):
+        await holding
+    assert await first.beat() is False
+    await admin.run(lambda tx: tx.execute("UPDATE owners SET owner = 'other'"))
+    await admin.run(lambda tx: tx.value(cut, name=ROLE.owner_application))
+    for _ in range(2):
+        with pytest.raises(TakenOverError, match="another things has taken over"):
+            await added(first, "b")
+    assert await ids_in(admin) == ["a"]
+    await admin.close()
+    await first.close()
+
+
+async def test_a_statement_and_a_server_that_take_too_long_are_given_up(
+    postgres_url: str, schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "STATEMENT_TIMEOUT_SECONDS", 0.2)
+    store = Store(postgres_url, "things", schema=schema)
+    await store.open()
+    with pytest.raises(DatabaseError) as ended:
+        await store.attempt(lambda tx: tx.value("SELECT pg_sleep(5)"))
+    assert ended.value.code == "57014"
+    monkeypatch.setattr(postgres, "SILENCE_SECONDS", 0.0)
+    await store.attempt(lambda tx: tx.execute("SET statement_timeout = 0"))
+    with pytest.raises(DatabaseError) as silent:
+        await store.attempt(lambda tx: tx.value("SELECT pg_sleep(5)"))
+    assert silent.value.code == "_WaitTimeout"
+    await added(store, "a")
+    assert await ids_in(store) == ["a"]
+    await store.close()
+
+
+def test_addresses_are_shown_without_passwords() -> None:
+    address = address_of("postgresql+asyncpg://weft:SECRET@db.example:5433/mesh?ssl=require")
+    assert address.url == "postgresql://weft:SECRET@db.example:5433/mesh?sslmode=require"
+    assert (address.place, address.shown) == ("db.example/mesh", "postgresql://weft:***@db.example:5433/mesh")
+    assert "SECRET" not in repr(address)
+    assert address_of("sqlite:////var/lib/weft.db").path == Path("/var/lib/weft.db")
+    assert address_of("sqlite+aiosqlite:///per%cent.db").path == Path("per%cent.db")
+    assert address_of("sqlite://").is_sqlite
+    for wrong in (
+        "",
+        "weft.db",
+        "mysql://root:SECRET@host/weft",
+        "postgresql://weft:SECRET@host:port/weft",
+        "sqlite://a",
+    ):
+        with pytest.raises(FieldError, match="database_url") as refused:
+            address_of(wrong)
+        assert "SECRET" not in str(refused.value)
+        assert refused.value.__cause__ is None

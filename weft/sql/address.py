@@ -1,0 +1,69 @@
+"""Addresses of databases: SQLite files, and PostgreSQL URLs as libpq reads them."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from weft.kernel.errors import invalid_field
+
+_SCHEME = re.compile(r"(sqlite|postgresql)(?:\+\w+)?://")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseAddress:
+    """Where a database is."""
+
+    path: Path | None = None
+    """The SQLite file; None: SQLite in memory, or PostgreSQL."""
+    url: str = field(default="", repr=False)
+    """The URL of a PostgreSQL database, which may contain a password; empty: it is SQLite."""
+    place: str
+    """For messages: the file, or host and database."""
+    shown: str
+    """For the log: the URL without its password and parameters."""
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether it is SQLite, which processes of one machine open."""
+        return not self.url
+
+
+def address_of(database: str | Path) -> DatabaseAddress:
+    """Returns the address behind a URL, or a file of SQLite. Raises INVALID_ARGUMENT without repeating a URL.
+
+    The name of a driver in the scheme, as in `postgresql+asyncpg://`, is ignored.
+    """
+    if isinstance(database, Path):
+        return _file_address(str(database))
+    found = _SCHEME.match(database)
+    if found is None:
+        raise invalid_field("database_url", "must begin with sqlite:// or postgresql://")
+    rest = database[found.end() :]
+    if found[1] == "sqlite":
+        host, _, path = rest.partition("?")[0].partition("/")
+        if host:
+            raise invalid_field("database_url", "must have three slashes before a relative path: sqlite:///weft.db")
+        return _file_address(path)
+    # As asyncpg named the parameter.
+    url = f"postgresql://{re.sub('(?<=[?&])ssl=', 'sslmode=', rest)}"
+    # Not chained: the cause quotes the URL, which may contain a password.
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise invalid_field("database_url", "must be a URL such as postgresql://user@host/weft") from None
+    user = "" if parts.username is None else f"{parts.username}{'' if parts.password is None else ':***'}@"
+    host = f"{parts.hostname or ''}{'' if port is None else f':{port}'}"
+    return DatabaseAddress(
+        url=url,
+        place=f"{parts.hostname or 'localhost'}{parts.path or '/'}",
+        shown=f"postgresql://{user}{host}{parts.path}",
+    )
+
+
+def _file_address(name: str) -> DatabaseAddress:
+    if name.startswith("file:"):
+        raise invalid_field("database_url", "SQLite's file: form is not supported, name the file by its path")
+    path = None if name in {"", ":memory:"} else Path(name)
+    return DatabaseAddress(path=path, place=str(path or "in memory"), shown=f"sqlite:///{name}")

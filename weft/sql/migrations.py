@@ -1,0 +1,114 @@
+"""Brings a database to the tables that this release expects, by numbered scripts.
+
+A script such as `0018.sql` is written for PostgreSQL, with a statement up to each `;` at the end of a line, and
+`_SQLITE_TYPES` has SQLite's type names. The first script of a service makes all tables; older databases are refused.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from weft import __version__
+from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.sql.connections import Tx
+
+MAX_NAMED_TABLES = 3
+MIGRATION_LOCK = 0x7765_6674_726F_7574
+"""Key of the advisory lock of processes that migrate at the same time; unique to weft."""
+_SQLITE_TYPES: Mapping[str, str] = {
+    "BYTEA": "BLOB",
+    "BIGSERIAL": "INTEGER",
+    "TIMESTAMP WITH TIME ZONE": "DATETIME",
+    "DOUBLE PRECISION": "DOUBLE",
+}
+_TYPES = re.compile("|".join(_SQLITE_TYPES))
+_END = re.compile(r";\s*$", re.MULTILINE)
+_TABLES = {
+    "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'",
+    "postgresql": "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """The tables of one service, which may share a database with those of others."""
+
+    owner: str
+    """The service, as people call it."""
+    scripts: Path
+    """The folder of its scripts."""
+    version_table: str
+    """The table that holds the revision of the database. Every service has its own."""
+
+    @cached_property
+    def revisions(self) -> tuple[str, ...]:
+        """The numbers of the scripts, the newest last."""
+        return tuple(sorted(script.stem for script in self.scripts.glob("*.sql")))
+
+    @property
+    def newest(self) -> str:
+        """The revision that this release expects."""
+        return self.revisions[-1]
+
+
+def schema_in(tx: Tx, schema: Schema) -> DatabaseSchema:
+    """Returns the revision of a schema that this process knows, and the one that the database has."""
+    found = tx.value(f"SELECT version_num FROM {schema.version_table}")  # noqa: S608 - the table of the schema
+    return DatabaseSchema(service=schema.owner, known_revision=schema.newest, database_revision=found or "")
+
+
+def bring_up_to_date(tx: Tx, schema: Schema) -> None:
+    """Creates or migrates the tables; an up-to-date database is only read.
+
+    Raises SERVICE_UNAVAILABLE when the database has a schema that this release does not know, or is a file of another
+    program: no tables are added beside its own.
+    """
+    if tx.dialect == "postgresql":
+        tx.execute("SELECT pg_advisory_xact_lock(:key)", key=MIGRATION_LOCK)
+    tables = sorted(name for (name,) in tx.rows(_TABLES[tx.dialect]))
+    table = schema.version_table
+    revision = tx.value(f"SELECT version_num FROM {table}") if table in tables else None  # noqa: S608 - as above
+    if revision is None:
+        _require_own_file(tx, tables)
+        missing = schema.revisions
+        tx.execute(
+            f"CREATE TABLE IF NOT EXISTS {table} "
+            f"(version_num VARCHAR(32) NOT NULL, CONSTRAINT {table}_pkc PRIMARY KEY (version_num))"
+        )
+    elif revision in schema.revisions:
+        missing = schema.revisions[schema.revisions.index(revision) + 1 :]
+    else:
+        raise WeftError(
+            Reason.SERVICE_UNAVAILABLE,
+            f"it has the schema {revision}, which weft {__version__} does not know (its newest is {schema.newest}); "
+            "run the release that wrote it, or a newer one",
+        )
+    if not missing:
+        return
+    for each in missing:
+        for statement in statements_of(schema.scripts / f"{each}.sql", tx.dialect):
+            tx.execute(statement)
+    tx.execute(f"DELETE FROM {table}")  # noqa: S608 - as above
+    tx.execute(f"INSERT INTO {table} (version_num) VALUES (:newest)", newest=schema.newest)  # noqa: S608 - as above
+
+
+def statements_of(script: Path, dialect: str) -> list[str]:
+    """Returns the statements of a script."""
+    text = script.read_text(encoding="utf-8")
+    if dialect == "sqlite":
+        text = _TYPES.sub(lambda found: _SQLITE_TYPES[found[0]], text)
+    return [statement for part in _END.split(text) if (statement := part.strip())]
+
+
+def _require_own_file(tx: Tx, tables: list[str]) -> None:
+    """A file with tables, and none of them a version table, is not ours; on a server databases are shared."""
+    if tx.dialect == "sqlite" and tables and not any(name.endswith("alembic_version") for name in tables):
+        raise WeftError(
+            Reason.SERVICE_UNAVAILABLE,
+            f"it belongs to another program (its tables: {', '.join(tables[:MAX_NAMED_TABLES])}); move it away, or "
+            "name another file",
+        )

@@ -1,0 +1,256 @@
+"""PostgreSQL by psycopg: one connection, which holds the lock of an owner."""
+
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.types.numeric import FloatLoader
+from typing_extensions import override
+
+from weft.kernel.errors import WeftError
+from weft.kernel.names import new_id
+from weft.kernel.reasons import Reason
+from weft.sql.address import DatabaseAddress
+from weft.sql.connections import Connection, Tx
+from weft.sql.failures import DatabaseError
+from weft.sql.owners import OwnerRole
+from weft.sql.statements import Values, postgres_text
+
+MAX_ADDRESS_CHARS = 512
+"""Characters of an owner's address; longer ones are cut."""
+# A process that was killed a moment ago, or the connection that just broke, may hold the lock a little longer.
+LOCK_WAIT_MS = 1_000
+CONNECT_TIMEOUT_SECONDS = 10
+STATEMENT_TIMEOUT_SECONDS = 30.0
+SILENCE_SECONDS = 5.0
+"""How long a server that should have ended a statement at its timeout may be silent beyond that."""
+SERVER_SETTINGS = {
+    # Acknowledged changes are on disk, also where the server's default is weaker.
+    "synchronous_commit": "on",
+    "timezone": "UTC",
+    # The lock of a machine that vanished is free after about a minute; the server's default is two hours.
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+    # Others may wait for the rows of a stopped process.
+    "idle_in_transaction_session_timeout": "30s",
+}
+_DATA_EXCEPTION_CLASS = "22"
+"""SQLSTATE class of values of the wrong form. Such messages quote the value."""
+_LOCK_NOT_AVAILABLE = "55P03"
+_HAS_STANDBY = """
+    SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE application_name = :name AND datname = current_database())
+"""
+
+T = TypeVar("T")
+
+
+class _LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
+    """A connection that does not wait for a frozen server forever."""
+
+    @override
+    def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
+        limit = STATEMENT_TIMEOUT_SECONDS + SILENCE_SECONDS
+        try:
+            return super().wait(gen, interval, limit if timeout is None else timeout)
+        except psycopg.errors._WaitTimeout:  # noqa: SLF001 - what the method is documented to raise
+            self.pgconn.finish()
+            raise
+
+
+class PostgresConnection(Connection):
+    """PostgreSQL. A role is owned by an advisory lock on this connection, which everything goes through.
+
+    Guaranteed: every transaction of this connection holds the lock, so two owners never write with theirs at once. A
+    connection that breaks takes the lock with it and leaves its transaction undone; the next transaction connects
+    again, takes the lock, and reads in the role's table whether another process was here in between. If one was, this
+    one's memory no longer matches the database, and it writes nothing until it is restarted.
+
+    The owner's row has its address, the process of the server that serves its connection, and a heartbeat by the
+    server's clock: `weft.sql.standby` reads them.
+
+    Not guaranteed: a connection may break after COMMIT was sent and before it was acknowledged. The caller gets
+    SERVICE_UNAVAILABLE then, and the write is there either completely or not at all. The lock belongs to a session of
+    the server, so a proxy in between must not share sessions (pgbouncer: `pool_mode = session`).
+    """
+
+    dialect = "postgresql"
+    changes = 0
+
+    def __init__(self, address: DatabaseAddress, application: str, role: OwnerRole | None, own_address: str) -> None:
+        """`application`: how the server lists the connection. `own_address`: where the owner serves."""
+        self._address = address
+        self._application = application
+        self._role = role
+        self._own_address = own_address
+        self._owner: str | None = None
+        """The id that this process wrote into the role's table; None until then."""
+        self._raw: psycopg.Connection[tuple[Any, ...]] | None = None
+
+    def open(self) -> None:
+        """Connects, and takes the lock of the role."""
+        settings = SERVER_SETTINGS | {"statement_timeout": f"{STATEMENT_TIMEOUT_SECONDS * 1000:.0f}"}
+        try:
+            self._raw = _LimitedConnection.connect(
+                self._address.url,
+                autocommit=True,
+                application_name=self._application,
+                connect_timeout=CONNECT_TIMEOUT_SECONDS,
+                options=" ".join(f"-c {name}={value}" for name, value in settings.items()),
+            )
+        except psycopg.Error as error:
+            reason = str(error).partition("\n")[0].rpartition(": ")[2]
+            raise DatabaseError(
+                error.sqlstate or f"no connection: {reason}", f"{self._address.shown}: {reason}"
+            ) from None
+        # Sums are of this type.
+        self._raw.adapters.register_loader("numeric", FloatLoader)
+        try:
+            if self._role is not None:
+                self._claim(self._role)
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def begin(self, *, writes: bool) -> None:
+        """Begins; connects again if the connection broke."""
+        statement = "BEGIN" if writes else "BEGIN READ ONLY"
+        if self._raw is not None and not self._raw.closed:
+            try:
+                self.execute(statement, {})
+            except DatabaseError:
+                if not self._raw.closed:
+                    raise
+            else:
+                return
+        self.open()
+        self.execute(statement, {})
+
+    def commit(self) -> None:
+        """Commits. Raises DatabaseError for a transaction in which a statement failed."""
+        if self.execute("COMMIT", {}).statusmessage != "COMMIT":
+            raise DatabaseError("25P02", f"{self._address.shown}: a statement of the transaction failed")
+
+    def rollback(self) -> None:
+        """Undoes the transaction, if there is one."""
+        if self.is_in_transaction:
+            self.execute("ROLLBACK", {})
+
+    def execute(self, sql: str, values: Values) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Runs a statement."""
+        return self._explained(lambda raw: raw.execute(postgres_text(sql), _lists(values)))
+
+    def execute_many(self, sql: str, rows: Sequence[Values]) -> None:
+        """Runs a statement once per row."""
+        given = [_lists(each) for each in rows]
+        self._explained(lambda raw: raw.cursor().executemany(postgres_text(sql), given))
+
+    def fetch(self, cursor: psycopg.Cursor[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Returns the rows that are left."""
+        return self._explained(lambda _: cursor.fetchall())
+
+    @property
+    def is_in_transaction(self) -> bool:
+        """Whether a transaction goes on."""
+        return (
+            self._raw is not None
+            and not self._raw.closed
+            and self._raw.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
+        )
+
+    def mark_owner(self, tx: Tx) -> None:
+        """Records the new owner. Transactions of the former one that have begun end first."""
+        if self._role is None:
+            return
+        owner = new_id("own")
+        tx.execute(f"DELETE FROM {self._role.table}")  # noqa: S608 - the table of the role
+        # The first heartbeat sets `backend_pid`: until then the owner reads everything back, which may take its time.
+        tx.execute(
+            f"INSERT INTO {self._role.table} (id, owner, address, backend_pid, beat, beat_at) "  # noqa: S608
+            "VALUES (1, :owner, :address, NULL, 0, clock_timestamp())",
+            owner=owner,
+            address=self._own_address[:MAX_ADDRESS_CHARS],
+        )
+        self._owner = owner
+
+    def beat(self, tx: Tx) -> bool:
+        """Writes a heartbeat; returns whether a standby is there.
+
+        The write is not synced to disk: a heartbeat need not outlive a crash of PostgreSQL.
+        """
+        assert self._role is not None, "owners alone beat"
+        tx.execute("SET LOCAL synchronous_commit TO off")
+        tx.execute(
+            f"UPDATE {self._role.table} SET beat = beat + 1, beat_at = clock_timestamp(), "  # noqa: S608
+            "backend_pid = pg_backend_pid() WHERE owner = :owner",
+            owner=self._owner,
+        )
+        return bool(tx.value(_HAS_STANDBY, name=self._role.standby_application))
+
+    def interrupt(self) -> None:
+        """Breaks the connection."""
+        raw = self._raw
+        if raw is not None and not raw.closed:
+            with suppress(OSError, psycopg.Error), socket.socket(fileno=socket.dup(raw.fileno())) as same:
+                same.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Gives the lock up and disconnects."""
+        if self._raw is not None and not self._raw.closed and self._role is not None:
+            # Closing alone frees the lock too, but only when the server notices; the next owner may be quicker.
+            with suppress(DatabaseError):
+                self.rollback()
+                self.execute("SELECT pg_advisory_unlock_all()", {})
+        self._owner = None
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        raw, self._raw = self._raw, None
+        if raw is not None:
+            raw.close()
+
+    def _claim(self, role: OwnerRole) -> None:
+        """Takes the lock, and checks that no other process owned the database meanwhile."""
+        try:
+            self.execute(f"SET lock_timeout = {LOCK_WAIT_MS}", {})
+            self.execute("SELECT pg_advisory_lock(:key)", {"key": role.lock_key})
+            self.execute("SET lock_timeout = 0", {})
+        except DatabaseError as error:
+            if error.code != _LOCK_NOT_AVAILABLE:
+                raise
+            if self._owner is None:
+                raise role.owned_elsewhere() from None
+            self._require_own(role)
+            raise WeftError(
+                Reason.SERVICE_UNAVAILABLE,
+                f"this {role.service} lost its hold on the database, and its old connection or another has it",
+            ) from None
+        self._require_own(role)
+
+    def _require_own(self, role: OwnerRole) -> None:
+        if self._owner is None:
+            return
+        found = self.fetch(self.execute(f"SELECT owner FROM {role.table}", {}))  # noqa: S608 - as above
+        if found != [(self._owner,)]:
+            raise role.taken_over()
+
+    def _explained(self, call: Callable[[psycopg.Connection[tuple[Any, ...]]], T]) -> T:
+        assert self._raw is not None, "it is open"
+        try:
+            return call(self._raw)
+        except psycopg.Error as error:
+            raise self._failure(error) from None
+
+    def _failure(self, error: psycopg.Error) -> DatabaseError:
+        kind, state = type(error).__name__, error.sqlstate or ""
+        # The message alone: the details quote rows.
+        text = error.diag.message_primary if state and not state.startswith(_DATA_EXCEPTION_CLASS) else None
+        return DatabaseError(state or kind, f"{self._address.shown}: {kind} {state}{f': {text}' if text else ''}")
+
+
+def _lists(values: Values) -> Values:
+    """Returns the values with lists in place of tuples, which would be records."""
+    return {name: list(value) if type(value) is tuple else value for name, value in values.items()}

@@ -1,0 +1,71 @@
+"""Statements for SQLite and PostgreSQL from one text, with parameters by name.
+
+`:name` stands for a value, and `IN :names` (or `NOT IN :names`) for a list of texts or numbers, which may be empty.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+MAX_CACHED = 1024
+_IN_LIST = re.compile(r"\b(NOT\s+)?IN\s+:(\w+)", re.IGNORECASE)
+_VALUE = re.compile(r"('[^']*'|::)|(?<!:):([a-z_]\w*)|%")
+
+Values = Mapping[str, Any]
+
+
+@lru_cache(MAX_CACHED)
+def sqlite_text(statement: str) -> str:
+    """Returns a statement for sqlite3, where a list is a JSON text."""
+    return _IN_LIST.sub(lambda found: f"{found[1] or ''}IN (SELECT value FROM json_each(:{found[2]}))", statement)  # noqa: S608 - of a statement
+
+
+@lru_cache(MAX_CACHED)
+def postgres_text(statement: str) -> str:
+    """Returns a statement for psycopg."""
+
+    def placeholder(found: re.Match[str]) -> str:
+        if found[2]:
+            return f"%({found[2]})s"
+        return found[0].replace("%", "%%")
+
+    return _VALUE.sub(placeholder, _IN_LIST.sub(_any_of, statement))
+
+
+def _any_of(found: re.Match[str]) -> str:
+    return f"<> ALL(:{found[2]})" if found[1] else f"= ANY(:{found[2]})"
+
+
+def sqlite_values(values: Values) -> Values:
+    """Returns values as sqlite3 binds them: moments as texts in UTC, lists as JSON."""
+    return {name: _TO_SQLITE.get(type(value), _unchanged)(value) for name, value in values.items()}
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _moment_text(moment: datetime) -> str:
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
+
+
+_TO_SQLITE: Mapping[type, Any] = {datetime: _moment_text, list: json.dumps, tuple: json.dumps}
+
+
+def moment_from(text: bytes) -> datetime:
+    """Reads a moment of SQLite."""
+    return datetime.fromisoformat(text.decode()).replace(tzinfo=UTC)
+
+
+def insert(table: str, *columns: str) -> str:
+    """Returns the statement that inserts one row, whose values have the names of the columns."""
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(f':{each}' for each in columns)})"  # noqa: S608 - names in the code
+
+
+def upsert(table: str, key: str, *columns: str) -> str:
+    """Returns the statement that inserts a row, or replaces `columns` of the one with the same key."""
+    changed = ", ".join(f"{each} = excluded.{each}" for each in columns)
+    return f"{insert(table, key, *columns)} ON CONFLICT ({key}) DO UPDATE SET {changed}"

@@ -1,0 +1,444 @@
+"""A service's database: one thread with one connection, in which transactions run as plain functions.
+
+    store = Store(url, "router", schema=SCHEMA)           # sqlite:///file, postgresql://…, or a Path
+    await store.open()                                    # migrates; raises one sentence for a terminal
+    name = await store.read(lambda tx: tx.value("SELECT name FROM tasks WHERE id = :id", id=task))
+    changed = await store.run(work)                       # on disk when it returns
+    await store.close()
+
+`work(tx)` is synchronous and uses `tx.execute`, `tx.many`, `tx.rows`, `tx.row` and `tx.value` (see `Tx`); statements of
+one text serve both databases (see `weft.sql.statements`). It runs in the store's thread, so it must not touch the
+service's state: pass values in, return values out. Writes that wait are committed together, because a durable commit
+costs the same for one as for many; if a function raises, only its own changes are undone. What a caller that was
+cancelled before the commit has written is undone, too.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
+from weft.kernel.missing_package import missing_package
+from weft.kernel.reasons import Reason
+from weft.sql.address import DatabaseAddress, address_of
+from weft.sql.connections import Connection, SqliteConnection, Tx
+from weft.sql.failures import DatabaseError, place_of, sentence_of
+from weft.sql.migrations import Schema, bring_up_to_date, schema_in
+from weft.sql.owners import OwnerRole
+
+log = get_logger("weft.sql")
+
+MAX_GROUP = 256
+"""Transactions that are committed together."""
+MAX_WAITING = 4096
+"""Transactions that may wait."""
+MAX_WAITING_ORDINARY = MAX_WAITING * 3 // 4
+"""The part of it for those that clients cause: heartbeats and renewals of leases find room however many wait."""
+CLOSE_WAIT_SECONDS = 6.0
+"""Longest wait of a close for what was begun; a statement that waits for SQLite's lock takes BUSY_TIMEOUT_MS."""
+RETRY_AFTER_SECONDS = 1.0
+
+T = TypeVar("T")
+Work = Callable[[Tx], T]
+
+
+class CommitCounter(Protocol):
+    """Counts the commits of a store inside the database and outside of it. Called in the store's thread."""
+
+    def require_place(self) -> None:
+        """Raises if nothing may be written. Called before each group of writes."""
+        ...
+
+    def count(self, tx: Tx) -> None:
+        """Counts a transaction that has changed rows, as a part of it."""
+        ...
+
+    def keep(self) -> None:
+        """Notes the count of a committed transaction before it is acknowledged; raises to fail its callers."""
+        ...
+
+
+class Store:
+    """See the module. Raises INVALID_ARGUMENT for a URL of an unsupported kind, or without the driver for it."""
+
+    def __init__(
+        self,
+        database_url: str | Path,
+        service: str,
+        *,
+        schema: Schema | None = None,
+        role: OwnerRole | None = None,
+        address: str = "",
+        application: str = "",
+        counter: CommitCounter | None = None,
+    ) -> None:
+        """`service`: whose database it is, in messages.
+
+        `role`: which it takes when it opens and gives up when it closes; `address`: where its owner serves.
+
+        `application`: how PostgreSQL lists the connection of a store without a role.
+        """
+        self.address: DatabaseAddress = address_of(database_url)
+        self._service = service
+        self._schema = schema
+        self._role = role
+        self._counter = counter
+        self._connection = _connection_to(self.address, application or f"weft-{service}", role, address)
+        self._tx = Tx(self._connection)
+        self._turn = threading.Condition()
+        """Guards the queues and `_is_open`."""
+        self._reads: deque[_Job[Any]] = deque()
+        self._writes: deque[_Job[Any]] = deque()
+        self._is_open = False
+        self._ended: asyncio.Future[None] | None = None
+        """Done once the thread has ended; None: there is none."""
+
+    async def open(self, first: Work[None] | None = None) -> None:
+        """Connects, takes the role, migrates, and runs `first` in the same transaction.
+
+        Raises ALREADY_EXISTS when another process has the role, and SERVICE_UNAVAILABLE with a sentence for a terminal.
+        """
+        loop = asyncio.get_running_loop()
+        opened: asyncio.Future[None] = loop.create_future()
+        self._ended = loop.create_future()
+        self._is_open = True
+        threading.Thread(
+            target=self._serve, args=(loop, opened, self._ended, first), name=f"{self._service}-store", daemon=True
+        ).start()
+        try:
+            await asyncio.shield(opened)
+        except DatabaseError as error:
+            await self.close()
+            self._log_unopened(error, error.code)
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, sentence_of(self._service, self.address, error)) from None
+        except OSError as error:
+            await self.close()
+            self._log_unopened(error, str(error.errno))
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, sentence_of(self._service, self.address, error)) from None
+        except WeftError as error:
+            await self.close()
+            place = place_of(self._service, self.address)
+            raise WeftError(error.reason, f"{place}: {error.message}", metadata=error.metadata) from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Finishes what waits, at most for CLOSE_WAIT_SECONDS, and gives the role up. Safe to call twice."""
+        with self._turn:
+            self._is_open = False
+            self._turn.notify()
+        if self._ended is None:
+            return
+        ended = self._ended
+        done, _ = await asyncio.wait([ended], timeout=CLOSE_WAIT_SECONDS)
+        if not done:
+            _settle([(job, None, self._closed()) for job in self._left()])
+            self._connection.interrupt()
+            await asyncio.wait([ended], timeout=CLOSE_WAIT_SECONDS)
+        self._ended = None
+
+    async def run(self, work: Work[T], *, vital: bool = False) -> T:
+        """Runs a transaction that may write; it is on disk when this returns.
+
+        Raises what `work` raises, and SERVICE_UNAVAILABLE when the database fails or too many wait already. `vital`: it
+        may wait where ordinary ones are refused.
+        """
+        try:
+            return await self._queued(self._writes, work, MAX_WAITING if vital else MAX_WAITING_ORDINARY)
+        except DatabaseError as error:
+            raise self._failed(error) from None
+
+    async def read(self, work: Work[T]) -> T:
+        """Runs a transaction that only reads. Raises as `run`."""
+        try:
+            return await self._queued(self._reads, work, MAX_WAITING)
+        except DatabaseError as error:
+            raise self._failed(error) from None
+
+    async def attempt(self, work: Work[T], *, writes: bool = True) -> T:
+        """Runs a transaction by itself, even if many wait. Raises DatabaseError when the database fails."""
+        return await self._queued(self._writes if writes else self._reads, work, MAX_WAITING, alone=True)
+
+    @property
+    def may_have_standby(self) -> bool:
+        """Whether a process on another machine may wait for this one's end, and watches its heartbeat."""
+        return self._role is not None and not self.address.is_sqlite
+
+    async def beat(self) -> bool:
+        """Writes one heartbeat of the owner; returns whether a standby is connected.
+
+        Raises TakenOverError when another process owns the database by now, and SERVICE_UNAVAILABLE, without an entry
+        in the log, when the database fails.
+        """
+        try:
+            return await self.attempt(self._connection.beat)
+        except DatabaseError as error:
+            raise WeftError(
+                Reason.SERVICE_UNAVAILABLE, f"the {self._service}'s database does not answer ({error.code})"
+            ) from None
+
+    async def write_failure(self) -> str:
+        """Writes without changing anything; returns the database's code of a failure, empty if it succeeds."""
+        if not self._is_open:
+            return "not open"
+        try:
+            await self.attempt(_write_nothing)
+        except DatabaseError as error:
+            return error.code
+        return ""
+
+    @property
+    def known_schema(self) -> DatabaseSchema:
+        """The revision of its tables as known here."""
+        assert self._schema is not None, "it has tables"
+        return DatabaseSchema(service=self._schema.owner, known_revision=self._schema.newest)
+
+    async def schema(self) -> DatabaseSchema:
+        """Returns the revision of its tables, as known here and as the database has it; empty if it does not answer."""
+        schema = self._schema
+        assert schema is not None, "it has tables"
+        try:
+            return await self.attempt(lambda tx: schema_in(tx, schema), writes=False)
+        except (DatabaseError, WeftError):
+            return self.known_schema
+
+    async def _queued(self, queue: "deque[_Job[Any]]", work: Work[T], most: int, *, alone: bool = False) -> T:
+        job = _Job(work, asyncio.get_running_loop().create_future(), alone=alone)
+        with self._turn:
+            if not self._is_open:
+                raise self._closed()
+            if len(queue) >= most:
+                raise WeftError(
+                    Reason.SERVICE_UNAVAILABLE,
+                    f"too many writes wait for the {self._service}'s database",
+                    retry_after_seconds=RETRY_AFTER_SECONDS,
+                )
+            queue.append(job)
+            self._turn.notify()
+        result: T = await job.outcome
+        return result
+
+    def _serve(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        opened: asyncio.Future[None],
+        ended: asyncio.Future[None],
+        first: Work[None] | None,
+    ) -> None:
+        """The thread: opens, settles what waits until the store is closed and nothing waits, and disconnects."""
+        failure: Exception | None = None
+        try:
+            self._begin(first)
+        except Exception as error:  # noqa: BLE001 - `open` raises it
+            failure = error
+        _call(loop, _finish, opened, failure)
+        try:
+            while failure is None and (groups := self._next_groups()):
+                for group in groups:
+                    outcomes = self._settled(group)
+                    _call(loop, _settle, outcomes)
+        finally:
+            self._connection.close()
+            _call(loop, _settle, [(job, None, self._closed()) for job in self._left()])
+            _call(loop, _finish, ended, None)
+
+    def _begin(self, first: Work[None] | None) -> None:
+        connection = self._connection
+        connection.open()
+        # As a reader: without a pending migration nothing is written, so that a running backup does not block a start.
+        if connection.dialect == "sqlite":
+            connection.begin(writes=False)
+        else:
+            connection.begin(writes=True)
+        try:
+            if self._schema is not None:
+                bring_up_to_date(self._tx, self._schema)
+            if first is not None:
+                first(self._tx)
+            connection.mark_owner(self._tx)
+            connection.commit()
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _next_groups(self) -> "Sequence[_Group]":
+        """Returns the reads and the writes that wait; none: the store is closed."""
+        with self._turn:
+            while not self._reads and not self._writes:
+                if not self._is_open:
+                    return ()
+                self._turn.wait()
+            queues = [queue for queue in (self._reads, self._writes) if queue]
+            return [_Group(_taken(queue), is_write=queue is self._writes) for queue in queues]
+
+    def _settled(self, group: "_Group") -> "Sequence[_Settled]":
+        """Runs a group in one transaction; returns what each of its callers gets."""
+        jobs = [job for job in group.jobs if not job.outcome.cancelled()]
+        has_begun = False
+        try:
+            if group.is_write and self._counter is not None:
+                self._counter.require_place()
+            if not jobs:
+                return ()
+            self._connection.begin(writes=group.is_write)
+            has_begun = True
+            return self._transacted(jobs)
+        except Exception as error:  # noqa: BLE001 - the callers get it
+            self._roll_back()
+            if not has_begun and isinstance(error, DatabaseError):
+                # What came meanwhile would wait as long for the same error.
+                with self._turn:
+                    queue = self._writes if group.is_write else self._reads
+                    jobs += queue
+                    queue.clear()
+            return [(job, None, error) for job in jobs]
+
+    def _transacted(self, jobs: "Sequence[_Job[Any]]") -> "Sequence[_Settled]":
+        before = self._connection.changes
+        settled = [self._member(job, is_alone=len(jobs) == 1) for job in jobs]
+        counter = self._counter if self._connection.changes != before else None
+        if counter is not None:
+            counter.count(self._tx)
+        self._connection.commit()
+        if counter is not None:
+            counter.keep()
+        return settled
+
+    def _member(self, job: "_Job[Any]", *, is_alone: bool) -> "_Settled":
+        """Runs one transaction of a group. Raises if nothing of the group can be committed."""
+        connection = self._connection
+        if is_alone:
+            return job, job.done(self._tx), None
+        connection.execute("SAVEPOINT member", {})
+        try:
+            settled: _Settled = (job, job.done(self._tx), None)
+        except Exception as error:
+            if not connection.is_in_transaction:
+                raise
+            connection.execute("ROLLBACK TO SAVEPOINT member", {})
+            settled = (job, None, error)
+        connection.execute("RELEASE SAVEPOINT member", {})
+        return settled
+
+    def _left(self) -> "list[_Job[Any]]":
+        """Closes the queues; returns what was in them."""
+        with self._turn:
+            self._is_open = False
+            left = [*self._reads, *self._writes]
+            self._reads.clear()
+            self._writes.clear()
+            return left
+
+    def _roll_back(self) -> None:
+        try:
+            self._connection.rollback()
+        except DatabaseError as error:
+            log.warning("a transaction was not rolled back", error=str(error))
+
+    def _failed(self, error: DatabaseError) -> WeftError:
+        # Not chained, and not `log.exception`: tracebacks show local variables, which may be secrets.
+        log.error("database failed", owner=self._service, code=error.code, error=str(error))
+        return WeftError(
+            Reason.SERVICE_UNAVAILABLE,
+            f"the {self._service}'s database failed; its log has details",
+            retry_after_seconds=RETRY_AFTER_SECONDS,
+        )
+
+    def _log_unopened(self, error: Exception, code: str) -> None:
+        kind, url = type(error).__name__, self.address.shown
+        log.error("the database cannot be opened", owner=self._service, url=url, kind=kind, code=code)
+
+    def _closed(self) -> WeftError:
+        return WeftError(Reason.SERVICE_UNAVAILABLE, f"the {self._service}'s database is not open")
+
+
+class _Job(Generic[T]):
+    __slots__ = ("alone", "outcome", "work")
+
+    def __init__(self, work: Work[T], outcome: asyncio.Future[T], *, alone: bool) -> None:
+        self.work = work
+        self.outcome = outcome
+        self.alone = alone
+
+    def done(self, tx: Tx) -> T:
+        """Runs it; raises if its caller was cancelled meanwhile."""
+        result = self.work(tx)
+        if self.outcome.cancelled():
+            raise _GivenUpError
+        return result
+
+
+class _GivenUpError(Exception):
+    """The caller of a transaction was cancelled before the commit."""
+
+
+class _Group:
+    __slots__ = ("is_write", "jobs")
+
+    def __init__(self, jobs: "list[_Job[Any]]", *, is_write: bool) -> None:
+        self.jobs = jobs
+        self.is_write = is_write
+
+
+_Settled = tuple[_Job[Any], Any, Exception | None]
+
+
+def _taken(queue: deque[_Job[Any]]) -> list[_Job[Any]]:
+    """Takes the first of a queue off it, with those after it that may be committed together with it."""
+    taken = [queue.popleft()]
+    while queue and len(taken) < MAX_GROUP and not taken[0].alone and not queue[0].alone:
+        taken.append(queue.popleft())
+    return taken
+
+
+def _settle(settled: Sequence[_Settled]) -> None:
+    """Gives callers their results, in the event loop."""
+    for job, result, error in settled:
+        if job.outcome.done():
+            continue
+        if error is None:
+            job.outcome.set_result(result)
+        else:
+            job.outcome.set_exception(error)
+
+
+def _finish(future: asyncio.Future[None], error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
+    """Calls a function in the event loop, unless that was closed: nobody waits then."""
+    try:
+        loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+
+
+def _write_nothing(tx: Tx) -> None:
+    """Writes so that a commit reaches the disk: SQLite its header, PostgreSQL the id of the transaction."""
+    if tx.dialect == "sqlite":
+        tx.execute(f"PRAGMA user_version = {int(tx.value('PRAGMA user_version'))}")
+    else:
+        tx.value("SELECT txid_current()")
+
+
+def _connection_to(address: DatabaseAddress, application: str, role: OwnerRole | None, own_address: str) -> Connection:
+    if address.is_sqlite:
+        return SqliteConnection(address, role)
+    try:
+        from weft.sql.postgres import PostgresConnection  # noqa: PLC0415 - the driver is an optional package
+    except ImportError as error:
+        raise invalid_field("database_url", missing_package("PostgreSQL needs", "psycopg[binary]")) from error
+    return PostgresConnection(address, role.owner_application if role else application, role, own_address)
