@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysConfig:
-    """API keys, see docs/keys.md. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
+    """API keys, see docs/security.md. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
 
     pepper_file: Annotated[PathText | None, PUBLIC] = None
     """The file with the secret that the digests of all keys are made with: 32 bytes that only its owner may read, made
@@ -52,7 +52,7 @@ class KeysConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretsConfig:
-    """Secrets of the mesh, see docs/secrets.md."""
+    """Secrets of the mesh, see docs/security.md."""
 
     key_file: Annotated[PathText | None, PUBLIC] = None
     """The file with the keys that secrets are encrypted with, one a line, which only its owner may read; made with the

@@ -82,7 +82,7 @@ class _Body(BaseModel):
     )
 
     verified_op_token: Annotated[Any, AfterValidator(_token)] | None = None
-    """The authorization that governance requires; see docs/governance.md."""
+    """The authorization that governance requires; see docs/security.md."""
     request_id: (
         Annotated[str, Field(pattern=REQUEST_ID_PATTERN, min_length=1, max_length=MAX_REQUEST_ID_CHARS)] | None
     ) = None

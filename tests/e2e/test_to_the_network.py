@@ -52,7 +52,7 @@ answer = second.getresponse()
 print(answer.status, [model["id"] for model in json.loads(answer.read()).get("data", ())])
 second.close()
 """
-"""What docs/tls.md tells clients to do: fetch the authority, compare its fingerprint, trust it."""
+"""What docs/security.md tells clients to do: fetch the authority, compare its fingerprint, trust it."""
 
 
 GET = """

@@ -42,7 +42,7 @@ class KeyRole(StrEnum):
 
 
 def scopes_of(role: KeyRole) -> tuple[str, ...]:
-    """Returns the scopes of a role; docs/keys.md shows the same table."""
+    """Returns the scopes of a role; docs/security.md shows the same table."""
     match role:
         case KeyRole.USER:
             return DEFAULT_SCOPES

@@ -163,7 +163,7 @@ async def test_after_a_restore_of_the_database_used_tokens_are_refused_by_the_ma
 async def test_a_witness_that_is_put_back_with_the_database_knows_no_more_than_it(
     tmp_path: Path, clock: FakeClock
 ) -> None:
-    """The control of the test before, and what docs/governance.md warns of: delete the witness after a restore."""
+    """The control of the test before, and what docs/security.md warns of: delete the witness after a restore."""
     stage = _makers(clock)
     used = stage.signed(load())
     async with _life(tmp_path, clock) as operations:

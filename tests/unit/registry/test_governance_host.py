@@ -88,9 +88,9 @@ def test_a_key_never_shows_in_a_text(tmp_path: Path, key_file: Path) -> None:
 
 
 def test_the_examples_of_the_manual_are_configurations(tmp_path: Path, key_file: Path) -> None:
-    manual = (Path(__file__).parents[3] / "docs" / "governance.md").read_text("utf-8")
+    manual = (Path(__file__).parents[3] / "docs" / "security.md").read_text("utf-8")
     modes = []
-    for block in re.findall(r"```yaml\n(.*?)```", manual, re.DOTALL):
+    for block in re.findall(r"```yaml\n(registry:\n  governance:.*?)```", manual, re.DOTALL):
         section = parse_config(yaml.safe_load(block)).registry.governance
         config = governance_config(section, WeftHome(tmp_path), environment={}, default_key_path=key_file)
         assert isinstance(build_gate(config, FakeClock()), GovernanceGate)

@@ -37,7 +37,7 @@ class CreateOperationRequest(google.protobuf.message.Message):
     requested_by: builtins.str
     """Who asks, in the caller's own words, for the audit log; at most 256 characters."""
     authorization: builtins.str
-    """The token or signatures that governance asks for, in one of the forms of docs/governance.md; at most 16 KiB."""
+    """The token or signatures that governance asks for, in one of the forms of docs/security.md; at most 16 KiB."""
     @property
     def action(self) -> weft.api.operations.v1.operation_pb2.OperationAction:
         """What to do."""
