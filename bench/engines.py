@@ -22,7 +22,7 @@ from bench.load import Job, Result
 from bench.report import Figures
 from bench.scenarios import Options
 from runner_svc.runtimes.ctranslate2.arguments import SERVER_PROGRAM
-from runner_svc.runtimes.host_backend import host_command
+from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.llama_server.runtime import llama_command
 from weft_app.compose.demo import demo_model_path
 
@@ -316,7 +316,7 @@ def _ctranslate2_runner(root: Path) -> Mapping[str, Any]:
         "compute_type": "int8",
         "threads": THREADS,
     }
-    return {"runtime": "ctranslate2", "command": list(host_command(SERVER_PROGRAM, str(python))), "models": [model]}
+    return {"runtime": "ctranslate2", "command": list(program_command(SERVER_PROGRAM, str(python))), "models": [model]}
 
 
 def _ctranslate2_direct(mesh: MeshUnderTest, stack: ExitStack) -> Side:

@@ -1,11 +1,12 @@
-"""An HTTP server over an engine that is a library: llama.cpp's routes and words, and vLLM's for sleep.
+"""An HTTP server over an engine that is a library, with vLLM's routes for sleep.
 
-It needs the standard library alone. Chats come as rendered prompts, by /v1/completions.
+It needs the standard library alone. `text_routes` and `media_routes` have the routes of requests.
 """
 
 import hmac
 import json
 import os
+import re
 import select
 import socket
 import sys
@@ -13,9 +14,10 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from typing import Any, NoReturn
@@ -24,27 +26,26 @@ KEY_VARIABLE = "WEFT_ENGINE_KEY"
 """Environment variable with the key of the server's callers."""
 NO_LIBRARY = "the library cannot be imported:"
 """How the line begins that says so."""
-NO_MODEL = "the model cannot be loaded:"
-"""How the line begins that says why a load was refused."""
+NO_MODEL = "the model cannot be loaded"
+"""How the line begins that says why a load was refused: the type of the error in brackets, a colon, and the message."""
+INVALID_REQUEST = "invalid_request_error"
+INVALID_FIELD = "invalid_field"
+"""The request is wrong, and the message begins with the name of the field and a colon."""
 TOO_LONG = "exceed_context_size_error"
 UNSUPPORTED = "not_supported_error"
 BUSY = "unavailable_error"
+FAILED = "server_error"
+OUT_OF_MEMORY = "out_of_memory"
 LOOP = "repeated_line_loop"
 """The engine has ended an answer that repeats itself."""
-MAX_BODY_BYTES = 64 * 1024 * 1024
+MAX_BODY_BYTES = 80 * 1024 * 1024
+"""A message of the mesh has at most 64 MiB."""
 LOOK_SECONDS = 0.02
 """Shortest interval in which it is looked whether a caller has left."""
 LOAD_STEP = 0.05
 """Shares of the model after which a line says how much is loaded."""
-REQUEST_FIELDS = frozenset({
-    *("prompt", "n", "max_tokens", "seed", "stop", "logit_bias", "grammar", "json_schema", "add_special", "stream"),
-    *("stream_options", "return_progress", "cache_prompt", "cache_salt", "id_slot", "model", "ends_loops"),
-})  # fmt: skip
-"""Fields of a completion; the others are parameters of the library's sampling."""
-COMPLETIONS = "/v1/completions"
-EMBEDDINGS = "/v1/embeddings"
-_OF_REQUESTS = frozenset({COMPLETIONS, EMBEDDINGS})
-_STATUS = {UNSUPPORTED: 501, BUSY: 503}
+_STATUS = {UNSUPPORTED: 501, BUSY: 503, FAILED: 500, OUT_OF_MEMORY: 500}
+_FIELD = re.compile(rb'; name="([^"]*)"')
 
 
 class GoneError(Exception):
@@ -54,26 +55,16 @@ class GoneError(Exception):
 class RefusedError(Exception):
     """A request that is not served."""
 
-    def __init__(self, message: str, kind: str = "invalid_request_error") -> None:
+    def __init__(self, message: str, kind: str = INVALID_REQUEST) -> None:
         super().__init__(message)
         self.kind = kind
 
 
-@dataclass(slots=True)
-class Usage:
-    """The figures of a request."""
+class FieldRefusedError(RefusedError):
+    """A request that is not served for one of its fields."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    tokenize_seconds: float = 0.0
-    """For turning the prompts into tokens."""
-    prompt_seconds: float = 0.0
-    """To the first token of each choice, from the engine's first work on it."""
-    decode_seconds: float = 0.0
-    """From there to the last token."""
-    is_undivided: bool = False
-    """Whether a choice came in one piece, so that `decode_seconds` has the time of its prompt too."""
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}", INVALID_FIELD)
 
 
 class Caller:
@@ -101,29 +92,6 @@ class Caller:
         if self.is_gone():
             raise GoneError
 
-    def send_choice(self, index: int, text: str, finish_reason: str | None) -> None:
-        """Send the next text of a choice."""
-        self.send({"choices": [{"index": index, "text": text, "finish_reason": finish_reason}]})
-
-    def send_progress(self, total: int, processed: int, cached: int = 0) -> None:
-        """Send the progress of a prefill, in tokens."""
-        self.send({"choices": [], "prompt_progress": {"total": total, "cache": cached, "processed": processed}})
-
-    def send_usage(self, usage: Usage) -> None:
-        """Send the figures of the request."""
-        tokens: dict[str, Any] = {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        }
-        timings = {"tokenize_ms": usage.tokenize_seconds * 1e3}
-        if usage.is_undivided:
-            timings["undivided_ms"] = (usage.prompt_seconds + usage.decode_seconds) * 1e3
-        else:
-            timings |= {"prompt_ms": usage.prompt_seconds * 1e3, "predicted_ms": usage.decode_seconds * 1e3}
-        self.send({"choices": [], "usage": tokens, "timings": timings})
-
     def send(self, event: dict[str, Any]) -> None:
         """Send an event of the stream."""
         self._write(b"data: " + json.dumps(event).encode() + b"\n\n")
@@ -147,33 +115,37 @@ class Caller:
             raise GoneError from error
 
 
+class Turn(Enum):
+    """The slots of the engine that a request holds."""
+
+    NONE = auto()
+    ONE = auto()
+    ALL = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The work on the requests of a path."""
+
+    answer: Callable[[dict[str, Any], Caller], dict[str, Any] | None]
+    """Returns the answer to the body of a request; None: it was streamed to the caller. Files of a form are bytes."""
+    turn: Turn = Turn.ONE
+
+
 class Engine(ABC):
-    """A loaded model. No more threads generate, embed, forget or sleep at a time than it has slots."""
+    """A loaded model."""
 
-    context_tokens: int
     slots = 1
-    """Number of requests that it works on at once."""
+    """Number of requests that it works on at once, each in a thread."""
 
+    @property
     @abstractmethod
-    def complete(self, body: dict[str, Any], caller: Caller) -> None:
-        """Stream the continuations of the prompts of a request, and its usage."""
+    def routes(self) -> Mapping[str, Route]:
+        """The paths of its requests."""
 
-    @abstractmethod
-    def tokens_of(self, text: str, *, add_special: bool) -> list[int]:
-        """Returns the tokens of a text; called in any thread."""
-
-    @abstractmethod
-    def piece_of(self, token: int) -> bytes:
-        """Returns the bytes of a token; called in any thread."""
-
-    @abstractmethod
-    def forget(self) -> int:
-        """Erase the cached prompts; returns their number of tokens. No request runs."""
-
-    def embed(self, texts: list[str], caller: Caller) -> dict[str, Any]:
-        """Returns the answer to a request for embeddings."""
-        del texts, caller
-        raise RefusedError("this engine gives no embeddings", UNSUPPORTED)
+    def props(self) -> dict[str, Any]:
+        """Returns what it says of itself beside its slots."""
+        return {}
 
     def sleep(self) -> None:
         """Free the memory of the model. No request runs."""
@@ -189,6 +161,14 @@ class _Turns:
 
     def __init__(self, slots: int) -> None:
         self._slots, self._free, self._whole = slots, threading.Semaphore(slots), threading.Semaphore(1)
+
+    @contextmanager
+    def hold(self, turn: Turn, caller: Caller) -> Iterator[None]:
+        """Hold what a request needs. Raises as `one`."""
+        with ExitStack() as held:
+            if turn is not Turn.NONE:
+                held.enter_context(self.one(caller) if turn is Turn.ONE else self.all(caller))
+            yield
 
     @contextmanager
     def one(self, caller: Caller) -> Iterator[None]:
@@ -229,6 +209,11 @@ class Server(ThreadingHTTPServer):
     def __init__(self, engine: Engine, port: int) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.engine, self.key, self.turns = engine, os.environ.get(KEY_VARIABLE, ""), _Turns(engine.slots)
+        self.routes = {
+            **engine.routes,
+            "/sleep": Route(_answer_of(engine.sleep), Turn.ALL),
+            "/wake_up": Route(_answer_of(engine.wake), Turn.ALL),
+        }
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing of connections that break."""
@@ -250,8 +235,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(200, {"status": "ok"})
         elif self.path == "/props":
             engine = self.server.engine
-            settings = {"n_ctx": engine.context_tokens}
-            self._answer(200, {"total_slots": engine.slots, "default_generation_settings": settings})
+            self._answer(200, {"total_slots": engine.slots, **engine.props()})
         else:
             self._refuse(404, "there is no such route", "not_found_error")
 
@@ -260,7 +244,7 @@ class Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         if length > MAX_BODY_BYTES:
             self.close_connection = True
-            self._refuse(413, f"a request has at most {MAX_BODY_BYTES} bytes", "invalid_request_error")
+            self._refuse(413, f"a request has at most {MAX_BODY_BYTES} bytes", INVALID_REQUEST)
             return
         raw = self.rfile.read(length)
         if not hmac.compare_digest(
@@ -270,7 +254,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         caller = Caller(self)
         try:
-            self._serve(self.path.partition("?")[0], json.loads(raw or b"{}"), caller)
+            self._serve(_body(raw, self.headers.get("Content-Type", "")), caller)
         except GoneError:
             self.close_connection = True
         except RefusedError as refused:
@@ -278,29 +262,17 @@ class Handler(BaseHTTPRequestHandler):
         except Exception as error:  # noqa: BLE001 - whatever the library raises; a caller who left may have ended its work
             self._fail(caller, error)
 
-    def _serve(self, path: str, body: dict[str, Any], caller: Caller) -> None:
-        engine = self.server.engine
-        if path == "/tokenize":
-            self._answer(200, {"tokens": _tokens(engine, body)})
+    def _serve(self, body: dict[str, Any], caller: Caller) -> None:
+        route = self.server.routes.get(self.path.partition("?")[0])
+        if route is None:
+            self._refuse(404, "there is no such route", "not_found_error")
             return
-        turns = self.server.turns
-        with turns.one(caller) if path in _OF_REQUESTS else turns.all(caller):
-            if path == COMPLETIONS:
-                engine.complete(body, caller)
-                caller.end()
-            elif path == EMBEDDINGS:
-                given = body["input"]
-                self._answer(200, engine.embed([given] if isinstance(given, str) else given, caller))
-            elif path == "/slots/0":
-                self._answer(200, {"n_erased": engine.forget()})
-            elif path == "/sleep":
-                engine.sleep()
-                self._answer(200, {})
-            elif path == "/wake_up":
-                engine.wake()
-                self._answer(200, {})
-            else:
-                self._refuse(404, "there is no such route", "not_found_error")
+        with self.server.turns.hold(route.turn, caller):
+            document = route.answer(body, caller)
+        if document is None:
+            caller.end()
+        else:
+            self._answer(200, document)
 
     def _fail(self, caller: Caller, error: Exception) -> None:
         message = " ".join(str(error).split()) or type(error).__name__
@@ -308,7 +280,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         traceback.print_exception(error)
-        self._end(caller, 500, message, "server_error")
+        self._end(caller, 500, message, FAILED)
 
     def _end(self, caller: Caller, status: int, message: str, kind: str) -> None:
         """Answer with an error, or end the answer by it."""
@@ -331,9 +303,34 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def _tokens(engine: Engine, body: dict[str, Any]) -> list[Any]:
-    ids = engine.tokens_of(body["content"], add_special=bool(body.get("add_special")))
-    return [{"id": token, "piece": list(engine.piece_of(token))} for token in ids] if body.get("with_pieces") else ids
+def _answer_of(work: Callable[[], None]) -> Callable[[dict[str, Any], Caller], dict[str, Any]]:
+    def answer(_: dict[str, Any], __: Caller) -> dict[str, Any]:
+        work()
+        return {}
+
+    return answer
+
+
+def _body(raw: bytes, content_type: str) -> dict[str, Any]:
+    """Returns the body of a request: JSON, or a form whose values are texts, of files bytes, and lists of `NAME[]`."""
+    _, is_form, boundary = content_type.partition("multipart/form-data; boundary=")
+    if not is_form:
+        body: dict[str, Any] = json.loads(raw or b"{}")
+        return body
+    fields: dict[str, Any] = {}
+    mark, begin = b"\r\n--" + boundary.encode(), raw.find(b"\r\n")
+    while (end := raw.find(mark, begin)) >= 0:
+        content = raw.index(b"\r\n\r\n", begin)
+        head, data = raw[begin:content], raw[content + 4 : end]
+        found = _FIELD.search(head)
+        name = found[1].decode() if found is not None else ""
+        value = data if b"; filename=" in head else data.decode()
+        if name.endswith("[]"):
+            fields.setdefault(name, []).append(value)
+        else:
+            fields[name] = value
+        begin = end + len(mark)
+    return fields
 
 
 def say(line: str) -> None:
@@ -355,37 +352,6 @@ class LoadReports:
             say(f"loaded {share:.2f} of the model")
 
 
-def prompts_of(body: dict[str, Any]) -> list[str | list[int]]:
-    """Returns the prompts of a completion: texts, or the ids of tokens."""
-    given = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
-    return [given] if given and isinstance(given[0], int) else given
-
-
-def check_prompt(tokens: Sequence[object], context_tokens: int, vocabulary: int | None = None) -> None:
-    """Raise RefusedError for a prompt that is empty, has ids that are no token's, or fills the context."""
-    if not tokens:
-        raise RefusedError("prompt: must have at least one token")
-    if vocabulary is not None and not all(isinstance(token, int) and 0 <= token < vocabulary for token in tokens):
-        raise RefusedError(f"prompt: token ids must be 0 to {vocabulary - 1}")
-    if len(tokens) >= context_tokens:
-        message = f"the prompt has {len(tokens)} tokens; the context of this model has {context_tokens}"
-        raise RefusedError(message, TOO_LONG)
-
-
-def sampling_of(body: dict[str, Any], known: frozenset[str], library: str) -> dict[str, Any]:
-    """Returns the parameters of sampling in a completion. Raises RefusedError for one that the library lacks."""
-    sampling = {name: value for name, value in body.items() if name not in REQUEST_FIELDS}
-    for name in sampling.keys() - known:
-        raise RefusedError(f"{name}: {library} has no such parameter")
-    return sampling
-
-
-def token_limit(body: dict[str, Any], prompt_tokens: int, context_tokens: int) -> int:
-    """Returns the most tokens of an answer."""
-    room = context_tokens - prompt_tokens
-    return room if body.get("max_tokens") is None else min(int(body["max_tokens"]), room)
-
-
 def import_library(name: str) -> Any:
     """Returns the module of a library. Raises ImportError."""
     try:
@@ -401,7 +367,7 @@ def serve(load: Callable[[], Engine], port: int) -> NoReturn:
     except ImportError as error:
         sys.exit(f"{NO_LIBRARY} {' '.join(str(error).split())}")
     except RefusedError as error:
-        sys.exit(f"{NO_MODEL} {' '.join(str(error).split())}")
+        sys.exit(f"{NO_MODEL} [{error.kind}]: {' '.join(str(error).split())}")
     server = Server(engine, port)
     say(f"listening on http://127.0.0.1:{server.server_port}")
     say("the engine is ready")

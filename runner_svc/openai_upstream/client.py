@@ -120,6 +120,9 @@ class Endpoint:
     is_llama_server: bool = False
     """Whether it knows llama.cpp's own fields: `return_progress`, a chunk per processed batch of the prompt; `id_slot`
     and `cache_prompt`, which isolate prefixes."""
+    is_library_server: bool = False
+    """Whether it is weft's own program over a library: it answers requests for images, recordings and speech with
+    events alone, among them their progress, and knows further fields."""
     adapters: Mapping[str, Json] = field(default_factory=dict)
     """What the body of a generation says in addition, by the adapter that answers; that of the model itself is under
     the empty name. Empty: the model has no adapters."""

@@ -7,12 +7,13 @@ duplicate name the last value counts, as with every reader that clients use.
 import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from types import MappingProxyType
 from typing import TypeVar
 
 import msgspec
 
 from runner_svc.policy.engine_failures import refuses_content, refuses_length
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 JSON_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -92,8 +93,12 @@ _SECONDS = re.compile(r"[0-9]{1,9}")
 _TOO_LONG = frozenset({"exceed_context_size_error", CONTEXT_LENGTH_CODE})
 _WRONG_REQUEST = frozenset({"invalid_request_error", "BadRequestError"})
 """Types of errors about the request: OpenAI's, vLLM's and SGLang's."""
-_LOOP = "repeated_line_loop"
-"""Type of the error by which weft's own server programs end an answer that repeats itself."""
+_OWN_REASONS = MappingProxyType(
+    {"repeated_line_loop": Reason.REPEATED_LINE_LOOP, "out_of_memory": Reason.OUT_OF_MEMORY}
+)
+"""Types of errors of weft's own server programs: an answer repeats itself, the memory does not suffice."""
+_INVALID_FIELD = "invalid_field"
+"""Another one, whose message begins with the name of a field."""
 _WRONG_CONTENT = frozenset({400, 413, 415, 422})
 _UNPAID_STATUS = 402
 _REFUSED_KEY = frozenset({401, 403})
@@ -104,6 +109,8 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
     """Returns the error for an answer of another status than 200. `headers`: by their names in lower case."""
     message, kind = error_fields(body)
     text = f"the engine answered {status}: {message}"
+    if (own := own_error(kind, message)) is not None:
+        return own
     if kind in _TOO_LONG:
         return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, message)
     if kind == "not_supported_error" or status == 501:
@@ -115,6 +122,15 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
     return _verdict(message, text, is_refusal=400 <= status < 500)
 
 
+def own_error(kind: str, message: str) -> WeftError | None:
+    """Returns the error of a type that weft's own server programs alone have; None: of another type."""
+    if kind == _INVALID_FIELD:
+        field, _, why = message.partition(": ")
+        return invalid_field(field, why)
+    reason = _OWN_REASONS.get(kind)
+    return None if reason is None else WeftError(reason, message)
+
+
 def stated_error(error: ErrorBody | str, *, has_begun: bool) -> WeftError:
     """Returns the error that a stream of status 200 states. `has_begun`: after content.
 
@@ -122,8 +138,8 @@ def stated_error(error: ErrorBody | str, *, has_begun: bool) -> WeftError:
     """
     message = error_text(error)
     text = f"the engine reported: {message}"
-    if isinstance(error, ErrorBody) and error.type == _LOOP:
-        return WeftError(Reason.REPEATED_LINE_LOOP, message)
+    if isinstance(error, ErrorBody) and (own := own_error(error.type or "", message)) is not None:
+        return own
     if has_begun:
         return WeftError(Reason.BACKEND_ERROR, text)
     if isinstance(error, str):

@@ -20,10 +20,20 @@ from runner_svc.openai_upstream.client import (
 from runner_svc.openai_upstream.dialects import figure
 from runner_svc.openai_upstream.errors import read_json
 from runner_svc.openai_upstream.images import image_part
-from runner_svc.openai_upstream.media_stream import ImageEvents, TranscriptEvents
-from runner_svc.openai_upstream.request import Json, json_object, model_field
-from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
-from weft.dispatch.frames import Frame
+from runner_svc.openai_upstream.media_stream import (
+    ImageEvents,
+    Segment,
+    SpeechEvents,
+    TranscriptEvents,
+    Word,
+    receipt_of,
+    seconds_of,
+    segment_of,
+)
+from runner_svc.openai_upstream.request import Json, json_object, model_field, warning_frame
+from runner_svc.policy.parameters import admit
+from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2, usage_pb2
+from weft.dispatch.frames import Frame, has_content
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -58,24 +68,12 @@ class _ImageReply(msgspec.Struct):
     usage: object = None
 
 
-class _Segment(msgspec.Struct):
-    start: float = 0.0
-    end: float = 0.0
-    text: str = ""
-
-
-class _Word(msgspec.Struct):
-    word: str = ""
-    start: float = 0.0
-    end: float = 0.0
-
-
 class _TranscriptionReply(msgspec.Struct):
     text: str
     language: str | None = None
     duration: float | str | None = None
-    segments: list[_Segment] | None = None
-    words: list[_Word] | None = None
+    segments: list[Segment] | None = None
+    words: list[Word] | None = None
 
 
 async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
@@ -93,7 +91,9 @@ async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, cal
 
 
 async def _images(http: OpenAiHttp, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
-    path, body = _image_call(http, payload)
+    path, body, warnings = _image_call(http, payload)
+    if warnings:
+        yield warnings
     events = ImageEvents()
     async with aclosing(http.post_for_events(path, body, call, MAX_IMAGE_BODY_BYTES)) as answers:
         async for is_event, data in answers:
@@ -102,14 +102,16 @@ async def _images(http: OpenAiHttp, payload: image_pb2.ImagePayload, call: CallI
                     yield frame
                 return
             if frame := events.read(data):
-                call.on_token()
+                if has_content(frame):
+                    call.on_token()
                 yield frame
     events.require_end()
-    yield _end(events.usage)
+    yield _end(events.usage, events.work_seconds)
 
 
-def _image_call(http: OpenAiHttp, payload: image_pb2.ImagePayload) -> tuple[str, Json | FormBody]:
-    """Returns the route and the body of a request for images."""
+def _image_call(http: OpenAiHttp, payload: image_pb2.ImagePayload) -> tuple[str, Json | FormBody, Frame]:
+    """Returns the route and the body of a request for images, and warnings for the caller."""
+    is_own, warnings = http.endpoint.is_library_server, Frame()
     count = payload.count if payload.HasField("count") else 1
     fields: Json = {"prompt": payload.prompt, "n": count, **model_field(http.endpoint.model)}
     for name in ("size", "quality", "output_format"):
@@ -120,15 +122,19 @@ def _image_call(http: OpenAiHttp, payload: image_pb2.ImagePayload) -> tuple[str,
         # The default of some servers is the address of a file on the server. OpenAI itself refuses the parameter.
         fields["response_format"] = "b64_json"
     extra = json_object(payload.extra_parameters)
+    if is_own:
+        admitted = admit(extra, http.endpoint.parameters)
+        extra, warnings = dict(admitted.send), warning_frame(admitted.warnings)
     fields.update({name: value for name, value in extra.items() if name not in fields})
-    if payload.partial_images:
-        fields |= {"stream": True, "partial_images": min(payload.partial_images, MAX_UPSTREAM_PARTIAL_IMAGES)}
-    if not payload.images:
-        return IMAGES, fields
+    if payload.partial_images or is_own:
+        most = payload.partial_images if is_own else MAX_UPSTREAM_PARTIAL_IMAGES
+        fields |= {"stream": True, "partial_images": min(payload.partial_images, most)}
+    if not payload.images and not (is_own and payload.HasField("mask")):
+        return IMAGES, fields, warnings
     files = [("image[]" if len(payload.images) > 1 else "image", image) for image in payload.images]
     if payload.HasField("mask"):
         files.append(("mask", payload.mask))
-    return IMAGE_EDITS, form(fields, files)
+    return IMAGE_EDITS, form(fields, files), warnings
 
 
 def _whole_images(raw: bytes) -> list[Frame]:
@@ -152,6 +158,26 @@ async def transcribe(
     http: OpenAiHttp, payload: audio_pb2.TranscriptionPayload, call: CallInfo
 ) -> AsyncGenerator[Frame]:
     """See Backend.transcribe."""
+    path, body = _transcription_call(http, payload, call)
+    events = TranscriptEvents()
+    async with aclosing(http.post_for_events(path, body, call, MAX_TRANSCRIPT_BODY_BYTES)) as answers:
+        async for is_event, data in answers:
+            if not is_event:
+                for frame in _whole_transcription(data):
+                    yield frame
+                return
+            if frame := events.read(data):
+                if has_content(frame):
+                    call.on_token()
+                yield frame
+    events.require_end()
+    yield _end(events.usage, events.work_seconds)
+
+
+def _transcription_call(
+    http: OpenAiHttp, payload: audio_pb2.TranscriptionPayload, call: CallInfo
+) -> tuple[str, FormBody]:
+    """Returns the route and the body of a request for a transcription."""
     answer = "verbose_json" if payload.with_segments or payload.with_words else "json"
     fields: Json = {"response_format": answer, **model_field(http.endpoint.model)}
     for name in ("language", "prompt"):
@@ -161,39 +187,28 @@ async def transcribe(
         fields["temperature"] = payload.temperature
     if payload.with_words:
         fields[GRANULARITIES] = ["word", "segment"]
-    if not call.whole and answer == "json":
+    is_own = http.endpoint.is_library_server
+    if is_own and payload.HasField("voice_detection"):
+        fields["voice_detection"] = payload.voice_detection
+    if is_own or (not call.whole and answer == "json"):
         # OpenAI streams no times.
         fields["stream"] = True
     path = TRANSLATIONS if payload.translate else TRANSCRIPTIONS
-    body, events = form(fields, [("file", payload.audio)]), TranscriptEvents()
-    async with aclosing(http.post_for_events(path, body, call, MAX_TRANSCRIPT_BODY_BYTES)) as answers:
-        async for is_event, data in answers:
-            if not is_event:
-                for frame in _whole_transcription(data):
-                    yield frame
-                return
-            if frame := events.read(data):
-                call.on_token()
-                yield frame
-    events.require_end()
-    yield _end(usage_pb2.Usage(audio_milliseconds=round(events.seconds * 1000)))
+    return path, form(fields, [("file", payload.audio)])
 
 
 def _whole_transcription(raw: bytes) -> list[Frame]:
     """Returns the frames of an answer that came as a whole."""
     reply = read_json(raw, _TranscriptionReply, _ANSWER)
-    seconds = _seconds(reply.duration)
-    segments = [
-        audio_pb2.TranscriptionSegment(start_seconds=part.start, end_seconds=part.end, text=part.text)
-        for part in reply.segments or ()
-    ]
+    seconds = seconds_of(reply.duration)
+    segments = [segment_of(part, ()) for part in reply.segments or ()]
     _add_words(segments, reply.words or ())
     parts = _parts(reply.text, segments, reply.language or "", seconds)
     usage = usage_pb2.Usage(audio_milliseconds=round(seconds * 1000))
     return [[event_pb2.InferenceEvent(transcript=part) for part in parts], _end(usage)]
 
 
-def _add_words(segments: list[audio_pb2.TranscriptionSegment], words: Sequence[_Word]) -> None:
+def _add_words(segments: list[audio_pb2.TranscriptionSegment], words: Sequence[Word]) -> None:
     """Adds words, which an answer lists beside its segments, to the segments in which they begin."""
     if words and not segments:
         segments.append(
@@ -218,12 +233,15 @@ def _parts(
     return [first, *(audio_pb2.TranscriptPart(segment=segment) for segment in segments[1:])]
 
 
-def _end(usage: usage_pb2.Usage) -> Frame:
-    return [event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt_pb2.Receipt(usage=usage)))]
+def _end(usage: usage_pb2.Usage, work_seconds: float = 0.0) -> Frame:
+    receipt = receipt_of(usage, work_seconds)
+    return [event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt))]
 
 
-async def speak(http: OpenAiHttp, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
-    """See Backend.speak."""
+async def speak(
+    http: OpenAiHttp, payload: audio_pb2.SpeechPayload, call: CallInfo, speaker: str = ""
+) -> AsyncGenerator[SpeechPart]:
+    """See Backend.speak. `speaker`: one of the voice's, for weft's own servers."""
     body: Json = {"input": payload.input, **model_field(http.endpoint.model)}
     if payload.voice:
         body["voice"] = payload.voice
@@ -233,6 +251,12 @@ async def speak(http: OpenAiHttp, payload: audio_pb2.SpeechPayload, call: CallIn
         body["speed"] = payload.speed
     if payload.instructions:
         body["instructions"] = payload.instructions
+    if http.endpoint.is_library_server:
+        body |= {"stream_format": "sse", "speaker": speaker}
+        async with aclosing(_spoken_events(http, body, call)) as parts:
+            async for part in parts:
+                yield part
+        return
     is_empty = True
     async with aclosing(http.post_for_bytes(SPEECH, body, call)) as chunks:
         async for media_type, chunk in chunks:
@@ -242,6 +266,18 @@ async def speak(http: OpenAiHttp, payload: audio_pb2.SpeechPayload, call: CallIn
             yield SpeechPart(chunk, media_type)
     if is_empty:
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent a recording without a byte")
+
+
+async def _spoken_events(http: OpenAiHttp, body: Json, call: CallInfo) -> AsyncGenerator[SpeechPart]:
+    """Yields the recording of an answer in events, and the receipt."""
+    events = SpeechEvents()
+    async with aclosing(http.post_for_events(SPEECH, body, call, MAX_IMAGE_BODY_BYTES)) as answers:
+        async for _, data in answers:
+            if piece := events.read(data):
+                call.on_token()
+                yield SpeechPart(piece, events.media_type)
+    events.require_end()
+    yield SpeechPart(b"", "", events.receipt)
 
 
 def form(fields: Json, files: Sequence[tuple[str, chat_pb2.MediaPart]]) -> FormBody:
@@ -286,12 +322,3 @@ def _image(image: _Image, index: int) -> image_pb2.GeneratedImage:
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
     part = image_part(image.b64_json)
     return image_pb2.GeneratedImage(image=part, revised_prompt=image.revised_prompt or "", index=index)
-
-
-def _seconds(duration: float | str | None) -> float:
-    """Reads a duration, which some servers write as text."""
-    try:
-        seconds = float(duration or 0.0)
-    except ValueError:
-        return 0.0
-    return seconds if 0.0 <= seconds < float("inf") else 0.0

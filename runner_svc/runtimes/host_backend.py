@@ -5,7 +5,6 @@ recordings.
 """
 
 import asyncio
-import sys
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -22,6 +21,7 @@ from runner_svc.engine_host.messages import TOKEN_VARIABLE, Answer, Ready, Sleep
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.policy.host_memory import configured_limit
 from runner_svc.policy.parameters import EngineParameters
+from runner_svc.runtimes.library_server import engine_command
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
 from runner_svc.runtimes.settings import StartedModelSettings
 from runner_svc.supervise.process_time import GpuTime
@@ -34,30 +34,8 @@ log = get_logger("weft.runner")
 
 SLEEP_SECONDS = 30.0
 """Maximum time in which the engine frees its memory; then it is ended."""
-BOOTSTRAP = Path(__file__).parents[1] / "engine_host" / "bootstrap.py"
 
 Settings = TypeVar("Settings", bound=StartedModelSettings)
-
-
-def host_command(program: str, python: str = sys.executable) -> tuple[str, ...]:
-    """Returns the command of a host program, a module of weft's, under an interpreter that has the engine's library."""
-    return (python, str(BOOTSTRAP), program)
-
-
-def engine_command(context: ModelContext, program: str, environment: EngineEnvironment | None) -> tuple[str, ...]:
-    """Returns the command of a program under an environment; None: weft's own.
-
-    Raises CONNECT_FAILED where the environment is not installed.
-    """
-    if context.command:
-        return context.command
-    if environment is None:
-        return host_command(program)
-    try:
-        python = context.environments.environment_python(environment)
-    except WeftError as error:
-        raise WeftError(Reason.CONNECT_FAILED, error.message) from error
-    return host_command(program, str(python))
 
 
 class HostBackend(ProcessBackend, Generic[Settings]):

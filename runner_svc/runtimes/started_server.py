@@ -8,6 +8,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Container, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -22,7 +23,9 @@ from runner_svc.backend.port import (
     EnginePage,
     LoadOrder,
     RerankResult,
+    SpeechPart,
 )
+from runner_svc.openai_upstream import media
 from runner_svc.openai_upstream.client import HEALTH, Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.host_memory import configured_limit
@@ -31,7 +34,7 @@ from runner_svc.runtimes.engine_figures import FigureSampler, MetricsPage
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
 from runner_svc.runtimes.settings import StartedModelSettings
 from runner_svc.supervise.process_time import GpuTime
-from weft.api.common.v1 import embedding_pb2, rerank_pb2, tokenize_pb2
+from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
@@ -309,6 +312,30 @@ class StartedServer(ProcessBackend, Generic[Model]):
     async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
         self._require(Operation.TOKENIZE, "counting tokens")
         return await tokenize(self._running(), payload, call)
+
+    @override
+    async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        self._require(Operation.IMAGE, "images")
+        async with aclosing(media.generate_images(self._running(), payload, self._process.noting(call))) as frames:
+            async for frame in frames:
+                self._process.note_answer()
+                yield frame
+
+    @override
+    async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        self._require(Operation.TRANSCRIPTION, "transcriptions")
+        async with aclosing(media.transcribe(self._running(), payload, self._process.noting(call))) as frames:
+            async for frame in frames:
+                self._process.note_answer()
+                yield frame
+
+    @override
+    async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
+        self._require(Operation.SPEECH, "speech")
+        async with aclosing(media.speak(self._running(), payload, self._process.noting(call))) as parts:
+            async for part in parts:
+                self._process.note_answer()
+                yield part
 
     def _require(self, operation: Operation, words: str) -> None:
         if operation not in self.operations:

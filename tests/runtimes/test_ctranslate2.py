@@ -21,7 +21,7 @@ from runner_svc.cache.manager import CacheManager
 from runner_svc.runtimes.ctranslate2.arguments import SERVER_PROGRAM
 from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend
 from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
-from runner_svc.runtimes.host_backend import host_command
+from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.errors import WeftError
@@ -42,7 +42,7 @@ def _backend(**settings: Any) -> CTranslate2Backend:
     python, model = built_ctranslate2()
     # Nothing of the repository is on the path of this interpreter, but for what the bootstrap puts there.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = host_command(SERVER_PROGRAM, str(python))
+    command = program_command(SERVER_PROGRAM, str(python))
     given = {"path": model, "command": command, "environment": environment, **settings}
     return CTranslate2Backend(*engine_settings(CTranslate2Model, **given))
 

@@ -22,7 +22,7 @@ from runner_svc.backend.port import CallInfo
 from runner_svc.runtimes.diffusers.arguments import HOST_PROGRAM
 from runner_svc.runtimes.diffusers.backend import DiffusersBackend
 from runner_svc.runtimes.diffusers.settings import DiffusersModel
-from runner_svc.runtimes.host_backend import host_command
+from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -46,7 +46,7 @@ def _settings(family: str = "sd", **settings: Any) -> tuple[DiffusersModel, Mode
     python, pipelines = built_diffusers()
     # Nothing of the repository is on the path of this interpreter, but for what the bootstrap puts there.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = host_command(HOST_PROGRAM, str(python))
+    command = program_command(HOST_PROGRAM, str(python))
     given = {"path": pipelines / family, "command": command, "environment": environment, "threads": 1, **settings}
     return engine_settings(DiffusersModel, **given)
 

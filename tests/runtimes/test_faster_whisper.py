@@ -1,4 +1,4 @@
-"""faster-whisper itself, in the host program under its own environment: speech of espeak-ng through a Whisper model."""
+"""faster-whisper itself, under its own environment: speech of espeak-ng through a Whisper model."""
 
 import asyncio
 import os
@@ -18,10 +18,10 @@ from kit.speech import spoken
 from native_builds import built_faster_whisper
 
 from runner_svc.backend.port import BackendFacts, CallInfo, LoadOrder
-from runner_svc.runtimes.faster_whisper.arguments import HOST_PROGRAM
+from runner_svc.runtimes.faster_whisper.arguments import SERVER_PROGRAM
 from runner_svc.runtimes.faster_whisper.backend import FasterWhisperBackend
 from runner_svc.runtimes.faster_whisper.settings import FasterWhisperModel
-from runner_svc.runtimes.host_backend import host_command
+from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.dispatch.media_results import collected_transcription
@@ -63,7 +63,7 @@ def _backend(**settings: Any) -> FasterWhisperBackend:
     python, model = built_faster_whisper()
     # Nothing of the repository is on the path of this interpreter, but for what the bootstrap puts there.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = host_command(HOST_PROGRAM, str(python))
+    command = program_command(SERVER_PROGRAM, str(python))
     given = {"path": model, "command": command, "environment": environment, "device": "cpu", **settings}
     return FasterWhisperBackend(*engine_settings(FasterWhisperModel, **given))
 

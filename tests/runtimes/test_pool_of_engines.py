@@ -12,7 +12,7 @@ from mesh_process import MeshProcess, eventually, running_mesh, write_config
 from native_builds import built_ctranslate2
 
 from runner_svc.runtimes.ctranslate2.arguments import SERVER_PROGRAM
-from runner_svc.runtimes.host_backend import host_command
+from runner_svc.runtimes.library_server import program_command
 from weft.api.registry.v1 import runner_pb2
 from weft_app.compose.demo import demo_model_path
 
@@ -31,7 +31,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     converted = {
         "name": "converted",
         "runtime": "ctranslate2",
-        "command": list(host_command(SERVER_PROGRAM, str(python))),
+        "command": list(program_command(SERVER_PROGRAM, str(python))),
         "models": [{"name": "m-converted", "path": str(model), "device": "cpu", **shared}],
     }
     quantized = {

@@ -13,7 +13,7 @@ ENVIRONMENT = EngineEnvironment(
             locks=("cuda.lock",), installed_bytes=1_600_000_000, download_bytes=733_000_000
         ),
     },
-    check="import av, ctranslate2, faster_whisper.vad, msgspec, onnxruntime; faster_whisper.WhisperModel",
+    check="import av, ctranslate2, faster_whisper.vad, onnxruntime; faster_whisper.WhisperModel",
     oldest_python=(3, 11),
     newest_python=(3, 13),
 )

@@ -14,11 +14,11 @@ from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.runtimes.ctranslate2.arguments import SERVER_PROGRAM, load_parameters, server_arguments
 from runner_svc.runtimes.ctranslate2.parameters import BEAM_SIZE, PARAMETERS, UNUSED_BY_BEAMS
 from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
-from runner_svc.runtimes.library_server import LibraryServer
+from runner_svc.runtimes.text_server import TextServer
 from weft.dispatch.frames import GenerationPayload
 
 
-class CTranslate2Backend(LibraryServer[CTranslate2Model]):
+class CTranslate2Backend(TextServer[CTranslate2Model]):
     """A Backend over one server process."""
 
     program = SERVER_PROGRAM

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner_svc.engine_host.http_server import (
-    BUSY,
-    Caller,
-    Engine,
-    RefusedError,
+from runner_svc.engine_host.http_server import BUSY, Caller, RefusedError
+from runner_svc.engine_host.stop_strings import StopMatcher
+from runner_svc.engine_host.text_routes import (
+    TextEngine,
     Usage,
     check_prompt,
     prompts_of,
     sampling_of,
+    send_choice,
+    send_usage,
     token_limit,
 )
-from runner_svc.engine_host.stop_strings import StopMatcher
 from runner_svc.engine_host.token_text import TokenBytes
 from runner_svc.runtimes.ctranslate2.prefix_cache import Beginning, PrefixCache
 
@@ -40,7 +40,7 @@ _SAMPLING = frozenset({"temperature", "top_k", "top_p", "repetition_penalty", "n
 _BEAMS = frozenset({"beam_size", "length_penalty", "patience"})
 
 
-class CTranslate2Engine(Engine):
+class CTranslate2Engine(TextEngine):
     """A loaded model, see Engine."""
 
     def __init__(self, library: Any, tokenizers: Any, options: argparse.Namespace) -> None:
@@ -117,7 +117,7 @@ class CTranslate2Engine(Engine):
                 continue
             for number in range(count):
                 self._one_choice(_Answering(body, caller, place * count + number, count, tokens, usage), options)
-        caller.send_usage(usage)
+        send_usage(caller, usage)
 
     def _one_choice(self, answering: "_Answering", options: dict[str, Any]) -> None:
         """Generate one answer, token by token."""
@@ -141,9 +141,9 @@ class CTranslate2Engine(Engine):
                 text = "" if ended else matcher.feed(self._token_bytes.of(step.token))
                 stopped = ended or matcher.stopped
                 if stopped or count >= limit:
-                    caller.send_choice(answering.choice, text + matcher.finish(), "stop" if stopped else "length")
+                    send_choice(caller, answering.choice, text + matcher.finish(), "stop" if stopped else "length")
                     break
-                caller.send_choice(answering.choice, text, None)
+                send_choice(caller, answering.choice, text, None)
         usage.decode_seconds += time.perf_counter() - began
 
     def _search(self, answering: "_Answering", beams: int, options: dict[str, Any]) -> None:
@@ -173,7 +173,7 @@ class CTranslate2Engine(Engine):
             shown = sequence[:-1] if ended else sequence
             text = matcher.feed(b"".join(map(self._token_bytes.of, shown))) + matcher.finish()
             usage.completion_tokens += len(sequence)
-            caller.send_choice(answering.choice + number, text, "stop" if ended or matcher.stopped else "length")
+            send_choice(caller, answering.choice + number, text, "stop" if ended or matcher.stopped else "length")
 
     def _library_arguments(self, tokens: tuple[str, ...], beginning: Beginning, limit: int) -> dict[str, Any]:
         return {

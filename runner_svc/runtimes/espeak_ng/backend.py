@@ -13,7 +13,7 @@ from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.runtimes.espeak_ng.parameters import PARAMETERS
 from runner_svc.runtimes.espeak_ng.settings import PROGRAM, EspeakModel
 from runner_svc.runtimes.espeak_ng.speaker import MIN_WORDS_PER_MINUTE
-from runner_svc.runtimes.host_backend import host_command
+from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.speech_backend import SpeechBackend
 from weft.kernel.errors import WeftError
 
@@ -58,7 +58,7 @@ class EspeakBackend(SpeechBackend[EspeakModel]):
         try:
             return super().engine_command()
         except WeftError:
-            return host_command(self.program)  # without encoders, in weft's own environment
+            return program_command(self.program)  # without encoders, in weft's own environment
 
 
 def find_program(configured: Path | None) -> str:

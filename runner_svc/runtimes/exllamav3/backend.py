@@ -10,11 +10,11 @@ from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.runtimes.exllamav3.arguments import SERVER_PROGRAM, load_parameters, server_arguments
 from runner_svc.runtimes.exllamav3.parameters import PARAMETERS
 from runner_svc.runtimes.exllamav3.settings import PAGE_TOKENS, ExllamaV3Model
-from runner_svc.runtimes.library_server import LibraryServer
+from runner_svc.runtimes.text_server import TextServer
 from weft.kernel.errors import invalid_field
 
 
-class ExllamaV3Backend(LibraryServer[ExllamaV3Model]):
+class ExllamaV3Backend(TextServer[ExllamaV3Model]):
     """A Backend over one server process."""
 
     program = SERVER_PROGRAM

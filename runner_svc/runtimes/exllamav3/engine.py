@@ -19,19 +19,19 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from runner_svc.engine_host.http_server import (
-    LOOP,
-    Caller,
-    Engine,
-    LoadReports,
-    RefusedError,
+from runner_svc.engine_host.http_server import LOOP, Caller, LoadReports, RefusedError
+from runner_svc.engine_host.stop_strings import StopMatcher
+from runner_svc.engine_host.text_routes import (
+    TextEngine,
     Usage,
     check_prompt,
     prompts_of,
     sampling_of,
+    send_choice,
+    send_progress,
+    send_usage,
     token_limit,
 )
-from runner_svc.engine_host.stop_strings import StopMatcher
 from runner_svc.engine_host.token_text import TokenBytes
 from runner_svc.runtimes.exllamav3.cache_turns import CacheTurns
 
@@ -87,7 +87,7 @@ class _Answering:
         return self.body.get("n") or 1
 
 
-class ExllamaV3Engine(Engine):
+class ExllamaV3Engine(TextEngine):
     """A loaded model, see Engine."""
 
     def __init__(self, libraries: Libraries, options: argparse.Namespace) -> None:
@@ -137,7 +137,7 @@ class ExllamaV3Engine(Engine):
             work.result()
         finally:
             work.cancel()
-        caller.send_usage(usage)
+        send_usage(caller, usage)
 
     def _send_results(self, answering: _Answering, work: concurrent.futures.Future[None]) -> None:
         """Send what the generator has for a request, until its work has ended."""
@@ -155,26 +155,26 @@ class ExllamaV3Engine(Engine):
                 reported = time.monotonic()
                 if self._results > seen:
                     seen = self._results
-                    caller.send_progress(answering.usage.prompt_tokens, 0)
+                    send_progress(caller, answering.usage.prompt_tokens, 0)
 
     def _send_result(self, answering: _Answering, choice: int, result: dict[str, Any]) -> None:
         caller, usage = answering.caller, answering.usage
         is_first = choice % answering.count == 0
         if result["stage"] == "prefill" and is_first:
-            caller.send_progress(len(answering.prompts[choice // answering.count]), result["curr_progress"])
+            send_progress(caller, len(answering.prompts[choice // answering.count]), result["curr_progress"])
         if result["stage"] != "streaming":
             return
         if (matcher := answering.matchers.get(choice)) is None:
             matcher = answering.matchers[choice] = StopMatcher(answering.body.get("stop") or ())
         text = matcher.feed(result.get("text", "").encode())
         if not result["eos"]:
-            caller.send_choice(choice, text, None)
+            send_choice(caller, choice, text, None)
             return
         usage.completion_tokens += result["new_tokens"]
         usage.prompt_seconds += result["time_prefill"]
         usage.decode_seconds += result["time_generate"]
         usage.cached_tokens += result["cached_tokens"] if is_first else 0
-        caller.send_choice(choice, text + matcher.finish(), self._finish(result, matcher.stopped))
+        send_choice(caller, choice, text + matcher.finish(), self._finish(result, matcher.stopped))
 
     def _load(self) -> None:
         library, options = self._library, self._options

@@ -1,19 +1,16 @@
-"""The command line of the program that hosts faster-whisper: from a model's settings and a load's order."""
-
-from pathlib import Path
+"""The command line of the server program of faster-whisper: from a model's settings and a load's order."""
 
 from runner_svc.backend.devices import uses_no_device
 from runner_svc.backend.port import LoadOrder
 from runner_svc.runtimes.faster_whisper.settings import FasterWhisperModel
 
-HOST_PROGRAM = "runner_svc.runtimes.faster_whisper.host"
+SERVER_PROGRAM = "runner_svc.runtimes.faster_whisper.server"
 
 
-def host_arguments(model: FasterWhisperModel, socket: Path, order: LoadOrder | None = None) -> list[str]:
-    """Returns the command line of the host program after its command."""
-    order = order or LoadOrder()
+def server_arguments(model: FasterWhisperModel, order: LoadOrder, port: int) -> list[str]:
+    """Returns the command line after the program."""
     return [
-        *("--socket", str(socket), "--model", str(order.model_path or model.file)),
+        *("--port", str(port), "--model", str(order.model_path or model.file)),
         *("--device", "cpu" if uses_no_device(order) else model.device, "--compute-type", model.compute_type),
         *("--threads", str(model.engine_threads), "--slots", str(model.slots), "--beam-size", str(model.beam_size)),
         *(("--voice-detection",) if model.voice_detection else ()),

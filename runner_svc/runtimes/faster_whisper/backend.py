@@ -1,16 +1,15 @@
-"""The backend of the runtime faster_whisper: the library in a host process that the runner starts."""
+"""The backend of the runtime faster_whisper: the library in a server program that the runner starts."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from typing_extensions import override
 
 from runner_svc.backend.port import LoadOrder
 from runner_svc.environments.faster_whisper.environment import ENVIRONMENT
-from runner_svc.runtimes.faster_whisper.arguments import HOST_PROGRAM, host_arguments
+from runner_svc.runtimes.faster_whisper.arguments import SERVER_PROGRAM, server_arguments
 from runner_svc.runtimes.faster_whisper.parameters import PARAMETERS
 from runner_svc.runtimes.faster_whisper.settings import FasterWhisperModel
-from runner_svc.runtimes.media_backend import MediaBackend
+from runner_svc.runtimes.media_server import MediaServer
 from weft.kernel.abilities import Abilities
 from weft.kernel.request import Operation, Skill
 
@@ -18,12 +17,14 @@ OPERATIONS = frozenset({Operation.TRANSCRIPTION})
 ABILITIES = Abilities(skills=frozenset({Skill.AUDIO}), lacking=frozenset({Skill.TEXT, Skill.IMAGE, Skill.TOOLS}))
 
 
-class FasterWhisperBackend(MediaBackend[FasterWhisperModel]):
-    """A Backend over one host process."""
+class FasterWhisperBackend(MediaServer[FasterWhisperModel]):
+    """A Backend over one server process."""
 
-    program = HOST_PROGRAM
+    program = SERVER_PROGRAM
+    always = OPERATIONS
     engine_parameters = PARAMETERS
     engine_environment = ENVIRONMENT
+    noun = "faster-whisper"
     missing_library = "faster-whisper and PyAV cannot be loaded; run: weft runtime install faster_whisper"
 
     @override
@@ -37,13 +38,10 @@ class FasterWhisperBackend(MediaBackend[FasterWhisperModel]):
         return {**super().environment(order), "HF_HUB_OFFLINE": "1"}
 
     @override
-    def arguments(self, order: LoadOrder, socket: Path) -> list[str]:
-        return host_arguments(self.model, socket, order)
+    def arguments(self, order: LoadOrder, port: int) -> list[str]:
+        return server_arguments(self.model, order, port)
 
-    @override
-    def operations(self) -> frozenset[Operation]:
-        return OPERATIONS
-
+    @property
     @override
     def abilities(self) -> Abilities:
         return ABILITIES

@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner_svc.engine_host.engine import Job, RefusedError
-from runner_svc.engine_host.messages import Done, Ready, Sleep, Transcribe, Wake, Work
+from runner_svc.engine_host.http_server import BUSY, OUT_OF_MEMORY, Caller, RefusedError
+from runner_svc.engine_host.media_routes import TranscriptionEngine, TranscriptionRequest
 from runner_svc.runtimes.faster_whisper.listening import Library, Listening
 from runner_svc.runtimes.faster_whisper.recording import RecordingLimits, RecordingReader
 
@@ -38,18 +38,18 @@ class EngineOptions:
     voice_detection: bool = False
 
 
-class WhisperEngine:
+class WhisperEngine(TranscriptionEngine):
     """A loaded model, see Engine."""
 
     def __init__(self, library: Library, options: EngineOptions) -> None:
         """Raises RefusedError for a folder that is no Whisper model, and where the memory does not suffice."""
-        self._library, self._options = library, options
+        self._library, self._options, self.slots = library, options, options.slots
         folder = options.model_path
         for name in (WEIGHTS_FILE, TOKENIZER_FILE):
             # Without a tokenizer in the folder the library would look for one on the internet.
             if not (folder / name).is_file():
                 message = f"{folder / name} does not exist; a model of faster-whisper is a folder with {WEIGHTS_FILE}, "
-                raise RefusedError("INVALID_ARGUMENT", f"{message}config.json, {TOKENIZER_FILE} and a vocabulary")
+                raise RefusedError(f"{message}config.json, {TOKENIZER_FILE} and a vocabulary")
         with _memory_errors():
             try:
                 self._model = library.whisper.WhisperModel(
@@ -63,52 +63,35 @@ class WhisperEngine:
             except (RuntimeError, ValueError, TypeError) as error:
                 if _OUT_OF_MEMORY in str(error):
                     raise
-                raise RefusedError("INVALID_ARGUMENT", f"{folder} is no Whisper model: {error}") from error
+                raise RefusedError(f"{folder} is no Whisper model: {error}") from error
 
-    @property
-    def facts(self) -> Ready:
-        """See Engine.facts."""
-        return Ready(slots=self._options.slots)
-
-    def work(self, request: Work, job: Job) -> None:
-        """See Engine.work."""
-        match request:
-            case Transcribe():
-                with _memory_errors():
-                    self._transcribe(request, job)
-            case Sleep():
-                self._unload()
-                job.send(Done(id=request.id))
-            case Wake():
-                with _memory_errors():
-                    self._model.model.load_model()
-                job.send(Done(id=request.id))
-            case _:
-                raise RefusedError("UNSUPPORTED_OPERATION", "faster-whisper transcribes recordings alone")
-
-    def _transcribe(self, request: Transcribe, job: Job) -> None:
-        began = time.perf_counter()
+    def transcribe(self, request: TranscriptionRequest, caller: Caller) -> None:
+        """See TranscriptionEngine.transcribe."""
         # Of its own, for the model is shared by the threads of several requests.
-        model = copy.copy(self._model)
-        voices = self._options.voice_detection if request.voice_detection is None else request.voice_detection
-        listening = Listening(self._library, model, request, job, self._options.beam_size, detects_voices=voices)
-        path = Path(request.path)
-        with RecordingReader(self._library.av, self._library.numpy, path, self._options.limits) as recording:
-            done = listening.hear(recording)
-        done.seconds = time.perf_counter() - began
-        job.send(done)
+        model, options = copy.copy(self._model), self._options
+        voices = options.voice_detection if request.voice_detection is None else request.voice_detection
+        with _memory_errors():
+            listening = Listening(self._library, model, request, caller, options.beam_size, detects_voices=voices)
+            with RecordingReader(self._library.av, self._library.numpy, request.recording, options.limits) as recording:
+                listening.hear(recording)
 
-    def _unload(self) -> None:
+    def sleep(self) -> None:
+        """See Engine.sleep."""
         library, deadline = self._model.model, time.monotonic() + UNLOAD_SECONDS
         library.unload_model()
         while library.model_is_loaded and time.monotonic() < deadline:
             time.sleep(UNLOAD_POLL_SECONDS)
             library.unload_model()
         if library.model_is_loaded:
-            raise RefusedError("BACKEND_NOT_READY", "the engine is at work; its memory cannot be freed now")
+            raise RefusedError("the engine is at work; its memory cannot be freed now", BUSY)
         with suppress(AttributeError, OSError):
             # Freed memory goes back to the system; glibc keeps it for itself otherwise, others have no such call.
             ctypes.CDLL(None).malloc_trim(0)
+
+    def wake(self) -> None:
+        """See Engine.wake."""
+        with _memory_errors():
+            self._model.model.load_model()
 
 
 @contextmanager
@@ -120,4 +103,4 @@ def _memory_errors() -> Iterator[None]:
         if isinstance(error, RuntimeError) and _OUT_OF_MEMORY not in str(error):
             raise
         advice = "use a smaller compute_type (int8, int8_float16), fewer slots, a smaller beam_size or a smaller model"
-        raise RefusedError("OUT_OF_MEMORY", f"the memory of the device does not suffice: {advice}") from error
+        raise RefusedError(f"the memory of the device does not suffice: {advice}", OUT_OF_MEMORY) from error

@@ -5,12 +5,13 @@ the last window of the one before could not be filled, so that no word is cut an
 length.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from runner_svc.engine_host.engine import CancelledRequestError, Job, RefusedError
-from runner_svc.engine_host.messages import Done, Recording, Segment, Transcribe, Word, Worked
+from runner_svc.engine_host.http_server import Caller, FieldRefusedError
+from runner_svc.engine_host.media_routes import TranscriptionRequest, send_progress, timings
 from runner_svc.runtimes.faster_whisper.recording import SAMPLE_RATE, RecordingReader
 
 PIECE_SECONDS = 180
@@ -54,30 +55,36 @@ class Listening:
     """The work on one recording."""
 
     def __init__(
-        self, library: Library, model: Any, request: Transcribe, job: Job, beam_size: int, *, detects_voices: bool
+        self,
+        library: Library,
+        model: Any,
+        request: TranscriptionRequest,
+        caller: Caller,
+        beam_size: int,
+        *,
+        detects_voices: bool,
     ) -> None:
         """`model` is a WhisperModel that no other request uses. Raises RefusedError for a language it does not know."""
-        self._library, self._model, self._request, self._job = library, model, request, job
+        self._library, self._model, self._request, self._caller = library, model, request, caller
         self._beam_size, self._detects_voices = beam_size, detects_voices
         self._language = request.language.lower()
         known = model.supported_languages
         if self._language and self._language not in known:
             has = "English alone" if list(known) == ["en"] else f"{len(known)} languages by their ISO 639-1 codes"
-            raise RefusedError("INVALID_ARGUMENT", f"language: this model knows {has}, not {request.language!r}")
+            raise FieldRefusedError("language", f"this model knows {has}, not {request.language!r}")
         self._context = self._prompt_tokens()
         self._total_seconds = self._done_seconds = 0.0
         self._token_count = 0
-        self._is_told = False
-        """Whether the runner knows the language and length."""
         model.model = _WatchedModel(model.model, self._at_step)
 
-    def hear(self, recording: RecordingReader) -> Done:
-        """Sends the segments of a recording. Returns the last answer. Raises RefusedError, CancelledRequestError."""
+    def hear(self, recording: RecordingReader) -> None:
+        """Sends the segments of a recording, and the end. Raises RefusedError, GoneError."""
+        worked = time.perf_counter()
         self._total_seconds = recording.stated_seconds
         self._tell_progress()
         concatenate, begin, heard = self._library.numpy.concatenate, 0, 0
         rest = self._library.numpy.zeros(0, dtype="float32")
-        pieces = recording.pieces(PIECE_SECONDS * SAMPLE_RATE, self._job.raise_if_cancelled)
+        pieces = recording.pieces(PIECE_SECONDS * SAMPLE_RATE, self._caller.raise_if_gone)
         for piece, is_last in _with_last(pieces):
             heard += len(piece)
             if is_last:
@@ -86,11 +93,13 @@ class Listening:
             used = self._piece(audio, begin / SAMPLE_RATE, is_last=is_last)
             begin, rest = begin + used, audio[used:].copy()
             self._tell_progress(begin / SAMPLE_RATE)
-        self._tell(self._language)
-        return Done(
-            id=self._request.id,
-            completion_tokens=self._token_count,
-            audio_seconds=heard / SAMPLE_RATE,
+        self._caller.send(
+            {
+                "type": "transcript.text.done",
+                **self._facts,
+                "usage": {"type": "duration", "seconds": heard / SAMPLE_RATE},
+                "timings": timings(time.perf_counter() - worked, self._token_count),
+            }
         )
 
     def _piece(self, audio: Any, offset: float, *, is_last: bool) -> int:
@@ -100,7 +109,7 @@ class Listening:
         span = _Span(0, len(audio), len(audio), is_last)
         if self._detects_voices:
             found = self._library.vad.get_speech_timestamps(audio)
-            self._job.raise_if_cancelled()
+            self._caller.raise_if_gone()
             span = voices_of(found, len(audio), is_last=is_last)
         if span.begin == span.end:
             return span.used
@@ -108,7 +117,7 @@ class Listening:
         begin = last = offset + span.begin / SAMPLE_RATE
         length = (span.end - span.begin) / SAMPLE_RATE
         for segment in segments:
-            self._job.raise_if_cancelled()
+            self._caller.raise_if_gone()
             window = segment.seek / self._model.frames_per_second
             if not span.is_closed and window > 0 and window + WINDOW_SECONDS > length:
                 return span.begin + int(window * SAMPLE_RATE)
@@ -134,9 +143,8 @@ class Listening:
                 **self._decoding(),
             )
         except ValueError as error:
-            raise RefusedError("INVALID_ARGUMENT", f"file: cannot be transcribed: {error}") from error
+            raise FieldRefusedError("file", f"cannot be transcribed: {error}") from error
         self._language = info.language
-        self._tell(info.language)
         return iter(segments)
 
     def _decoding(self) -> dict[str, Any]:
@@ -158,45 +166,40 @@ class Listening:
         self._token_count += len(segment.tokens)
         kept = [] if segment.temperature > NEW_CONTEXT_TEMPERATURE else [*self._context, *segment.tokens]
         self._context = kept[-PROMPT_TOKENS:]
-        self._job.send(
-            Segment(
-                id=self._request.id,
-                start=round(offset + float(segment.start), 3),
-                end=round(offset + float(segment.end), 3),
-                text=segment.text,
-                words=[
-                    Word(
-                        start=round(offset + float(word.start), 3),
-                        end=round(offset + float(word.end), 3),
-                        text=word.word.strip(),
-                        probability=float(word.probability),
-                    )
-                    for word in segment.words or ()
-                ],
-                mean_logprob=float(segment.avg_logprob),
-                no_speech_probability=float(segment.no_speech_prob),
-                compression_ratio=float(segment.compression_ratio),
-                temperature=float(segment.temperature),
-            )
-        )
+        words = [
+            {
+                "word": word.word.strip(),
+                "start": round(offset + float(word.start), 3),
+                "end": round(offset + float(word.end), 3),
+                "probability": float(word.probability),
+            }
+            for word in segment.words or ()
+        ]
+        figures = {
+            "avg_logprob": float(segment.avg_logprob),
+            "no_speech_prob": float(segment.no_speech_prob),
+            "compression_ratio": float(segment.compression_ratio),
+            "temperature": float(segment.temperature),
+        }
+        start, end = round(offset + float(segment.start), 3), round(offset + float(segment.end), 3)
+        part = {"start": start, "end": end, "text": segment.text, "words": words, **figures}
+        self._caller.send({"type": "transcript.text.delta", "delta": segment.text, "segment": part, **self._facts})
 
-    def _tell(self, language: str) -> None:
-        """Send the language and the length once, before the first segment."""
-        if not self._is_told:
-            self._is_told = True
-            self._job.send(Recording(id=self._request.id, language=language, duration_seconds=self._total_seconds))
+    @property
+    def _facts(self) -> dict[str, Any]:
+        """What is known of the recording."""
+        return {"language": self._language, "duration": self._total_seconds}
 
     def _tell_progress(self, done_seconds: float | None = None) -> None:
         self._done_seconds = max(self._done_seconds, done_seconds or 0.0)
         if self._total_seconds:
             self._done_seconds = min(self._done_seconds, self._total_seconds)
         done, total = round(self._done_seconds, 3), round(self._total_seconds, 3)
-        self._job.send(Worked(id=self._request.id, done=done, total=total))
+        send_progress(self._caller, done, total)
 
     def _at_step(self) -> None:
-        """Tell that the engine works, before each window and each attempt at it, unless the request is cancelled."""
-        if self._job.is_cancelled:
-            raise CancelledRequestError
+        """Tell that the engine works, before each window and each attempt at it, unless the caller has left."""
+        self._caller.raise_if_gone()
         self._tell_progress()
 
 

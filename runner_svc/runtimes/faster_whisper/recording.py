@@ -4,13 +4,13 @@ PyAV reads it with the libraries of FFmpeg, of which it may use the formats belo
 and addresses, which a recording of a stranger must not. Only one piece of the samples is in memory at a time.
 """
 
+import io
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
-from runner_svc.engine_host.engine import RefusedError
+from runner_svc.engine_host.http_server import FieldRefusedError
 
 SAMPLE_RATE = 16_000
 """Samples per second that Whisper models hear."""
@@ -48,17 +48,16 @@ class RecordingLimits:
 class RecordingReader:
     """One recording, opened. A context manager."""
 
-    def __init__(self, av: Any, numpy: Any, path: Path, limits: RecordingLimits) -> None:
+    def __init__(self, av: Any, numpy: Any, data: bytes, limits: RecordingLimits) -> None:
         """Raises RefusedError for a file that is no recording, or is beyond the limits by what it says of itself."""
         self._av, self._numpy, self._limits = av, numpy, limits
         self.stated_seconds = 0.0
         """Length as the file has it; 0: it does not say. It may be wrong."""
-        size = path.stat().st_size
-        if size > limits.max_bytes:
-            raise _refused(f"has {size} bytes; at most {limits.max_bytes} are read")
+        if len(data) > limits.max_bytes:
+            raise _refused(f"has {len(data)} bytes; at most {limits.max_bytes} are read")
         self._opened = ExitStack()
         try:
-            self._container = self._opened.enter_context(_container(av, path))
+            self._container = self._opened.enter_context(_container(av, data))
             self._stream, self.stated_seconds = self._checked_stream()
         except BaseException:
             self._opened.close()
@@ -156,14 +155,14 @@ class RecordingReader:
             raise _refused(f"has {channels} channels; 1 to {limits.max_channels} are read")
 
 
-def _container(av: Any, path: Path) -> Any:
+def _container(av: Any, data: bytes) -> Any:
     options = {
         "format_whitelist": ",".join(FORMATS),
         "codec_whitelist": ",".join(CODECS),
-        "protocol_whitelist": "file",
+        "protocol_whitelist": "none",
     }
     try:
-        return av.open(str(path), mode="r", options=options, metadata_errors="ignore")
+        return av.open(io.BytesIO(data), mode="r", options=options, metadata_errors="ignore")
     except (av.error.FFmpegError, ValueError) as error:
         raise _refused(f"is no recording that can be read: {_words(error)}") from None
 
@@ -188,9 +187,8 @@ def _is_end(av: Any, error: Exception) -> bool:
 
 
 def _words(error: Exception) -> str:
-    """Returns the reason without the path, which is the runner's own."""
     return str(getattr(error, "strerror", "") or error).partition(": '")[0][:200]
 
 
-def _refused(message: str) -> RefusedError:
-    return RefusedError("INVALID_ARGUMENT", f"file: {message}")
+def _refused(message: str) -> FieldRefusedError:
+    return FieldRefusedError("file", message)

@@ -7,7 +7,6 @@ from typing_extensions import override
 from runner_svc.backend.port import CallInfo, EmbeddingResult, LoadOrder
 from runner_svc.engine_host.request import PreparedRequest
 from runner_svc.policy.load_plan import LoadParameter, LoadValue
-from runner_svc.runtimes.library_server import LibraryServer
 from runner_svc.runtimes.llama_cpp_python.arguments import (
     SERVER_PROGRAM,
     check_together,
@@ -17,6 +16,7 @@ from runner_svc.runtimes.llama_cpp_python.arguments import (
 )
 from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
+from runner_svc.runtimes.text_server import TextServer
 from weft.api.common.v1 import chat_pb2, embedding_pb2
 from weft.dispatch.frames import GenerationPayload
 from weft.kernel.errors import invalid_field
@@ -26,7 +26,7 @@ from weft.kernel.request import Operation
 _NEEDED = missing_package("llama-cpp-python cannot be loaded; it needs", "llama-cpp-python")
 
 
-class LlamaCppPythonBackend(LibraryServer[LlamaCppPythonModel]):
+class LlamaCppPythonBackend(TextServer[LlamaCppPythonModel]):
     """A Backend over one server process."""
 
     program = SERVER_PROGRAM

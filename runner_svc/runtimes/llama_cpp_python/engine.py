@@ -13,20 +13,19 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from runner_svc.engine_host.http_server import (
-    TOO_LONG,
-    UNSUPPORTED,
-    Caller,
-    Engine,
-    LoadReports,
-    RefusedError,
+from runner_svc.engine_host.http_server import TOO_LONG, UNSUPPORTED, Caller, LoadReports, RefusedError
+from runner_svc.engine_host.stop_strings import StopMatcher
+from runner_svc.engine_host.text_routes import (
+    TextEngine,
     Usage,
     check_prompt,
     prompts_of,
     sampling_of,
+    send_choice,
+    send_progress,
+    send_usage,
     token_limit,
 )
-from runner_svc.engine_host.stop_strings import StopMatcher
 from runner_svc.runtimes.llama_cpp_python.schema_size import schema_fault
 
 MEAN_POOLING = 1
@@ -38,7 +37,7 @@ CACHE_TYPES = MappingProxyType({"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0"
 _CONTROLLED = frozenset({"self", "tokens", "reset", "logits_processor", "stopping_criteria", "grammar"})
 
 
-class LlamaCppEngine(Engine):
+class LlamaCppEngine(TextEngine):
     """A loaded model, see Engine."""
 
     def __init__(self, library: Any, options: argparse.Namespace) -> None:
@@ -131,7 +130,7 @@ class LlamaCppEngine(Engine):
                     # A grammar has state: each choice needs a new one.
                     options["grammar"] = self._library.LlamaGrammar.from_string(grammar, verbose=False)
                 self._one_choice(body, choice, tokens, options)
-        caller.send_usage(usage)
+        send_usage(caller, usage)
 
     def _one_choice(self, body: dict[str, Any], choice: int, tokens: list[int], options: dict[str, Any]) -> None:
         """Stream a choice, and add its figures to the usage."""
@@ -151,7 +150,7 @@ class LlamaCppEngine(Engine):
             stopped = ended or matcher.stopped
             over = stopped or count >= limit
             reason = ("stop" if stopped else "length") if over else None
-            caller.send_choice(choice, text + matcher.finish() if over else text, reason)
+            send_choice(caller, choice, text + matcher.finish() if over else text, reason)
             if over:
                 break
         generation.close()
@@ -170,7 +169,7 @@ class LlamaCppEngine(Engine):
             caller.raise_if_gone()
             self._native_eval(tokens[begin : begin + llama.n_batch])
             if self._counts_prefill:
-                caller.send_progress(self._prompt_total, int(llama.n_tokens), cached)
+                send_progress(caller, self._prompt_total, int(llama.n_tokens), cached)
 
     def _prompt(self, prompt: str | list[int], add_special: bool) -> list[int]:
         if isinstance(prompt, str):

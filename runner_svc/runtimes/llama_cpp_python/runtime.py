@@ -34,14 +34,14 @@ def _load_values(model: LlamaCppPythonModel) -> "Mapping[str, LoadValue]":
 
 def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine":
     # Imported here: only a process that serves models needs these.
-    from runner_svc.runtimes.host_backend import host_command  # noqa: PLC0415
+    from runner_svc.runtimes.library_server import program_command  # noqa: PLC0415
     from runner_svc.runtimes.llama_cpp_python.arguments import SERVER_PROGRAM, operations_of  # noqa: PLC0415
     from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend  # noqa: PLC0415
     from runner_svc.runtimes.model_engine import file_context, file_engine, text_abilities  # noqa: PLC0415
 
     if model.slots != 1:
         raise context.refuse("slots", "must be 1: llama-cpp-python works on one request at a time")
-    command = context.command or host_command(SERVER_PROGRAM)
+    command = context.command or program_command(SERVER_PROGRAM)
     context = file_context(model, context, command)
     return file_engine(
         model,

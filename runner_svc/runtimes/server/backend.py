@@ -3,8 +3,7 @@
 import asyncio
 import math
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from typing_extensions import override
@@ -16,9 +15,7 @@ from runner_svc.backend.port import (
     ErasedCache,
     LoadOrder,
     ProcessSigns,
-    SpeechPart,
 )
-from runner_svc.openai_upstream import media
 from runner_svc.openai_upstream.client import CHAT, MODELS, Endpoint, OpenAiHttp
 from runner_svc.policy.model_names import listed_models, not_listed_message
 from runner_svc.runtimes.engine_figures import MetricsPage
@@ -31,9 +28,8 @@ from runner_svc.runtimes.server.program import command_of, find_program, preset_
 from runner_svc.runtimes.server.settings import ServerModel
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.supervise.process_time import GpuTime
-from weft.api.common.v1 import audio_pb2, image_pb2, tokenize_pb2
+from weft.api.common.v1 import tokenize_pb2
 from weft.api.runner.v1 import runner_service_pb2
-from weft.dispatch.frames import Frame
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
@@ -122,30 +118,6 @@ class ServerBackend(StartedServer[ServerModel]):
     def signs(self) -> ProcessSigns | None:
         """See Backend.signs. None too if the work is done by a process that is not a descendant of the command."""
         return None if self.external_listener else super().signs()
-
-    @override
-    async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        self._require(Operation.IMAGE, "images")
-        async with aclosing(media.generate_images(self._running(), payload, self._process.noting(call))) as frames:
-            async for frame in frames:
-                self._process.note_answer()
-                yield frame
-
-    @override
-    async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        self._require(Operation.TRANSCRIPTION, "transcriptions")
-        async with aclosing(media.transcribe(self._running(), payload, self._process.noting(call))) as frames:
-            async for frame in frames:
-                self._process.note_answer()
-                yield frame
-
-    @override
-    async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
-        self._require(Operation.SPEECH, "speech")
-        async with aclosing(media.speak(self._running(), payload, self._process.noting(call))) as parts:
-            async for part in parts:
-                self._process.note_answer()
-                yield part
 
     @override
     async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:

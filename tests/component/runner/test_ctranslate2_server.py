@@ -23,7 +23,7 @@ from runner_svc.runtimes.ctranslate2.arguments import SERVER_PROGRAM
 from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend
 from runner_svc.runtimes.ctranslate2.runtime import RUNTIME
 from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
-from runner_svc.runtimes.host_backend import host_command
+from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
 from weft.api.registry.v1 import lease_pb2
@@ -44,7 +44,7 @@ def _folder(folder: Path, **left_out: bool) -> Path:
 
 
 def _backend(model: Path, switches: dict[str, Any] | None = None, **settings: Any) -> CTranslate2Backend:
-    given = {"path": model, "command": host_command(SERVER_PROGRAM), **settings}
+    given = {"path": model, "command": program_command(SERVER_PROGRAM), **settings}
     return CTranslate2Backend(*engine_settings(CTranslate2Model, **scripted("SCRIPTED_CTRANSLATE2", switches, **given)))
 
 
@@ -239,7 +239,7 @@ async def test_the_environment_under_the_home_runs_the_server_program(tmp_path: 
     python = tmp_path / "ctranslate2" / "bin" / "python"
     python.parent.mkdir(parents=True)
     # An interpreter with a prefix of its own would need msgspec there.
-    python.write_text(f'#!/bin/sh\nexec {host_command(SERVER_PROGRAM)[0]} "$@"\n')
+    python.write_text(f'#!/bin/sh\nexec {program_command(SERVER_PROGRAM)[0]} "$@"\n')
     python.chmod(0o755)
     environments = EnvironmentFolder(tmp_path)
     async with _running(_folder(tmp_path / "model"), command=None, environments=environments) as (backend, _):

@@ -19,7 +19,7 @@ from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.runtimes.diffusers.arguments import HOST_PROGRAM
 from runner_svc.runtimes.diffusers.backend import DiffusersBackend
 from runner_svc.runtimes.diffusers.settings import DiffusersModel
-from runner_svc.runtimes.host_backend import host_command
+from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -53,7 +53,7 @@ def _folder(folder: Path, **index: Any) -> Path:
 def _settings(
     model: Path, switches: dict[str, Any] | None = None, **settings: Any
 ) -> tuple[DiffusersModel, ModelContext]:
-    given = {"path": model, "command": host_command(HOST_PROGRAM), **settings}
+    given = {"path": model, "command": program_command(HOST_PROGRAM), **settings}
     return engine_settings(DiffusersModel, **scripted("SCRIPTED_DIFFUSERS", switches, **given))
 
 

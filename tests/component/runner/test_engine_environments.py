@@ -11,7 +11,7 @@ from kit.engine_settings import engine_settings
 from kit.tiny_gguf import write_gguf
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.runtimes.host_backend import BOOTSTRAP
+from runner_svc.runtimes.library_server import BOOTSTRAP
 from runner_svc.runtimes.llama_cpp_python.arguments import SERVER_PROGRAM
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel

@@ -37,7 +37,7 @@ from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.runtimes.exllamav3.arguments import SERVER_PROGRAM
 from runner_svc.runtimes.exllamav3.backend import ExllamaV3Backend
 from runner_svc.runtimes.exllamav3.settings import ExllamaV3Model
-from runner_svc.runtimes.host_backend import host_command
+from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, json_value_pb2, sampling_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.errors import FieldError, WeftError
@@ -56,7 +56,7 @@ def _folder(folder: Path, **left_out: bool) -> Path:
 
 
 def _backend(model: Path, switches: dict[str, Any] | None = None, **settings: Any) -> ExllamaV3Backend:
-    given = {"path": model, "command": host_command(SERVER_PROGRAM), **settings}
+    given = {"path": model, "command": program_command(SERVER_PROGRAM), **settings}
     return ExllamaV3Backend(*engine_settings(ExllamaV3Model, **scripted("SCRIPTED_EXLLAMAV3", switches, **given)))
 
 

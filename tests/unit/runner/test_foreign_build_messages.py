@@ -3,7 +3,7 @@
 import pytest
 
 from runner_svc.policy.engine_failures import explain_foreign_build, program_name
-from runner_svc.runtimes.host_backend import host_command
+from runner_svc.runtimes.library_server import program_command
 
 NATIVE = ("/opt/llama.cpp/llama-server", "--model", "a.gguf")
 WHEEL = ("/usr/bin/python3", "-m", "runner_svc.runtimes.llama_server.xllamacpp_launcher")
@@ -44,13 +44,13 @@ def test_the_next_step_is_one_that_this_program_allows() -> None:
 
 
 def test_a_program_of_another_library_is_not_to_be_built_as_llama_cpp() -> None:
-    command = host_command("runner_svc.runtimes.ctranslate2.server", "/opt/engine/bin/python")
+    command = program_command("runner_svc.runtimes.ctranslate2.server", "/opt/engine/bin/python")
     assert program_name(command) == "runner_svc.runtimes.ctranslate2.server"
     why = explain_foreign_build("signal SIGILL", command, has_answered=False)
     assert why is not None
     assert "GGML" not in why
     assert "install a version of the engine's library" in why
-    library = host_command("runner_svc.runtimes.llama_cpp_python.server")
+    library = program_command("runner_svc.runtimes.llama_cpp_python.server")
     assert "CMAKE_ARGS" in (explain_foreign_build("signal SIGILL", library, has_answered=False) or "")
 
 

@@ -4,10 +4,10 @@
 packet. All else is no recording, as for the real one.
 """
 
+import io
 import json
 from collections.abc import Iterator
 from fractions import Fraction
-from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
@@ -82,11 +82,11 @@ class AudioResampler:
         return [SimpleNamespace(to_ndarray=lambda: samples)]
 
 
-def open(path: str, *, mode: str, options: dict[str, str], metadata_errors: str) -> _Container:  # noqa: A001
+def open(file: io.BytesIO, *, mode: str, options: dict[str, str], metadata_errors: str) -> _Container:  # noqa: A001
     assert (mode, metadata_errors) == ("r", "ignore")
-    assert options["protocol_whitelist"] == "file"
+    assert options["protocol_whitelist"] == "none"
     try:
-        facts = json.loads(Path(path).read_bytes())
+        facts = json.loads(file.read())
     except ValueError:
-        raise error.InvalidDataError(f"Invalid data found when processing input: '{path}'") from None
+        raise error.InvalidDataError("Invalid data found when processing input: '<none>'") from None
     return _Container(facts)

@@ -1,6 +1,6 @@
-"""The host program of faster-whisper.
+"""The server program of faster-whisper.
 
-PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.faster_whisper.host --socket PATH --model FOLDER
+PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.faster_whisper.server --model FOLDER
 """
 
 import argparse
@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from runner_svc.engine_host.cuda_libraries import load_cuda_libraries
-from runner_svc.engine_host.engine import import_library
-from runner_svc.engine_host.host import serve
+from runner_svc.engine_host.http_server import import_library, serve
 from runner_svc.runtimes.faster_whisper.engine import EngineOptions, WhisperEngine
 from runner_svc.runtimes.faster_whisper.listening import Library
 from runner_svc.runtimes.faster_whisper.recording import RecordingLimits
@@ -17,9 +16,9 @@ from runner_svc.runtimes.faster_whisper.recording import RecordingLimits
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the flags of this program."""
-    parser = argparse.ArgumentParser(prog="faster_whisper_host", description=__doc__)
-    parser.add_argument("--socket", required=True, help="Unix socket on which the runner listens")
+    parser = argparse.ArgumentParser(prog="faster_whisper_server", description=__doc__)
     parser.add_argument("--model", required=True, type=Path, help="folder of the converted model")
+    parser.add_argument("--port", type=int, default=0, help="0: a free one")
     parser.add_argument("--device", choices=["cpu", "cuda", "auto"], default="auto")
     parser.add_argument("--compute-type", default="int8")
     parser.add_argument("--threads", type=int, default=1, help="threads per request")
@@ -35,7 +34,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def load(options: argparse.Namespace) -> WhisperEngine:
-    """Loads the model. Raises LibraryMissingError, RefusedError."""
+    """Loads the model. Raises ImportError, RefusedError."""
     if options.device != "cpu":
         load_cuda_libraries(Path(sys.prefix))
     library = Library(
@@ -69,7 +68,7 @@ def load(options: argparse.Namespace) -> WhisperEngine:
 def main() -> None:
     """Load the model, then work on requests."""
     options = parse_arguments()
-    serve(options.socket, lambda _: load(options))
+    serve(lambda: load(options), options.port)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The faster-whisper backend with its real host process, over stand-ins for its libraries."""
+"""The faster-whisper backend with its real server process, over stand-ins for its libraries."""
 
 import asyncio
 import json
@@ -16,11 +16,11 @@ from kit.engine_settings import engine_settings
 from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.policy.load_plan import AS_CONFIGURED
-from runner_svc.runtimes.faster_whisper.arguments import HOST_PROGRAM
+from runner_svc.runtimes.faster_whisper.arguments import SERVER_PROGRAM
 from runner_svc.runtimes.faster_whisper.backend import FasterWhisperBackend
 from runner_svc.runtimes.faster_whisper.runtime import RUNTIME
 from runner_svc.runtimes.faster_whisper.settings import FasterWhisperModel
-from runner_svc.runtimes.host_backend import host_command
+from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2
 from weft.dispatch.frames import Frame, has_content
@@ -40,7 +40,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def _backend(model: Path, switches: dict[str, Any] | None = None, **settings: Any) -> FasterWhisperBackend:
-    given = {"path": model, "command": host_command(HOST_PROGRAM), "device": "cpu", **settings}
+    given = {"path": model, "command": program_command(SERVER_PROGRAM), "device": "cpu", **settings}
     given = scripted("SCRIPTED_FASTER_WHISPER", switches, **given)
     return FasterWhisperBackend(*engine_settings(FasterWhisperModel, **given))
 
@@ -328,22 +328,6 @@ async def test_a_missing_library_is_named_with_its_remedy(model: Path, tmp_path:
     bare = ModelContext(where="m", environments=EnvironmentFolder(tmp_path / "none"))
     with pytest.raises(WeftError, match="weft runtime install faster_whisper"):
         await FasterWhisperBackend(settings, bare).start()
-
-
-@pytest.mark.slow("starts engine processes")
-async def test_the_recording_of_a_request_is_a_file_only_as_long_as_the_request(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    async with _running(model, {"seconds_per_window": 0.05}) as (backend, _):
-        async with aclosing(backend.transcribe(_payload(seconds=14_000), CALL)) as frames:
-            await anext(frames)
-            assert _files(tmp_path) == ["media-0"]
-        assert _files(tmp_path) == []
-
-
-def _files(folder: Path) -> list[str]:
-    return [path.name for path in folder.glob("weft-media-*/media-*")]
 
 
 async def test_a_model_for_processors_takes_no_memory_of_accelerators(model: Path) -> None:
