@@ -54,7 +54,6 @@ from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.rpc import open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
-from weft.link.carried_calls import CARRIER_SERVICE, CarriedCalls
 from weft.wake.run import run_recipe
 
 log = get_logger("weft.runner")
@@ -127,7 +126,6 @@ class RunnerService(Service):
             clock=self._mesh_clock,
             added=self._added,
         )
-        self.carried = CarriedCalls()
         """Calls of dispatchers on its machine, and of those in its process."""
         self.admission = RequestAdmission(
             identity=RunnerIdentity(runner=config.name, incarnation=incarnation, host=config.host),
@@ -168,14 +166,12 @@ class RunnerService(Service):
             embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"].full_name,
             model_call_service_pb2.DESCRIPTOR.services_by_name["ModelCallService"].full_name,
             runner_service_pb2.DESCRIPTOR.services_by_name["RunnerService"].full_name,
-            CARRIER_SERVICE,
         )
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
         self._chats |= {name: self._chat_setup(name, instance.config) for name, instance in self._by_name.items()}
-        DataPlane(self.admission, self._chats).add_to_server(server, self.carried)
-        self.carried.add_to_server(server)
+        DataPlane(self.admission, self._chats).add_to_server(server)
         runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
 
     async def start(self) -> None:
@@ -374,8 +370,6 @@ class RunnerService(Service):
             if isinstance(end, Exception):
                 # A failure must not prevent the stop of the others, the tools and the connection.
                 log.error("a model did not stop cleanly", model=instance.model, error=repr(end)[:512])
-        # After them: they end the requests that are left, whose reasons are carried too.
-        self.carried.stop()
         if self._sampler is not None:
             await self._sampler.stop()
         # Only now: leases are released after their engines have ended, and while the session is open.

@@ -31,7 +31,6 @@ from weft.dispatch.tickets import Permit
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import add_methods, answering
-from weft.link.carried_calls import CarriedCalls
 
 MAX_HELD_EVENTS = 256
 """Events of a non-streaming answer that are held back at most, so that no message gets too large."""
@@ -135,10 +134,8 @@ class DataPlane:
         self._desk = desk
         self._chats = chats
 
-    def add_to_server(self, server: grpc.aio.Server, carried: CarriedCalls | None = None) -> None:
-        """Add the services to a server; calls of `carried` are served too."""
-        if carried is not None:
-            carried.serve(CHAT.runner_rpc, self._generate)
+    def add_to_server(self, server: grpc.aio.Server) -> None:
+        """Add the services to a server."""
         unary = {spec.runner_rpc: partial(self._answer, spec) for spec in OPERATIONS.values() if not spec.streamed}
         media = {spec.runner_rpc: partial(self._stream, spec) for spec in (IMAGE, TRANSCRIPTION)}
         add_methods(server, {CHAT.runner_rpc: self._generate, SPEECH.runner_rpc: self._speak, **unary, **media})

@@ -33,7 +33,7 @@ from weft.dispatch.call import Call, RequestDispatcher
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.frames import Frame
-from weft.dispatch.operations import CHAT, ChunkT, OperationSpec, PayloadT, ended_early
+from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, ended_early
 from weft.dispatch.parameter_checks import serve_options
 from weft.dispatch.payload_description import Payload, affinity_key, describe
 from weft.dispatch.placement import (
@@ -59,7 +59,6 @@ from weft.kernel.rpc_auth import caller
 from weft.kernel.telemetry import TRACEPARENT
 from weft.kernel.tracing import NO_TRACING, ServiceName, TraceContext, Tracing
 from weft.kernel.unknown_names import UNKNOWN_NAME, among, of_the_kind
-from weft.link.carriers import Carriers, OwnCalls
 
 T = TypeVar("T")
 
@@ -75,7 +74,6 @@ class CallDeps:
 
     placement: PlacementPort
     channels: ChannelPool
-    carriers: Carriers
     clock: Clock
     steady: ReconnectConfig
     fleet: FleetSource | None
@@ -145,7 +143,7 @@ class Dispatcher(RequestDispatcher):
     ) -> None:
         """`fleet` knows the agents; without it there are none. `service` is the one that it runs in, for `tracing`."""
         clock, steady = clock or SystemClock(), steady or ReconnectConfig()
-        self._deps = CallDeps(placement, channels, Carriers(channels), clock, steady, fleet, tracing, service)
+        self._deps = CallDeps(placement, channels, clock, steady, fleet, tracing, service)
         self._run = partial(_chunks, self._deps)
 
     def call(
@@ -153,10 +151,6 @@ class Dispatcher(RequestDispatcher):
     ) -> Call[ChunkT]:
         """See `RequestDispatcher.call`."""
         return Call(spec, context, payload, self._run, whole=whole)
-
-    def add_own(self, address: str, calls: OwnCalls) -> None:
-        """Make calls to the runner of this process, at its address, without a connection."""
-        self._deps.carriers.add_own(address, calls)
 
     def report_ends_to(self, ends: EndReporter) -> None:
         """Have it hand over the ends of requests whose router was lost; its owner stops it."""
@@ -475,10 +469,6 @@ class _Attempt:
             request.workflow.CopyFrom(run.workflow)
         metadata = (("x-request-id", run.context.request_id), (TRACEPARENT, self._traceparent()))
         timeout_seconds = run.seconds_left(grant)
-        if rpc is CHAT.runner_rpc:
-            carried = run.deps.carriers.call(grant.address, rpc, request, metadata, timeout_seconds)
-            if carried is not None:
-                return carried
         channel = await run.deps.channels.get(grant.address)
         opens = channel.unary_stream if spec.streamed else channel.unary_unary
         method: Any = opens(

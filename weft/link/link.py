@@ -42,7 +42,7 @@ class _Stream(Protocol):
 class LinkCall:
     """One call on a link. At most one task may read it and one write it."""
 
-    __slots__ = ("_call", "_link", "_mux", "_on_end", "_readable", "_writable")
+    __slots__ = ("_call", "_link", "_mux", "_readable", "_writable")
 
     def __init__(self, link: "Link", mux: Multiplexer, call: Call) -> None:
         self._link = link
@@ -50,7 +50,6 @@ class LinkCall:
         self._call = call
         self._readable = Wakeup()
         self._writable = Wakeup()
-        self._on_end: Callable[[], None] | None = None
 
     @property
     def start(self) -> pb.CallStart:
@@ -79,21 +78,6 @@ class LinkCall:
         while self._call.status is None and self._call.send.unsent_bytes > MAX_UNSENT_BYTES_PER_CALL:
             await self._writable.wait()
 
-    def put(self, message: bytes) -> None:
-        """Send a message without waiting. Raises as `send`."""
-        self._mux.send(self._call, message)
-
-    async def until_sent(self) -> None:
-        """Return once every message of the call was given to the transport, or the call has ended."""
-        while self._call.status is None and self._call.send.unsent_bytes:
-            await self._writable.wait()
-
-    def on_end(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` once the peer, or the loss of the link, has ended an own call that is not read any more."""
-        self._on_end = callback
-        if self._call.status is not None:
-            self.wake()
-
     def half_close(self) -> None:
         """Send no more messages on an own call."""
         self._mux.half_close(self._call)
@@ -110,31 +94,18 @@ class LinkCall:
 
     def close(self) -> None:
         """Cancel an own call unless it has ended, and drop its unread messages. Idempotent."""
-        self._on_end = None
         self._mux.cancel(self._call, GAVE_UP)
         self._mux.release(self._call)
         self._link.forget(self._call)
 
     def wake(self) -> None:
-        """Wakes `read`, and `send`, and has an end noted."""
+        """Wakes `read` and `send`."""
         self._readable.wake()
         self._writable.wake()
-        if self._on_end is not None and self._call.status is not None:
-            # Not called here: an error of it would end the link of all calls.
-            asyncio.get_running_loop().call_soon(self._on_end)
-            self._on_end = None
 
     def note_writable(self) -> None:
         """Wakes `send`."""
         self._writable.wake()
-
-
-class _Pipe(Protocol):
-    """What carries the frames in place of the stream."""
-
-    def wake(self) -> None: ...
-
-    async def end(self, *, reads_on: bool) -> None: ...
 
 
 Answer = Callable[[LinkCall], Awaitable[pb.CallEnd]]
@@ -146,8 +117,7 @@ class Link:
 
     def __init__(self, side: Side, limits: LinkLimits, answer: Answer) -> None:
         self._work = Wakeup()
-        self._pipe: _Pipe | None = None
-        self._mux = Multiplexer(side, limits, self._note_work)
+        self._mux = Multiplexer(side, limits, self._work.wake)
         self._answer = answer
         self._calls: dict[Call, LinkCall] = {}
         self._answers: dict[Call, asyncio.Task[None]] = {}
@@ -167,9 +137,6 @@ class Link:
         tasks = [reading, writing, stopping]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            self._is_lost = True
-            if self._pipe is not None:
-                await self._pipe.end(reads_on=stopping not in done)
             for task in done:
                 task.result()
         finally:
@@ -178,17 +145,6 @@ class Link:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await stop_tasks(list(self._answers.values()))
-
-    def attach(self, pipe: _Pipe) -> None:
-        """Have a pipe carry every frame from here on, before there is any; the stream then only ends the link."""
-        self._pipe = pipe
-        if self._mux.has_frames:
-            pipe.wake()
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether it has ended."""
-        return self._is_lost
 
     def stop(self, error: WeftError) -> None:
         """End the link; `run` raises `error`."""
@@ -205,42 +161,24 @@ class Link:
         """Forgets an own call that was closed."""
         self._calls.pop(call, None)
 
-    def take(self, frame: pb.LinkFrame) -> None:
-        """Process a frame of the peer. Raises LinkProtocolError."""
-        if (event := self._mux.receive(frame)) is not None:
-            self._handle(event)
-
-    def next_frames(self, max_bytes: int) -> tuple[list[pb.LinkFrame], list[Call]]:
-        """Returns the frames to send now, about `max_bytes` of them, and the calls to `note_sent` afterwards."""
-        return self._mux.take_frames(max_bytes)
-
-    def note_sent(self, calls: list[Call]) -> None:
-        """Wake the senders of calls whose messages were given to the transport."""
-        for call in calls:
-            if (known := self._calls.get(call)) is not None:
-                known.note_writable()
-
-    def _note_work(self) -> None:
-        if self._pipe is None:
-            self._work.wake()
-        else:
-            self._pipe.wake()
-
     async def _read_all(self, stream: _Stream) -> None:
         while (message := await _on_stream(stream.read())) is not grpc.aio.EOF:
             if len(message.frames) > MAX_FRAMES_AT_ONCE:
                 raise LinkProtocolError(f"{len(message.frames)} frames at once")
             for frame in message.frames:
-                self.take(frame)
+                if (event := self._mux.receive(frame)) is not None:
+                    self._handle(event)
 
     async def _write_all(self, stream: _Stream, kind: Callable[..., Message]) -> None:
         while True:
-            frames, calls = ([], []) if self._pipe is not None else self.next_frames(MAX_BATCH_BYTES)
+            frames, calls = self._mux.take_frames(MAX_BATCH_BYTES)
             if not frames:
                 await self._work.wait()
                 continue
             await _on_stream(stream.write(kind(frames=frames)))
-            self.note_sent(calls)
+            for call in calls:
+                if (known := self._calls.get(call)) is not None:
+                    known.note_writable()
 
     async def _until_stopped(self) -> None:
         await self._stop.wait()

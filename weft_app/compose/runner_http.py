@@ -194,7 +194,14 @@ class RunnerHttp(Service):
             api,
             RunnerApiPorts(
                 runner=local,
-                dispatcher=self._dispatcher(runner, settings.address, clock),
+                dispatcher=Dispatcher(
+                    self._router.placement,
+                    self._channels,
+                    clock=clock,
+                    fleet=self._router,
+                    tracing=self._tracing,
+                    service=ServiceName.RUNNER,
+                ),
                 fleet=self._router,
                 queue=self._router,
                 operations=OperationsClient(
@@ -207,19 +214,6 @@ class RunnerHttp(Service):
             metrics=page,
             clock=clock,
         )
-
-    def _dispatcher(self, runner: RunnerService, address: str, clock: Clock) -> Dispatcher:
-        """Returns a dispatcher that calls the runner of this process, at this address, without a connection."""
-        dispatcher = Dispatcher(
-            self._router.placement,
-            self._channels,
-            clock=clock,
-            fleet=self._router,
-            tracing=self._tracing,
-            service=ServiceName.RUNNER,
-        )
-        dispatcher.add_own(address, runner.carried)
-        return dispatcher
 
     @property
     def url(self) -> str:

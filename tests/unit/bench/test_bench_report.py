@@ -47,26 +47,26 @@ def test_a_goal_is_met_up_to_its_limit(goal: Goal, value: float, verdict: Verdic
 
 
 def test_the_value_of_a_row_is_its_median_and_decides_the_verdict() -> None:
-    row = Row(measure=UNARY_CPU, contender="weft", samples=(9000.0, 880.0, 860.0))
-    assert row.value == 880.0
+    row = Row(measure=CHUNK_CPU, contender="weft", samples=(90.0, 8.8, 8.6))
+    assert row.value == 8.8
     assert row.verdict is Verdict.MET
 
 
 def test_goals_are_for_weft_alone() -> None:
-    assert Row(measure=UNARY_CPU, contender="litellm", samples=(9000.0,)).verdict is Verdict.NONE
+    assert Row(measure=CHUNK_CPU, contender="litellm", samples=(9000.0,)).verdict is Verdict.NONE
     assert Row(measure=REAL_RATIO_ONE, contender="weft", samples=(0.5,)).verdict is Verdict.MISSED
 
 
 def test_the_page_has_goals_spread_and_what_was_skipped() -> None:
     figures = Figures()
-    for value in (950.0, 900.4, 1000.0):
-        figures.add(UNARY_CPU, "weft", value)
+    for value in (12.5, 11.9, 13.0):
+        figures.add(CHUNK_CPU, "weft", value)
     figures.add(UNARY_RATE, "stub (direct)", 4000.0)
     figures.add_use("unary", "weft", cpu_seconds={"host": 1.0}, wall_seconds=2.0, units=1000, failures=3)
     page = markdown(report(figures))
-    title = UNARY_CPU.title
-    assert f"| {title} | 950 us | 900 to 1,000 (3) | <= 900 us | missed |  |" in page
-    assert "| unary chat requests (1/s) | - | 4,000 |" in page
+    title = CHUNK_CPU.title
+    assert f"| {title} | 12.5 us | 11.9 to 13.0 (3) | <= 10 us | missed |  |" in page
+    assert "| unary chat requests (1/s) | 4,000 |" in page
     assert "| unary | weft | host 0.50 | host 1,000.0 | 3 |" in page
     assert "- other: no such | package" in page
     assert "litellm from litellm==1" in page
