@@ -146,7 +146,7 @@ def docker() -> Iterator[Docker]:
 
 
 def _make_key(compose: Callable[..., str]) -> str:
-    """A key, by either registry, as docs/deployment.md says."""
+    """A key, by either registry, as docs/deploy.md says."""
     deadline = time.monotonic() + READY_SECONDS
     for registry in cycle(("registry-1", "registry-2")):
         made = compose("exec", "-T", registry, "weft", "keys", "create", "-o", "name", rc=None).strip()

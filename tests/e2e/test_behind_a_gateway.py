@@ -1,4 +1,4 @@
-"""weft as a plain HTTP service behind a gateway of Kubernetes: a real Envoy with the route of docs/gateway-api.md."""
+"""weft as a plain HTTP service behind a gateway of Kubernetes: a real Envoy with the route of docs/deploy.md."""
 
 import subprocess
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The previous release and this one in one mesh: docs/rolling-upgrade.md."""
+"""The previous release and this one in one mesh: docs/many-machines.md."""
 
 import asyncio
 import json
