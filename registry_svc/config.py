@@ -212,7 +212,7 @@ class LedgerConfig(LedgerSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AliasSetting:
-    """Another name of a model, as an alias that is declared; see docs/aliases.md."""
+    """Another name of a model, as an alias that is declared; see docs/scheduling.md."""
 
     name: Name
     """Its own name."""
