@@ -1,7 +1,7 @@
 """Measures whether a tenant learns from its time to the first token which prompts another tenant has sent.
 
 python -m bench.cache_isolation                 print the table
-python -m bench.cache_isolation --write         put it into docs/prefix-cache.md
+python -m bench.cache_isolation --write         put it into docs/memory.md
 python -m bench.cache_isolation --probes 200    more probes than usual
 
 Tenant B sends prompts that tenant A has just sent (probes), alternating with new prompts (the comparison). The two
@@ -31,7 +31,7 @@ from weft.kernel.request import Handling
 from weft_app.compose.demo import demo_model_path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "prefix-cache.md"
+PAGE = ROOT / "docs" / "memory.md"
 BEGIN, END = "<!-- begin measured -->", "<!-- end measured -->"
 PROBES = 60
 SLOTS = 4

@@ -7,7 +7,7 @@ The rule, for one device and one interval between two samples, while no process 
     energy * part / length  of the energy, where `active` is the length of all parts with a call;
     the calls of one engine divide it evenly. Parts in which two engines had calls are unknown.
 
-The shares of all calls together never exceed the busy time and the energy of the device. docs/gpu-time.md lists
+The shares of all calls together never exceed the busy time and the energy of the device. docs/memory.md lists
 the errors of the rule.
 """
 
