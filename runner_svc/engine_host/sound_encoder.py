@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from runner_svc.engine_host.engine import RefusedError
+from runner_svc.engine_host.http_server import UNSUPPORTED, FieldRefusedError, RefusedError
 
 SAMPLE_BYTES = 2
 PCM_RATE = 24_000
@@ -65,14 +65,14 @@ def make_encoder(library: Any | None, name: str, rate: int) -> SoundEncoder:
     Raises RefusedError for a format that cannot be encoded.
     """
     if name not in MEDIA_TYPES:
-        raise RefusedError("INVALID_ARGUMENT", f"response_format: must be one of: {', '.join(MEDIA_TYPES)}")
+        raise FieldRefusedError("response_format", f"must be one of: {', '.join(MEDIA_TYPES)}")
     if name in UNENCODED:
         return _WavEncoder(rate)
     if library is None:
         raise RefusedError(
-            "UNSUPPORTED_OPERATION",
             f"response_format: there is no encoder of {name} without the environment speech; ask for "
             f"{', '.join(UNENCODED)}, or run where the runner is: weft runtime install speech",
+            UNSUPPORTED,
         )
     return _PcmEncoder(library, rate) if name == "pcm" else _LibraryEncoder(library, name, rate)
 

@@ -1,16 +1,41 @@
-"""The work on a request for speech, whatever speaks: sentence by sentence, encoded as the samples come."""
+"""The route of an engine that speaks: sentence by sentence, encoded as the samples come."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from runner_svc.engine_host.engine import Job, RefusedError
-from runner_svc.engine_host.messages import Done, Ready, Sound, Speak, Voice, Work, Worked
+from runner_svc.engine_host.http_server import Caller, Engine, FieldRefusedError, Route
+from runner_svc.engine_host.media_routes import send_progress, send_sound, timings
 from runner_svc.engine_host.sentences import spoken_pieces
 from runner_svc.engine_host.sound_encoder import MEDIA_TYPES, SAMPLE_BYTES, format_of, make_encoder
 
 MAX_SOUND_BYTES = 256 * 1024
 """Maximum size of one piece of a recording."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechRequest:
+    """A request to speak a text."""
+
+    text: str
+    voice: str
+    speaker: str = ""
+    """Of the voice; empty: its first."""
+    format: str = ""
+    """`mp3`, `opus`, `aac`, `flac`, `wav` or `pcm`; empty: mp3, or wav where there is no encoder of it."""
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voice:
+    """A voice of an engine, see runner_svc.policy.voices.KnownVoice."""
+
+    name: str
+    language: str = ""
+    aliases: Sequence[str] = ()
+    speakers: Sequence[str] = ()
+    fault: str = ""
 
 
 class Speaker(Protocol):
@@ -30,65 +55,70 @@ class Speaker(Protocol):
         """Returns the samples per second of a voice, which is loaded then. Raises RefusedError."""
         ...
 
-    def samples(self, text: str, request: Speak, job: Job) -> Iterator[bytes]:
-        """Yields the samples of a piece of the text as they come; raises as Engine.work."""
+    def samples(self, text: str, request: SpeechRequest, caller: Caller) -> Iterator[bytes]:
+        """Yields the samples of a piece of the text as they come. Raises RefusedError, GoneError."""
         ...
 
 
-class SpeechEngine:
-    """An engine that speaks, see Engine."""
+class SpeechEngine(Engine):
+    """An engine that speaks."""
 
     def __init__(self, speaker: Speaker, encoders: Any | None, slots: int) -> None:
         """`encoders`: PyAV, or None where it is not installed."""
-        self._speaker = speaker
-        self._encoders = encoders
-        self._slots = slots
+        self._speaker, self._encoders, self.slots = speaker, encoders, slots
 
     @property
-    def facts(self) -> Ready:
-        """See Engine.facts."""
-        voices, variants = list(self._speaker.voices), list(self._speaker.variants)
-        return Ready(slots=self._slots, voices=voices, voice_variants=variants)
+    def routes(self) -> Mapping[str, Route]:
+        """See Engine.routes."""
+        return {"/v1/audio/speech": Route(lambda body, caller: self.speak(speech_of(body), caller))}
 
-    def work(self, request: Work, job: Job) -> None:
-        """See Engine.work."""
-        if not isinstance(request, Speak):
-            raise _only_speech()
+    def props(self) -> dict[str, Any]:
+        """See Engine.props."""
+        return {"voices": list(map(asdict, self._speaker.voices)), "voice_variants": list(self._speaker.variants)}
+
+    def speak(self, request: SpeechRequest, caller: Caller) -> None:
+        """Send a recording. Raises RefusedError, GoneError."""
         began = time.perf_counter()
         pieces = spoken_pieces(request.text)
         rate = self._speaker.sample_rate(request.voice)
         form = format_of(self._encoders, request.format)
         encoder = make_encoder(self._encoders, form, rate)
-        recording = _Recording(job, MEDIA_TYPES[form])
+        recording = _Recording(caller, MEDIA_TYPES[form])
         total, done, sample_count = sum(map(len, pieces)), 0, 0
         for piece in pieces:
-            job.raise_if_cancelled()
-            for samples in self._speaker.samples(piece, request, job):
-                job.raise_if_cancelled()
+            caller.raise_if_gone()
+            for samples in self._speaker.samples(piece, request, caller):
+                caller.raise_if_gone()
                 sample_count += len(samples) // SAMPLE_BYTES
                 recording.send(encoder.feed(samples))
             done += len(piece)
-            job.send(Worked(id=job.id, done=done, total=total))
+            send_progress(caller, done, total)
         if not sample_count:
-            raise RefusedError("INVALID_ARGUMENT", "input: has nothing that this voice can speak")
+            raise FieldRefusedError("input", "has nothing that this voice can speak")
         recording.send(encoder.finish())
-        seconds = time.perf_counter() - began
-        job.send(Done(id=job.id, audio_seconds=sample_count / rate, seconds=seconds))
+        usage = {"seconds": sample_count / rate}
+        caller.send({"type": "speech.audio.done", "usage": usage, "timings": timings(time.perf_counter() - began)})
 
 
 class _Recording:
     """The pieces of a recording on their way to the runner."""
 
-    def __init__(self, job: Job, media_type: str) -> None:
-        self._job = job
+    def __init__(self, caller: Caller, media_type: str) -> None:
+        self._caller = caller
         self._media_type = media_type
 
     def send(self, data: bytes) -> None:
         """Send bytes in pieces of at most MAX_SOUND_BYTES; none for no bytes."""
         for start in range(0, len(data), MAX_SOUND_BYTES):
-            piece = data[start : start + MAX_SOUND_BYTES]
-            self._job.send(Sound(id=self._job.id, data=piece, media_type=self._media_type))
+            send_sound(self._caller, data[start : start + MAX_SOUND_BYTES], self._media_type)
 
 
-def _only_speech() -> RefusedError:
-    return RefusedError("UNSUPPORTED_OPERATION", "this engine only speaks")
+def speech_of(body: Mapping[str, Any]) -> SpeechRequest:
+    """Returns the request of a body."""
+    return SpeechRequest(
+        text=body["input"],
+        voice=body["voice"],
+        speaker=body.get("speaker", ""),
+        format=body.get("response_format", ""),
+        speed=body.get("speed", 1.0),
+    )

@@ -1,10 +1,12 @@
-"""espeak-ng and piper themselves, in the host program under the environment of speech."""
+"""espeak-ng and piper themselves, under the environment of speech."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from kit.speech import espeak_ng
 from kit.speech_calls import CALL, FOX, Spoken, first_piece, payload, speaking, spoken
 from native_builds import SPEECH, built_speech
 
-from runner_svc.engine_host.messages import Sound, Worked
 from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.openai_upstream.client import SPEECH as SPEECH_PATH
+from runner_svc.openai_upstream.sse import MAX_EVENT_BYTES
 from runner_svc.runtimes.espeak_ng.backend import EspeakBackend
 from runner_svc.runtimes.espeak_ng.settings import EspeakModel
 from runner_svc.runtimes.piper.backend import PiperBackend
@@ -109,14 +112,18 @@ async def test_a_higher_speed_takes_less_time_to_say(make: Make) -> None:
 @both
 async def test_the_first_piece_comes_before_the_last_sentence_is_spoken(make: Make) -> None:
     async with speaking(make()) as (backend, _):
-        request = backend.speech_call(payload(LONG, format="mp3")).request
-        before: list[Worked] = []
-        async with asyncio.timeout(60):
-            async for answers in backend._working(request, CALL):
-                before += [answer for answer in answers if isinstance(answer, Worked)]
-                if any(isinstance(answer, Sound) for answer in answers):
+        body = {"input": LONG, "voice": backend.abilities.voices[0], "response_format": "mp3"}
+        before: list[dict[str, Any]] = []
+        async with (
+            asyncio.timeout(60),
+            aclosing(backend._running().post_for_events(SPEECH_PATH, body, CALL, MAX_EVENT_BYTES)) as events,
+        ):
+            async for _, data in events:
+                before.append(json.loads(data))
+                if "audio" in before[-1]:
                     break
-    assert all(worked.done < worked.total for worked in before)
+    done = [event["work_progress"] for event in before if "work_progress" in event]
+    assert all(each["done"] < each["total"] for each in done)
 
 
 @both
@@ -128,7 +135,7 @@ async def test_a_cancelled_request_frees_the_only_slot(make: Make) -> None:
 
 
 @both
-async def test_a_killed_host_is_seen_and_the_next_start_speaks(make: Make) -> None:
+async def test_a_killed_server_is_seen_and_the_next_start_speaks(make: Make) -> None:
     async with speaking(make()) as (backend, _):
         process = backend.process_id
         assert process is not None

@@ -10,7 +10,7 @@ ENVIRONMENT = EngineEnvironment(
     variants={
         Variant.CPU: EnvironmentVariant(locks=("cpu.lock",), installed_bytes=315_000_000, download_bytes=115_000_000)
     },
-    check="import av, msgspec, piper; piper.PiperVoice; av.codec.Codec('libmp3lame', 'w')",
+    check="import av, piper; piper.PiperVoice; av.codec.Codec('libmp3lame', 'w')",
     oldest_python=(3, 11),
     newest_python=(3, 13),
 )

@@ -17,7 +17,7 @@ REMEDY = f"apt-get install {PROGRAM}"
 
 
 def _find(command: tuple[str, ...] | None) -> str:
-    del command  # of the host program
+    del command  # of the server program
     found = shutil.which(PROGRAM)
     if found is None:
         raise WeftError(Reason.INVALID_ARGUMENT, f"there is no {PROGRAM} on PATH; run: {REMEDY}")
@@ -27,7 +27,7 @@ def _find(command: tuple[str, ...] | None) -> str:
 def _build(model: EspeakModel, context: "ModelContext") -> "ModelEngine":
     # Imported here: only a process that serves models needs these.
     from runner_svc.runtimes.espeak_ng.backend import EspeakBackend  # noqa: PLC0415
-    from runner_svc.runtimes.speech_engine import speech_engine  # noqa: PLC0415
+    from runner_svc.runtimes.speech_server import speech_engine  # noqa: PLC0415
 
     return speech_engine(model, context, lambda: EspeakBackend(model, context))
 

@@ -1,16 +1,19 @@
 """The program espeak-ng as a speaker: it runs once for every piece of a text."""
 
+import os
 import re
+import select
 import struct
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import BufferedReader
+from itertools import chain
+from typing import IO
 
-from runner_svc.engine_host.engine import Job, LibraryMissingError, RefusedError
-from runner_svc.engine_host.messages import Speak, Voice
+from runner_svc.engine_host.http_server import FAILED, LOOK_SECONDS, Caller, RefusedError
 from runner_svc.engine_host.sound_encoder import SAMPLE_BYTES
+from runner_svc.engine_host.speech import SpeechRequest, Voice
 
 USUAL_WORDS_PER_MINUTE = 175
 """The program's own speed, which a request calls 1."""
@@ -32,7 +35,7 @@ class EspeakSpeaker:
     """See Speaker."""
 
     def __init__(self, program: str, words_per_minute: int = USUAL_WORDS_PER_MINUTE) -> None:
-        """Raises LibraryMissingError where there is no such program, RefusedError where it does not work."""
+        """Raises ImportError where there is no such program, RefusedError where it does not work."""
         self._program = program
         self._words_per_minute = words_per_minute
         rows = listed_voices(self._list("--voices"))
@@ -42,7 +45,7 @@ class EspeakSpeaker:
         self.variants: Sequence[str] = listed_variants(self._list("--voices=variant"))
         """See Speaker.variants."""
         if not self.voices:
-            raise RefusedError("BACKEND_ERROR", f"{program} --voices lists no voice")
+            raise RefusedError(f"{program} --voices lists no voice", FAILED)
         self._rate = self._found_rate(self.voices[0].name)
 
     def sample_rate(self, voice: str) -> int:
@@ -50,36 +53,36 @@ class EspeakSpeaker:
         del voice
         return self._rate
 
-    def samples(self, text: str, request: Speak, job: Job) -> Iterator[bytes]:
-        """See Speaker.samples. The program is ended when the request is cancelled."""
+    def samples(self, text: str, request: SpeechRequest, caller: Caller) -> Iterator[bytes]:
+        """See Speaker.samples. The program is ended when the caller has left."""
         with subprocess.Popen(  # noqa: S603 - arguments, never a shell; the voice is one of the program's own list
             self._command(request.voice, request.speed),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         ) as process:
-            job.when_cancelled(process.kill)
             try:
-                yield from self._spoken(process, text.encode())
+                yield from self._spoken(process, text.encode(), caller)
             except BaseException:
                 process.kill()
                 raise
-        job.raise_if_cancelled()
         if process.returncode:
-            raise RefusedError("BACKEND_ERROR", f"{self._program} ended with status {process.returncode}")
+            raise RefusedError(f"{self._program} ended with status {process.returncode}", FAILED)
 
-    def _spoken(self, process: subprocess.Popen[bytes], text: bytes) -> Iterator[bytes]:
+    def _spoken(self, process: subprocess.Popen[bytes], text: bytes, caller: Caller) -> Iterator[bytes]:
         """Yields the samples that the program writes; none where it ends without a word, and its status says why."""
         assert process.stdin is not None, "it was started with pipes"
-        assert isinstance(process.stdout, BufferedReader), "it was started with pipes"
+        assert process.stdout is not None, "it was started with pipes"
         with suppress(BrokenPipeError):
             process.stdin.write(text)
             process.stdin.close()
-        rate = rate_of(process.stdout.read(_HEADER.size))
+        output, head, rest = _output(process.stdout, caller), b"", b""
+        while len(head) < _HEADER.size and (data := next(output, b"")):
+            head += data
+        rate = rate_of(head[: _HEADER.size])
         if rate not in (None, self._rate):
-            raise RefusedError("BACKEND_ERROR", f"{self._program} has changed its rate to {rate} samples per second")
-        rest = b""
-        while data := process.stdout.read1(READ_BYTES):
+            raise RefusedError(f"{self._program} has changed its rate to {rate} samples per second", FAILED)
+        for data in chain([head[_HEADER.size :]], output):
             whole, rest = _split(rest + data)
             if whole:
                 yield whole
@@ -96,7 +99,7 @@ class EspeakSpeaker:
         return f"{self._files[name]}{mark}{variant}" if mark else voice
 
     def _list(self, flag: str) -> str:
-        """Returns what the program prints with a flag. Raises LibraryMissingError, RefusedError."""
+        """Returns what the program prints with a flag. Raises ImportError, RefusedError."""
         try:
             found = subprocess.run(  # noqa: S603 - arguments, never a shell
                 (self._program, flag),
@@ -107,9 +110,9 @@ class EspeakSpeaker:
                 check=True,
             )
         except OSError as error:
-            raise LibraryMissingError(self._program, error) from error
+            raise ImportError(f"{self._program}: {error}") from error
         except subprocess.SubprocessError as error:
-            raise RefusedError("BACKEND_ERROR", f"{self._program} {flag} failed: {error}") from error
+            raise RefusedError(f"{self._program} {flag} failed: {error}", FAILED) from error
         return found.stdout[:MAX_LIST_BYTES].decode(errors="replace")
 
     def _found_rate(self, voice: str) -> int:
@@ -123,12 +126,23 @@ class EspeakSpeaker:
                 check=False,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            raise RefusedError("BACKEND_ERROR", f"{self._program} does not speak: {error}") from error
+            raise RefusedError(f"{self._program} does not speak: {error}", FAILED) from error
         rate = rate_of(found.stdout[: _HEADER.size])
         if rate is None:
             said = " ".join(found.stderr.decode(errors="replace").split())[:300]
-            raise RefusedError("BACKEND_ERROR", f"{self._program} does not speak (status {found.returncode}): {said}")
+            raise RefusedError(f"{self._program} does not speak (status {found.returncode}): {said}", FAILED)
         return rate
+
+
+def _output(stream: IO[bytes], caller: Caller) -> Iterator[bytes]:
+    """Yields what a program writes, as it comes. Raises GoneError once the caller has left."""
+    while True:
+        while not select.select([stream], [], [], LOOK_SECONDS)[0]:
+            caller.raise_if_gone()
+        data = os.read(stream.fileno(), READ_BYTES)
+        if not data:
+            return
+        yield data
 
 
 def words_per_minute(usual: int, speed: float) -> int:

@@ -1,6 +1,4 @@
-"""The backend of the runtime piper: the library in a host process that the runner starts."""
-
-from pathlib import Path
+"""The backend of the runtime piper: the library in a server program that the runner starts."""
 
 from typing_extensions import override
 
@@ -8,26 +6,25 @@ from runner_svc.backend.port import LoadOrder
 from runner_svc.environments.speech.environment import ENVIRONMENT
 from runner_svc.runtimes.piper.parameters import PARAMETERS
 from runner_svc.runtimes.piper.settings import PiperModel
-from runner_svc.runtimes.speech_backend import SpeechBackend
-
-HOST_PROGRAM = "runner_svc.runtimes.piper.host"
+from runner_svc.runtimes.speech_server import SpeechServer
 
 
-class PiperBackend(SpeechBackend[PiperModel]):
-    """A Backend over one host process."""
+class PiperBackend(SpeechServer[PiperModel]):
+    """A Backend over one server process."""
 
-    program = HOST_PROGRAM
+    program = "runner_svc.runtimes.piper.server"
     engine_parameters = PARAMETERS
     engine_environment = ENVIRONMENT
+    noun = "piper"
     missing_library = "piper cannot be loaded; run: weft runtime install speech"
 
     @override
-    def arguments(self, order: LoadOrder, socket: Path) -> list[str]:
+    def arguments(self, order: LoadOrder, port: int) -> list[str]:
         model = self.model
         folder = () if model.path is None else ("--folder", str(model.file))
         named = (f"--voice={name}={path.expanduser()}" for name, path in model.voices.items())
         return [
-            *("--socket", str(socket), "--slots", str(model.slots), "--threads", str(model.engine_threads)),
+            *("--port", str(port), "--slots", str(model.slots), "--threads", str(model.engine_threads)),
             *("--max-loaded-voices", str(model.max_loaded_voices), f"--default-voice={model.default_voice or ''}"),
             *folder,
             *named,

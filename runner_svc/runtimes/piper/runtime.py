@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def _build(model: PiperModel, context: "ModelContext") -> "ModelEngine":
     # Imported here: only a process that serves models needs these.
     from runner_svc.runtimes.piper.backend import PiperBackend  # noqa: PLC0415
-    from runner_svc.runtimes.speech_engine import speech_engine  # noqa: PLC0415
+    from runner_svc.runtimes.speech_server import speech_engine  # noqa: PLC0415
 
     for name, path in model.voices.items():
         if not path.expanduser().is_file():

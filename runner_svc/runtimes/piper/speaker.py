@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner_svc.engine_host.engine import Job, RefusedError
-from runner_svc.engine_host.messages import Speak, Voice
+from runner_svc.engine_host.http_server import Caller, FieldRefusedError, RefusedError
+from runner_svc.engine_host.speech import SpeechRequest, Voice
 from runner_svc.runtimes.piper.voices import VoiceFiles
 
 INPUTS = frozenset({"input", "input_lengths", "scales"})
 SPEAKER_INPUT = "sid"
-SPEAKER = "speaker"
-"""The option of a request that names the speaker of its voice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +48,11 @@ class PiperSpeaker:
         """See Speaker.sample_rate."""
         return self.load(voice).rate
 
-    def samples(self, text: str, request: Speak, job: Job) -> Iterator[bytes]:
+    def samples(self, text: str, request: SpeechRequest, caller: Caller) -> Iterator[bytes]:
         """See Speaker.samples."""
-        del job
-        loaded, speaker = self.load(request.voice), request.options.get(SPEAKER)
-        number = None if speaker is None else self._files[request.voice].speakers.get(speaker)
+        del caller
+        loaded = self.load(request.voice)
+        number = self._files[request.voice].speakers.get(request.speaker)
         wanted = self._piper.SynthesisConfig(speaker_id=number, length_scale=loaded.length_scale / request.speed)
         for chunk in loaded.voice.synthesize(text, wanted):
             yield chunk.audio_int16_bytes
@@ -74,9 +72,7 @@ class PiperSpeaker:
     def _load(self, name: str) -> _LoadedVoice:
         files = self._files.get(name)
         if files is None or files.fault:
-            raise RefusedError(
-                "INVALID_ARGUMENT", f"voice: {name} cannot be used: {files.fault if files else 'unknown'}"
-            )
+            raise FieldRefusedError("voice", f"{name} cannot be used: {files.fault if files else 'unknown'}")
         try:
             session, configuration = self._session(files.model), self._piper.PiperConfig.from_dict(files.configuration)
             voice = self._piper.PiperVoice(
@@ -90,7 +86,7 @@ class PiperSpeaker:
             raise
         except Exception as error:  # noqa: BLE001 - the library raises its own kinds for files that it cannot read
             message = " ".join(str(error).split())[:300]
-            raise RefusedError("INVALID_ARGUMENT", f"voice: {name} cannot be loaded: {message}") from None
+            raise FieldRefusedError("voice", f"{name} cannot be loaded: {message}") from None
 
     def _session(self, model: Path) -> Any:
         options = self._onnx.SessionOptions()
@@ -103,8 +99,8 @@ def _check_inputs(session: Any, speaker_count: int) -> None:
     needed = INPUTS | {SPEAKER_INPUT} if speaker_count > 1 else INPUTS
     names = {each.name for each in session.get_inputs()}
     if not needed <= names <= needed | {SPEAKER_INPUT}:
-        raise RefusedError(
-            "INVALID_ARGUMENT",
-            f"voice: its model has the inputs {', '.join(sorted(names))[:200]}, and one of piper has "
+        raise FieldRefusedError(
+            "voice",
+            f"its model has the inputs {', '.join(sorted(names))[:200]}, and one of piper has "
             f"{', '.join(sorted(needed))}",
         )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner_svc.engine_host.engine import RefusedError
-from runner_svc.engine_host.messages import Voice
+from runner_svc.engine_host.http_server import RefusedError
+from runner_svc.engine_host.speech import Voice
 
 MAX_VOICES = 512
 MAX_SPEAKERS = 1024
@@ -63,9 +63,9 @@ def find_voices(folder: Path | None, named: Mapping[str, Path]) -> Sequence[Voic
             models.setdefault(file.name.removesuffix(SUFFIX), file)
     if not models:
         place = f"{folder}" if folder is not None else "the settings"
-        raise RefusedError("INVALID_ARGUMENT", f"there is no voice (NAME{SUFFIX} and NAME{SUFFIX}.json) in {place}")
+        raise RefusedError(f"there is no voice (NAME{SUFFIX} and NAME{SUFFIX}.json) in {place}")
     if len(models) > MAX_VOICES:
-        raise RefusedError("INVALID_ARGUMENT", f"there are {len(models)} voices; a model has at most {MAX_VOICES}")
+        raise RefusedError(f"there are {len(models)} voices; a model has at most {MAX_VOICES}")
     return [read_voice(name, model) for name, model in models.items()]
 
 
@@ -90,9 +90,7 @@ def _models_in(folder: Path) -> Iterable[Path]:
     found: list[Path] = []
     for count, file in enumerate(folder.rglob("*")):
         if count >= MAX_LOOKED_AT:
-            raise RefusedError(
-                "INVALID_ARGUMENT", f"{folder} has more than {MAX_LOOKED_AT} files; name a smaller folder"
-            )
+            raise RefusedError(f"{folder} has more than {MAX_LOOKED_AT} files; name a smaller folder")
         if file.name.endswith(SUFFIX) and file.is_file():
             found.append(file)
     return sorted(found)

@@ -4,9 +4,10 @@ import struct
 from pathlib import Path
 
 import pytest
+from recorded_caller import RecordedCaller
 
-from runner_svc.engine_host.engine import CancelledRequestError, Job, LibraryMissingError, RefusedError
-from runner_svc.engine_host.messages import Speak
+from runner_svc.engine_host.http_server import FAILED, GoneError, RefusedError
+from runner_svc.engine_host.speech import SpeechRequest
 from runner_svc.runtimes.espeak_ng.speaker import (
     EspeakSpeaker,
     listed_variants,
@@ -72,8 +73,8 @@ esac
 
 
 def _spoken(speaker: EspeakSpeaker, text: str, voice: str = "en-gb", speed: float = 1.0) -> bytes:
-    request = Speak(id=1, text=text, voice=voice, format="wav", speed=speed)
-    return b"".join(speaker.samples(text, request, Job(1, lambda _: None)))
+    request = SpeechRequest(text=text, voice=voice, format="wav", speed=speed)
+    return b"".join(speaker.samples(text, request, RecordedCaller()))
 
 
 def test_the_text_goes_to_the_input_of_the_program_and_never_into_its_arguments(tmp_path: Path) -> None:
@@ -87,14 +88,14 @@ def test_the_text_goes_to_the_input_of_the_program_and_never_into_its_arguments(
 
 
 def test_a_missing_program_is_a_missing_library(tmp_path: Path) -> None:
-    with pytest.raises(LibraryMissingError):
+    with pytest.raises(ImportError):
         EspeakSpeaker(str(tmp_path / "no-such-program"))
 
 
 def test_a_program_that_does_not_speak_is_refused_with_what_it_says(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="no data of voices") as refused:
         EspeakSpeaker(_program(tmp_path, "echo no data of voices >&2; exit 3"))
-    assert refused.value.reason == "BACKEND_ERROR"
+    assert refused.value.kind == FAILED
 
 
 def test_a_program_that_fails_in_mid_text_fails_the_request(tmp_path: Path) -> None:
@@ -108,10 +109,9 @@ def test_a_program_that_fails_in_mid_text_fails_the_request(tmp_path: Path) -> N
 
 def test_a_cancelled_request_ends_the_program_within_a_sentence(tmp_path: Path) -> None:
     speaker = EspeakSpeaker(_program(tmp_path, "cat header; grep -q hang text && exec tail -f text; true"))
-    job = Job(1, lambda _: None)
-    request = Speak(id=1, text="hang", voice="en-gb", format="wav")
-    pieces = speaker.samples("hang", request, job)
+    caller = RecordedCaller()
+    pieces = speaker.samples("hang", SpeechRequest(text="hang", voice="en-gb", format="wav"), caller)
     assert next(pieces) == b"hang"
-    job.cancel()
-    with pytest.raises(CancelledRequestError):
+    caller.leave()
+    with pytest.raises(GoneError):
         list(pieces)

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from recorded_caller import RecordedCaller
 
-from runner_svc.engine_host.engine import Job, RefusedError
-from runner_svc.engine_host.messages import Speak
+from runner_svc.engine_host.http_server import INVALID_FIELD, RefusedError
+from runner_svc.engine_host.speech import SpeechRequest
 from runner_svc.runtimes.piper.speaker import PiperSpeaker
 from runner_svc.runtimes.piper.voices import find_voices
 
@@ -72,9 +73,9 @@ def _speaker(folder: Path, max_loaded: int = 2) -> PiperSpeaker:
     return PiperSpeaker(PIPER, ONNX, find_voices(folder, {}), threads=1, max_loaded=max_loaded)
 
 
-def _said(speaker: PiperSpeaker, voice: str, **fields: Any) -> str:
-    request = Speak(id=1, text="Hi", voice=voice, format="wav", **fields)
-    return b"".join(speaker.samples("Hi", request, Job(1, lambda _: None))).decode()
+def _said(over: PiperSpeaker, voice: str, **fields: Any) -> str:
+    request = SpeechRequest(text="Hi", voice=voice, format="wav", **fields)
+    return b"".join(over.samples("Hi", request, RecordedCaller())).decode()
 
 
 def test_voices_are_found_in_subfolders_and_by_name(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_voices_are_found_in_subfolders_and_by_name(tmp_path: Path) -> None:
     (tmp_path / "notes.json").write_text("{}")
     found = find_voices(tmp_path, {"mine": own})
     assert [files.name for files in found] == ["mine", "de_DE-thorsten", "en_US-amy-low", "x"]
-    assert [files.voice.speakers for files in found[:2]] == [[], ["happy", "sad"]]
+    assert [list(files.voice.speakers) for files in found[:2]] == [[], ["happy", "sad"]]
     assert found[0].voice.language == "en_US"
     assert not any(files.fault for files in found)
 
@@ -121,7 +122,7 @@ def test_a_broken_configuration_is_a_fault_of_its_voice_alone(
     assert not good.fault
     with pytest.raises(RefusedError, match="voice: bad cannot be used") as refused:
         _speaker(tmp_path).sample_rate("bad")
-    assert refused.value.reason == "INVALID_ARGUMENT"
+    assert refused.value.kind == INVALID_FIELD
     assert _speaker(tmp_path).sample_rate("good") == 22050
 
 
@@ -144,7 +145,7 @@ def test_a_model_that_is_no_voice_is_refused_when_it_is_asked_for(tmp_path: Path
     _voice(tmp_path, "bad", model)
     with pytest.raises(RefusedError, match=said) as refused:
         _speaker(tmp_path).sample_rate("bad")
-    assert refused.value.reason == "INVALID_ARGUMENT"
+    assert refused.value.kind == INVALID_FIELD
 
 
 def test_speed_and_speaker_reach_the_library(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_speed_and_speaker_reach_the_library(tmp_path: Path) -> None:
     _voice(tmp_path, "two", speaker_id_map={"happy": 1, "sad": 0})
     speaker = _speaker(tmp_path)
     assert _said(speaker, "one", speed=4.0) == "Hi 0.5 None"
-    assert _said(speaker, "two", options={"speaker": "happy"}) == "Hi 2.0 1"
+    assert _said(speaker, "two", speaker="happy") == "Hi 2.0 1"
 
 
 def test_the_voice_that_was_used_least_recently_makes_room(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The espeak-ng backend with its real host process, over a program of the test and the real one."""
+"""The espeak-ng backend with its real server process, over a program of the test and the real one."""
 
 import asyncio
 import io
@@ -110,7 +110,7 @@ async def test_a_cancelled_request_frees_the_slot(program: Path) -> None:
         assert (await spoken(backend)).seconds == 2.0
 
 
-async def test_a_killed_host_ends_its_request_and_the_next_start_speaks(program: Path) -> None:
+async def test_a_killed_server_ends_its_request_and_the_next_start_speaks(program: Path) -> None:
     async with speaking(_backend(program, slots=1)) as (backend, _):
         pieces = backend.speak(payload(LONG), CALL)
         assert (await anext(pieces)).data

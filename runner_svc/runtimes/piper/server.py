@@ -1,14 +1,13 @@
-"""The host program of piper.
+"""The server program of piper.
 
-PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.piper.host --socket PATH --folder FOLDER
+PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.piper.server --folder FOLDER
 """
 
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from runner_svc.engine_host.engine import import_library
-from runner_svc.engine_host.host import serve
+from runner_svc.engine_host.http_server import import_library, serve
 from runner_svc.engine_host.speech import SpeechEngine
 from runner_svc.runtimes.piper.speaker import PiperSpeaker
 from runner_svc.runtimes.piper.voices import find_voices
@@ -16,8 +15,8 @@ from runner_svc.runtimes.piper.voices import find_voices
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the flags of this program."""
-    parser = argparse.ArgumentParser(prog="piper_host", description=__doc__)
-    parser.add_argument("--socket", required=True, help="Unix socket on which the runner listens")
+    parser = argparse.ArgumentParser(prog="piper_server", description=__doc__)
+    parser.add_argument("--port", type=int, default=0, help="0: a free one")
     parser.add_argument("--folder", type=Path, help="folder of voices, or one of them")
     parser.add_argument("--voice", action="append", default=[], help="NAME=PATH of a voice, repeatable")
     parser.add_argument("--default-voice", default="", help="the voice that is loaded at the start")
@@ -34,7 +33,7 @@ def named_voices(texts: list[str]) -> Mapping[str, Path]:
 
 
 def load(options: argparse.Namespace) -> SpeechEngine:
-    """Finds the voices, and loads the one that is used most. Raises LibraryMissingError, RefusedError."""
+    """Finds the voices, and loads the one that is used most. Raises ImportError, RefusedError."""
     piper, onnx, encoders = map(import_library, ("piper", "onnxruntime", "av"))
     voices = find_voices(options.folder, named_voices(options.voice))
     speaker = PiperSpeaker(piper, onnx, voices, threads=options.threads, max_loaded=options.max_loaded_voices)
@@ -46,7 +45,7 @@ def load(options: argparse.Namespace) -> SpeechEngine:
 def main() -> None:
     """Load the voices, then speak."""
     options = parse_arguments()
-    serve(options.socket, lambda _: load(options))
+    serve(lambda: load(options), options.port)
 
 
 if __name__ == "__main__":

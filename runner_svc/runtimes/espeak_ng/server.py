@@ -1,21 +1,20 @@
-"""The host program of espeak-ng.
+"""The server program of espeak-ng.
 
-PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.espeak_ng.host --socket PATH --program espeak-ng
+PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.espeak_ng.server --program espeak-ng
 """
 
 import argparse
 from typing import Any
 
-from runner_svc.engine_host.engine import LibraryMissingError, import_library
-from runner_svc.engine_host.host import serve
+from runner_svc.engine_host.http_server import import_library, serve
 from runner_svc.engine_host.speech import SpeechEngine
 from runner_svc.runtimes.espeak_ng.speaker import USUAL_WORDS_PER_MINUTE, EspeakSpeaker
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the flags of this program."""
-    parser = argparse.ArgumentParser(prog="espeak_ng_host", description=__doc__)
-    parser.add_argument("--socket", required=True, help="Unix socket on which the runner listens")
+    parser = argparse.ArgumentParser(prog="espeak_ng_server", description=__doc__)
+    parser.add_argument("--port", type=int, default=0, help="0: a free one")
     parser.add_argument("--program", default="espeak-ng")
     parser.add_argument("--words-per-minute", type=int, default=USUAL_WORDS_PER_MINUTE, help="at the speed 1")
     parser.add_argument("--slots", type=int, default=1, help="requests at once")
@@ -23,7 +22,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def load(options: argparse.Namespace) -> SpeechEngine:
-    """Lists the voices. Raises LibraryMissingError, RefusedError."""
+    """Lists the voices. Raises ImportError, RefusedError."""
     return SpeechEngine(EspeakSpeaker(options.program, options.words_per_minute), _encoders(), options.slots)
 
 
@@ -31,14 +30,14 @@ def _encoders() -> Any | None:
     """Returns PyAV; None: this environment has none, and there is WAV alone."""
     try:
         return import_library("av")
-    except LibraryMissingError:
+    except ImportError:
         return None
 
 
 def main() -> None:
     """List the voices, then speak."""
     options = parse_arguments()
-    serve(options.socket, lambda _: load(options))
+    serve(lambda: load(options), options.port)
 
 
 if __name__ == "__main__":

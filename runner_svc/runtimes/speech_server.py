@@ -1,0 +1,91 @@
+"""The common part of backends that speak: which voices there are, and which one a request has."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Generic, TypeVar
+
+import msgspec
+from typing_extensions import override
+
+from runner_svc.backend.port import Backend, BackendFacts, CallInfo, LoadOrder, SpeechPart
+from runner_svc.openai_upstream import media
+from runner_svc.openai_upstream.client import OpenAiHttp
+from runner_svc.openai_upstream.errors import read_json
+from runner_svc.openai_upstream.request import warning_frame
+from runner_svc.policy.parameters import ParameterWarning
+from runner_svc.policy.voices import KnownVoice, VoiceCatalog
+from runner_svc.runtimes.llama_props import PROPS, PROPS_TIMEOUT_SECONDS
+from runner_svc.runtimes.media_server import MediaServer
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+from runner_svc.runtimes.speech_settings import SpeechSettings
+from weft.api.common.v1 import audio_pb2
+from weft.kernel.abilities import Abilities
+from weft.kernel.request import Operation
+
+OPERATIONS = frozenset({Operation.SPEECH})
+Settings = TypeVar("Settings", bound=SpeechSettings)
+
+
+class _Props(msgspec.Struct):
+    voices: list[KnownVoice]
+    voice_variants: list[str]
+
+
+class SpeechServer(MediaServer[Settings], Generic[Settings]):
+    """A Backend over one server process that speaks."""
+
+    always = OPERATIONS
+    usual_voice = ""
+    """The voice of requests that name none, where the settings name none either; empty: the engine's first."""
+    _catalog = VoiceCatalog(voices=())
+
+    @property
+    @override
+    def abilities(self) -> Abilities:
+        return Abilities(voices=self._catalog.published)
+
+    @override
+    async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
+        """See StartedServer.facts. Raises INVALID_ARGUMENT for a setting that names a voice that there is not."""
+        _, body = await http.call_route("GET", PROPS, PROPS_TIMEOUT_SECONDS)
+        props = read_json(body, _Props, "the engine's voices are")
+        self._catalog = VoiceCatalog(
+            voices=props.voices,
+            variants=props.voice_variants,
+            default=self.model.default_voice or self.usual_voice,
+            aliases=self.model.voice_aliases,
+        ).checked()
+        return await super().facts(http, order)
+
+    @override
+    async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
+        """See Backend.speak. Raises INVALID_ARGUMENT naming the voice that there is not."""
+        http, voice = self._running(), self._catalog.choose(payload.voice)
+        warnings = [] if voice.warning is None else [voice.warning]
+        if payload.instructions:
+            warnings.append(ParameterWarning(field="instructions", message="this engine follows no instructions"))
+        warnings += self.further_warnings(payload)
+        spoken = audio_pb2.SpeechPayload()
+        spoken.CopyFrom(payload)
+        spoken.voice = voice.name
+        async with aclosing(media.speak(http, spoken, self._process.noting(call), voice.speaker)) as parts:
+            async for part in parts:
+                if part.receipt is not None:
+                    part.receipt.warnings.extend(event.warning for event in warning_frame(warnings))
+                yield part
+
+    def further_warnings(self, payload: audio_pb2.SpeechPayload) -> list[ParameterWarning]:
+        """Returns warnings about what the engine cannot do as it is asked for."""
+        del payload
+        return []
+
+
+def speech_engine(model: SpeechSettings, context: ModelContext, make_backend: Callable[[], Backend]) -> ModelEngine:
+    """Returns the engine. It computes on the processor: it holds no memory of accelerators, and needs no lease."""
+    return ModelEngine(
+        make_backend=make_backend,
+        operations=OPERATIONS,
+        slots=model.slots,
+        remote=bool(model.remote),
+        timeouts=context.timeouts,
+    )
