@@ -666,6 +666,7 @@ def arrival_of(key: int, request: placement.PlacementRequest, now: float, *, all
         work=request.work,
         affinity_key=request.affinity_key,
         prefix_digests=request.prefix_digests,
+        prompt_digest=request.prompt_digest,
     )
 
 

@@ -308,6 +308,7 @@ class _Described(TypedDict):
     tools: frozenset[str]
     affinity_key: bytes
     prefix_digests: tuple[int, ...]
+    prompt_digest: int
     client_id: str
 
 
@@ -337,6 +338,7 @@ def _described(message: pb.PlaceOpen) -> _Described:
         ),
         affinity_key=message.affinity_key,
         prefix_digests=tuple(message.prefix_digests),
+        prompt_digest=message.prompt_digest,
         client_id=require_token(message.client_id, "open.client_id", MAX_CLIENT_CHARS) if message.client_id else "",
     )
 

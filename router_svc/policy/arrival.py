@@ -63,6 +63,8 @@ class Arrival:
     """Requests with the same key should go to the same runner; empty: none."""
     prefix_digests: tuple[int, ...] = ()
     """Digests of ever longer prefixes of its prompt, salted with its tenant."""
+    prompt_digest: int = 0
+    """Digest of its payload, salted with its tenant; 0: unknown."""
 
 
 def context_class(prompt_tokens: int) -> int:

@@ -16,6 +16,7 @@ from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.endpoints.choice import Choice
 from router_svc.policy.endpoints.cluster_view import ClusterView, MeshChange
+from router_svc.policy.endpoints.failing_prompts import FailingPrompts, FailureCause
 from router_svc.policy.endpoints.failover import RetryBudget
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
@@ -33,7 +34,7 @@ from router_svc.policy.reconciler import Reconciler
 from router_svc.policy.request_table import RequestTable
 from router_svc.policy.settings import Settings, TenantSettings
 from router_svc.policy.work import WorkUnit, media_unit_of, unit_of
-from weft.kernel.failures import FailureKind, classify, may_be_the_requests
+from weft.kernel.failures import FailureKind, classify, may_be_the_requests, may_follow_prompt
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
@@ -405,6 +406,7 @@ class Placements:
         self._estimates = estimates
         self._running = running
         self.retries = RetryBudget(limits)
+        self._failing = FailingPrompts()
 
     def may_try(self, request: LiveRequest, candidate: Candidate, now: float) -> bool:
         """Whether the attempt is a first one, or the retry budget of its queue permits it."""
@@ -460,20 +462,26 @@ class Placements:
         """
         return self._release(request, 0.0, now)
 
-    def note_failed(self, request: LiveRequest, candidate: Candidate, reason: Reason, now: float) -> None:
-        """Record for the health of its candidate an attempt that failed before any content."""
-        if not may_be_the_requests(reason):
-            self._index.health.note_failure(candidate, classify(reason), now)
+    def note_failed(
+        self, request: LiveRequest, candidate: Candidate, reason: Reason, now: float, *, had_begun: bool = False
+    ) -> None:
+        """Record for the health of its candidate a failed attempt; `had_begun`: it failed after its first content."""
+        health, kind, arrival = self._index.health, classify(reason), request.arrival
+        if not may_follow_prompt(reason):
+            health.note_failure(candidate, kind, now, had_begun=had_begun)
             return
-        request.erred_on = (*request.erred_on, candidate)
-        match request.erred_on:
-            case (_,):
-                self._index.health.note_failure(candidate, classify(reason), now)
-            case (first, _):
-                self._index.health.take_back_break(first, now)
-                self._index.health.note_shared_failure(candidate, now)
-            case _:
-                self._index.health.note_shared_failure(candidate, now)
+        prompt = self._failing.of(request.queue, arrival.prompt_digest, request.key, now)
+        cause = prompt.note(candidate, request.key)
+        is_shared = cause is FailureCause.SHARED and may_be_the_requests(reason)
+        if cause is not FailureCause.PROMPT and not is_shared:
+            health.note_failure(candidate, kind, now, had_begun=had_begun)
+            prompt.counted_on = candidate
+            return
+        is_the_prompts = cause is FailureCause.PROMPT or health.is_without_others(request.queue, prompt.failed_on)
+        if prompt.counted_on is not None:
+            health.take_back_break(prompt.counted_on, now, is_the_prompts=is_the_prompts)
+            prompt.counted_on = None
+        health.note_shared_failure(candidate, now, is_the_prompts=is_the_prompts)
 
     def end(self, request: LiveRequest, served: Served | None, failure: Reason | None, now: float) -> bool:
         """End a request. Returns whether its tenant was at its cap.
@@ -489,7 +497,7 @@ class Placements:
         tokens = self._charge_of(request, candidate, served, unit, device_seconds)
         _, is_relieved = self._release(request, tokens, now)
         if failure is not None and classify(failure) is FailureKind.BROKE:
-            self._index.health.note_failure(candidate, FailureKind.BROKE, now, had_begun=content_at is not None)
+            self.note_failed(request, candidate, failure, now, had_begun=content_at is not None)
         elif request.kind.needs.operation is Operation.TOKENIZE:
             pass  # it measures neither the duration of work there nor free slots
         elif served is not None and failure is None:
@@ -501,6 +509,7 @@ class Placements:
                 self._estimates.note_exchange(candidate, tokens, device_seconds)
             if content_at is None:
                 self._index.health.note_content(candidate, now)
+            self._failing.note_answer(request.queue, request.arrival.prompt_digest)
         return is_relieved
 
     def _note_answer(self, request: LiveRequest, candidate: Candidate, served: Served, seconds: float) -> None:

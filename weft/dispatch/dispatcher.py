@@ -190,6 +190,7 @@ def placement_request(
         tools=description.tools,
         affinity_key=affinity_key(context.session, context.tenant),
         prefix_digests=description.prefix_digests,
+        prompt_digest=description.prompt_digest,
         client_id=context.client_id,
         asked_model=context.asked_model,
         caller=context.caller,

@@ -33,6 +33,8 @@ TOKENS_PER_MEDIUM = 512
 PREFIX_CHUNK_CHARS = 1_024
 """Prompts are compared in steps of this many characters; about 256 tokens."""
 MAX_PREFIX_CHUNKS = 32
+MAX_DIGESTED_BYTES = 65_536
+"""Bytes of a payload that its digest covers."""
 _DIGEST_BYTES = 8
 _KEY_BYTES = 16
 
@@ -62,6 +64,7 @@ class Description:
     thinking: ThinkingMode
     tools: frozenset[str]
     prefix_digests: tuple[int, ...]
+    prompt_digest: int
 
 
 def describe(
@@ -92,6 +95,7 @@ def describe(
         thinking=needed_thinking(payload),
         tools=frozenset(behaviour.tools) if behaviour is not None else frozenset(),
         prefix_digests=prefix_digests(prompt.pieces, salt),
+        prompt_digest=prompt_digest(payload, salt),
     )
 
 
@@ -114,6 +118,16 @@ def prefix_digests(pieces: Iterable[str], salt: str) -> tuple[int, ...]:
         digest = hashlib.blake2b(digest + chunk, digest_size=_DIGEST_BYTES).digest()
         found.append(int.from_bytes(digest, "big"))
     return tuple(found)
+
+
+def prompt_digest(payload: Payload, salt: str) -> int:
+    """Returns the digest of a payload; of a long one its ends and its length count."""
+    data = payload.SerializeToString(deterministic=True)
+    if len(data) > MAX_DIGESTED_BYTES:
+        half = MAX_DIGESTED_BYTES // 2
+        data = b"%d" % len(data) + data[:half] + data[-half:]
+    digest = hashlib.blake2b(salt.encode() + b"\0" + data, digest_size=_DIGEST_BYTES)
+    return int.from_bytes(digest.digest(), "big")
 
 
 def _beginning(pieces: Iterable[str]) -> str:

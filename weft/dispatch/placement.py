@@ -58,6 +58,8 @@ class PlacementRequest:
     """Requests with the same key should go to the same runner; empty: none."""
     prefix_digests: tuple[int, ...] = ()
     """Digests of ever longer beginnings of its prompt, salted with its tenant."""
+    prompt_digest: int = 0
+    """Digest of its payload, salted with its tenant: a prompt that fails again is known by it; 0: unknown."""
     client_id: str = ""
     """The client id that the caller states; empty: none."""
     asked_model: str = ""

@@ -223,6 +223,7 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
         needed_tools=sorted(request.tools),
         affinity_key=request.affinity_key,
         prefix_digests=request.prefix_digests,
+        prompt_digest=request.prompt_digest,
         client_id=request.client_id,
         asked_model=request.asked_model,
         caller=request.caller,

@@ -47,6 +47,12 @@ _BREAKS = frozenset(
         Reason.BACKEND_PROTOCOL_ERROR,
     }
 )
+_MAY_FOLLOW_PROMPT = _BREAKS - {
+    Reason.CONNECT_FAILED,
+    Reason.WORKER_RESTARTED,
+    Reason.WORKER_LOST,
+    Reason.LOAD_STALLED,
+}
 
 
 def may_be_the_requests(reason: Reason) -> bool:
@@ -56,6 +62,15 @@ def may_be_the_requests(reason: Reason) -> bool:
     for one engine's memory is so for that of others.
     """
     return reason in {Reason.BACKEND_ERROR, Reason.OUT_OF_MEMORY}
+
+
+def may_follow_prompt(reason: Reason) -> bool:
+    """Whether a failure that repeats with its prompt on several engines may be caused by the prompt.
+
+    A connection that breaks or an answer that does not come is no proof for a single request, unlike
+    `may_be_the_requests`.
+    """
+    return reason in _MAY_FOLLOW_PROMPT
 
 
 def quotes_model(reason: Reason) -> bool:

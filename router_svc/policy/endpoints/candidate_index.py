@@ -304,34 +304,40 @@ class HealthMonitor:
             return
         endpoint.pool.breaks_in_a_row += kind is FailureKind.BROKE
         # The last endpoint of a queue is never closed: all callers would wait for what one request may have caused.
-        is_replaceable = self._is_replaceable(endpoint)
-        is_outlier = endpoint.health.note_failure(kind, now, had_begun=had_begun, pauses=is_replaceable)
-        if is_outlier and is_replaceable:
+        pauses = self._is_replaceable(endpoint, by_paused=False)
+        is_outlier = endpoint.health.note_failure(kind, now, had_begun=had_begun, pauses=pauses)
+        if is_outlier and self._is_replaceable(endpoint, by_paused=True):
             endpoint.health.eject(now)
         self._health_changed(endpoint)
 
-    def note_shared_failure(self, candidate: Candidate, now: float) -> None:
-        """Record an engine error for a request that already failed so elsewhere: the request is the common factor.
+    def note_shared_failure(self, candidate: Candidate, now: float, *, is_the_prompts: bool) -> None:
+        """Record a failure that other endpoints share: the candidate gets further requests immediately.
 
-        The candidate gets further requests at once and the failure does not count towards an ejection, up to
+        `is_the_prompts`: whether the prompt is known to cause it. If not, such a failure counts after
         `max_shared_failures` in a row.
         """
         endpoint = self._table.by_key.get(candidate.key)
         if endpoint is None:
             return
-        if endpoint.health.excuses_shared_failure():
+        if is_the_prompts or endpoint.health.excuses_shared_failure():
             endpoint.pool.breaks_in_a_row += 1
         else:
             self.note_failure(candidate, FailureKind.BROKE, now)
 
-    def take_back_break(self, candidate: Candidate, now: float) -> None:
+    def take_back_break(self, candidate: Candidate, now: float, *, is_the_prompts: bool) -> None:
         """Revoke the last counted failure, which another candidate shared; see `note_shared_failure`."""
         self.advance(now)
         endpoint = self._table.by_key.get(candidate.key)
-        if endpoint is None or not endpoint.health.excuses_shared_failure():
+        if endpoint is None or not (is_the_prompts or endpoint.health.excuses_shared_failure()):
             return
         endpoint.health.take_back_break(now)
         self._health_changed(endpoint)
+
+    def is_without_others(self, queue: str, failed: Sequence[Candidate]) -> bool:
+        """Whether the queue has no usable endpoint beside these."""
+        keys = {candidate.key for candidate in failed}
+        usable = (endpoint for step in self._table.steps(queue) for endpoint in step.endpoints() if endpoint.is_usable)
+        return all(endpoint.key in keys for endpoint in usable)
 
     def is_clean(self, candidate: Candidate, now: float) -> bool:
         """Whether a retry there does not repeat a recent failure.
@@ -349,9 +355,13 @@ class HealthMonitor:
         self._table.settle(endpoint)
         self._table.note_change(endpoint)
 
-    def _is_replaceable(self, endpoint: Endpoint) -> bool:
-        """Whether each queue of this endpoint has another usable one."""
+    def _is_replaceable(self, endpoint: Endpoint, *, by_paused: bool) -> bool:
+        """Whether each queue of this endpoint has another usable one; `by_paused`: one that is paused counts."""
         return endpoint.group is not None and all(
-            any(step.has_other_usable(endpoint) for step in self._table.steps(queue))
+            any(
+                other is not endpoint and other.is_usable and (by_paused or not other.health.paused)
+                for step in self._table.steps(queue)
+                for other in step.endpoints()
+            )
             for queue in self._table.queues_of(endpoint.candidate)
         )

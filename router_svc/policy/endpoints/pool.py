@@ -388,11 +388,6 @@ class Pool:
             endpoint is not None and endpoint.is_usable and endpoint.group in groups for endpoint in known
         )
 
-    def other_is_usable(self, endpoint: Endpoint) -> bool:
-        """Whether a healthy member other than this one takes requests of some kind."""
-        usable = sum(group.usable for group in self._groups.values())
-        return usable > (endpoint.is_usable and endpoint.pool is self)
-
     def permitted(self, needs: Needs, excluded: Collection[CandidateKey]) -> Iterator[Endpoint]:
         """Yield the members that meet the needs and are neither excluded nor down."""
         for group in self.fitting(needs):

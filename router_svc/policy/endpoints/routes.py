@@ -90,12 +90,6 @@ class RouteStep:
         ):
             yield endpoint
 
-    def has_other_usable(self, endpoint: Endpoint) -> bool:
-        """Whether this step has a healthy endpoint other than this one."""
-        if self._only is None:
-            return self.pool.other_is_usable(endpoint)
-        return self._only.is_usable and self._only is not endpoint
-
     # -- members
 
     def endpoints(self) -> Iterator[Endpoint]:

@@ -78,8 +78,6 @@ class LiveRequest:
     """Attempts that broke and wakes that failed."""
     is_retry: bool = False
     """Whether one of its attempts broke."""
-    erred_on: tuple[Candidate, ...] = ()
-    """Candidates whose engines answered it with an error of their own; at most one per attempt."""
     placed_on: Candidate | None = None
     holds_slot: bool = True
     """While it is placed: whether it occupies a slot. False: it runs beside the slots."""

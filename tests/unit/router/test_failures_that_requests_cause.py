@@ -52,10 +52,84 @@ def test_no_replica_is_ejected_for_requests_that_all_others_answer_with_an_error
     assert running == {"a", "b"}
 
 
-def test_replicas_whose_connections_break_are_left_alone_whatever_another_one_did() -> None:
+def test_replicas_whose_connections_break_are_left_alone_but_for_the_last_whatever_another_one_did() -> None:
     mesh = replicas(3)
-    fails_everywhere(mesh, 1, 0.0, Reason.SERVER_DIED)
-    assert not placed(mesh.submit(arrival(2, arrived_at=0.1), 0.1))
+    last = fails_everywhere(mesh, 1, 0.0, Reason.SERVER_DIED)[-1]
+    assert {is_served(mesh, key, 0.1) for key in range(2, 6)} == {last}
+
+
+@pytest.mark.parametrize("replica_count", [1, 2, 3])
+@pytest.mark.parametrize("reason", [Reason.BACKEND_ERROR, Reason.BACKEND_PROTOCOL_ERROR, Reason.SERVER_DIED])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_prompt_that_always_fails_keeps_no_replica_from_other_callers(
+    replica_count: int, reason: Reason, is_streamed: bool
+) -> None:
+    mesh, key, now = replicas(replica_count), 0, 0.0
+
+    def fails() -> None:
+        nonlocal key
+        key += 1
+        (where,) = placed(mesh.submit(arrival(key, arrived_at=now, prompt_digest=7), now)).values()
+        if is_streamed:
+            mesh.report_first_content(key, now)
+            mesh.finish(key, now, SOME, failure=reason)
+            return
+        for attempt in range(1, 4):
+            decisions = mesh.report_failed(key, attempt, reason, now)
+            if key in rejected(decisions):
+                return
+            (where,) = placed(decisions).values()
+            assert where
+
+    for _ in range(4):  # each replica fails once
+        fails()
+        now += 1.1
+    for _ in range(30):  # nobody else is served meanwhile: no success excuses a failure
+        now += 0.05
+        fails()
+        running = [placed(mesh.submit(arrival(key := key + 1, arrived_at=now), now))[key] for _ in range(replica_count)]
+        assert len(set(running)) == replica_count
+        for each in range(key - replica_count + 1, key + 1):
+            mesh.finish(each, now)
+
+
+def test_prompts_that_all_replicas_answer_with_errors_keep_no_replica_from_other_callers() -> None:
+    mesh, key = replicas(3), 0
+    for moment in range(100):
+        now = moment * 0.05
+        key += 2
+        fails_everywhere(mesh, key - 1, now)
+        assert is_served(mesh, key, now)
+    running = {placed(mesh.submit(arrival(key := key + 1, arrived_at=now), now))[key] for _ in range(3)}
+    assert len(running) == 3
+
+
+def test_a_prompt_that_another_replica_answers_excuses_no_failure() -> None:
+    def paths(prompt_digest: int) -> list[list[str]]:
+        """Where 40 requests were tried on three replicas of which two always fail."""
+        mesh, found = replicas(3), []
+        for key in range(1, 41):
+            now, attempt = key * 0.1, 1
+            where = placed(mesh.submit(arrival(key, arrived_at=now, prompt_digest=prompt_digest), now)).get(key, "")
+            found.append([where])
+            while where in {"a", "b"}:
+                where = placed(mesh.report_failed(key, attempt, Reason.BACKEND_ERROR, now)).get(key, "")
+                found[-1].append(where)
+                attempt += 1
+            mesh.report_first_content(key, now)
+            mesh.finish(key, now, SOME)
+        return found
+
+    assert paths(prompt_digest=7) == paths(prompt_digest=0)
+
+
+def test_the_last_replica_that_is_not_paused_gets_no_pause() -> None:
+    mesh, key = replicas(3, max_attempts=1), 0
+    for _ in range(3):
+        key += 1
+        placed(mesh.submit(arrival(key, arrived_at=0.0), 0.0))
+        mesh.report_failed(key, 1, Reason.CONNECT_FAILED, 0.0)
+    assert is_served(mesh, key + 1, 0.1)
 
 
 def test_replicas_that_answer_nothing_but_errors_are_soon_left_alone_for_the_one_that_works() -> None:

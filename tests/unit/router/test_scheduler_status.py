@@ -156,13 +156,14 @@ def test_short_estimates_are_shown_in_tenths_of_a_second(seconds: float | None, 
 
 
 def test_slots_are_called_busy_only_while_they_are() -> None:
-    """Found by trying: "all 4 slots are busy" of replicas that were paused after they had broken."""
+    """Found by trying: "all 4 slots are busy" of replicas that were paused."""
     mesh = scheduler(candidate("a", "m-a", pool="m", slots=2), candidate("b", "m-b", pool="m", slots=2))
     mesh.submit(arrival(1), 0.0)
     mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.0)
-    mesh.report_failed(1, 2, Reason.SERVER_DIED, 0.0)
-    word = waits(mesh.submit(arrival(2), 0.4))[2]
-    assert word.reason == ("m takes no request now: m-a (failed; retried in 0.6 s), m-b (failed; retried in 0.6 s)")
+    mesh.report_failed(1, 2, Reason.SHUTTING_DOWN, 0.0)
+    word = waits(mesh.submit(arrival(2), 0.04))[2]
+    pauses = "m-a (failed; retried in 1.0 s), m-b (bounced a request; retried in 0.2 s)"
+    assert word.reason == f"m takes no request now: {pauses}"
     assert word.eta_seconds is None
 
 
@@ -182,8 +183,9 @@ def test_of_many_replicas_that_are_left_alone_some_are_named_and_the_others_coun
     mesh = scheduler(*(candidate(name, f"m-{name}", pool="m") for name in "abcde"), max_attempts=9, retry_reserve=9.0)
     mesh.submit(arrival(1), 0.0)
     for attempt in range(1, 6):
-        mesh.report_failed(1, attempt, Reason.SERVER_DIED, 0.0)
-    assert waits(mesh.submit(arrival(2), 0.4))[2].reason.endswith("m-c (failed; retried in 0.6 s), and 2 more")
+        mesh.report_failed(1, attempt, Reason.SHUTTING_DOWN, 0.0)
+    reason = waits(mesh.submit(arrival(2), 0.04))[2].reason
+    assert reason.endswith("m-c (bounced a request; retried in 0.2 s), and 2 more")
 
 
 def test_a_runner_that_is_full_with_work_from_elsewhere_is_called_so() -> None:

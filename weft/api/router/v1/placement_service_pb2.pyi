@@ -156,6 +156,7 @@ class PlaceOpen(google.protobuf.message.Message):
     CALLER_FIELD_NUMBER: builtins.int
     WORK_FIELD_NUMBER: builtins.int
     IS_COUNTED_FIELD_NUMBER: builtins.int
+    PROMPT_DIGEST_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id."""
     tenant: builtins.str
@@ -192,6 +193,10 @@ class PlaceOpen(google.protobuf.message.Message):
     """
     is_counted: builtins.bool
     """Whether an earlier placement of the same request was counted by the limits of its tenant and client."""
+    prompt_digest: builtins.int
+    """Digest of its payload, salted with the tenant and the cache tag: a prompt that fails on several runners counts against
+    none of them. 0: unknown.
+    """
     @property
     def age(self) -> google.protobuf.duration_pb2.Duration:
         """How long ago it first arrived: a request placed again after a lost router keeps its age."""
@@ -236,9 +241,10 @@ class PlaceOpen(google.protobuf.message.Message):
         caller: builtins.str = ...,
         work: builtins.float = ...,
         is_counted: builtins.bool = ...,
+        prompt_digest: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "age", b"age", "max_output_tokens", b"max_output_tokens", "time_left", b"time_left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "is_counted", b"is_counted", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "work", b"work"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "is_counted", b"is_counted", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "priority", b"priority", "prompt_digest", b"prompt_digest", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "work", b"work"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_output_tokens", b"_max_output_tokens"]) -> typing.Literal["max_output_tokens"] | None: ...
 
 global___PlaceOpen = PlaceOpen
