@@ -166,14 +166,17 @@ class ChatBuilder:
         """Add a message with the result of a tool call."""
         return self.messages.add(role=chat_pb2.ROLE_TOOL, tool_call_id=call_id)
 
-    def add_orphan(self, call_id: str, field: str, problem: str) -> chat_pb2.ChatMessage | None:
+    def add_orphan(
+        self, call_id: str, field: str, problem: str, *, may_be_lost: bool = False
+    ) -> chat_pb2.ChatMessage | None:
         """Returns a user's message for the result of a call that the conversation lacks; None: it has the call.
 
-        Raises INVALID_ARGUMENT with `problem` unless it is of an earlier turn: clients shorten their history.
+        Raises INVALID_ARGUMENT with `problem` unless it is of an earlier turn, as clients shorten their history, or
+        its call may be lost.
         """
         if call_id in self._calls:
             return None
-        if not self.is_answered:
+        if not (self.is_answered or may_be_lost):
             raise invalid_field(field, problem)
         self.warnings.append(converted(field, problem))
         message = self.messages.add(role=chat_pb2.ROLE_USER)

@@ -113,7 +113,7 @@ async def _resolved(
     known: dict[str, dict[str, InputItem]],
     reader: _Reader,
 ) -> list[InputItem]:
-    """Returns the items with resolved references."""
+    """Returns the items with resolved references; those to items that are not stored stay."""
     left = MAX_REFERENCED_BYTES
     named_already: set[str] = set()
     resolved = []
@@ -124,7 +124,8 @@ async def _resolved(
             continue
         home = response_of(item.id or "")
         if home is None or store is None:
-            raise invalid_field(field, "names no stored item")
+            resolved.append(item)
+            continue
         if home not in known:
             if len(known) >= MAX_REFERENCED_RESPONSES:
                 raise invalid_field(
@@ -137,7 +138,8 @@ async def _resolved(
             known[home] = {} if found is None else _by_id(await reader.read(found, field))
         named = known[home].get(item.id or "")
         if named is None:
-            raise invalid_field(field, "names no stored item")
+            resolved.append(item)
+            continue
         if item.id in named_already:
             # Repeated references of a few bytes each could expand one long item without limit.
             raise invalid_field(field, "names an item twice")

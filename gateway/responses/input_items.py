@@ -16,7 +16,7 @@ from gateway.responses.namespaces import Member, flat_name
 from gateway.responses.schema import InputItem, InputPart, OtherItem
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.extra_fields import carried_only
-from weft.dispatch.history import left_out_note
+from weft.dispatch.history import converted, left_out_note
 from weft.kernel.errors import invalid_field
 
 _PART_MEMBERS = {
@@ -47,6 +47,8 @@ _RESULTS = ("output", "outputs", "results", "error")
 _NOT_ARGUMENTS = frozenset({*_RESULTS, "call_id", "name", "namespace", "result", "execution", "server_label"})
 _IMAGE_PARTS = frozenset({"input_image", "image_url"})
 _MAX_SHOWN_CHARS = 64
+_REFERENCE = "item_reference"
+_LOST = "[an earlier item is missing: it is not stored]"
 _AS_TEXT = "the model got it as text or as a function call"
 # Not the encoder of answers, which refuses whole numbers beyond 64 bits.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -68,6 +70,8 @@ class ItemReader:
         self._flat_names = {member: flat for flat, member in members.items()}
         self._answered = {item.call_id for item in items if _is_output(item.kind) and isinstance(item.call_id, str)}
         """The calls that have a result."""
+        self._has_lost = any(item.kind == _REFERENCE for item in items)
+        """Whether items are missing that the input refers to: a result may answer one of them."""
         self._turn: chat_pb2.ChatMessage | None = None
         self.reasoning_unread = 0
         """Number of encrypted reasoning items, which are left out."""
@@ -88,6 +92,8 @@ class ItemReader:
                 self._add_output(item, field)
             case "reasoning":
                 self._add_reasoning(item)
+            case "item_reference":
+                self._add_lost(field)
             case _:
                 raise invalid_field(f"{field}.type", f"must be {_ITEM_TYPES}")
 
@@ -123,7 +129,9 @@ class ItemReader:
     def _add_output(self, item: InputItem, field: str) -> None:
         if item.call_id is None:
             raise invalid_field(f"{field}.call_id", "is required")
-        orphan = self._chat.add_orphan(item.call_id, f"{field}.call_id", "answers no function call of the input")
+        orphan = self._chat.add_orphan(
+            item.call_id, f"{field}.call_id", "answers no function call of the input", may_be_lost=self._has_lost
+        )
         if item.output is None:
             raise invalid_field(f"{field}.output", "is required")
         message = orphan or self._chat.add_result(item.call_id)
@@ -141,6 +149,14 @@ class ItemReader:
         if turn is None or turn.content or turn.tool_calls or turn.refusal:
             turn = self._new_turn()
         turn.reasoning += text
+
+    def _add_lost(self, field: str) -> None:
+        """Add a note for a reference to an item that is not stored."""
+        problem = "names no stored item"
+        if not self._chat.is_earlier:
+            raise invalid_field(f"{field}.id", problem)
+        self._message("user").content.add(text=_LOST)
+        self._chat.warnings.append(converted(f"{field}.id", problem))
 
     def _add_other(self, item: OtherItem, field: str) -> None:
         """Add an item of a kind that engines do not have, as another service's history has it."""

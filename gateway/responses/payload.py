@@ -42,7 +42,7 @@ _NOT_OFFERED = ("max_tool_calls", "context_management", "moderation")
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Input items with resolved references."""
+    """Input items with resolved references, except those to items that are not stored."""
 
     items: Sequence[InputItem]
     """The request's own items."""

@@ -130,7 +130,7 @@ async def test_every_item_of_an_answer_can_be_named() -> None:
 
 
 @pytest.mark.parametrize("tenant", ["acme", "other"])
-async def test_a_name_of_nothing_is_refused_by_its_place(tenant: str) -> None:
+async def test_a_name_of_nothing_is_refused_by_its_place_in_the_last_turn(tenant: str) -> None:
     before = stored_response(request_of(), event_pb2.Delta(text="Hi"))
     item_id = output_item_id(before.id, "message", 7 if tenant == "acme" else 0)
     reference = {"type": "item_reference", "id": item_id}
@@ -138,6 +138,21 @@ async def test_a_name_of_nothing_is_refused_by_its_place(tenant: str) -> None:
         with pytest.raises(FieldError) as caught:
             await continued(store, tenant, input=[{"role": "user", "content": "hi"}, reference])
         assert caught.value.field == "input[1].id"
+
+
+@pytest.mark.parametrize("item_id", ["msg_1", "rs_68af", "fc_", output_item_id("resp_" + "0" * 24, "message", 1)])
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize(
+    "last", [{"role": "user", "content": "Go on"}, {"type": "function_call_output", "call_id": "c", "output": "Go on"}]
+)
+async def test_a_session_goes_on_when_items_that_it_refers_to_are_not_stored(
+    item_id: str, is_stored: bool, last: dict[str, Any]
+) -> None:
+    store = SingleTenantStore(stored_response(request_of(), event_pb2.Delta(text="Hi"))) if is_stored else None
+    lost = {"type": "item_reference", "id": item_id}
+    payload = await continued(store, input=[{"role": "user", "content": "hi"}, lost, last])
+    texts = [part.text for message in payload.messages for part in message.content]
+    assert (texts[0], texts[1], texts[-1]) == ("hi", "[an earlier item is missing: it is not stored]", "Go on")
 
 
 async def test_a_response_of_another_tenant_is_not_found() -> None:

@@ -142,7 +142,7 @@ def test_reasoning_that_only_another_service_can_read_is_left_out_with_a_warning
     ("item", "field"),
     [
         ({"type": "hologram", "id": "x"}, "input[0].type"),
-        ({"type": "item_reference", "id": "msg_1"}, "input[0].type"),
+        ({"type": "item_reference", "id": "msg_1"}, "input[0].id"),
         ({"content": "hi"}, "input[0].role"),
         ({"role": "user"}, "input[0].content"),
         ({"role": "user", "content": []}, "input[0].content"),
