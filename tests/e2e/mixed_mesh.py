@@ -110,7 +110,7 @@ class Callers:
         return "" if text.count("tok") == TOKENS else f"another answer: {text!r}"
 
     async def task(self) -> dict[str, Any]:
-        """One task to its end. A submission that is not acknowledged is sent again, with its key: docs/tasks.md."""
+        """One task to its end. A submission that is not acknowledged is sent again, with its key: docs/durable.md."""
         body = {
             "model": POOL,
             "body": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": TOKENS},

@@ -1,4 +1,4 @@
-"""The example of docs/tools.md: its configuration, its functions and its server, as they stand."""
+"""The example of docs/agents.md: its configuration, its functions and its server, as they stand."""
 
 import datetime as dt
 import json

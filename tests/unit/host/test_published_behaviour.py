@@ -120,7 +120,7 @@ runners:
 
 def test_the_two_examples_of_the_page_are_good_and_mean_the_same(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "agents.md").read_text("utf-8")
-    file, document, _ = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    file, document, *_ = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "weft.yaml").write_text(file)
     runner = only_runner(tmp_path / "weft.yaml")
     config = runner_config(runner, WeftHome(tmp_path), address="unix:/r", registry_address="unix:/g")

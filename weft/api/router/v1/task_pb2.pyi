@@ -50,7 +50,7 @@ class _TaskStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """It was cancelled."""
 
 class TaskState(_TaskState, metaclass=_TaskStateEnumTypeWrapper):
-    """TaskState is where a task is in its life; docs/tasks.md has the diagram.
+    """TaskState is where a task is in its life; docs/durable.md has the diagram.
 
     PENDING -> RUNNING when a router claims it with a slot in its hand; RUNNING -> PENDING when the attempt is lost;
     both -> one of COMPLETED, FAILED, CANCELLED, which nothing leaves.
