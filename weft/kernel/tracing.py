@@ -2,7 +2,7 @@
 
 A span is made when its work has ended, with the times it really had, from the facts that the receipt is made of. So a
 request that is not recorded costs a comparison, and errors and slow requests can always be recorded.
-`weft.kernel.span_export` sends spans to a collector; `docs/traces.md` lists them.
+`weft.kernel.span_export` sends spans to a collector; `docs/observe.md` lists them.
 """
 
 import random
