@@ -43,7 +43,7 @@ from registry_svc.routers.servicer import RouterSessionServicer
 from registry_svc.secrets.secret_store import SqlSecretStore
 from registry_svc.secrets.secrets import Secrets
 from registry_svc.secrets.servicer import SecretServicer
-from registry_svc.store.database import REGISTRY_OWNER, RegistryDatabase, Transactions
+from registry_svc.store.database import REGISTRY_OWNER, RegistryDatabase
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
 from weft.api.registry.v1 import (
@@ -78,8 +78,10 @@ from weft.kernel.principal import KeyRing
 from weft.kernel.rpc import ChannelPool
 from weft.kernel.service import start_critical, stop_tasks
 from weft.kernel.tracing import NO_TRACING, Tracing
+from weft.sql.address import address_of
 from weft.sql.ownership import OwnerBeats, Paired
 from weft.sql.standby import owner_watch_of
+from weft.sql.store import Store
 from weft.sql.write_check import write_check
 
 if TYPE_CHECKING:
@@ -150,33 +152,33 @@ _SERVICE_NAMES = tuple(
 class RegistryService:
     """See weft.kernel.service.Service. Calls outside of start and stop are answered with SHUTTING_DOWN."""
 
-    def __init__(self, core: RegistryCore, transactions: RegistryDatabase, tracing: Tracing = NO_TRACING) -> None:
-        """`transactions`: of the database that the core's store is on."""
+    def __init__(self, core: RegistryCore, database: RegistryDatabase, tracing: Tracing = NO_TRACING) -> None:
+        """`database`: that the core's store is on."""
         config = core.config
-        self._database = transactions
+        self._database = database
         self._core = core
         self._expiry = Expiry(core)
-        self._keys = ApiKeys(core, SqlKeyStore(transactions))
+        self._keys = ApiKeys(core, SqlKeyStore(database))
         self._tokens = JoinTokens(core)
-        self._routers = RouterSessions(core, SqlRouterStore(transactions))
+        self._routers = RouterSessions(core, SqlRouterStore(database))
         self._bell = Bell()
-        self._secrets = Secrets(core, SqlSecretStore(transactions), self._bell)
+        self._secrets = Secrets(core, SqlSecretStore(database), self._bell)
         self._central = CentralModels(core, self._bell, self._secrets.value)
         self._channels = ChannelPool(security=config.security)
         # Whoever reads the heartbeats goes by the database's clock, whatever that of the core is.
         self.beats = OwnerBeats(
-            transactions, REGISTRY_OWNER, SystemClock(), config.owner_silence_seconds, self._extend_grace
+            database, REGISTRY_OWNER, SystemClock(), config.owner_silence_seconds, self._extend_grace
         )
         """The heartbeats of the owner of the database."""
         self._calls = calls = GrpcRunnerCalls(core, self._channels, self.beats.until_current)
-        store, sessions = SqlLeaseStore(transactions), session_lookup(core)
+        store, sessions = SqlLeaseStore(database), session_lookup(core)
         self.ledger = Ledger(
             store, core.clock, config.ledger, calls, sessions, dial_out_lookup(core), owner_lookup(core)
         )
         """The VRAM ledger."""
         self._retirements = Retirements(core, self.ledger.lease_count)
         gate = build_gate(config.governance, core.clock)
-        self._operations = OperationService(core, transactions, calls, gate, config.operations, tracing)
+        self._operations = OperationService(core, database, calls, gate, config.operations, tracing)
         self._unowned = UnownedModels(core, calls, self.ledger.unowned_models)
         of_runners = (self._expiry.sweep, self._retirements.sweep, self._unowned.sweep)
         sweeps = (*of_runners, self._keys.sweep, self._tokens.sweep)
@@ -302,10 +304,10 @@ class RegistryService:
         self._bell.ring()
         await self._channels.close()
 
-    async def require_files(self, transactions: Transactions) -> None:
+    async def require_files(self, database: Store) -> None:
         """Raises INVALID_ARGUMENT, naming the setting, for files that do not fit the keys and secrets of a database."""
-        await self._keys.require_pepper_of(SqlKeyStore(transactions))
-        await self._secrets.require_keys_of(SqlSecretStore(transactions))
+        await self._keys.require_pepper_of(SqlKeyStore(database))
+        await self._secrets.require_keys_of(SqlSecretStore(database))
 
     def _extend_grace(self) -> None:
         """Begins the grace of a restart: runners, leases and routers could not reach a registry that refused calls."""
@@ -337,5 +339,5 @@ def build_paired(
     """
     clock = clock or SystemClock()
     service = build(config, clock=clock, tracing=tracing)
-    watch = owner_watch_of(config.database_url, REGISTRY_OWNER, clock, config.owner_silence_seconds)
+    watch = owner_watch_of(address_of(config.database_url), REGISTRY_OWNER, clock, config.owner_silence_seconds)
     return Paired(service, REGISTRY_OWNER, watch, clock, names_owner=names_owner), service

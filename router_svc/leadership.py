@@ -5,32 +5,26 @@ The lock, the heartbeats and the wait for them are those of registries: `weft.sq
 
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
 
 import grpc
-from sqlalchemy import text
-from sqlalchemy.exc import SQLAlchemyError
 from typing_extensions import override
 
 from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
-from router_svc.store.tables import SCHEMA, router_leader
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.health import HealthCheck, HealthLimits
 from weft.kernel.reasons import Reason
 from weft.kernel.service import Service
-from weft.sql.database import code_of, opening
-from weft.sql.owned_postgres import OwnerRole, PostgresOwner
+from weft.sql.address import address_of
+from weft.sql.connections import Tx
+from weft.sql.owners import OwnerRole
 from weft.sql.ownership import BeatenDatabase, OwnedService, OwnerBeats
-from weft.sql.standby import StandbyReads
-
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncEngine
+from weft.sql.store import Store
 
 ROUTER_OWNER = OwnerRole(
     service="router",
-    table=router_leader,
+    table="router_leader",
     standby_reason=Reason.ROUTER_STANDBY,
     advice="gateways find the router that leads by themselves",
 )
@@ -40,15 +34,6 @@ SILENCE_SECONDS = 5.0
 HANDOVER_SECONDS = 0.5
 """How long tasks under way may go on at a leader that stops while a standby waits for its end."""
 
-# A frozen leader may be within a transaction; those of the fence hold this lock.
-_END_FENCED = text(
-    """
-    SELECT count(pg_terminate_backend(pid)) FROM pg_locks
-    WHERE locktype = 'relation' AND relation = 'router_leader'::regclass AND mode = 'RowShareLock'
-      AND pid <> pg_backend_pid()
-    """
-)
-
 
 class LeaderLock(BeatenDatabase):
     """The lock of the router that leads. SQLite has none: its one process leads."""
@@ -56,49 +41,39 @@ class LeaderLock(BeatenDatabase):
     def __init__(self, database: RouterDatabase, address: str) -> None:
         """`database`: whose writes are refused once another router leads. `address`: where this router serves."""
         self._database = database
-        self._owner = PostgresOwner(database.url, ROUTER_OWNER, address) if database.is_shared else None
-        drivers = () if self._owner is None else self._owner.driver_errors
-        self._failures: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, *drivers)
-        self._engine: AsyncEngine | None = None
+        self.address = address_of(database.url.render_as_string(hide_password=False))
+        """Where the lock is."""
+        self._store = Store(self.address, "router", role=ROUTER_OWNER, address=address)
 
     @property
     @override
     def may_have_standby(self) -> bool:
-        return self._owner is not None
+        return self._store.may_have_standby
 
     async def take(self) -> None:
         """Takes the lock of an open database; raises ALREADY_EXISTS where another router leads."""
-        if self._owner is None:
-            return
-        try:
-            with opening(SCHEMA.owner, self._database.url, self._owner.driver_errors):
-                self._engine = self._owner.take()
-                async with self._engine.begin() as connection:
-                    await connection.execute(_END_FENCED)
-                    await self._owner.mark(connection)
-        except BaseException:
-            await self.release()
-            raise
-        self._database.fence(self._owner.owner)
+        if self.may_have_standby:
+            await self._store.open(_end_fenced)
+            self._database.fence(self._store.owner)
 
     @override
     async def beat(self) -> bool:
-        assert self._owner is not None, "SQLite has no heartbeats"
-        try:
-            if self._engine is None:
-                raise WeftError(Reason.SERVICE_UNAVAILABLE, "this router does not lead")
-            async with self._engine.begin() as connection:
-                return await self._owner.beat(connection)
-        except self._failures as error:
-            # Not chained: PostgreSQL's own errors quote rows.
-            message = f"the router's database does not answer ({code_of(error)})"
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, message) from None
+        return await self._store.beat()
 
     async def release(self) -> None:
         """Gives the lock up. Safe to call twice, or when it was never taken."""
-        self._engine = None
-        if self._owner is not None:
-            await self._owner.release()
+        await self._store.close()
+
+
+def _end_fenced(tx: Tx) -> None:
+    """Ends the transactions of a former leader that hold the lock of the fence: it may be frozen within one."""
+    tx.value(
+        """
+        SELECT count(pg_terminate_backend(pid)) FROM pg_locks
+        WHERE locktype = 'relation' AND relation = 'router_leader'::regclass AND mode = 'RowShareLock'
+          AND pid <> pg_backend_pid()
+        """
+    )
 
 
 class LeadingRouter(OwnedService):
@@ -146,7 +121,7 @@ class LeadingRouter(OwnedService):
         return self._checks(limits)
 
     @override
-    async def require_files(self, transactions: StandbyReads) -> None:
+    async def require_files(self, database: Store) -> None:
         """Raises nothing: a router's files are its own."""
 
     @override

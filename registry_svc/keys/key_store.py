@@ -6,16 +6,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from sqlalchemy import Row, delete, insert, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
-from registry_svc.store.database import Transactions, delete_rows
-from registry_svc.store.schema import api_keys, key_pepper
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.clock import seconds_ahead
 from weft.kernel.principal import KeyVerifier, kept_access
 from weft.kernel.timestamps import optional_stamp, stamp_of
+from weft.sql.connections import Row, Tx
+from weft.sql.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,40 +154,36 @@ _MARK_ID = 1
 class SqlKeyStore(KeyStore):
     """See KeyStore."""
 
-    def __init__(self, transactions: Transactions) -> None:
-        self._transactions = transactions
+    def __init__(self, database: Store) -> None:
+        self._database = database
 
     @override
     async def load(self) -> StoredKeys:
-        async with self._transactions.transaction() as connection:
-            rows = (await connection.execute(select(api_keys))).all()
-            mark = (await connection.execute(select(key_pepper.c.mark))).scalar_one_or_none()
+        rows, mark = await self._database.read(
+            lambda tx: (tx.rows("SELECT * FROM api_keys"), tx.value("SELECT mark FROM key_pepper"))
+        )
         # Not ORDER BY: PostgreSQL sorts by the language of the database.
         keys = sorted((_key_of(row) for row in rows), key=lambda key: key.id)
-        return StoredKeys(keys=tuple(keys), pepper_mark=bytes(mark or b""))
+        return StoredKeys(keys=tuple(keys), pepper_mark=mark or b"")
 
     @override
     async def save(self, keys: Sequence[ApiKey]) -> None:
-        async with self._transactions.transaction() as connection:
-            await _save(connection, keys)
+        rows = [_row_of(key) for key in keys]
+        await self._database.run(lambda tx: tx.replace("api_keys", "id", *rows))
 
     @override
     async def delete(self, key_ids: Sequence[str]) -> None:
-        async with self._transactions.transaction() as connection:
-            await delete_rows(connection, api_keys.c.id, key_ids)
+        await self._database.run(lambda tx: tx.delete("api_keys", "id", key_ids))
 
     @override
     async def save_pepper_mark(self, mark: bytes, revoked: Sequence[ApiKey] = ()) -> None:
-        async with self._transactions.transaction() as connection:
-            await connection.execute(delete(key_pepper))
-            await connection.execute(insert(key_pepper), [{"id": _MARK_ID, "mark": mark}])
-            await _save(connection, revoked)
+        rows = [_row_of(key) for key in revoked]
 
+        def work(tx: Tx) -> None:
+            tx.replace("key_pepper", "id", {"id": _MARK_ID, "mark": mark})
+            tx.replace("api_keys", "id", *rows)
 
-async def _save(connection: AsyncConnection, keys: Sequence[ApiKey]) -> None:
-    await delete_rows(connection, api_keys.c.id, [key.id for key in keys])
-    if keys:
-        await connection.execute(insert(api_keys), [_row_of(key) for key in keys])
+        await self._database.run(work)
 
 
 def _row_of(key: ApiKey) -> dict[str, Any]:
@@ -208,14 +202,14 @@ def _row_of(key: ApiKey) -> dict[str, Any]:
     }
 
 
-def _key_of(row: Row[Any]) -> ApiKey:
+def _key_of(row: Row) -> ApiKey:
     return ApiKey(
         id=row.id,
         description=row.description,
         tenant=row.tenant,
         scopes=tuple(json.loads(row.scopes)),
-        digest=bytes(row.digest),
-        previous_digest=bytes(row.previous_digest),
+        digest=row.digest,
+        previous_digest=row.previous_digest,
         previous_expires_at=row.previous_expires_at,
         created_at=row.created_at,
         expires_at=row.expires_at,

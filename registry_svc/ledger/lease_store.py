@@ -5,15 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sqlalchemy import Row, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind
-from registry_svc.store.database import Transactions, delete_rows, parts_of
-from registry_svc.store.schema import lease_counter, leases
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.request import Priority
+from weft.sql.connections import Row, Tx
+from weft.sql.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +58,17 @@ _COUNTER_ID = 1
 class SqlLeaseStore(LeaseStore):
     """See LeaseStore."""
 
-    def __init__(self, transactions: Transactions) -> None:
-        self._transactions = transactions
+    def __init__(self, database: Store) -> None:
+        self._database = database
 
     @override
     async def load(self) -> StoredLedger:
-        async with self._transactions.transaction() as connection:
-            rows = (await connection.execute(select(leases).order_by(leases.c.fencing_number))).all()
-            last = (await connection.execute(select(lease_counter.c.last_fencing_number))).scalar_one_or_none()
+        rows, last = await self._database.read(
+            lambda tx: (
+                tx.rows("SELECT * FROM leases ORDER BY fencing_number"),
+                tx.value("SELECT last_fencing_number FROM lease_counter"),
+            )
+        )
         grants = tuple(_grant_of(row) for row in rows)
         return StoredLedger(
             grants=grants, last_fencing_number=max([last or 0, *(each.fencing_number for each in grants)])
@@ -75,34 +76,30 @@ class SqlLeaseStore(LeaseStore):
 
     @override
     async def grant(self, grant: Grant) -> None:
-        async with self._transactions.transaction() as connection:
-            await connection.execute(insert(leases), [_row_of(grant)])
-            await _count(connection, grant.fencing_number)
+        row, count = _row_of(grant), {"id": _COUNTER_ID, "last_fencing_number": grant.fencing_number}
+
+        def work(tx: Tx) -> None:
+            tx.insert("leases", row)
+            tx.replace("lease_counter", "id", count)
+
+        await self._database.run(work)
 
     @override
     async def save_releasing(self, lease_ids: Sequence[str]) -> None:
-        async with self._transactions.transaction() as connection:
-            for some in parts_of(lease_ids):
-                await connection.execute(update(leases).where(leases.c.id.in_(some)).values(releasing=True))
+        await self._database.run(
+            lambda tx: tx.execute("UPDATE leases SET releasing = true WHERE id IN :ids", ids=list(lease_ids))
+        )
 
     @override
     async def save_processes(self, lease_id: str, processes: Sequence[ProcessId]) -> None:
-        async with self._transactions.transaction() as connection:
-            changed = update(leases).where(leases.c.id == lease_id).values(processes=_processes_text(processes))
-            await connection.execute(changed)
+        text = _processes_text(processes)
+        await self._database.run(
+            lambda tx: tx.execute("UPDATE leases SET processes = :text WHERE id = :id", text=text, id=lease_id)
+        )
 
     @override
     async def remove(self, lease_ids: Sequence[str]) -> None:
-        async with self._transactions.transaction() as connection:
-            await delete_rows(connection, leases.c.id, lease_ids)
-
-
-async def _count(connection: AsyncConnection, number: int) -> None:
-    counted = await connection.execute(
-        update(lease_counter).where(lease_counter.c.id == _COUNTER_ID).values(last_fencing_number=number)
-    )
-    if not counted.rowcount:
-        await connection.execute(insert(lease_counter), [{"id": _COUNTER_ID, "last_fencing_number": number}])
+        await self._database.run(lambda tx: tx.delete("leases", "id", lease_ids))
 
 
 def _processes_text(processes: Iterable[ProcessId]) -> str:
@@ -128,7 +125,7 @@ def _row_of(grant: Grant) -> dict[str, Any]:
     }
 
 
-def _grant_of(row: Row[Any]) -> Grant:
+def _grant_of(row: Row) -> Grant:
     return Grant(
         id=row.id,
         fencing_number=row.fencing_number,

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from google.protobuf import json_format
-from sqlalchemy import Row
 
 from registry_svc.mesh.domain import JoinToken, Session, Standing
 from registry_svc.mesh.records import compact, moment_of
@@ -31,6 +30,7 @@ from weft.dispatch.agents import target_of
 from weft.kernel.log import get_logger
 from weft.kernel.request import JournalMode, Operation, Skill
 from weft.kernel.timestamps import duration_of, optional_stamp, stamp_of
+from weft.sql.connections import Row
 from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS, max_wait_seconds, set_defaults
 
 
@@ -353,34 +353,34 @@ def join_token_row(token: JoinToken) -> Values:
     }
 
 
-def publication_of(row: Row[Any]) -> model_pb2.Model:
+def publication_of(row: Row) -> model_pb2.Model:
     """Read a row of `models`."""
     kind, created = model_pb2.Model.KIND_VIRTUAL, stamp_of(row.created_at)
     return compact(model_pb2.Model(manifest=_manifest(row), runner=row.runner, kind=kind, create_time=created))
 
 
-def declared_model_of(row: Row[Any]) -> model_pb2.Model:
+def declared_model_of(row: Row) -> model_pb2.Model:
     """Read a row of `declared_models`."""
     kind, created = model_pb2.Model.KIND_PUBLIC, stamp_of(row.created_at)
     manifest = _manifest(row)
     if row.provider is not None:
-        manifest.provider.ParseFromString(bytes(row.provider))
+        manifest.provider.ParseFromString(row.provider)
     return model_pb2.Model(manifest=manifest, declared_runner=row.runner, kind=kind, create_time=created)
 
 
-def agent_publication_of(row: Row[Any]) -> agent_pb2.Agent:
+def agent_publication_of(row: Row) -> agent_pb2.Agent:
     """Read a row of `agents`."""
     kind, created = agent_pb2.Agent.KIND_VIRTUAL, stamp_of(row.created_at)
     return compact(agent_pb2.Agent(manifest=_agent_manifest(row), runner=row.runner, kind=kind, create_time=created))
 
 
-def declared_agent_of(row: Row[Any]) -> agent_pb2.Agent:
+def declared_agent_of(row: Row) -> agent_pb2.Agent:
     """Read a row of `declared_agents`."""
     kind, created = agent_pb2.Agent.KIND_PUBLIC, stamp_of(row.created_at)
     return agent_pb2.Agent(manifest=_agent_manifest(row), kind=kind, create_time=created)
 
 
-def declared_route_of(row: Row[Any]) -> route_pb2.Route:
+def declared_route_of(row: Row) -> route_pb2.Route:
     """Read a row of `declared_routes`."""
     manifest = route_pb2.RouteManifest(
         name=row.name,
@@ -393,44 +393,44 @@ def declared_route_of(row: Row[Any]) -> route_pb2.Route:
     return route_pb2.Route(manifest=manifest, create_time=stamp_of(row.created_at))
 
 
-def declared_alias_of(row: Row[Any]) -> alias_pb2.Alias:
+def declared_alias_of(row: Row) -> alias_pb2.Alias:
     """Read a row of `declared_aliases`."""
-    manifest = alias_pb2.AliasManifest.FromString(bytes(row.manifest))
+    manifest = alias_pb2.AliasManifest.FromString(row.manifest)
     source = alias_pb2.Alias.SOURCE_DECLARED
     return alias_pb2.Alias(manifest=manifest, source=source, create_time=stamp_of(row.created_at))
 
 
-def declared_profile_of(row: Row[Any]) -> profile_pb2.Profile:
+def declared_profile_of(row: Row) -> profile_pb2.Profile:
     """Read a row of `declared_profiles`."""
     return profile_pb2.Profile(
-        manifest=profile_pb2.ProfileManifest.FromString(bytes(row.manifest)),
+        manifest=profile_pb2.ProfileManifest.FromString(row.manifest),
         active=row.active_since is not None,
         active_time=optional_stamp(row.active_since),
         create_time=stamp_of(row.created_at),
     )
 
 
-def declared_workflow_of(row: Row[Any]) -> workflow_pb2.RegisteredWorkflow:
+def declared_workflow_of(row: Row) -> workflow_pb2.RegisteredWorkflow:
     """Read a row of `declared_workflows`."""
-    manifest = workflow_pb2.WorkflowManifest.FromString(bytes(row.manifest))
+    manifest = workflow_pb2.WorkflowManifest.FromString(row.manifest)
     return workflow_pb2.RegisteredWorkflow(manifest=manifest, create_time=stamp_of(row.created_at))
 
 
-def declared_tenant_of(row: Row[Any]) -> tenant_pb2.Tenant:
+def declared_tenant_of(row: Row) -> tenant_pb2.Tenant:
     """Read a row of `declared_tenants`."""
-    manifest = tenant_pb2.TenantManifest.FromString(bytes(row.manifest))
+    manifest = tenant_pb2.TenantManifest.FromString(row.manifest)
     source = tenant_pb2.Tenant.SOURCE_DECLARED
     return tenant_pb2.Tenant(manifest=manifest, source=source, create_time=stamp_of(row.created_at))
 
 
-def settings_of(row: Row[Any]) -> settings_pb2.MeshSettings:
+def settings_of(row: Row) -> settings_pb2.MeshSettings:
     """Read the row of `mesh_settings`."""
     return settings_pb2.MeshSettings(
         allow_cloud_fallback=row.allow_cloud_fallback, revision=row.revision, journal=_journal_of(row.journal)
     )
 
 
-def join_token_of(row: Row[Any]) -> JoinToken:
+def join_token_of(row: Row) -> JoinToken:
     """Read a row of `join_tokens`."""
     return JoinToken(
         id=row.id,
@@ -442,7 +442,7 @@ def join_token_of(row: Row[Any]) -> JoinToken:
 
 
 def stored_session_of(
-    row: Row[Any], publications: Sequence[model_pb2.Model], agents: Sequence[agent_pb2.Agent]
+    row: Row, publications: Sequence[model_pb2.Model], agents: Sequence[agent_pb2.Agent]
 ) -> StoredSession:
     """Read a row of `runners` joined with its row of `sessions`."""
     return StoredSession(
@@ -473,7 +473,7 @@ def stored_session_of(
     )
 
 
-def _manifest(row: Row[Any]) -> model_pb2.ModelManifest:
+def _manifest(row: Row) -> model_pb2.ModelManifest:
     return model_pb2.ModelManifest(
         name=row.name,
         pool_name=row.pool_name,
@@ -489,11 +489,11 @@ def _manifest(row: Row[Any]) -> model_pb2.ModelManifest:
     )
 
 
-def _tags(row: Row[Any]) -> tags_pb2.Tags | None:
+def _tags(row: Row) -> tags_pb2.Tags | None:
     return None if row.tags is None else tags_pb2.Tags.FromString(bytes(row.tags))
 
 
-def _wake_plan(row: Row[Any]) -> wake_pb2.Wake | None:
+def _wake_plan(row: Row) -> wake_pb2.Wake | None:
     try:
         return plan_from_json(row.wake)
     except ValueError:
@@ -502,7 +502,7 @@ def _wake_plan(row: Row[Any]) -> wake_pb2.Wake | None:
         return None
 
 
-def _agent_manifest(row: Row[Any]) -> agent_pb2.AgentManifest:
+def _agent_manifest(row: Row) -> agent_pb2.AgentManifest:
     manifest = agent_pb2.AgentManifest(
         name=row.name,
         description=row.description,
@@ -518,7 +518,7 @@ def _agent_manifest(row: Row[Any]) -> agent_pb2.AgentManifest:
     return manifest
 
 
-def _default_params(row: Row[Any]) -> sampling_pb2.SamplingParams | None:
+def _default_params(row: Row) -> sampling_pb2.SamplingParams | None:
     try:
         params = json.loads(row.default_params or "{}")
         message = json_format.ParseDict(params, sampling_pb2.SamplingParams(), ignore_unknown_fields=True)
@@ -529,7 +529,7 @@ def _default_params(row: Row[Any]) -> sampling_pb2.SamplingParams | None:
     return message if params else None
 
 
-def _behaviour(row: Row[Any]) -> agent_behaviour_pb2.AgentBehaviour | None:
+def _behaviour(row: Row) -> agent_behaviour_pb2.AgentBehaviour | None:
     try:
         return behaviour_from_json(row.behaviour)
     except ValueError:

@@ -1,23 +1,19 @@
 """The store of the mesh: its port, and its implementation on SQL."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
-from sqlalchemy import Row, Select, Table, bindparam, delete, insert, or_, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
 from registry_svc.mesh.domain import JoinToken
 from registry_svc.mesh.rows import (
     NO_NAMES,
-    SETTINGS_ID,
     DeclaredNames,
     DeclaredRecords,
     StoredMesh,
     StoredPulse,
     StoredSession,
-    Values,
     agent_publication_of,
     agent_row,
     declared_agent_of,
@@ -45,25 +41,9 @@ from registry_svc.mesh.rows import (
     settings_row,
     stored_session_of,
 )
-from registry_svc.store.database import RegistryDatabase, delete_rows
-from registry_svc.store.schema import (
-    agents,
-    declared_agents,
-    declared_aliases,
-    declared_models,
-    declared_profiles,
-    declared_routes,
-    declared_tenants,
-    declared_workflows,
-    events,
-    join_tokens,
-    mesh_settings,
-    models,
-    runners,
-    sessions,
-)
+from registry_svc.store.database import RegistryDatabase
 from weft.api.registry.v1 import event_pb2, settings_pb2
-from weft.kernel.log import get_logger
+from weft.sql.connections import Row, Tx
 
 
 class Store(Protocol):
@@ -138,8 +118,6 @@ class Store(Protocol):
         ...
 
 
-log = get_logger("weft.registry.store")
-
 T = TypeVar("T")
 
 
@@ -150,84 +128,96 @@ class _Published(Protocol):
 
 P = TypeVar("P", bound=_Published)
 
+_PULSE = """
+    UPDATE runners SET standing = :standing, last_heartbeat_at = :last_heartbeat_at, inactive_since = :inactive_since
+    WHERE name = :runner
+"""
+_READ: Mapping[str, str] = {
+    "runners": "SELECT r.*, s.request_id, s.ticket_key FROM runners r JOIN sessions s ON s.id = r.session_id",
+    "events": "SELECT event FROM events ORDER BY sequence",
+    **{
+        table: f"SELECT * FROM {table}"  # noqa: S608 - our tables
+        for table in (
+            *("models", "agents", "declared_models", "declared_agents", "declared_routes", "declared_aliases"),
+            *("declared_profiles", "declared_workflows", "declared_tenants", "mesh_settings", "join_tokens"),
+        )
+    },
+}
+
 
 class SqlStore(RegistryDatabase, Store):
-    """See Store. One registry owns the database: see sqlite.py and postgres.py for how.
-
-    Raises INVALID_ARGUMENT when `database_url` is of no kind that is supported.
-    """
+    """See Store. One registry owns the database."""
 
     @override
     async def load(self) -> StoredMesh:
-        async with self.transaction() as connection:
-            publications = _by_runner(await _rows(connection, models, publication_of))
-            published_agents = _by_runner(await _rows(connection, agents, agent_publication_of))
-            found = await connection.execute(
-                select(runners, sessions.c.request_id, sessions.c.ticket_key).join(sessions)
-            )
-            return StoredMesh(
-                sessions=tuple(
-                    stored_session_of(row, publications.get(row.name, ()), published_agents.get(row.name, ()))
-                    for row in _in_order(found.all(), "name")
-                ),
-                models=tuple(await _rows(connection, declared_models, declared_model_of)),
-                agents=tuple(await _rows(connection, declared_agents, declared_agent_of)),
-                routes=tuple(await _rows(connection, declared_routes, declared_route_of)),
-                aliases=tuple(await _rows(connection, declared_aliases, declared_alias_of)),
-                profiles=tuple(await _rows(connection, declared_profiles, declared_profile_of)),
-                workflows=tuple(await _rows(connection, declared_workflows, declared_workflow_of)),
-                tenants=tuple(await _rows(connection, declared_tenants, declared_tenant_of)),
-                settings=next(iter(await _rows(connection, mesh_settings, settings_of, order_by="id")), None),
-                join_tokens=tuple(await _rows(connection, join_tokens, join_token_of, order_by="id")),
-                events=tuple(
-                    event_pb2.Event.FromString(row.event)
-                    for row in await connection.execute(select(events).order_by(events.c.sequence))
-                ),
-            )
+        found = await self.read(lambda tx: {table: tx.rows(statement) for table, statement in _READ.items()})
+        publications = _by_runner(_values(found["models"], publication_of))
+        published_agents = _by_runner(_values(found["agents"], agent_publication_of))
+        return StoredMesh(
+            sessions=tuple(
+                stored_session_of(row, publications.get(row.name, ()), published_agents.get(row.name, ()))
+                for row in _in_order(found["runners"], "name")
+            ),
+            models=_values(found["declared_models"], declared_model_of),
+            agents=_values(found["declared_agents"], declared_agent_of),
+            routes=_values(found["declared_routes"], declared_route_of),
+            aliases=_values(found["declared_aliases"], declared_alias_of),
+            profiles=_values(found["declared_profiles"], declared_profile_of),
+            workflows=_values(found["declared_workflows"], declared_workflow_of),
+            tenants=_values(found["declared_tenants"], declared_tenant_of),
+            settings=next(map(settings_of, found["mesh_settings"]), None),
+            join_tokens=_values(found["join_tokens"], join_token_of, order_by="id"),
+            events=tuple(event_pb2.Event.FromString(row.event) for row in found["events"]),
+        )
 
     @override
     async def save_session(self, stored: StoredSession, *, evicted: Sequence[str] = ()) -> None:
-        # Delete and insert is an upsert in the SQL that every database supports.
-        async with self.transaction() as connection:
-            await delete_rows(connection, models.c.name, [each.manifest.name for each in stored.publications])
-            await delete_rows(connection, agents.c.name, [each.manifest.name for each in stored.agents])
-            await delete_rows(connection, sessions.c.id, [stored.session.id, *evicted])
-            await connection.execute(delete(sessions).where(sessions.c.id.in_(_holding(stored.profile.name))))
-            await _insert(connection, sessions, [session_row(stored.session)])
-            await _insert(connection, runners, [runner_row(stored)])
-            await _insert(connection, models, [model_row(each) for each in stored.publications])
-            await _insert(connection, agents, [agent_row(each) for each in stored.agents])
+        models, agents = list(map(model_row, stored.publications)), list(map(agent_row, stored.agents))
+
+        def work(tx: Tx) -> None:
+            # Runners go with their sessions, and models and agents with their runners.
+            tx.delete("sessions", "id", [stored.session.id, *evicted])
+            # The caller does not know of a session whose COMMIT is on disk although its acknowledgement was lost.
+            tx.execute(
+                "DELETE FROM sessions WHERE id IN (SELECT session_id FROM runners WHERE name = :runner)",
+                runner=stored.profile.name,
+            )
+            tx.insert("sessions", session_row(stored.session))
+            tx.insert("runners", runner_row(stored))
+            tx.replace("models", "name", *models)
+            tx.replace("agents", "name", *agents)
+
+        await self.run(work)
 
     @override
     async def save_pulses(self, pulses: Sequence[StoredPulse]) -> None:
-        if not pulses:
-            return
-        statement = update(runners).where(runners.c.name == bindparam("of_runner"))
-        async with self.transaction() as connection:
-            await connection.execute(statement, [{"of_runner": pulse.runner, **pulse_row(pulse)} for pulse in pulses])
+        if pulses:
+            rows = [{"runner": pulse.runner, **pulse_row(pulse)} for pulse in pulses]
+            await self.run(lambda tx: tx.many(_PULSE, rows))
 
     @override
     async def delete_sessions(self, session_ids: Sequence[str]) -> None:
-        async with self.transaction() as connection:
-            # Runners go with their sessions, and models and agents with their runners.
-            await delete_rows(connection, sessions.c.id, session_ids)
+        await self.run(lambda tx: tx.delete("sessions", "id", session_ids))
 
     @override
     async def save_declarations(self, declared: DeclaredRecords, gone: DeclaredNames = NO_NAMES) -> None:
-        async with self.transaction() as connection:
-            await delete_rows(connection, declared_agents.c.name, gone.agents)
-            await delete_rows(connection, declared_routes.c.name, gone.routes)
-            await delete_rows(connection, declared_aliases.c.name, gone.aliases)
-            for table, row, records in (
-                (declared_models, declared_model_row, declared.models),
-                (declared_agents, declared_agent_row, declared.agents),
-                (declared_routes, declared_route_row, declared.routes),
-                (declared_aliases, declared_alias_row, declared.aliases),
-                (declared_profiles, declared_profile_row, declared.profiles),
-                (declared_workflows, declared_workflow_row, declared.workflows),
-                (declared_tenants, declared_tenant_row, declared.tenants),
-            ):
-                await _replace(connection, table, row, records)
+        deleted = {"declared_agents": gone.agents, "declared_routes": gone.routes, "declared_aliases": gone.aliases}
+        saved = {
+            "declared_models": list(map(declared_model_row, declared.models)),
+            "declared_agents": list(map(declared_agent_row, declared.agents)),
+            "declared_routes": list(map(declared_route_row, declared.routes)),
+            "declared_aliases": list(map(declared_alias_row, declared.aliases)),
+            "declared_profiles": list(map(declared_profile_row, declared.profiles)),
+            "declared_workflows": list(map(declared_workflow_row, declared.workflows)),
+            "declared_tenants": list(map(declared_tenant_row, declared.tenants)),
+        }
+
+        def work(tx: Tx) -> None:
+            _delete_names(tx, deleted)
+            for table, rows in saved.items():
+                tx.replace(table, "name", *rows)
+
+        await self.run(work)
 
     @override
     async def delete_names(
@@ -240,49 +230,53 @@ class SqlStore(RegistryDatabase, Store):
         workflows: Sequence[str] = (),
         tenants: Sequence[str] = (),
     ) -> None:
-        async with self.transaction() as connection:
-            await _delete_names(connection, agent_names=agents, model_names=models)
-            await delete_rows(connection, declared_routes.c.name, routes)
-            await delete_rows(connection, declared_aliases.c.name, aliases)
-            await delete_rows(connection, declared_profiles.c.name, profiles)
-            await delete_rows(connection, declared_workflows.c.name, workflows)
-            await delete_rows(connection, declared_tenants.c.name, tenants)
+        names = {
+            "agents": agents,
+            "declared_agents": agents,
+            "models": models,
+            "declared_models": models,
+            "declared_routes": routes,
+            "declared_aliases": aliases,
+            "declared_profiles": profiles,
+            "declared_workflows": workflows,
+            "declared_tenants": tenants,
+        }
+        await self.run(lambda tx: _delete_names(tx, names))
 
     @override
     async def save_settings(self, settings: settings_pb2.MeshSettings) -> None:
-        async with self.transaction() as connection:
-            await connection.execute(delete(mesh_settings).where(mesh_settings.c.id == SETTINGS_ID))
-            await _insert(connection, mesh_settings, [settings_row(settings)])
+        row = settings_row(settings)
+        await self.run(lambda tx: tx.replace("mesh_settings", "id", row))
 
     @override
     async def save_join_token(self, token: JoinToken) -> None:
-        async with self.transaction() as connection:
-            await delete_rows(connection, join_tokens.c.id, [token.id])
-            await _insert(connection, join_tokens, [join_token_row(token)])
+        await self.run(lambda tx: tx.replace("join_tokens", "id", join_token_row(token)))
 
     @override
     async def delete_join_token(self, token_id: str) -> None:
-        async with self.transaction() as connection:
-            await delete_rows(connection, join_tokens.c.id, [token_id])
+        await self.run(lambda tx: tx.delete("join_tokens", "id", [token_id]))
 
     @override
     async def save_events(self, new: Sequence[event_pb2.Event], oldest: int) -> None:
-        number = events.c.sequence
-        async with self.transaction() as connection:
+        rows = [{"sequence": event.sequence, "event": event.SerializeToString()} for event in new]
+
+        def work(tx: Tx) -> None:
             # A write whose acknowledgement was lost is written again.
-            await connection.execute(delete(events).where(or_(number < oldest, number >= new[0].sequence)))
-            rows = [{"sequence": event.sequence, "event": event.SerializeToString()} for event in new]
-            await _insert(connection, events, rows)
+            tx.execute(
+                "DELETE FROM events WHERE sequence < :oldest OR sequence >= :first",
+                oldest=oldest,
+                first=rows[0]["sequence"],
+            )
+            tx.insert("events", *rows)
+
+        await self.run(work)
 
 
-async def _rows(
-    connection: AsyncConnection, table: Table, value_of: Callable[[Row[Any]], T], *, order_by: str = "name"
-) -> list[T]:
-    found = await connection.execute(select(table))
-    return [value_of(row) for row in _in_order(found.all(), order_by)]
+def _values(rows: Sequence[Row], value_of: Callable[[Row], T], *, order_by: str = "name") -> tuple[T, ...]:
+    return tuple(map(value_of, _in_order(rows, order_by)))
 
 
-def _in_order(rows: Sequence[Row[Any]], column: str) -> list[Row[Any]]:
+def _in_order(rows: Sequence[Row], column: str) -> list[Row]:
     # Not ORDER BY: PostgreSQL sorts by the locale of the database, where "b" comes before "C".
     return sorted(rows, key=lambda row: str(getattr(row, column)))
 
@@ -294,29 +288,6 @@ def _by_runner(published: Sequence[P]) -> dict[str, list[P]]:
     return grouped
 
 
-def _holding(runner: str) -> Select[tuple[str]]:
-    """The id of the session that holds a runner's name, which the caller does not know.
-
-    A COMMIT whose acknowledgement was lost is reported as a failure although it is on disk.
-    """
-    return select(runners.c.session_id).where(runners.c.name == runner)
-
-
-async def _insert(connection: AsyncConnection, table: Table, rows: list[Values]) -> None:
-    if rows:
-        await connection.execute(insert(table), rows)
-
-
-async def _replace(
-    connection: AsyncConnection, table: Table, row_of: Callable[[Any], Values], records: Sequence[Any]
-) -> None:
-    """Put the rows of records in place of earlier ones of their names."""
-    await delete_rows(connection, table.c.name, [each.manifest.name for each in records])
-    await _insert(connection, table, [row_of(each) for each in records])
-
-
-async def _delete_names(connection: AsyncConnection, *, agent_names: Sequence[str], model_names: Sequence[str]) -> None:
-    for table in (agents, declared_agents):
-        await delete_rows(connection, table.c.name, agent_names)
-    for table in (models, declared_models):
-        await delete_rows(connection, table.c.name, model_names)
+def _delete_names(tx: Tx, names: Mapping[str, Sequence[str]]) -> None:
+    for table, some in names.items():
+        tx.delete(table, "name", some)

@@ -6,20 +6,19 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Row, delete, exists, func, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from registry_svc.operations.audit_chain import chained, empty_head, head_of
 from registry_svc.operations.governance import Admission, GovernanceMarks
 from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
-from registry_svc.store.database import Transactions
-from registry_svc.store.schema import audit_entries, governance_marks, operations, used_nonces
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
+from weft.sql.connections import Row, Tx
+from weft.sql.store import Store
 
 _ENTRY_TEXTS = ("event", "actor", "operation", "detail", "previous_hash", "hash")
+_BY_ID = "SELECT * FROM operations WHERE id = :key"
+_BY_REQUEST = "SELECT * FROM operations WHERE request_id = :key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,154 +68,144 @@ class OperationStore:
     database fails; then nothing was written. Audit entries are numbered and chained inside the writing transaction.
     """
 
-    def __init__(self, transactions: Transactions) -> None:
-        self._transactions = transactions
+    def __init__(self, database: Store) -> None:
+        self._database = database
 
     async def load_marks(self) -> GovernanceMarks:
         """Return what a gatekeeper must know of earlier runs; the audience is created at the first call."""
-        async with self._transactions.transaction() as connection:
-            row = (await connection.execute(select(governance_marks))).one_or_none()
-            if row is not None:
-                return GovernanceMarks(audience=row.audience, newest_issued_at=row.newest_issued_at)
-            audience = new_id("reg")
-            values = {"id": 1, "audience": audience, "newest_issued_at": None}
-            await connection.execute(insert(governance_marks), values)
-            return GovernanceMarks(audience=audience)
+        return await self._database.run(_marks)
 
     async def load_unfinished(self) -> list[GovernedOperation]:
         """Operations that have not ended, in order of acceptance."""
-        statement = select(operations).where(operations.c.ended_at.is_(None)).order_by(operations.c.number)
-        async with self._transactions.transaction() as connection:
-            return [_operation_of(row) for row in await connection.execute(statement)]
+        statement = "SELECT * FROM operations WHERE ended_at IS NULL ORDER BY number"
+        return [_operation_of(row) for row in await self._database.read(lambda tx: tx.rows(statement))]
 
     async def get(self, operation_id: str) -> GovernedOperation | None:
         """One operation."""
-        async with self._transactions.transaction() as connection:
-            return await _found(connection, operations.c.id == operation_id)
+        return await self._database.read(lambda tx: _found(tx, _BY_ID, operation_id))
 
     async def of_request(self, request_id: str) -> GovernedOperation | None:
         """The operation that a request created."""
-        async with self._transactions.transaction() as connection:
-            return await _found(connection, operations.c.request_id == request_id)
+        return await self._database.read(lambda tx: _found(tx, _BY_REQUEST, request_id))
 
     async def page(
         self, *, before_number: int | None, size: int, unfinished_only: bool = False
     ) -> list[GovernedOperation]:
         """Return at most `size` operations, newest first; `before_number`: only those accepted before that one."""
-        statement = select(operations).order_by(operations.c.number.desc()).limit(size)
-        if before_number is not None:
-            statement = statement.where(operations.c.number < before_number)
-        if unfinished_only:
-            statement = statement.where(operations.c.ended_at.is_(None))
-        async with self._transactions.transaction() as connection:
-            return [_operation_of(row) for row in await connection.execute(statement)]
+        before = "number < :before" if before_number is not None else "true"
+        unfinished = "ended_at IS NULL" if unfinished_only else "true"
+        statement = f"SELECT * FROM operations WHERE {before} AND {unfinished} ORDER BY number DESC LIMIT :size"  # noqa: S608
+        rows = await self._database.read(lambda tx: tx.rows(statement, before=before_number, size=size))
+        return [_operation_of(row) for row in rows]
 
     async def save_new(self, new: NewOperation) -> Saved | RequestKnown | NonceUsed:
         """Save an operation with its audit entries, its nonce and its mark: all of it, or nothing."""
-        async with self._transactions.transaction() as connection:
-            earlier = await _found(connection, operations.c.request_id == new.operation.request_id)
-            if earlier is not None:
-                return RequestKnown(earlier)
-            admission = new.admission
-            if admission.nonce:
-                spent = select(used_nonces.c.nonce).where(used_nonces.c.nonce == admission.nonce)
-                if (await connection.execute(spent)).one_or_none() is not None:
-                    return NonceUsed()
-            newest = (await connection.execute(select(func.max(operations.c.number)))).scalar()
-            row = {**_operation_row(new.operation), "number": (newest or 0) + 1}
-            await connection.execute(insert(operations), row)
-            if admission.nonce:
-                values = {"nonce": admission.nonce, "operation_id": new.operation.id}
-                kept_until = {"kept_until": admission.nonce_kept_until}
-                await connection.execute(insert(used_nonces), values | kept_until)
-            await _raise_mark(connection, admission.mark)
-            head = await _append(connection, new.audit)
-            saved = await _found(connection, operations.c.id == new.operation.id)
-            assert saved is not None, "what was inserted can be read in the same transaction"
-            return Saved(saved, head)
+        return await self._database.run(lambda tx: _save_new(tx, new))
 
     async def update(self, operation: GovernedOperation, audit: Sequence[AuditEntry]) -> AuditHead:
         """Replace the stored form of `operation`; raises NOT_FOUND when it was never saved.
 
         An equal form writes nothing, so that a call whose answer was lost may be repeated.
         """
-        async with self._transactions.transaction() as connection:
-            stored = await _found(connection, operations.c.id == operation.id)
+
+        def work(tx: Tx) -> AuditHead:
+            stored = _found(tx, _BY_ID, operation.id)
             if stored is None:
                 raise WeftError(Reason.NOT_FOUND, "no operation of this name is known")
             if stored == operation:
-                return await _head(connection)
-            await connection.execute(
-                update(operations).where(operations.c.id == operation.id).values(**_operation_row(operation))
-            )
-            return await _append(connection, audit)
+                return _head(tx)
+            tx.update("operations", "id", _operation_row(operation))
+            return _append(tx, audit)
+
+        return await self._database.run(work)
 
     async def append_audit(self, audit: Sequence[AuditEntry]) -> AuditHead:
         """Write entries that belong to no operation."""
-        async with self._transactions.transaction() as connection:
-            return await _append(connection, audit)
+        return await self._database.run(lambda tx: _append(tx, audit))
 
     async def page_audit(self, *, after_sequence: int, size: int) -> list[AuditEntry]:
         """At most `size` entries after that one, oldest first."""
-        statement = (
-            select(audit_entries)
-            .where(audit_entries.c.sequence > after_sequence)
-            .order_by(audit_entries.c.sequence)
-            .limit(size)
-        )
-        async with self._transactions.transaction() as connection:
-            return [_entry_of(row) for row in await connection.execute(statement)]
+        statement = "SELECT * FROM audit_entries WHERE sequence > :after ORDER BY sequence LIMIT :size"
+        rows = await self._database.read(lambda tx: tx.rows(statement, after=after_sequence, size=size))
+        return [_entry_of(row) for row in rows]
 
     async def audit_head(self) -> AuditHead:
         """The end of the log."""
-        async with self._transactions.transaction() as connection:
-            return await _head(connection)
+        return await self._database.read(_head)
 
     async def delete_expired(self, *, ended_before: datetime, now: datetime) -> Expired:
         """Delete operations that ended before `ended_before`, and nonces that need not be kept at `now`.
 
         Unfinished operations are never deleted, and nonces are kept until the time of the mark at least.
         """
-        async with self._transactions.transaction() as connection:
+
+        def work(tx: Tx) -> Expired:
             # A comparison with NULL is not true, so unfinished operations stay.
-            ended = await connection.execute(delete(operations).where(operations.c.ended_at < ended_before))
-            newest = (await connection.execute(select(governance_marks.c.newest_issued_at))).scalar_one_or_none()
+            ended = tx.execute("DELETE FROM operations WHERE ended_at < :before", before=ended_before)
+            newest = tx.value("SELECT newest_issued_at FROM governance_marks")
             # A clock that is ahead for a moment would expire all nonces; only a token that was issued after that
             # time, and admitted, proves the time.
             before = now if newest is None else min(now, newest)
-            nonces = await connection.execute(delete(used_nonces).where(used_nonces.c.kept_until < before))
-            left = select(exists(select(operations.c.id)) | exists(select(used_nonces.c.nonce)))
-            is_any_left = bool((await connection.execute(left)).scalar_one())
-            return Expired(operations=ended.rowcount, nonces=nonces.rowcount, is_any_left=is_any_left)
+            nonces = tx.execute("DELETE FROM used_nonces WHERE kept_until < :before", before=before)
+            left = tx.value("SELECT EXISTS (SELECT 1 FROM operations) OR EXISTS (SELECT 1 FROM used_nonces)")
+            return Expired(operations=ended, nonces=nonces, is_any_left=bool(left))
+
+        return await self._database.run(work)
 
 
-async def _found(connection: AsyncConnection, condition: Any) -> GovernedOperation | None:
-    row = (await connection.execute(select(operations).where(condition))).one_or_none()
+def _marks(tx: Tx) -> GovernanceMarks:
+    row = tx.row("SELECT * FROM governance_marks")
+    if row is not None:
+        return GovernanceMarks(audience=row.audience, newest_issued_at=row.newest_issued_at)
+    audience = new_id("reg")
+    tx.insert("governance_marks", {"id": 1, "audience": audience, "newest_issued_at": None})
+    return GovernanceMarks(audience=audience)
+
+
+def _save_new(tx: Tx, new: NewOperation) -> Saved | RequestKnown | NonceUsed:
+    earlier = _found(tx, _BY_REQUEST, new.operation.request_id)
+    if earlier is not None:
+        return RequestKnown(earlier)
+    nonce, kept_until = new.admission.nonce, new.admission.nonce_kept_until
+    if nonce and tx.row("SELECT nonce FROM used_nonces WHERE nonce = :nonce", nonce=nonce) is not None:
+        return NonceUsed()
+    newest = tx.value("SELECT max(number) FROM operations")
+    tx.insert("operations", _operation_row(new.operation) | {"number": (newest or 0) + 1})
+    if nonce:
+        tx.insert("used_nonces", {"nonce": nonce, "operation_id": new.operation.id, "kept_until": kept_until})
+    _raise_mark(tx, new.admission.mark)
+    head = _append(tx, new.audit)
+    saved = _found(tx, _BY_ID, new.operation.id)
+    assert saved is not None, "what was inserted can be read in the same transaction"
+    return Saved(saved, head)
+
+
+def _found(tx: Tx, statement: str, key: str) -> GovernedOperation | None:
+    row = tx.row(statement, key=key)
     return None if row is None else _operation_of(row)
 
 
-async def _raise_mark(connection: AsyncConnection, mark: datetime | None) -> None:
+def _raise_mark(tx: Tx, mark: datetime | None) -> None:
     if mark is None:
         return
-    row = (await connection.execute(select(governance_marks))).one_or_none()
+    row = tx.row("SELECT * FROM governance_marks")
     if row is None:
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database lost its marks of governance")
     if row.newest_issued_at is None or row.newest_issued_at < mark:
-        await connection.execute(update(governance_marks).values(newest_issued_at=mark))
+        tx.execute("UPDATE governance_marks SET newest_issued_at = :mark", mark=mark)
 
 
-async def _head(connection: AsyncConnection) -> AuditHead:
-    newest = select(audit_entries.c.sequence, audit_entries.c.hash).order_by(audit_entries.c.sequence.desc()).limit(1)
-    row = (await connection.execute(newest)).one_or_none()
+def _head(tx: Tx) -> AuditHead:
+    row = tx.row("SELECT sequence, hash FROM audit_entries ORDER BY sequence DESC LIMIT 1")
     return empty_head() if row is None else AuditHead(sequence=row.sequence, hash=row.hash)
 
 
-async def _append(connection: AsyncConnection, drafts: Sequence[AuditEntry]) -> AuditHead:
-    head = await _head(connection)
+def _append(tx: Tx, drafts: Sequence[AuditEntry]) -> AuditHead:
+    head = _head(tx)
     entries = chained(head, drafts)
     if not entries:
         return head
-    await connection.execute(insert(audit_entries), [_entry_row(entry) for entry in entries])
+    tx.insert("audit_entries", *map(_entry_row, entries))
     return head_of(entries[-1])
 
 
@@ -230,8 +219,8 @@ def _operation_row(operation: GovernedOperation) -> dict[str, Any]:
     }
 
 
-def _operation_of(row: Row[Any]) -> GovernedOperation:
-    values = dict(row._mapping) | {  # noqa: SLF001 - the documented name of a row's mapping
+def _operation_of(row: Row) -> GovernedOperation:
+    values = row._asdict() | {
         "state": OperationState[row.state.upper()],
         "signers": tuple(json.loads(row.signers)),
         # A newer release may have reasons that this one does not know.
@@ -245,7 +234,7 @@ def _entry_row(entry: AuditEntry) -> dict[str, Any]:
     return {**texts, "sequence": entry.sequence, "at": entry.time.ToDatetime(UTC)}
 
 
-def _entry_of(row: Row[Any]) -> AuditEntry:
+def _entry_of(row: Row) -> AuditEntry:
     entry = AuditEntry(sequence=row.sequence, **{name: getattr(row, name) for name in _ENTRY_TEXTS})
     entry.time.FromDatetime(row.at)
     return entry

@@ -34,7 +34,6 @@ from registry_svc.operations.policy.lifecycle import (
 )
 from registry_svc.operations.policy.loads import LoadTimes
 from registry_svc.operations.runner_presence import MeshRunnerDirectory, RunnerPresence
-from registry_svc.store.database import Transactions
 from registry_svc.writer import SingleWriter
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_service_pb2 import (
@@ -50,6 +49,7 @@ from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, stop_tasks
 from weft.kernel.tracing import NO_TRACING, Tracing
+from weft.sql.store import Store
 
 AUDIT_HEAD_INTERVAL_SECONDS = 3_600.0
 """How often the newest entry of the audit log is written to the ordinary log, so that a truncation shows."""
@@ -482,7 +482,7 @@ class OperationService:
     def __init__(
         self,
         core: RegistryCore,
-        transactions: Transactions,
+        database: Store,
         calls: RunnerCalls,
         gatekeeper: Gatekeeper,
         settings: OperationLimits,
@@ -496,7 +496,7 @@ class OperationService:
             times=LoadTimes(),
             presence=RunnerPresence(directory, core.clock),
         )
-        self.operations = Operations(OperationStore(transactions), deps, gatekeeper, settings, tracing)
+        self.operations = Operations(OperationStore(database), deps, gatekeeper, settings, tracing)
         self.unloader = OperationUnloader(self.operations)
         """Unloads models that are deleted."""
         self._housekeeper = Housekeeper(self.operations, core.clock, AUDIT_HEAD_INTERVAL_SECONDS)

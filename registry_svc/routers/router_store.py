@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from sqlalchemy import insert, select
 from typing_extensions import override
 
-from registry_svc.store.database import Transactions, delete_rows
-from registry_svc.store.schema import routers
 from weft.api.registry.v1.router_pb2 import Router
 from weft.kernel.timestamps import datetime_of, stamp_of
+from weft.sql.store import Store
 
 
 class RouterStore(Protocol):
@@ -35,13 +33,12 @@ class RouterStore(Protocol):
 class SqlRouterStore(RouterStore):
     """See RouterStore."""
 
-    def __init__(self, transactions: Transactions) -> None:
-        self._transactions = transactions
+    def __init__(self, database: Store) -> None:
+        self._database = database
 
     @override
     async def load(self) -> Sequence[Router]:
-        async with self._transactions.transaction() as connection:
-            rows = (await connection.execute(select(routers))).all()
+        rows = await self._database.read(lambda tx: tx.rows("SELECT * FROM routers"))
         found = (
             Router(
                 name=row.name,
@@ -63,11 +60,8 @@ class SqlRouterStore(RouterStore):
             "version": router.version,
             "registered_at": datetime_of(router.register_time),
         }
-        async with self._transactions.transaction() as connection:
-            await delete_rows(connection, routers.c.name, [router.name])
-            await connection.execute(insert(routers), [row])
+        await self._database.run(lambda tx: tx.replace("routers", "name", row))
 
     @override
     async def delete(self, names: Sequence[str]) -> None:
-        async with self._transactions.transaction() as connection:
-            await delete_rows(connection, routers.c.name, names)
+        await self._database.run(lambda tx: tx.delete("routers", "name", names))

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from sqlalchemy import insert, select
 from typing_extensions import override
 
 from registry_svc.secrets.cipher import Sealed
-from registry_svc.store.database import Transactions, delete_rows
-from registry_svc.store.schema import secrets
+from weft.sql.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +47,17 @@ class SecretStore(Protocol):
 class SqlSecretStore(SecretStore):
     """See SecretStore."""
 
-    def __init__(self, transactions: Transactions) -> None:
-        self._transactions = transactions
+    def __init__(self, database: Store) -> None:
+        self._database = database
 
     @override
     async def load(self) -> tuple[StoredSecret, ...]:
-        async with self._transactions.transaction() as connection:
-            rows = (await connection.execute(select(secrets))).all()
+        rows = await self._database.read(lambda tx: tx.rows("SELECT * FROM secrets"))
         found = (
             StoredSecret(
                 name=row.name,
                 version=row.version,
-                sealed=Sealed(row.key_id, bytes(row.sealed)),
+                sealed=Sealed(row.key_id, row.sealed),
                 created_at=row.created_at,
                 updated_at=row.updated_at,
             )
@@ -84,11 +81,8 @@ class SqlSecretStore(SecretStore):
             }
             for secret in changed
         ]
-        async with self._transactions.transaction() as connection:
-            await delete_rows(connection, secrets.c.name, [secret.name for secret in changed])
-            await connection.execute(insert(secrets), rows)
+        await self._database.run(lambda tx: tx.replace("secrets", "name", *rows))
 
     @override
     async def delete(self, names: Sequence[str]) -> None:
-        async with self._transactions.transaction() as connection:
-            await delete_rows(connection, secrets.c.name, names)
+        await self._database.run(lambda tx: tx.delete("secrets", "name", names))

@@ -1,1 +1,1 @@
-"""The registry's database: its schema, its engine, who owns it, and the migrations."""
+"""The registry's database: its tables, its owner, and files beside it."""

@@ -13,7 +13,8 @@ from router_svc.store.database import RouterDatabase
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.sql.owned_postgres import TakenOverError
+from weft.sql.address import address_of
+from weft.sql.owners import TakenOverError
 from weft.sql.standby import owner_watch_of
 from weft_testing.postgres_server import PostgresServer
 
@@ -127,7 +128,7 @@ async def test_a_standby_knows_where_the_leader_serves_and_waits_for_its_end(
     first, _ = pair
     await first.lock.take()
     await first.lock.beat()
-    watch = owner_watch_of(postgres_url, ROUTER_OWNER, SystemClock(), LIMIT_SECONDS)
+    watch = owner_watch_of(address_of(postgres_url), ROUTER_OWNER, SystemClock(), LIMIT_SECONDS)
     assert watch is not None
     async with asyncio.timeout(LIMIT_SECONDS):
         waiting = asyncio.create_task(watch.until_free())

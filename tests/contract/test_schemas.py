@@ -11,14 +11,13 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from registry_svc.store.schema import SCHEMA as REGISTRY
 from router_svc.store.tables import SCHEMA as ROUTER
 from weft.sql.schema import Schema, bring_up_to_date, migrate
 
 pytest_plugins = ("database_fixtures",)
 pytestmark = pytest.mark.usefixtures("made_by_services")
 
-SCHEMAS = [pytest.param(REGISTRY, id="registry"), pytest.param(ROUTER, id="router")]
+SCHEMAS = [pytest.param(ROUTER, id="router")]
 
 
 @pytest.fixture
@@ -71,14 +70,6 @@ async def test_tables_that_differ_in_an_index_or_a_column_are_told_apart(engine:
         without_index = await connection.run_sync(_described, ROUTER)
         await connection.exec_driver_sql("ALTER TABLE tasks DROP COLUMN custom_id")
         assert whole != without_index != await connection.run_sync(_described, ROUTER)
-
-
-async def test_two_services_keep_their_tables_in_one_database(engine: AsyncEngine) -> None:
-    async with engine.begin() as connection:
-        for schema in (REGISTRY, ROUTER, REGISTRY):
-            await connection.run_sync(bring_up_to_date, schema)
-        for schema in (REGISTRY, ROUTER):
-            assert set(await connection.run_sync(_described, schema)) >= set(schema.metadata.tables)
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)

@@ -11,7 +11,8 @@ from stored_values import stored
 from registry_svc.mesh.store import SqlStore
 from registry_svc.store.database import REGISTRY_OWNER
 from weft.kernel.clock import SystemClock
-from weft.sql.owned_postgres import TakenOverError
+from weft.sql.address import address_of
+from weft.sql.owners import TakenOverError
 from weft.sql.standby import OwnerWatch, owner_watch_of
 from weft_testing.postgres_server import PostgresServer
 
@@ -40,7 +41,7 @@ async def admin(postgres: PostgresServer, postgres_database: str) -> AsyncIterat
 
 
 def watch_of(url: str, silence_seconds: float = SHORT_SILENCE_SECONDS) -> OwnerWatch:
-    watch = owner_watch_of(url, REGISTRY_OWNER, SystemClock(), silence_seconds)
+    watch = owner_watch_of(address_of(url), REGISTRY_OWNER, SystemClock(), silence_seconds)
     assert watch is not None
     return watch
 
@@ -135,4 +136,4 @@ async def test_a_standby_whose_connection_is_cut_watches_again(owner: SqlStore, 
 
 
 def test_sqlite_has_no_standbys(sqlite_url: str) -> None:
-    assert owner_watch_of(sqlite_url, REGISTRY_OWNER, SystemClock(), SILENCE_SECONDS) is None
+    assert owner_watch_of(address_of(sqlite_url), REGISTRY_OWNER, SystemClock(), SILENCE_SECONDS) is None

@@ -340,10 +340,8 @@ async def test_closing_what_was_never_opened_is_safe(database_url: str) -> None:
         "",
         "registry.db",
         "mysql+aiomysql://root:SECRET@host/weft",
-        "postgresql://weft:SECRET@host/weft",
-        "postgresql+asyncpg://weft:SECRET@host:no-port/weft",
-        "sqlite:///registry.db",
-        "sqlite+aiosqlite:///file:registry.db?uri=true",
+        "postgresql://weft:SECRET@host:no-port/weft",
+        "sqlite:///file:registry.db?uri=true",
     ],
 )
 def test_urls_of_other_kinds_are_refused_without_repeating_them(url: str) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import structlog
-from sqlalchemy.ext.asyncio import create_async_engine
 from stored_values import BEHAVIOUR, declared_agent
 
 from registry_svc.mesh.rows import DeclaredRecords, behaviour_from_json, behaviour_to_json
@@ -90,12 +89,7 @@ async def test_a_damaged_behaviour_costs_an_agent_its_tools_and_nobody_the_mesh(
     store = SqlStore(url)
     await store.open()
     await store.save_declarations(DeclaredRecords([], [declared_agent("a1"), declared_agent("a2")]))
-    await store.close()
-    engine = create_async_engine(url)
-    async with engine.begin() as connection:
-        await connection.exec_driver_sql("UPDATE declared_agents SET behaviour = '{' WHERE name = 'a1'")
-    await engine.dispose()
-    await store.open()
+    await store.run(lambda tx: tx.execute("UPDATE declared_agents SET behaviour = '{' WHERE name = 'a1'"))
     with structlog.testing.capture_logs() as logs:
         mesh = await store.load()
     await store.close()
@@ -110,14 +104,8 @@ async def test_damaged_default_parameters_cost_an_agent_its_defaults_and_nobody_
     await store.save_declarations(
         DeclaredRecords([], [declared_agent("a1"), declared_agent("a2"), declared_agent("a3")])
     )
-    await store.close()
-    engine = create_async_engine(url)
-    async with engine.begin() as connection:
-        damaged = "UPDATE declared_agents SET default_params = '{}' WHERE name = '{}'"
-        for name, text in (("a1", "{"), ("a2", "[1]")):
-            await connection.exec_driver_sql(damaged.format(text, name))
-    await engine.dispose()
-    await store.open()
+    damaged = "UPDATE declared_agents SET default_params = :text WHERE name = :name"
+    await store.run(lambda tx: tx.many(damaged, [{"name": "a1", "text": "{"}, {"name": "a2", "text": "[1]"}]))
     with structlog.testing.capture_logs() as logs:
         mesh = await store.load()
     await store.close()

@@ -5,16 +5,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 
 from registry_svc.keys.key_store import ApiKey, KeyStore, SqlKeyStore, StoredKeys
 from registry_svc.mesh.store import SqlStore
-from registry_svc.store.database import MAX_IDS_PER_STATEMENT
 from weft.kernel.errors import WeftError
 from weft.kernel.names import MAX_TENANT_CHARS
 from weft.kernel.reasons import Reason
 
 pytest_plugins = ("database_fixtures",)
+
+MANY = 40_000
+"""More than the parameters of one statement."""
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
 MARK = bytes(range(32))
@@ -83,7 +84,7 @@ async def test_deleted_keys_are_gone_and_others_stay(keys: KeyStore) -> None:
 
 
 async def test_more_keys_than_one_statement_takes_go_together(keys: KeyStore) -> None:
-    many = [plain(f"{number:012}") for number in range(MAX_IDS_PER_STATEMENT + 1)]
+    many = [plain(f"{number:012}") for number in range(MANY + 1)]
     await keys.save(many)
     await keys.save([replace(each, description="again") for each in many])
     assert {each.description for each in (await keys.load()).keys} == {"again"}
@@ -115,12 +116,10 @@ async def test_a_database_that_fails_is_told_and_keeps_what_it_had(store: SqlSto
         await keys.save([key("a"), plain("b"), plain("b")])
     assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
     assert (await keys.load()).keys == (plain("a"),)
-    async with store.transaction() as connection:
-        await connection.execute(text("ALTER TABLE key_pepper RENAME TO hidden"))
+    await store.run(lambda tx: tx.execute("ALTER TABLE key_pepper RENAME TO hidden"))
     with pytest.raises(WeftError):
         await keys.save_pepper_mark(MARK, [key("a")])
-    async with store.transaction() as connection:
-        await connection.execute(text("ALTER TABLE hidden RENAME TO key_pepper"))
+    await store.run(lambda tx: tx.execute("ALTER TABLE hidden RENAME TO key_pepper"))
     assert await keys.load() == StoredKeys(keys=(plain("a"),))
 
 

@@ -5,18 +5,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 
 from registry_svc.ledger.lease_store import LeaseStore, SqlLeaseStore, StoredLedger
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind
 from registry_svc.mesh.store import SqlStore
-from registry_svc.store.database import MAX_IDS_PER_STATEMENT
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
 pytest_plugins = ("database_fixtures",)
+
+MANY = 40_000
+"""More than the parameters of one statement."""
 
 # As large as the contract lets them be.
 LARGEST = 2**50
@@ -107,7 +108,7 @@ async def test_processes_are_replaced(leases: LeaseStore) -> None:
 
 async def test_more_leases_than_one_statement_takes_go_together(leases: LeaseStore) -> None:
     await leases.grant(grant(1))
-    many = [f"lease-{number}" for number in range(2, MAX_IDS_PER_STATEMENT + 2)] + ["lease-1"]
+    many = [f"lease-{number}" for number in range(2, MANY + 2)] + ["lease-1"]
     await leases.save_releasing(many)
     assert (await leases.load()).grants[0].releasing
     await leases.remove(many)
@@ -124,11 +125,9 @@ async def test_a_store_whose_database_is_not_open_says_so(tmp_path: Path) -> Non
 async def test_a_database_that_fails_is_told_and_keeps_what_it_had(store: SqlStore) -> None:
     leases = SqlLeaseStore(store)
     await leases.grant(grant(1))
-    async with store.transaction() as connection:
-        await connection.execute(text("ALTER TABLE lease_counter RENAME TO hidden"))
+    await store.run(lambda tx: tx.execute("ALTER TABLE lease_counter RENAME TO hidden"))
     with pytest.raises(WeftError) as refusal:
         await leases.grant(grant(2))
     assert refusal.value.reason is Reason.SERVICE_UNAVAILABLE
-    async with store.transaction() as connection:
-        await connection.execute(text("ALTER TABLE hidden RENAME TO lease_counter"))
+    await store.run(lambda tx: tx.execute("ALTER TABLE hidden RENAME TO lease_counter"))
     assert await leases.load() == StoredLedger(grants=(grant(1),), last_fencing_number=1)

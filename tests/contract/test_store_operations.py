@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from itertools import product
 
 import pytest
-from sqlalchemy import text, update
 from stored_values import ELSEWHERE, NOW, WORDS, stored
 
 from registry_svc.mesh.store import SqlStore
@@ -20,7 +19,6 @@ from registry_svc.operations.operation_store import (
     Saved,
 )
 from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
-from registry_svc.store.schema import audit_entries
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -146,15 +144,13 @@ async def test_a_nonce_is_remembered_until_a_later_token_proves_that_its_time_is
 
 
 async def test_a_refused_operation_leaves_neither_nonce_nor_entry(store: SqlStore, operations: OperationStore) -> None:
-    async with store.transaction() as connection:
-        await connection.execute(text("ALTER TABLE audit_entries RENAME TO away"))
+    await store.run(lambda tx: tx.execute("ALTER TABLE audit_entries RENAME TO away"))
     wanted = NewOperation(
         operation=operation(1), audit=(entry(), entry()), admission=Admission(nonce="n1", nonce_kept_until=NOW)
     )
     with pytest.raises(WeftError) as failure:
         await operations.save_new(wanted)
-    async with store.transaction() as connection:
-        await connection.execute(text("ALTER TABLE away RENAME TO audit_entries"))
+    await store.run(lambda tx: tx.execute("ALTER TABLE away RENAME TO audit_entries"))
     assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
     assert await operations.get("op-1") is None
     assert await operations.audit_head() == empty_head()
@@ -230,9 +226,7 @@ async def test_an_entry_that_somebody_changed_in_the_database_shows(
     store: SqlStore, operations: OperationStore
 ) -> None:
     await operations.append_audit([entry(f"event-{number}") for number in range(5)])
-    async with store.transaction() as connection:
-        changed = update(audit_entries).where(audit_entries.c.sequence == 3).values(actor="nobody")
-        await connection.execute(changed)
+    await store.run(lambda tx: tx.execute("UPDATE audit_entries SET actor = 'nobody' WHERE sequence = 3"))
     check = AuditCheck()
     check.read(await operations.page_audit(after_sequence=0, size=100))
     assert check.verdict() == Fault(damage=Damage.CHANGED, sequence=3)

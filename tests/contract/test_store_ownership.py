@@ -93,11 +93,8 @@ async def test_a_failing_write_tells_no_secrets(
 async def test_sqlite_commits_are_durable_and_foreign_keys_hold(sqlite_url: str) -> None:
     store = SqlStore(sqlite_url)
     await store.open()
-    async with store.transaction() as connection:
-        settings = {
-            pragma: (await connection.exec_driver_sql(f"PRAGMA {pragma}")).scalar_one()
-            for pragma in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
-        }
+    pragmas = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+    settings = await store.run(lambda tx: {pragma: tx.value(f"PRAGMA {pragma}") for pragma in pragmas})
     await store.close()
     assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 5000}
 

@@ -15,7 +15,7 @@ from registry_svc.mesh.rows import DeclaredRecords, StoredMesh
 from registry_svc.mesh.store import SqlStore
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft.sql import owned_postgres as postgres_store
+from weft.sql import postgres as postgres_store
 from weft_testing.postgres_server import PostgresServer
 
 pytest_plugins = ("database_fixtures",)
@@ -62,9 +62,7 @@ async def test_one_connection_holds_the_lock_and_waits_for_the_disk(owner: SqlSt
     assert await admin.fetchval(
         f"{held} AND a.application_name = 'weft-registry-owner' AND a.datname = current_database()"
     )
-    async with owner.transaction() as connection:
-        setting = await connection.exec_driver_sql("SHOW synchronous_commit")
-        assert setting.scalar_one() == "on"
+    assert await owner.run(lambda tx: tx.value("SHOW synchronous_commit")) == "on"
     # The server's default is another, so it was the store that asked for it.
     assert await admin.fetchval("SHOW synchronous_commit") == "off"
 
@@ -160,7 +158,7 @@ async def test_a_server_that_does_not_let_us_in_is_a_clear_error_without_the_pas
     await store.close()
     assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
     out, err = capfd.readouterr()
-    assert "postgresql+asyncpg://postgres:***@" in out + err
+    assert "postgresql://postgres:***@" in out + err
     assert "SECRET" not in out + err + str(failure.value)
     assert "check that it is there and takes connections" in failure.value.message
 
@@ -196,6 +194,7 @@ async def test_a_server_that_is_silent_is_given_up(
 
 
 def test_without_the_driver_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "asyncpg", None)
-    with pytest.raises(FieldError, match=r"database_url: .*pip install asyncpg"):
+    monkeypatch.delitem(sys.modules, "weft.sql.postgres", raising=False)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(FieldError, match=r"database_url: .*pip install psycopg"):
         SqlStore("postgresql+asyncpg://host/weft")

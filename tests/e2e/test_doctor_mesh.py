@@ -10,7 +10,7 @@ from typing import Any
 from apart_mesh import Apart, running_apart
 from mesh_process import eventually, fake_runner, run_weft, running_mesh, write_config
 
-from registry_svc.store.schema import SCHEMA
+from registry_svc.store.database import SCHEMA
 from weft import __version__
 
 

@@ -11,7 +11,7 @@ from weft.kernel.file_lock import lock_file
 from weft.sql.address import DatabaseAddress
 from weft.sql.failures import DatabaseError
 from weft.sql.owners import OwnerRole
-from weft.sql.statements import Values, moment_from, sqlite_text, sqlite_values
+from weft.sql.statements import Values, insert, moment_from, sqlite_text, sqlite_values, update
 
 MAX_CHECKED_BYTES = 256 * 1024 * 1024
 """A larger file is opened without the check of its structure, which reads all of it."""
@@ -33,6 +33,8 @@ class Connection(Protocol):
 
     dialect: str
     """`sqlite` or `postgresql`."""
+    owner: str | None
+    """The id that this process wrote into the role's table; None until then, and on SQLite."""
 
     def open(self) -> None:
         """Connects. Raises OSError for a file, ALREADY_EXISTS when another process owns the database."""
@@ -107,6 +109,25 @@ class Tx:
         if given:
             self._connection.execute_many(sql, given)
 
+    def insert(self, table: str, *rows: Values) -> None:
+        """Inserts rows, each of which has the same columns."""
+        if rows:
+            self.many(insert(table, *rows[0]), rows)
+
+    def replace(self, table: str, key: str, *rows: Values) -> None:
+        """Deletes the rows with the keys of these, and inserts these."""
+        self.delete(table, key, [row[key] for row in rows])
+        self.insert(table, *rows)
+
+    def update(self, table: str, key: str, row: Values) -> int:
+        """Changes the row with the same key, if there is one; returns how many there were."""
+        return self.execute(update(table, key, *row), **row)
+
+    def delete(self, table: str, key: str, values: Iterable[Any]) -> int:
+        """Deletes the rows with these keys; returns how many there were."""
+        given = list(values)
+        return self.execute(f"DELETE FROM {table} WHERE {key} IN :given", given=given) if given else 0  # noqa: S608
+
     def rows(self, sql: str, /, **values: Any) -> list[Row]:
         """Returns the rows of a query, or of RETURNING."""
         cursor = self._connection.execute(sql, values)
@@ -164,6 +185,7 @@ class SqliteConnection(Connection):
     """
 
     dialect = "sqlite"
+    owner = None
 
     def __init__(self, address: DatabaseAddress, role: OwnerRole | None) -> None:
         self._path = address.path

@@ -15,8 +15,9 @@ from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc_auth import Context, RpcGuard
 from weft.kernel.service import Service, start_critical, stop_tasks
-from weft.sql.owned_postgres import OwnerRole, TakenOverError
-from weft.sql.standby import OwnerWatch, StandbyReads
+from weft.sql.owners import OwnerRole, TakenOverError
+from weft.sql.standby import OwnerWatch
+from weft.sql.store import Store
 
 log = get_logger("weft.ownership")
 
@@ -167,7 +168,7 @@ class OwnedService(Service, Protocol):
         """Returns the checks of an owner."""
         ...
 
-    async def require_files(self, transactions: StandbyReads) -> None:
+    async def require_files(self, database: Store) -> None:
         """Raise INVALID_ARGUMENT when files of this machine do not fit what is in the database."""
         ...
 
@@ -304,7 +305,8 @@ class Paired(Service):
 
     async def _require_files(self, watch: OwnerWatch) -> None:
         try:
-            await self._service.require_files(watch.reads)
+            async with watch.database() as database:
+                await self._service.require_files(database)
         except WeftError as error:
             # A database that is away, or of another version, says nothing about files.
             if error.reason is not Reason.SERVICE_UNAVAILABLE:

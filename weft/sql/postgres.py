@@ -86,8 +86,7 @@ class PostgresConnection(Connection):
         self._application = application
         self._role = role
         self._own_address = own_address
-        self._owner: str | None = None
-        """The id that this process wrote into the role's table; None until then."""
+        self.owner: str | None = None
         self._raw: psycopg.Connection[tuple[Any, ...]] | None = None
 
     def open(self) -> None:
@@ -141,6 +140,9 @@ class PostgresConnection(Connection):
 
     def execute(self, sql: str, values: Values) -> psycopg.Cursor[tuple[Any, ...]]:
         """Runs a statement."""
+        if not values:
+            # As it is: a colon in a comment names no parameter.
+            return self._explained(lambda raw: raw.execute(sql))
         return self._explained(lambda raw: raw.execute(postgres_text(sql), _lists(values)))
 
     def execute_many(self, sql: str, rows: Sequence[Values]) -> None:
@@ -174,7 +176,7 @@ class PostgresConnection(Connection):
             owner=owner,
             address=self._own_address[:MAX_ADDRESS_CHARS],
         )
-        self._owner = owner
+        self.owner = owner
 
     def beat(self, tx: Tx) -> bool:
         """Writes a heartbeat; returns whether a standby is there.
@@ -186,7 +188,7 @@ class PostgresConnection(Connection):
         tx.execute(
             f"UPDATE {self._role.table} SET beat = beat + 1, beat_at = clock_timestamp(), "  # noqa: S608
             "backend_pid = pg_backend_pid() WHERE owner = :owner",
-            owner=self._owner,
+            owner=self.owner,
         )
         return bool(tx.value(_HAS_STANDBY, name=self._role.standby_application))
 
@@ -204,7 +206,7 @@ class PostgresConnection(Connection):
             with suppress(DatabaseError):
                 self.rollback()
                 self.execute("SELECT pg_advisory_unlock_all()", {})
-        self._owner = None
+        self.owner = None
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -221,7 +223,7 @@ class PostgresConnection(Connection):
         except DatabaseError as error:
             if error.code != _LOCK_NOT_AVAILABLE:
                 raise
-            if self._owner is None:
+            if self.owner is None:
                 raise role.owned_elsewhere() from None
             self._require_own(role)
             raise WeftError(
@@ -231,10 +233,10 @@ class PostgresConnection(Connection):
         self._require_own(role)
 
     def _require_own(self, role: OwnerRole) -> None:
-        if self._owner is None:
+        if self.owner is None:
             return
         found = self.fetch(self.execute(f"SELECT owner FROM {role.table}", {}))  # noqa: S608 - as above
-        if found != [(self._owner,)]:
+        if found != [(self.owner,)]:
             raise role.taken_over()
 
     def _explained(self, call: Callable[[psycopg.Connection[tuple[Any, ...]]], T]) -> T:

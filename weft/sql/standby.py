@@ -1,20 +1,19 @@
 """The wait of a standby for its turn: until the lock is free, or the silent owner's connection was ended."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
-from typing import Any
-
-from sqlalchemy import URL, text
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection
+from contextlib import asynccontextmanager
+from datetime import datetime
+from functools import partial
 
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.sql.database import url_of
-from weft.sql.owned_postgres import OwnerRole, PostgresOwner, new_engine
+from weft.sql.address import DatabaseAddress
+from weft.sql.connections import Row, Tx
+from weft.sql.failures import DatabaseError
+from weft.sql.owners import OwnerRole
+from weft.sql.store import Store
 from weft.sql.takeover import OwnerSigns, SeenSigns, after_reading, is_frozen
 
 log = get_logger("weft.standby")
@@ -24,9 +23,6 @@ LOOK_SECONDS = 0.25
 timeout for the look in between, and PostgreSQL logs each of those as an error."""
 RETRY_SECONDS = 1.0
 
-_READ_ONLY = text("SET TRANSACTION READ ONLY")
-_LOCK = text("SELECT pg_try_advisory_lock(:key)")
-_UNLOCK = text("SELECT pg_advisory_unlock(:key)")
 # One advisory lock has its number in two halves. `state_change` changes with every statement of a connection.
 _SIGNS = """
     SELECT a.pid, a.backend_start, a.state_change, o.address, o.beat, o.beat_at,
@@ -40,58 +36,37 @@ _SIGNS = """
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND ((l.classid::bigint << 32) | l.objid::bigint) = :key
     """
-# Of a process id that was given to another connection since, nothing is ended.
-_END = text(
-    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid = :pid AND backend_start = :backend_start"
-)
-
-
-class StandbyReads:
-    """Reads of a database that another process owns."""
-
-    def __init__(self, url: URL, role: OwnerRole) -> None:
-        self._url = url
-        self._role = role
-        driver = PostgresOwner(url, role)
-        self._failures: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, *driver.driver_errors)
-        self._explain = driver.explain
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[AsyncConnection]:
-        """One transaction that writes nothing. Raises SERVICE_UNAVAILABLE, also for tables of another version."""
-        engine = new_engine(self._url, self._role.standby_application)
-        try:
-            async with engine.begin() as connection:
-                await connection.execute(_READ_ONLY)
-                yield connection
-        except self._failures as error:
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, self._explain(error)) from None
-        finally:
-            with suppress(*self._failures):
-                await engine.dispose()
 
 
 class OwnerWatch:
     """Watches the owner of a database from a connection of its own."""
 
-    def __init__(self, url: URL, role: OwnerRole, clock: Clock, silence_seconds: float) -> None:
+    def __init__(self, address: DatabaseAddress, role: OwnerRole, clock: Clock, silence_seconds: float) -> None:
         """`silence_seconds`: how long an owner may be silent before its connection is ended."""
-        self._url = url
+        self._address = address
         self._role = role
-        self._signs = text(_SIGNS.format(table=role.table.name))
+        self._signs = _SIGNS.format(table=role.table)
         self._clock = clock
         self._silence_seconds = silence_seconds
-        driver = PostgresOwner(url, role)
-        self._failures: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, *driver.driver_errors)
-        self._explain = driver.explain
-        self.reads = StandbyReads(url, role)
-        """Reads of the database while another process owns it."""
         self._seen: SeenSigns | None = None
         self._is_away = False
         self.owner_address = ""
         """Where the owner serves, as far as it is known."""
         self.on_owner: Callable[[str], None] | None = None
         """Called with `owner_address` when it has changed."""
+
+    @asynccontextmanager
+    async def database(self) -> AsyncIterator[Store]:
+        """Yields the database, to be read while another process owns it. Raises SERVICE_UNAVAILABLE."""
+        store = Store(self._address, self._role.service, application=self._role.standby_application)
+        try:
+            await store.connect()
+        except DatabaseError as error:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, str(error)) from None
+        try:
+            yield store
+        finally:
+            await store.close()
 
     async def until_free(self) -> None:
         """Returns once the lock was free; by then a third process may have taken it.
@@ -100,27 +75,22 @@ class OwnerWatch:
         """
         self._seen = None
         while True:
-            engine = new_engine(self._url, self._role.standby_application)
             try:
-                async with engine.connect() as connection:
-                    await connection.execution_options(isolation_level="AUTOCOMMIT")
-                    await self._watch(connection)
+                async with self.database() as store:
+                    await self._watch(store)
                     return
-            except self._failures as error:
+            except (DatabaseError, WeftError) as error:
                 # What stood still while the database was away is no sign of a frozen owner.
                 self._seen = None
                 if not self._is_away:
                     self._is_away = True
-                    log.warning("the standby cannot watch the owner", error=self._explain(error))
-            finally:
-                with suppress(*self._failures):
-                    await engine.dispose()
+                    log.warning("the standby cannot watch the owner", error=str(error))
             await self._clock.sleep(RETRY_SECONDS)
 
-    async def _watch(self, connection: AsyncConnection) -> None:
-        while not await self._was_free(connection):
+    async def _watch(self, store: Store) -> None:
+        while not await store.attempt(self._was_free):
             await self._clock.sleep(LOOK_SECONDS)
-            row = await self._read(connection)
+            row = await self._read(store)
             if self._is_away:
                 self._is_away = False
                 log.info("the standby watches the owner again")
@@ -137,7 +107,7 @@ class OwnerWatch:
                     silent_seconds=round(self._seen.signs.silent_seconds, 1),
                 )
                 self._seen = None
-                await connection.execute(_END, {"pid": row.pid, "backend_start": row.backend_start})
+                await store.attempt(partial(_end, pid=row.pid, backend_start=row.backend_start))
 
     def _note_owner(self, address: str) -> None:
         if address != self.owner_address:
@@ -145,28 +115,38 @@ class OwnerWatch:
             if self.on_owner is not None:
                 self.on_owner(address)
 
-    async def _was_free(self, connection: AsyncConnection) -> bool:
-        """Tries the lock, and gives it back: it is of use on the connection that writes alone."""
-        if not (await connection.execute(_LOCK, {"key": self._role.lock_key})).scalar_one():
+    def _was_free(self, tx: Tx) -> bool:
+        """Tries the lock, and gives it back: only the connection that writes can use it."""
+        if not tx.value("SELECT pg_try_advisory_lock(:key)", key=self._role.lock_key):
             return False
-        await connection.execute(_UNLOCK, {"key": self._role.lock_key})
+        tx.value("SELECT pg_advisory_unlock(:key)", key=self._role.lock_key)
         return True
 
-    async def _read(self, connection: AsyncConnection) -> Any | None:
+    async def _read(self, store: Store) -> Row:
         try:
-            return (await connection.execute(self._signs, {"key": self._role.lock_key})).first()
-        except SQLAlchemyError as error:
+            return await store.attempt(lambda tx: tx.row(self._signs, key=self._role.lock_key), writes=False)
+        except DatabaseError as error:
             # The owner is of an earlier version, or makes the tables right now.
-            if getattr(error.__cause__, "sqlstate", None) in _NO_HEARTBEATS:
+            if error.code in _NO_HEARTBEATS:
                 return None
             raise
+
+
+def _end(tx: Tx, *, pid: int, backend_start: datetime) -> None:
+    """Ends a connection, unless its process id was given to another one since."""
+    tx.value(
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+        "WHERE pid = :pid AND backend_start = :backend_start",
+        pid=pid,
+        backend_start=backend_start,
+    )
 
 
 _NO_HEARTBEATS = frozenset({"42P01", "42703"})
 """SQLSTATEs of a missing table and of a missing column."""
 
 
-def _signs_of(row: Any) -> OwnerSigns:
+def _signs_of(row: Row) -> OwnerSigns:
     return OwnerSigns(
         backend_pid=row.pid,
         sign=tuple(map(str, (row.pid, row.backend_start, row.state_change, row.beat))),
@@ -178,8 +158,7 @@ def _signs_of(row: Any) -> OwnerSigns:
 
 
 def owner_watch_of(
-    database_url: str | Path | URL, role: OwnerRole, clock: Clock, silence_seconds: float
+    address: DatabaseAddress, role: OwnerRole, clock: Clock, silence_seconds: float
 ) -> OwnerWatch | None:
     """Returns the watch of a standby; None for a database that only processes of one machine open."""
-    url = database_url if isinstance(database_url, URL) else url_of(database_url)
-    return OwnerWatch(url, role, clock, silence_seconds) if url.get_backend_name() == "postgresql" else None
+    return None if address.is_sqlite else OwnerWatch(address, role, clock, silence_seconds)

@@ -60,12 +60,20 @@ def moment_from(text: bytes) -> datetime:
     return datetime.fromisoformat(text.decode()).replace(tzinfo=UTC)
 
 
+@lru_cache(MAX_CACHED)
 def insert(table: str, *columns: str) -> str:
     """Returns the statement that inserts one row, whose values have the names of the columns."""
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(f':{each}' for each in columns)})"  # noqa: S608 - names in the code
 
 
+@lru_cache(MAX_CACHED)
 def upsert(table: str, key: str, *columns: str) -> str:
     """Returns the statement that inserts a row, or replaces `columns` of the one with the same key."""
     changed = ", ".join(f"{each} = excluded.{each}" for each in columns)
     return f"{insert(table, key, *columns)} ON CONFLICT ({key}) DO UPDATE SET {changed}"
+
+
+@lru_cache(MAX_CACHED)
+def update(table: str, key: str, *columns: str) -> str:
+    """Returns the statement that changes `columns` of the row with this key."""
+    return f"UPDATE {table} SET {', '.join(f'{each} = :{each}' for each in columns)} WHERE {key} = :{key}"  # noqa: S608

@@ -68,7 +68,7 @@ class Store:
 
     def __init__(
         self,
-        database_url: str | Path,
+        database: str | Path | DatabaseAddress,
         service: str,
         *,
         schema: Schema | None = None,
@@ -83,7 +83,7 @@ class Store:
 
         `application`: how PostgreSQL lists the connection of a store without a role.
         """
-        self.address: DatabaseAddress = address_of(database_url)
+        self.address = database if isinstance(database, DatabaseAddress) else address_of(database)
         self._service = service
         self._schema = schema
         self._role = role
@@ -103,6 +103,24 @@ class Store:
 
         Raises ALREADY_EXISTS when another process has the role, and SERVICE_UNAVAILABLE with a sentence for a terminal.
         """
+        try:
+            await self.connect(first)
+        except (DatabaseError, OSError) as error:
+            code = error.code if isinstance(error, DatabaseError) else str(error.errno)
+            log.error(  # noqa: TRY400 - a traceback shows local variables
+                "the database cannot be opened",
+                owner=self._service,
+                url=self.address.shown,
+                kind=type(error).__name__,
+                code=code,
+            )
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, sentence_of(self._service, self.address, error)) from None
+        except WeftError as error:
+            place = place_of(self._service, self.address)
+            raise WeftError(error.reason, f"{place}: {error.message}", metadata=error.metadata) from error
+
+    async def connect(self, first: Work[None] | None = None) -> None:
+        """As `open`, with plain errors: DatabaseError or OSError when the database cannot be used."""
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[None] = loop.create_future()
         self._ended = loop.create_future()
@@ -112,24 +130,15 @@ class Store:
         ).start()
         try:
             await asyncio.shield(opened)
-        except DatabaseError as error:
-            await self.close()
-            self._log_unopened(error, error.code)
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, sentence_of(self._service, self.address, error)) from None
-        except OSError as error:
-            await self.close()
-            self._log_unopened(error, str(error.errno))
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, sentence_of(self._service, self.address, error)) from None
-        except WeftError as error:
-            await self.close()
-            place = place_of(self._service, self.address)
-            raise WeftError(error.reason, f"{place}: {error.message}", metadata=error.metadata) from error
         except BaseException:
-            await self.close()
+            await self._end()
             raise
 
     async def close(self) -> None:
         """Finishes what waits, at most for CLOSE_WAIT_SECONDS, and gives the role up. Safe to call twice."""
+        await self._end()
+
+    async def _end(self) -> None:
         with self._turn:
             self._is_open = False
             self._turn.notify()
@@ -164,6 +173,11 @@ class Store:
     async def attempt(self, work: Work[T], *, writes: bool = True) -> T:
         """Runs a transaction by itself, even if many wait. Raises DatabaseError when the database fails."""
         return await self._queued(self._writes if writes else self._reads, work, MAX_WAITING, alone=True)
+
+    @property
+    def owner(self) -> str | None:
+        """The id under which this process has the role on PostgreSQL; None: it does not."""
+        return self._connection.owner
 
     @property
     def may_have_standby(self) -> bool:
@@ -349,10 +363,6 @@ class Store:
             f"the {self._service}'s database failed; its log has details",
             retry_after_seconds=RETRY_AFTER_SECONDS,
         )
-
-    def _log_unopened(self, error: Exception, code: str) -> None:
-        kind, url = type(error).__name__, self.address.shown
-        log.error("the database cannot be opened", owner=self._service, url=url, kind=kind, code=code)
 
     def _closed(self) -> WeftError:
         return WeftError(Reason.SERVICE_UNAVAILABLE, f"the {self._service}'s database is not open")

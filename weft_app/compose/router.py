@@ -132,16 +132,17 @@ async def serve_router(
     durable = durable_services(config, database, service)
     _show_tasks(page, durable.tasks)
     stores: list[Service] = [response_service(config, database), *durable.in_order()]
+    lock = LeaderLock(database, address)
     leading = LeadingRouter(
         database,
-        LeaderLock(database, address),
+        lock,
         service,
         clock,
         before=[usage_service(config, database, service, page), record_service(config, database, service, page)],
         after=stores,
         checks=lambda limits: [journal_check(database, stores, limits)],
     )
-    watch = owner_watch_of(database.url, ROUTER_OWNER, clock, SILENCE_SECONDS)
+    watch = owner_watch_of(lock.address, ROUTER_OWNER, clock, SILENCE_SECONDS)
     paired = Paired(leading, ROUTER_OWNER, watch, clock, names_owner=keys is None, also_guards=service.service_names)
     guard.use(paired)
     announcement = RouterAnnouncement(

@@ -10,7 +10,6 @@ import pytest
 from annotated_types import Le
 from key_stage import KeyStage, bare_keys, knows, registry_with_keys
 from registry_harness import READ_LIMIT_SECONDS
-from sqlalchemy import text
 
 from registry_svc.config import KeysConfig
 from registry_svc.keys.key_store import ApiKey, verifier_message
@@ -122,8 +121,7 @@ async def test_what_could_not_be_kept_is_neither_known_nor_told(tmp_path: Path) 
     wish = pb.CreateKeyRequest(tenant="default", scopes=["models:view"])
     async with bare_keys(tmp_path) as (keys, database):
         kept, _ = await keys.create(wish, LOCAL)
-        async with database.transaction() as connection:
-            await connection.execute(text("ALTER TABLE api_keys RENAME TO hidden"))
+        await database.run(lambda tx: tx.execute("ALTER TABLE api_keys RENAME TO hidden"))
         _, _, watcher = keys.watch()
         with watcher:
             for change in (keys.create(wish, LOCAL), keys.rotate(kept.id, None, LOCAL), keys.revoke(kept.id, LOCAL)):
@@ -131,8 +129,7 @@ async def test_what_could_not_be_kept_is_neither_known_nor_told(tmp_path: Path) 
                     await change
                 assert failed.value.reason is Reason.SERVICE_UNAVAILABLE
             assert keys.newest_first() == [kept]
-            async with database.transaction() as connection:
-                await connection.execute(text("ALTER TABLE hidden RENAME TO api_keys"))
+            await database.run(lambda tx: tx.execute("ALTER TABLE hidden RENAME TO api_keys"))
             await keys.revoke(kept.id, LOCAL)
             assert await anext(watcher) == pb.WatchKeysResponse(removed=kept.id), "the first that was told"
 

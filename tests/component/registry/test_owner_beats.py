@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -64,8 +64,8 @@ class BareRegistry:
         del limits
         return ()
 
-    async def require_files(self, transactions: object) -> None:
-        del transactions
+    async def require_files(self, database: object) -> None:
+        del database
         if self.unfit is not None:
             raise self.unfit
 
@@ -87,7 +87,6 @@ class Turn:
     """A watch whose owner ends when a test says so."""
 
     owner_address = "127.0.0.1:7070"
-    reads = None
 
     def __init__(self) -> None:
         self.free = asyncio.Event()
@@ -95,6 +94,9 @@ class Turn:
     async def until_free(self) -> None:
         await self.free.wait()
         self.free.clear()
+
+    def database(self) -> "nullcontext[None]":
+        return nullcontext()
 
 
 class ThawingClock(FakeClock):
