@@ -158,7 +158,7 @@ class RunnerSettings:
     CUDA_VISIBLE_DEVICES names, or all."""
     worker_hosts: Annotated[tuple[Annotated[str, Pattern(r"^[!-~]{1,255}$")], ...], MaxLen(256), PUBLIC] = ()
     """Other hosts that have a part of its models, where an engine runs on several: their names as `hostname` prints
-    them there. The pools of all these hosts are scheduled together. See docs/several-hosts.md."""
+    them there. The pools of all these hosts are scheduled together. See docs/models.md."""
     port_range: Annotated[str, Pattern(r"^\d{1,5}-\d{1,5}$")] | None = None
     """Ports that engines listen on, such as `41000-41099`, where others are closed. Default: any free one."""
     http_port: Annotated[Port | None, PUBLIC] = None

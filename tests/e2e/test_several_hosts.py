@@ -1,4 +1,4 @@
-"""A model over several hosts: docs/several-hosts.md. Head and worker are real processes of a fake vLLM."""
+"""A model over several hosts: docs/models.md. Head and worker are real processes of a fake vLLM."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ NODE = [sys.executable, "-m", "weft_testing.fake_nodes"]
 
 
 def _head(folder: Path, port: int) -> dict[str, Any]:
-    """The runner on the head host, as docs/several-hosts.md shows it."""
+    """The runner on the head host, as docs/models.md shows it."""
     (folder / "model").mkdir()
     return {
         "name": "head",
