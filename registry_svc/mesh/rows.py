@@ -85,6 +85,8 @@ class DeclaredNames:
 
 
 NO_NAMES = DeclaredNames()
+DeclaredManifest = alias_pb2.Alias | profile_pb2.Profile | workflow_pb2.RegisteredWorkflow | tenant_pb2.Tenant
+"""What operators declare that is stored as its manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,35 +292,21 @@ def declared_route_row(route: route_pb2.Route) -> Values:
     }
 
 
-def declared_alias_row(alias: alias_pb2.Alias) -> Values:
-    """A row of `declared_aliases`."""
-    manifest = alias.manifest.SerializeToString(deterministic=True)
-    return {"name": alias.manifest.name, "manifest": manifest, "created_at": moment_of(alias)}
+def manifest_row(record: DeclaredManifest) -> Values:
+    """A row of a table of manifests, such as `declared_aliases`."""
+    manifest = record.manifest
+    return {
+        "name": manifest.name,
+        "manifest": manifest.SerializeToString(deterministic=True),
+        "created_at": moment_of(record),
+    }
 
 
 def declared_profile_row(profile: profile_pb2.Profile) -> Values:
     """A row of `declared_profiles`."""
-    return {
-        "name": profile.manifest.name,
-        "manifest": profile.manifest.SerializeToString(deterministic=True),
-        "created_at": moment_of(profile),
-        "active_since": profile.active_time.ToDatetime(tzinfo=UTC) if profile.active else None,
+    return manifest_row(profile) | {
+        "active_since": profile.active_time.ToDatetime(tzinfo=UTC) if profile.active else None
     }
-
-
-def declared_workflow_row(workflow: workflow_pb2.RegisteredWorkflow) -> Values:
-    """A row of `declared_workflows`."""
-    return {
-        "name": workflow.manifest.name,
-        "manifest": workflow.manifest.SerializeToString(deterministic=True),
-        "created_at": moment_of(workflow),
-    }
-
-
-def declared_tenant_row(tenant: tenant_pb2.Tenant) -> Values:
-    """A row of `declared_tenants`."""
-    manifest = tenant.manifest.SerializeToString(deterministic=True)
-    return {"name": tenant.manifest.name, "manifest": manifest, "created_at": moment_of(tenant)}
 
 
 def settings_row(settings: settings_pb2.MeshSettings) -> Values:
