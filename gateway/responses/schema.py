@@ -51,7 +51,7 @@ ItemContent = Annotated[
 class InputItem(StrictModel):
     """One item: a message, a function call, its output, reasoning, or a reference to a stored item.
 
-    A list of content parts may stand for the items of one user message (see docs/responses.md). Fields of a call that a
+    A list of content parts may stand for the items of one user message (see docs/api.md). Fields of a call that a
     provider needs go back to it.
     """
 
@@ -262,7 +262,7 @@ class ResponsesRequest(GenerationRequest):
 
 
 class ResponseObject(BaseModel):
-    """A response; docs/responses.md lists its other fields."""
+    """A response; docs/api.md lists its other fields."""
 
     id: str
     object: Literal["response"]
