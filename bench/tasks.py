@@ -151,9 +151,7 @@ def _rss(mesh: _Mesh) -> int:
 async def _claims(folder: Path, waiting: int) -> float:
     """Seconds per task that is found, claimed and ended, one after another, while so many wait."""
     limits = TaskLimits()
-    store = SqlTaskStore(
-        RouterDatabase(f"sqlite+aiosqlite:///{folder / 'router.db'}"), max_commit_batch=limits.max_commit_batch
-    )
+    store = SqlTaskStore(RouterDatabase(f"sqlite+aiosqlite:///{folder / 'router.db'}"))
     await store.start()
     try:
         lane = Lane("away", "default", Priority.DURABLE)

@@ -16,7 +16,6 @@ from weft.kernel.errors import WeftError
 from weft.kernel.health import HealthCheck, HealthLimits
 from weft.kernel.reasons import Reason
 from weft.kernel.service import Service
-from weft.sql.address import address_of
 from weft.sql.connections import Tx
 from weft.sql.owners import OwnerRole
 from weft.sql.ownership import BeatenDatabase, OwnedService, OwnerBeats
@@ -41,7 +40,7 @@ class LeaderLock(BeatenDatabase):
     def __init__(self, database: RouterDatabase, address: str) -> None:
         """`database`: whose writes are refused once another router leads. `address`: where this router serves."""
         self._database = database
-        self.address = address_of(database.url.render_as_string(hide_password=False))
+        self.address = database.address
         """Where the lock is."""
         self._store = Store(self.address, "router", role=ROUTER_OWNER, address=address)
 

@@ -38,8 +38,6 @@ def pytest_configure(config: pytest.Config) -> None:
         log_plain_tracebacks()
     if find_spec("psutil") is not None:
         config.pluginmanager.register(import_module("kit.left_behind"), "kit.left_behind")
-    if find_spec("aiosqlite") is not None:
-        config.pluginmanager.register(import_module("kit.prepared_tables"), "kit.prepared_tables")
     if config.getoption("--time-limit"):
         config.pluginmanager.register(import_module("kit.time_limit"), "kit.time_limit")
 

@@ -76,8 +76,6 @@ class TaskLimits(TaskSettings):
     """Watchers of tasks at once."""
     watch_poll_seconds: float = 2.0
     """How often a watcher polls, in case it missed an event."""
-    max_commit_batch: int = 256
-    """Writes that share one commit."""
     schemas: SchemaLimits = field(default_factory=SchemaLimits)
     """What the JSON schemas of one task may hold, as those of a live request."""
 

@@ -6,22 +6,26 @@ Only what has changed is written, every few seconds; a new process of the router
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Table, delete, select
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from router_svc.client_registry import ClientRegistry, KeptClient
 from router_svc.durable.limits import RecordLimits
-from router_svc.durable.request_records import Writer, insert_for
+from router_svc.durable.request_records import Writer
 from router_svc.figures import FiguresRecorder
 from router_svc.policy.queue.fair_share import FairShare, KeptAccount, aged
 from router_svc.store.database import RouterDatabase
-from router_svc.store.tables import fair_accounts, figure_steps, known_clients
 from weft.api.router.v1.figure_step_pb2 import FigureStep
 from weft.api.router.v1.request_pb2 import ClientRecord
 from weft.kernel.clock import Clock
+from weft.sql.connections import Tx
+from weft.sql.statements import Values, upsert
 
 ACCOUNT_MEMORY_SECONDS = 600.0
 """How long after the end of a router its accounts of fair share count: the longer it was away, the less."""
+
+_PUT_ACCOUNT = upsert(
+    "fair_accounts", ("router", "tenant"), "incarnation", "tokens", "mean_cost", "is_active", "saved_at"
+)
+_PUT_CLIENT = upsert("known_clients", ("router", "tenant", "client_id"), "last_seen_at", "cooldown_seconds", "record")
+_PUT_STEP = upsert("figure_steps", ("router", "begins_at"), "seconds", "step")
 
 
 class RouterState:
@@ -48,13 +52,21 @@ class RouterState:
 
     async def load(self) -> None:
         """Restores what the last leader wrote. Raises SERVICE_UNAVAILABLE."""
-        async with self._database.reading() as connection:
-            accounts = (await connection.execute(select(fair_accounts))).all()
-            clients = await self._stored_clients(connection)
-            wanted = select(figure_steps).where(figure_steps.c.seconds == self._figures.limits.step_seconds)
-            steps = (await connection.execute(wanted)).all()
+        accounts = await self._database.rows("SELECT * FROM fair_accounts")
+        # The last seen one last; of one with two rows the newer.
+        clients = await self._database.rows(
+            "SELECT * FROM known_clients ORDER BY last_seen_at DESC LIMIT :limit", limit=self._clients.max_clients
+        )
+        steps = await self._database.rows(
+            "SELECT * FROM figure_steps WHERE seconds = :seconds", seconds=self._figures.limits.step_seconds
+        )
         self._restore_accounts(accounts)
-        self._clients.restore(clients)
+        self._clients.restore(
+            [
+                KeptClient(row.tenant, ClientRecord.FromString(row.record), row.cooldown_seconds)
+                for row in reversed(clients)
+            ]
+        )
         self._figures.restore({row.begins_at: FigureStep.FromString(row.step) for row in steps})
 
     async def save(self) -> None:
@@ -64,13 +76,8 @@ class RouterState:
         if not (accounts or clients or steps):
             return
         try:
-            async with self._database.writing() as connection:
-                if accounts:
-                    await self._write_accounts(connection, accounts)
-                if clients:
-                    await _write(connection, known_clients, [self._client_row(kept) for kept in clients])
-                if steps:
-                    await self._write_steps(connection, steps)
+            rows = self._account_rows(accounts), [*map(self._client_row, clients)], self._step_rows(steps)
+            await self._database.run(lambda tx: self._write(tx, *rows))
         except BaseException:
             self._shares.give_back(accounts)
             self._clients.give_back(clients)
@@ -80,23 +87,20 @@ class RouterState:
     async def sweep(self) -> None:
         """Deletes what is too old to be of use, and clients beyond those that are remembered."""
         now = self._clock.utc_now().timestamp()
-        oldest, limits, clients = now - self._settings.keep_seconds, self._figures.limits, known_clients.c
-        last = await self._database.first(
-            select(clients.last_seen_at)
-            .order_by(clients.last_seen_at.desc())
-            .offset(self._clients.max_clients)
-            .limit(1)
-        )
-        wanted = [
-            delete(fair_accounts).where(fair_accounts.c.saved_at < oldest),
-            delete(figure_steps).where(figure_steps.c.begins_at < now - limits.max_steps * limits.step_seconds),
-            delete(known_clients).where(clients.last_seen_at < oldest),
-        ]
-        if last is not None:
-            beyond = clients.last_seen_at <= last.last_seen_at
-            wanted.append(delete(known_clients).where(beyond))
-        for statement in wanted:
-            await self._database.change(statement)
+        limits = self._figures.limits
+        values: dict[str, Any] = {
+            "oldest": now - self._settings.keep_seconds,
+            "first_step": now - limits.max_steps * limits.step_seconds,
+            "most": self._clients.max_clients,
+        }
+        for statement in (
+            "DELETE FROM fair_accounts WHERE saved_at < :oldest",
+            "DELETE FROM figure_steps WHERE begins_at < :first_step",
+            "DELETE FROM known_clients WHERE last_seen_at < :oldest",
+            """DELETE FROM known_clients WHERE last_seen_at <=
+            (SELECT last_seen_at FROM known_clients ORDER BY last_seen_at DESC LIMIT 1 OFFSET :most)""",
+        ):
+            await self._database.change(statement, **values)
 
     def _restore_accounts(self, rows: Sequence[Any]) -> None:
         if not rows:
@@ -109,19 +113,18 @@ class RouterState:
         ]
         self._shares.restore(aged(kept, age, ACCOUNT_MEMORY_SECONDS))
 
-    async def _stored_clients(self, connection: AsyncConnection) -> Sequence[KeptClient]:
-        """Returns the clients that are remembered, the last seen one last; of one with two rows the newer."""
-        wanted = select(known_clients).order_by(known_clients.c.last_seen_at.desc())
-        rows = (await connection.execute(wanted.limit(self._clients.max_clients))).all()
-        return [
-            KeptClient(row.tenant, ClientRecord.FromString(row.record), row.cooldown_seconds) for row in reversed(rows)
-        ]
+    def _write(self, tx: Tx, accounts: Sequence[Values], clients: Sequence[Values], steps: Sequence[Values]) -> None:
+        if accounts:
+            # Those of an earlier process were counted from elsewhere; those restored are written with the first.
+            earlier = "DELETE FROM fair_accounts WHERE incarnation <> :own"
+            tx.execute(earlier, own=self._writer.incarnation)
+        tx.many(_PUT_ACCOUNT, accounts)
+        tx.many(_PUT_CLIENT, clients)
+        tx.many(_PUT_STEP, steps)
 
-    async def _write_accounts(self, connection: AsyncConnection, accounts: Iterable[KeptAccount]) -> None:
+    def _account_rows(self, accounts: Iterable[KeptAccount]) -> Sequence[Values]:
         now = self._clock.utc_now().timestamp()
-        # Those of an earlier process were counted from elsewhere. All that were restored are written with the first.
-        await connection.execute(delete(fair_accounts).where(fair_accounts.c.incarnation != self._writer.incarnation))
-        rows = [
+        return [
             {
                 "router": self._writer.router,
                 "tenant": account.tenant,
@@ -133,9 +136,8 @@ class RouterState:
             }
             for account in accounts
         ]
-        await _write(connection, fair_accounts, rows)
 
-    def _client_row(self, kept: KeptClient) -> dict[str, object]:
+    def _client_row(self, kept: KeptClient) -> Values:
         return {
             "router": self._writer.router,
             "tenant": kept.tenant,
@@ -145,18 +147,9 @@ class RouterState:
             "record": kept.record.SerializeToString(),
         }
 
-    async def _write_steps(self, connection: AsyncConnection, steps: Mapping[float, FigureStep]) -> None:
+    def _step_rows(self, steps: Mapping[float, FigureStep]) -> Sequence[Values]:
         seconds = self._figures.limits.step_seconds
-        rows = [
+        return [
             {"router": self._writer.router, "begins_at": begin, "seconds": seconds, "step": step.SerializeToString()}
             for begin, step in steps.items()
         ]
-        await _write(connection, figure_steps, rows)
-
-
-async def _write(connection: AsyncConnection, table: Table, rows: Sequence[Mapping[str, object]]) -> None:
-    """Writes rows, in place of those with the same keys."""
-    new = insert_for(connection, table)
-    keys = {column.name for column in table.primary_key}
-    others = {column.name: new.excluded[column.name] for column in table.c if column.name not in keys}
-    await connection.execute(new.on_conflict_do_update(index_elements=sorted(keys), set_=others), list(rows))

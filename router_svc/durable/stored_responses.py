@@ -2,18 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import grpc
-from sqlalchemy import true
 from typing_extensions import override
 
-from router_svc.durable import statements
 from router_svc.durable.limits import ResponseLimits
 from router_svc.durable.sweeper import Sweeper, Sweeps, sweep_once
 from router_svc.store.database import RouterDatabase
-from router_svc.store.tables import responses
 from weft.api.router.v1 import stored_response_service_pb2, stored_response_service_pb2_grpc
 from weft.api.router.v1 import stored_response_service_pb2 as pb
 from weft.durable.responses import MAX_CHAIN, ResponseStore, response_not_found
@@ -24,12 +21,18 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answers
 from weft.kernel.service import Service
 from weft.kernel.timestamps import datetime_of, stamp_of
+from weft.sql.connections import Tx
 from weft.sql.moments import BoundedMoment, bring_back
+from weft.sql.statements import insert
 
 SWEPT_AT_ONCE = 100
 """Responses that one statement of a sweep changes; other writes run in between."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_SIZE = "SELECT tenant, size FROM responses WHERE id = :id"
+_COLUMNS = ("tenant", "previous_id", "created_at", "size", "body", "items")
+_CREATED = BoundedMoment("responses", "id", "created_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +67,15 @@ class ResponseManager(ResponseStore):
 
     @override
     async def get(self, tenant: str, response_id: str) -> pb.StoredResponse:
-        row = await self._database.first(statements.RESPONSE, the_id=response_id, the_tenant=tenant)
+        row = await self._database.row(
+            "SELECT * FROM responses WHERE id = :id AND tenant = :tenant", id=response_id, tenant=tenant
+        )
         if row is None:
             raise response_not_found(response_id)
         return pb.StoredResponse(
             id=row.id,
             tenant=row.tenant,
             previous_id=row.previous_id,
-            # SQLite stores no time zone: a datetime without one is UTC, as what was written.
             create_time=stamp_of(row.created_at),
             body=row.body,
             items=row.items,
@@ -90,11 +94,8 @@ class ResponseManager(ResponseStore):
 
     @override
     async def delete(self, tenant: str, response_id: str) -> None:
-        async with self._database.writing() as connection:
-            deleted = await connection.execute(
-                statements.DELETE_RESPONSE, {"the_id": response_id, "the_tenant": tenant}
-            )
-            size: int | None = deleted.scalar_one_or_none()
+        remove = "DELETE FROM responses WHERE id = :id AND tenant = :tenant RETURNING size"
+        size: int | None = await self._database.run(lambda tx: tx.value(remove, id=response_id, tenant=tenant))
         if size is None:
             raise response_not_found(response_id)
         self._add(tenant, Usage(-1, -size))
@@ -102,11 +103,13 @@ class ResponseManager(ResponseStore):
     async def sweep(self) -> None:
         """Purges expired responses and counts the usage of all tenants."""
         now = self._clock.utc_now()
-        while await self._bring_back(now):
+        while await self._database.run(lambda tx: bring_back(tx, [_CREATED], now, SWEPT_AT_ONCE)):
             pass
         expired = now - timedelta(seconds=self._limits.keep_seconds)
-        await self._database.change(statements.PURGE_RESPONSES, the_time=expired)
-        usages = await self._database.rows(statements.RESPONSE_USAGES)
+        await self._database.change("DELETE FROM responses WHERE created_at < :expired", expired=expired)
+        usages = await self._database.rows(
+            "SELECT tenant, count(*) AS number, sum(size) AS bytes FROM responses GROUP BY tenant"
+        )
         self._usage = {row.tenant: Usage(row.number, int(row.bytes)) for row in usages}
         self._total_bytes = sum(usage.size for usage in self._usage.values())
 
@@ -115,7 +118,8 @@ class ResponseManager(ResponseStore):
 
         Raises ALREADY_EXISTS if the id belongs to another tenant.
         """
-        values = {
+        values: dict[str, Any] = {
+            "id": response.id,
             "tenant": response.tenant,
             "previous_id": response.previous_id,
             "created_at": datetime_of(response.create_time),
@@ -123,42 +127,44 @@ class ResponseManager(ResponseStore):
             "body": response.body,
             "items": response.items,
         }
-        async with self._database.writing() as connection:
-            found = (await connection.execute(statements.RESPONSE_SIZE, {"the_id": response.id})).first()
+
+        def put(tx: Tx) -> Usage:
+            found = tx.row(_SIZE, id=response.id)
             if found is None:
-                await connection.execute(statements.ADD_RESPONSE, {"id": response.id, **values})
+                tx.execute(insert("responses", "id", *_COLUMNS), **values)
                 return Usage(1, size)
             if found.tenant != response.tenant:
                 raise WeftError(Reason.ALREADY_EXISTS, "a response with this id exists")
-            await connection.execute(statements.REPLACE_RESPONSE, {"the_id": response.id, **values})
+            tx.execute(
+                f"UPDATE responses SET {', '.join(f'{each} = :{each}' for each in _COLUMNS)} WHERE id = :id", **values
+            )
             return Usage(0, size - found.size)
+
+        return await self._database.run(put)
 
     async def _steps(self, tenant: str, response_id: str) -> Sequence[tuple[str, int]]:
         """Returns ids and bytes of a response and its predecessors, newest first, at most MAX_CHAIN + 1.
 
         Raises NOT_FOUND if one of them does not exist any more.
         """
-        found: list[tuple[str, int]] = []
-        wanted = response_id
-        async with self._database.reading() as connection:
+
+        def follow(tx: Tx) -> Sequence[tuple[str, int]]:
+            found: list[tuple[str, int]] = []
+            wanted = response_id
             while wanted and len(found) <= MAX_CHAIN:
-                values = {"the_id": wanted, "the_tenant": tenant}
-                row = (await connection.execute(statements.RESPONSE_STEP, values)).first()
+                step = "SELECT previous_id, size FROM responses WHERE id = :id AND tenant = :tenant"
+                row = tx.row(step, id=wanted, tenant=tenant)
                 if row is None:
                     raise response_not_found(response_id)
                 found.append((wanted, row.size))
                 wanted = row.previous_id
-        return found
+            return found
 
-    async def _bring_back(self, now: datetime) -> int:
-        """Moves creation times in the future, from before a clock was set back, to now; returns how many."""
-        made = BoundedMoment(key=responses.c.id, column=responses.c.created_at, latest=now, where=true())
-        async with self._database.writing() as connection:
-            return await bring_back(connection, [made], SWEPT_AT_ONCE)
+        return await self._database.read(follow)
 
     async def _require_replacement(self, response: pb.StoredResponse, size: int) -> None:
         """Raises TOO_MANY_RESOURCES, unless the response replaces one and the quota still holds."""
-        known = await self._database.first(statements.RESPONSE_SIZE, the_id=response.id)
+        known = await self._database.row(_SIZE, id=response.id)
         is_new = known is None or known.tenant != response.tenant
         more = Usage(1, size) if known is None or is_new else Usage(0, size - known.size)
         refusal = self._refusal(response.tenant, more)

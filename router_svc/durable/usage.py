@@ -6,17 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
-from sqlalchemy import ColumnElement, Integer, RowMapping, Select, and_, delete, func, literal_column, select
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlalchemy.sql.dml import Insert
 from typing_extensions import override
 
 from router_svc.durable.limits import UsageLimits
 from router_svc.durable.sweeper import Sweeper, Sweeps, sweep_once
 from router_svc.policy.usage_rows import HourRows, UsageKey
 from router_svc.store.database import RouterDatabase
-from router_svc.store.tables import usage_entries, usage_hours
 from router_svc.usage import COLUMNS, HOUR_SECONDS, UsageRecorder, UsageSums, hour_of
 from weft.api.router.v1 import usage_pb2, usage_service_pb2, usage_service_pb2_grpc
 from weft.api.router.v1 import usage_service_pb2 as pb
@@ -30,6 +25,8 @@ from weft.kernel.rpc import answers
 from weft.kernel.rpc_auth import caller
 from weft.kernel.service import Service
 from weft.kernel.timestamps import stamp_of
+from weft.sql.connections import Row, Tx
+from weft.sql.statements import insert
 
 log = get_logger("weft.router")
 
@@ -42,39 +39,22 @@ _MAX_HOUR = 10**8
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_TABLE = usage_hours.c
-_KEY = (_TABLE.hour, _TABLE.tenant, _TABLE.key, _TABLE.model, _TABLE.asked)
-_OLDEST_ENTRIES = (
-    select(usage_entries.c.seq).order_by(usage_entries.c.seq).limit(FOLDED_AT_ONCE).with_for_update(skip_locked=True)
-)
-_TAKE_ENTRIES = delete(usage_entries).where(usage_entries.c.seq.in_(_OLDEST_ENTRIES)).returning(usage_entries)
-# Not a parameter: PostgreSQL compares the texts of the expressions in SELECT and GROUP BY.
-_DAY_HOURS: ColumnElement[int] = literal_column("24", Integer)
-_GROUPED: Mapping[int, ColumnElement[Any]] = {
-    UsageGroup.USAGE_GROUP_HOUR: _TABLE.hour.label("first_hour"),
-    UsageGroup.USAGE_GROUP_DAY: (_TABLE.hour - _TABLE.hour % _DAY_HOURS).label("first_hour"),
-    UsageGroup.USAGE_GROUP_TENANT: _TABLE.tenant,
-    UsageGroup.USAGE_GROUP_KEY: _TABLE.key,
-    UsageGroup.USAGE_GROUP_MODEL: _TABLE.model,
-    UsageGroup.USAGE_GROUP_ASKED: _TABLE.asked,
+_KEY = ("hour", "tenant", "key", "model", "asked")
+_TAKE_ENTRIES = f"""DELETE FROM usage_entries WHERE seq IN
+    (SELECT seq FROM usage_entries ORDER BY seq LIMIT {FOLDED_AT_ONCE}) RETURNING *"""
+_ADD = f"""{insert("usage_hours", *_KEY, *COLUMNS)} ON CONFLICT ({", ".join(_KEY)}) DO UPDATE SET
+    {", ".join(f"{each} = usage_hours.{each} + excluded.{each}" for each in COLUMNS)}"""
+_GROUPED: Mapping[int, tuple[str, str]] = {
+    UsageGroup.USAGE_GROUP_HOUR: ("hour", "first_hour"),
+    UsageGroup.USAGE_GROUP_DAY: ("hour - hour % 24", "first_hour"),
+    UsageGroup.USAGE_GROUP_TENANT: ("tenant", "tenant"),
+    UsageGroup.USAGE_GROUP_KEY: ("key", "key"),
+    UsageGroup.USAGE_GROUP_MODEL: ("model", "model"),
+    UsageGroup.USAGE_GROUP_ASKED: ("asked", "asked"),
 }
-"""The column of each group, in the order of rows."""
+"""The expression and the name of each group, in the order of rows."""
 _NAMES = ("tenant", "key", "model", "asked")
-_SUMS = [func.sum(_TABLE[name]).label(name) for name in COLUMNS]
-
-
-def _adding(dialect: str) -> Insert:
-    """Returns the statement that adds to a row, or makes it."""
-    if dialect == "postgresql":
-        # Twenty modules that a mesh on SQLite does not need.
-        from sqlalchemy.dialects import postgresql  # noqa: PLC0415
-
-        new: Any = postgresql.insert(usage_hours)
-    else:
-        new = sqlite.insert(usage_hours)
-    more = {name: _TABLE[name] + new.excluded[name] for name in COLUMNS}
-    statement: Insert = new.on_conflict_do_update(index_elements=[column.name for column in _KEY], set_=more)
-    return statement
+_SUMS = ", ".join(f"CAST(sum({each}) AS BIGINT) AS {each}" for each in COLUMNS)
 
 
 ObserveUsage = Callable[[Mapping[UsageKey, UsageSums]], None]
@@ -117,18 +97,20 @@ class UsageStore(UsageSource):
     async def sweep(self) -> None:
         """Deletes the hours past `keep_seconds`."""
         oldest = hour_of(self._clock.utc_now().timestamp() - self._settings.keep_seconds)
-        await self._database.change(delete(usage_hours).where(_TABLE.hour < oldest))
+        await self._database.change("DELETE FROM usage_hours WHERE hour < :oldest", oldest=oldest)
 
     @override
     async def usage(self, wanted: pb.ListUsageRequest) -> pb.ListUsageResponse:
         await self.flush()
         first, end = _hours_of(wanted)
         limit = min(wanted.limit or DEFAULT_ROWS, MAX_ROWS)
-        async with self._database.reading() as connection:
-            found = await connection.execute(_grouped(wanted, first, end).limit(limit + 1))
-            rows = found.mappings().all()
-            sums = await connection.execute(select(*_SUMS).where(_wanted(wanted, first, end)))
-            total = sums.mappings().one()
+        values: dict[str, Any] = {"first": first, "end": end, "tenant": wanted.tenant, "model": wanted.model}
+        rows, total = await self._database.read(
+            lambda tx: (
+                tx.rows(_grouped(wanted), **values, limit=limit + 1),
+                tx.rows(f"SELECT {_SUMS} FROM usage_hours WHERE {_where(wanted)}", **values)[0],
+            )
+        )
         return pb.ListUsageResponse(
             rows=[_row_of(row) for row in rows[:limit]],
             total=_counts_of(total),
@@ -142,44 +124,38 @@ class UsageStore(UsageSource):
         if not self._recorder.is_empty or await self._has_entries():
             taken = self._recorder.take()
             try:
-                async with self._database.writing() as connection:
-                    entries = (await connection.execute(_TAKE_ENTRIES)).mappings().all()
-                    added = await self._add(connection, taken, entries)
+                count, added = await self._database.run(lambda tx: self._fold(tx, taken))
             except BaseException:
                 self._recorder.give_back(taken)
                 # Rows that were not written do not exist.
                 self._rows.clear()
                 raise
             self._observe(added)
-            return len(entries)
+            return count
         return 0
 
     async def _has_entries(self) -> bool:
         writes = self._database.write_count
         if writes == self._seen_writes:
             return False
-        if await self._database.first(select(usage_entries.c.seq).limit(1)) is not None:
+        if await self._database.row("SELECT seq FROM usage_entries LIMIT 1") is not None:
             return True
         self._seen_writes = writes
         return False
 
-    async def _add(
-        self, connection: AsyncConnection, counted: Mapping[UsageKey, UsageSums], entries: Sequence[RowMapping]
-    ) -> Mapping[UsageKey, UsageSums]:
+    def _fold(self, tx: Tx, counted: Mapping[UsageKey, UsageSums]) -> tuple[int, Mapping[UsageKey, UsageSums]]:
+        """Adds what was counted and the oldest entries to their hours; returns how many entries, and what was added."""
+        entries = tx.rows(_TAKE_ENTRIES)
         sums: defaultdict[UsageKey, UsageSums] = defaultdict(UsageSums)
         for key, one in [*counted.items(), *map(_entry_of, entries)]:
-            rows = await self._rows_of(connection, key)
-            sums[rows.row_of(key)].add(one)
-        if sums:
-            # In one order everywhere: two routers that add to the same rows then cannot deadlock.
-            values = [{**key._asdict(), **sums[key].values()} for key in sorted(sums)]
-            await connection.execute(_adding(connection.dialect.name), values)
-        return sums
+            sums[self._rows_of(tx, key).row_of(key)].add(one)
+        tx.many(_ADD, [{**key._asdict(), **sums[key].values()} for key in sorted(sums)])
+        return len(entries), sums
 
-    async def _rows_of(self, connection: AsyncConnection, key: UsageKey) -> HourRows:
+    def _rows_of(self, tx: Tx, key: UsageKey) -> HourRows:
         known = self._rows.get(key.hour)
         if known is None:
-            existing = await connection.execute(select(*_KEY).where(_TABLE.hour == key.hour))
+            existing = tx.rows(f"SELECT {', '.join(_KEY)} FROM usage_hours WHERE hour = :hour", hour=key.hour)
             known = HourRows(self._settings.max_rows_per_hour, (UsageKey(*row) for row in existing))
             if len(self._rows) >= MAX_KNOWN_HOURS:
                 del self._rows[min(self._rows)]
@@ -196,29 +172,27 @@ def _hours_of(wanted: pb.ListUsageRequest) -> tuple[int, int]:
     return first, min(_MAX_HOUR, -(-until // HOUR_SECONDS))
 
 
-def _wanted(wanted: pb.ListUsageRequest, first: int, end: int) -> ColumnElement[bool]:
-    conditions = [_TABLE.hour >= first, _TABLE.hour < end]
-    if wanted.tenant:
-        conditions.append(_TABLE.tenant == wanted.tenant)
-    if wanted.model:
-        conditions.append(_TABLE.model == wanted.model)
-    return and_(*conditions)
+def _where(wanted: pb.ListUsageRequest) -> str:
+    tenant, model = " AND tenant = :tenant" if wanted.tenant else "", " AND model = :model" if wanted.model else ""
+    return f"hour >= :first AND hour < :end{tenant}{model}"
 
 
-def _grouped(wanted: pb.ListUsageRequest, first: int, end: int) -> Select[Any]:
-    columns = [column for group, column in _GROUPED.items() if group in wanted.by]
-    found = select(*columns, *_SUMS).where(_wanted(wanted, first, end))
-    return found.group_by(*columns).order_by(*columns) if columns else found.having(func.count() > 0)
+def _grouped(wanted: pb.ListUsageRequest) -> str:
+    groups = [names for group, names in _GROUPED.items() if group in wanted.by]
+    columns = "".join(f"{expression} AS {name}, " for expression, name in groups)
+    by = ", ".join(expression for expression, _ in groups)
+    ending = f"GROUP BY {by} ORDER BY {by}" if by else "HAVING count(*) > 0"
+    return f"SELECT {columns}{_SUMS} FROM usage_hours WHERE {_where(wanted)} {ending} LIMIT :limit"
 
 
-def _row_of(row: RowMapping) -> usage_pb2.UsageRow:
-    names = {name: row[name] for name in _NAMES if name in row}
-    start = stamp_of(row["first_hour"] * HOUR_SECONDS) if "first_hour" in row else None
+def _row_of(row: Row) -> usage_pb2.UsageRow:
+    names = {name: getattr(row, name) for name in _NAMES if hasattr(row, name)}
+    start = stamp_of(row.first_hour * HOUR_SECONDS) if hasattr(row, "first_hour") else None
     return usage_pb2.UsageRow(start_time=start, counts=_counts_of(row), **names)
 
 
-def _counts_of(row: RowMapping) -> usage_pb2.UsageCounts:
-    values: dict[str, Any] = {name: int(row[name] or 0) for name in COLUMNS}
+def _counts_of(row: Row) -> usage_pb2.UsageCounts:
+    values: dict[str, Any] = {name: getattr(row, name) or 0 for name in COLUMNS}
     nanoseconds, millijoules = values.pop("gpu_nanoseconds"), values.pop("energy_millijoules")
     counts = usage_pb2.UsageCounts(**values)
     if counts.measured_energy_count:
@@ -228,9 +202,8 @@ def _counts_of(row: RowMapping) -> usage_pb2.UsageCounts:
     return counts
 
 
-def _entry_of(row: RowMapping) -> tuple[UsageKey, UsageSums]:
-    key = UsageKey(row["hour"], row["tenant"], row["key"], row["model"], row["asked"])
-    return key, UsageSums(*(row[name] for name in COLUMNS))
+def _entry_of(row: Row) -> tuple[UsageKey, UsageSums]:
+    return UsageKey(*(getattr(row, each) for each in _KEY)), UsageSums(*(getattr(row, name) for name in COLUMNS))
 
 
 class UsageServicer(usage_service_pb2_grpc.UsageServiceServicer):

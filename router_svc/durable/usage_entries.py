@@ -3,14 +3,22 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import insert
-from sqlalchemy.ext.asyncio import AsyncConnection
-
-from router_svc.store.tables import usage_entries
-from router_svc.usage import Outcome, UsageSums, asked_of, count_outcome, hour_of, spent_of, unknown_work, usage_of
+from router_svc.usage import (
+    COLUMNS,
+    Outcome,
+    UsageSums,
+    asked_of,
+    count_outcome,
+    hour_of,
+    spent_of,
+    unknown_work,
+    usage_of,
+)
 from weft.api.common.v1 import receipt_pb2
+from weft.sql.connections import Tx
+from weft.sql.statements import insert
 
-ADD_ENTRIES = insert(usage_entries)
+_ADD_ENTRY = insert("usage_entries", "hour", "tenant", "key", "model", "asked", *COLUMNS)
 
 Entry = dict[str, object]
 """The columns of an entry."""
@@ -44,10 +52,9 @@ def ended_without_receipt(task: Any, now: float, outcome: "Outcome | None", *, w
     return _entry(task, now, task.model, "", sums)
 
 
-async def add_entries(connection: AsyncConnection, entries: Sequence[Entry]) -> None:
-    """Writes entries in the transaction of `connection`."""
-    if entries:
-        await connection.execute(ADD_ENTRIES, entries)
+def add_entries(tx: Tx, entries: Sequence[Entry]) -> None:
+    """Writes entries in a transaction."""
+    tx.many(_ADD_ENTRY, entries)
 
 
 def _entry(task: Any, now: float, model: str, asked: str, sums: UsageSums) -> Entry:

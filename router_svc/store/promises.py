@@ -9,25 +9,22 @@ So a loss of commits acknowledged in the last FLUSH_SECONDS before a power cut m
 detected.
 """
 
-import asyncio
 import json
 import os
-import sqlite3
+import threading
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Row, insert, select, update
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from router_svc.policy.promises import Loss, Promise, loss_in
-from router_svc.store.tables import promises
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
+from weft.sql.connections import Row, Tx
+from weft.sql.statements import upsert
+from weft.sql.store import CommitCounter
 
 log = get_logger("weft.router.store")
 
@@ -37,8 +34,8 @@ RECORD_BYTES = 256
 LOSS_SUFFIX = ".loss.json"
 MAX_LOSS_BYTES = 4096
 STORE_PREFIX = "store"
-_ROW = 1
 _COUNT = "UPDATE promises SET commits = commits + 1 WHERE id = 1 RETURNING store_id, commits"
+_PUT = upsert("promises", "id", "store_id", "commits")
 
 
 class PromiseFile:
@@ -47,8 +44,9 @@ class PromiseFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
-        self._flush: asyncio.Task[None] | None = None
-        self._noted = 0
+        self._flush: threading.Timer | None = None
+        self._turn = threading.Lock()
+        """Guards the descriptor: a flush has a thread for itself."""
 
     @property
     def loss_path(self) -> Path:
@@ -102,21 +100,20 @@ class PromiseFile:
 
     def note(self, promise: Promise) -> None:
         """Writes a promise that is about to be acknowledged. Raises OSError."""
-        # Two transactions may arrive here out of order.
-        if self._descriptor is None or promise.commits <= self._noted:
-            return
-        self._write(promise)
-        if self._flush is None:
-            self._flush = asyncio.create_task(self._flush_later(), name="promise-flush")
+        with self._turn:
+            self._write(promise)
+            if self._flush is None:
+                self._flush = threading.Timer(FLUSH_SECONDS, self._flush_now)
+                self._flush.daemon = True
+                self._flush.start()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Flushes and closes the file. Safe to call twice."""
-        flush, self._flush = self._flush, None
-        if flush is not None:
-            flush.cancel()
-            with suppress(asyncio.CancelledError):
-                await flush
-        descriptor, self._descriptor = self._descriptor, None
+        with self._turn:
+            if self._flush is not None:
+                self._flush.cancel()
+                self._flush = None
+            descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             with suppress(OSError):
                 os.fsync(descriptor)
@@ -138,61 +135,48 @@ class PromiseFile:
         assert self._descriptor is not None, "it is open"
         record = json.dumps({"store_id": promise.store_id, "commits": promise.commits}).encode()
         os.pwrite(self._descriptor, record.ljust(RECORD_BYTES - 1) + b"\n", 0)
-        self._noted = promise.commits
 
-    async def _flush_later(self) -> None:
-        await asyncio.sleep(FLUSH_SECONDS)
-        descriptor, self._flush = self._descriptor, None
-        if descriptor is not None:
-            own = os.dup(descriptor)
+    def _flush_now(self) -> None:
+        with self._turn:
+            self._flush = None
+            own = None if self._descriptor is None else os.dup(self._descriptor)
+        if own is not None:
             try:
-                await asyncio.to_thread(os.fsync, own)
+                os.fsync(own)
             except OSError as error:
                 log.warning("the record of acknowledgements is not on disk", why=error.strerror)
             finally:
                 os.close(own)
 
 
-class Promises:
-    """The promise of one database file. Life cycle: `begin`; `changes`, `count`, `keep` around each write; `end`."""
+class Promises(CommitCounter):
+    """The promise of one database file. Life cycle: `begin`; `require_place`, `count`, `keep` around each commit."""
 
     def __init__(self, database: Path, kept: Path) -> None:
         """`kept`: path of the promise file."""
         self._database = database
-        self._file = PromiseFile(kept)
+        self.file = PromiseFile(kept)
         self._place: tuple[int, int] | None = None
         self._is_gone = False
+        self._counted: Promise | None = None
         self.loss: Loss | None = None
         """The loss that was found at the start."""
 
-    @property
-    def notice(self) -> str:
-        """The notice of a loss for users and operators; empty: none."""
-        return self._file.notice()
-
-    @property
-    def remedy(self) -> str:
-        """The remedy for the notice."""
-        return self._file.remedy
-
-    async def begin(self, reading: AsyncConnection) -> Promise | None:
-        """Compares the counts; returns what `write_found` must write to the database, None: nothing. Raises OSError."""
-        row = (await reading.execute(select(promises))).first()
+    def begin(self, tx: Tx) -> None:
+        """Compares the counts; writes the one from which it goes on, if that is another. Raises OSError."""
+        row = tx.row("SELECT store_id, commits FROM promises")
         found = Promise(store_id=new_id(STORE_PREFIX), commits=0) if row is None else _promise_of(row)
-        promised = self._file.read()
+        promised = self.file.read()
         self.loss = loss_in(found, promised)
         if self.loss is not None:
             self._report(self.loss)
             # The count goes on after the promised one. If the newer copy were restored later, it would be the one that
             # lacks commits.
             found = Promise(store_id=found.store_id, commits=max(found.commits, self.loss.promised.commits))
-        self._file.open(found)
+        self.file.open(found)
         self._place = _place_of(self._database)
-        return found if row is None or found != _promise_of(row) else None
-
-    async def end(self) -> None:
-        """Flushes the promise file. Safe to call twice."""
-        await self._file.close()
+        if row is None or found != _promise_of(row):
+            tx.execute(_PUT, id=1, store_id=found.store_id, commits=found.commits)
 
     def require_place(self) -> None:
         """Raises SERVICE_UNAVAILABLE if the database file was removed or replaced, because writes to it are lost."""
@@ -208,51 +192,27 @@ class Promises:
                 retry_after_seconds=1.0,
             )
 
-    def keep(self, promise: Promise) -> None:
+    def count(self, tx: Tx) -> None:
+        """Counts a transaction."""
+        self._counted = _promise_of(tx.row(_COUNT))
+
+    def keep(self) -> None:
         """Notes a committed transaction before it is acknowledged. Raises as `require_place`."""
         self.require_place()
-        self._file.note(promise)
+        assert self._counted is not None, "it was counted"
+        self.file.note(self._counted)
 
     def _report(self, loss: Loss) -> None:
         log.error(
             "acknowledged work is missing from the database",
             kind=loss.kind.value,
             missing_commits=loss.missing_commits,
-            report=str(self._file.loss_path),
+            report=str(self.file.loss_path),
         )
-        self._file.write_loss(loss, datetime.now(UTC).isoformat(timespec="seconds"))
+        self.file.write_loss(loss, datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-async def write_found(connection: AsyncConnection, promise: Promise) -> None:
-    """Writes the promise to the database."""
-    values = {"store_id": promise.store_id, "commits": promise.commits}
-    if not (await connection.execute(update(promises).where(promises.c.id == _ROW).values(values))).rowcount:
-        await connection.execute(insert(promises).values(id=_ROW, **values))
-
-
-async def count(connection: AsyncConnection) -> Promise:
-    """Counts the current transaction, as a part of it."""
-    # Directly on the driver: SQLAlchemy needs four switches to the database thread, and this runs in every commit.
-    try:
-        ((store_id, commits),) = await _driver_of(connection).execute_fetchall(_COUNT)
-    except sqlite3.Error as error:
-        raise DBAPIError(_COUNT, None, error) from error
-    return Promise(store_id=store_id, commits=commits)
-
-
-def changes(connection: AsyncConnection) -> int:
-    """Returns how many rows the connection has changed so far."""
-    return int(_driver_of(connection).total_changes)
-
-
-def _driver_of(connection: AsyncConnection) -> Any:
-    """Returns the aiosqlite connection."""
-    sync = connection.sync_connection
-    assert sync is not None, "it is open"
-    return sync.connection.driver_connection
-
-
-def _promise_of(row: Row[Any]) -> Promise:
+def _promise_of(row: Row) -> Promise:
     return Promise(store_id=row.store_id, commits=row.commits)
 
 

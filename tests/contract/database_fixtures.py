@@ -2,45 +2,14 @@
 
 import sys
 from collections.abc import AsyncIterator, Iterator
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, MetaData, create_mock_engine
-from sqlalchemy.dialects.postgresql.asyncpg import dialect
-from sqlalchemy.schema import DDLElement
-from sqlalchemy.util import await_only
 
 from registry_svc.mesh.store import SqlStore
 from weft_testing.postgres_server import PYTHON_OF_THE_WHEEL, PostgresServer, running_postgres
 
 USES_POSTGRES = pytest.mark.slow("a PostgreSQL server")
-
-
-_create_all = MetaData.create_all
-
-
-@cache
-def script_of(metadata: MetaData) -> str:
-    """Returns what makes the tables and indexes on PostgreSQL."""
-    statements: list[str] = []
-
-    def keep(statement: DDLElement, *_: object) -> None:
-        statements.append(str(statement.compile(dialect=dialect())))  # type: ignore[no-untyped-call]
-
-    _create_all(metadata, create_mock_engine("postgresql://", keep), checkfirst=False)
-    return ";\n".join(statements)
-
-
-def create_all(metadata: MetaData, bind: Engine | Connection, **options: Any) -> None:
-    """As `MetaData.create_all`, which sends each statement of a new database by itself, for 0.2 s in most tests."""
-    if isinstance(bind, Connection) and bind.dialect.driver == "asyncpg" and options == {"checkfirst": False}:
-        # The driver begins a transaction with its first statement: the script belongs in it.
-        bind.exec_driver_sql("SELECT 1")
-        await_only(bind.connection.driver_connection.execute(script_of(metadata)))  # type: ignore[union-attr]
-    else:
-        _create_all(metadata, bind, **options)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -56,15 +25,8 @@ def postgres() -> Iterator[PostgresServer]:
     """The server."""
     if sys.version_info[:2] > PYTHON_OF_THE_WHEEL:
         pytest.skip("there is no wheel pgserver for this Python")
-    with running_postgres() as server, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MetaData, "create_all", create_all)
+    with running_postgres() as server:
         yield server
-
-
-@pytest.fixture
-def made_by_services(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tables of a test whose subject they are are made on PostgreSQL as a service makes them."""
-    monkeypatch.setattr(MetaData, "create_all", _create_all)
 
 
 @pytest.fixture

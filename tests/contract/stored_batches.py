@@ -6,13 +6,12 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import func, insert, select, update
 
 import router_svc.durable.batches.service
 from router_svc.durable.limits import BatchLimits, TaskLimits
+from router_svc.durable.tasks.sql_rows import ADD_ATTEMPT, ADD_PIECE
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.store.database import RouterDatabase
-from router_svc.store.tables import task_attempts, task_pieces, tasks
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.api.router.v1 import batch_service_pb2, file_service_pb2, task_pb2
 from weft.durable.batches import BATCH_INPUT, LineResult
@@ -65,50 +64,50 @@ class World:
     ) -> None:
         """Lines reach an end, as whoever runs them says."""
         values: dict[str, Any] = {"state": state, "attempt": 1, "ended_at": self.clock.utc_now().timestamp(), **columns}
-        async with self.database.writing() as connection:
-            await connection.execute(
-                update(tasks).where(tasks.c.batch_id == batch_id, tasks.c.line.in_(list(lines))).values(values)
-            )
+        columns_set = ", ".join(f"{name} = :{name}" for name in values)
+        await self.database.change(
+            f"UPDATE tasks SET {columns_set} WHERE batch_id = :batch_id AND line IN :lines",
+            batch_id=batch_id,
+            lines=list(lines),
+            **values,
+        )
 
     async def claim(self, batch_id: str, lines: Iterable[int]) -> None:
         """Lines are run by somebody."""
-        where = (tasks.c.batch_id == batch_id, tasks.c.line.in_(list(lines)))
         now = self.clock.utc_now().timestamp()
-        async with self.database.writing() as connection:
-            found = (await connection.execute(select(tasks.c.id).where(*where))).scalars().all()
-            running = {"state": task_pb2.TASK_STATE_RUNNING, "attempt": 1, "owner": "router-1", "lease_until": now + 15}
-            await connection.execute(update(tasks).where(*where).values(running))
-            attempt = {"attempt": 1, "owner": "router-1", "claimed_at": now, "reason": 0, "message": "", "receipt": b""}
-            await connection.execute(insert(task_attempts), [{"task_id": each, **attempt} for each in found])
+        await self.end(
+            batch_id, task_pb2.TASK_STATE_RUNNING, lines, ended_at=None, owner="router-1", lease_until=now + 15
+        )
+        attempt = {"attempt": 1, "owner": "router-1", "claimed_at": now, "reason": 0, "message": "", "receipt": b""}
+        running = await self.database.rows("SELECT id FROM tasks WHERE state = 2 AND batch_id = :id", id=batch_id)
+        rows = [{"task_id": row.id, "ended_at": None, **attempt} for row in running]
+        await self.database.run(lambda tx: tx.many(ADD_ATTEMPT, rows))
 
     async def answer(self, batch_id: str, line: int, *texts: str, attempt: int = 1) -> None:
         """Keep pieces of an answer."""
-        async with self.database.writing() as connection:
-            query = select(tasks.c.id).where(tasks.c.batch_id == batch_id, tasks.c.line == line)
-            task_id = (await connection.execute(query)).scalar_one()
-            rows = [
-                {
-                    "task_id": task_id,
-                    "attempt": attempt,
-                    "first_index": index,
-                    "event_count": 1,
-                    "output": output(text).SerializeToString(),
-                }
-                for index, text in enumerate(texts, start=1)
-            ]
-            await connection.execute(insert(task_pieces), rows)
-            size = sum(len(row["output"]) for row in rows)
-            await connection.execute(update(tasks).where(tasks.c.id == task_id).values(result_size=size))
+        query = "SELECT id FROM tasks WHERE batch_id = :batch_id AND line = :line"
+        task_id = await self.database.value(query, batch_id=batch_id, line=line)
+        rows: list[dict[str, Any]] = [
+            {
+                "task_id": task_id,
+                "attempt": attempt,
+                "first_index": index,
+                "event_count": 1,
+                "output": output(text).SerializeToString(),
+            }
+            for index, text in enumerate(texts, start=1)
+        ]
+        await self.database.run(lambda tx: tx.many(ADD_PIECE, rows))
+        size = sum(len(row["output"]) for row in rows)
+        await self.database.change("UPDATE tasks SET result_size = :size WHERE id = :id", size=size, id=task_id)
 
-    async def rows(self, *columns: Any) -> list[Any]:
+    async def rows(self, table: str, *columns: str) -> list[Any]:
         """Columns of a table."""
-        async with self.database.reading() as connection:
-            return [tuple(row) for row in await connection.execute(select(*columns))]
+        return await self.database.rows(f"SELECT {', '.join(columns)} FROM {table}")
 
-    async def count(self, table: Any) -> int:
+    async def count(self, table: str) -> int:
         """Rows of a table."""
-        async with self.database.reading() as connection:
-            return int((await connection.execute(select(func.count()).select_from(table))).scalar_one())
+        return int(await self.database.value(f"SELECT count(*) FROM {table}"))
 
     async def results(self, batch_id: str, tenant: str = "ann") -> list[LineResult]:
         """Every result."""

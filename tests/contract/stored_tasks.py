@@ -5,7 +5,6 @@ import hashlib
 from typing import Any
 
 import pytest
-from sqlalchemy import select
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Claim, Lane, NewChunk, PendingTask, TaskOutcome, TaskRow, TaskStore
@@ -22,12 +21,11 @@ LEASE = 15.0
 MUCH = 1 << 40
 LANE = Lane("demo", "ann", Priority.DURABLE)
 CRASH = task_error(Reason.WORKER_LOST, "the runner went away")
-MAX_COMMIT_BATCH = 256
 
 
 def store_on(database_url: str) -> SqlTaskStore:
     """Not started."""
-    return SqlTaskStore(RouterDatabase(database_url), max_commit_batch=MAX_COMMIT_BATCH)
+    return SqlTaskStore(RouterDatabase(database_url))
 
 
 def a_row(name: str, *, lane: Lane = LANE, prompt: str = "hi", **changes: Any) -> TaskRow:
@@ -113,7 +111,6 @@ async def refused(reason: Reason, awaited: Any) -> str:
     return found.value.message
 
 
-async def count(database: RouterDatabase, table: Any) -> int:
+async def count(database: RouterDatabase, table: str) -> int:
     """Rows."""
-    async with database.reading() as connection:
-        return len((await connection.execute(select(table))).all())
+    return int(await database.value(f"SELECT count(*) FROM {table}"))

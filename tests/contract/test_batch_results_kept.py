@@ -2,7 +2,7 @@
 
 from stored_batches import content, many, refused, running
 
-from router_svc.durable.tasks import sql_statements
+from router_svc.durable.tasks.sql_store import SqlTaskStore
 from weft.api.router.v1 import batch_service_pb2, file_service_pb2, task_pb2
 from weft.durable.batches import BATCH_OUTPUT
 from weft.kernel.reasons import Reason
@@ -20,7 +20,7 @@ async def test_lines_that_ended_long_before_the_others_are_kept_until_the_result
         async def forgotten() -> int:
             await world.clock.advance(100)
             now = world.clock.utc_now().timestamp()
-            return await world.database.change(sql_statements.PURGE_TASKS, the_time=now, the_limit=10)
+            return await SqlTaskStore(world.database).purge_ended(now, 10)
 
         made = await world.batches.create(world.new_batch(), many(2))
         await world.end(made.id, task_pb2.TASK_STATE_COMPLETED, [0])

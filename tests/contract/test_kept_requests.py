@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kept_router import ENDED, NOON, KeptRouter, a_receipt
-from sqlalchemy import func, select
 
 from router_svc.loop import LoopDeps, SchedulingLoop, TicketIssuer, WakeFinished
 from router_svc.placement import LocalPlacement
@@ -18,7 +17,6 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from router_svc.request_entry import LostRequest
 from router_svc.request_log import RequestLogLimits
-from router_svc.store.tables import request_records
 from weft.api.common.v1 import warning_pb2
 from weft.api.router.v1 import request_pb2, request_service_pb2
 from weft.kernel.errors import WeftError
@@ -51,10 +49,7 @@ async def refused(router: KeptRouter, request_id: str, tenant: str = "") -> Reas
 
 
 async def stored(router: KeptRouter) -> int:
-    row = await router.database.first(select(func.count().label("number")).select_from(request_records))
-    assert row is not None
-    count: int = row.number
-    return count
+    return int(await router.database.value("SELECT count(*) FROM request_records"))
 
 
 async def test_a_request_that_ended_before_a_kill_is_explained_as_before(database_url: str) -> None:
@@ -386,16 +381,16 @@ async def test_no_text_of_a_caller_or_of_a_model_is_in_a_row(database_url: str) 
     receipt.attempts.add(message="it died", engine_exit="signal SIGKILL", engine_log=["quoted"])
     router.records.requests.note_end(key, router.clock.monotonic(), Reason.UNSPECIFIED, receipt)
     await router.flush()
-    async with router.database.reading() as connection:
-        row = (await connection.execute(select(request_records))).mappings().one()
-    assert set(row) == {
+    row = await router.database.row("SELECT * FROM request_records")
+    assert row is not None
+    assert set(row._fields) == {
         *("incarnation", "key", "router", "number", "request_id", "tenant", "client_id", "target", "asked_model"),
         *("priority", "arrived_at", "ended_at", "reason", "message", "cancelled_by", "decisions", "receipt"),
     }
-    assert b"quoted" not in row["receipt"]
-    assert b"it died" in row["receipt"]
+    assert b"quoted" not in row.receipt
+    assert b"it died" in row.receipt
     assert (await router.requests.request("r-1")).receipt.signals[0].name == "QUOTES"
-    kept = RequestRecord.FromString(row["decisions"])
+    kept = RequestRecord.FromString(row.decisions)
     assert [field.name for field, _ in kept.ListFields()] == ["decisions"]
     await router.kill()
 

@@ -1,12 +1,13 @@
 """The lock of the router that leads on a real PostgreSQL, and the fence of what a former leader writes."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 
 from router_svc.leadership import ROUTER_OWNER, LeaderLock
 from router_svc.store.database import RouterDatabase
@@ -14,6 +15,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.sql.address import address_of
+from weft.sql.connections import Tx
 from weft.sql.owners import TakenOverError
 from weft.sql.standby import owner_watch_of
 from weft_testing.postgres_server import PostgresServer
@@ -21,7 +23,7 @@ from weft_testing.postgres_server import PostgresServer
 pytest_plugins = ("database_fixtures",)
 
 LIMIT_SECONDS = 30.0
-COUNT = text("SELECT count(*) FROM promises")
+COUNT = "SELECT count(*) FROM promises"
 
 
 @dataclass
@@ -32,8 +34,23 @@ class Member:
     lock: LeaderLock
 
     async def write(self) -> None:
-        async with self.database.writing() as connection:
-            await connection.execute(COUNT)
+        await self.database.change(COUNT)
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[asyncio.Task[None]]:
+        """In a transaction, which goes on at the end of the block."""
+        inside, go_on = threading.Event(), threading.Event()
+
+        def write(tx: Tx) -> None:
+            tx.execute(COUNT)
+            inside.set()
+            go_on.wait(LIMIT_SECONDS)
+            tx.execute(COUNT)
+
+        writing = asyncio.create_task(self.database.run(write))
+        await asyncio.to_thread(inside.wait, LIMIT_SECONDS)
+        yield writing
+        go_on.set()
 
     async def close(self) -> None:
         await self.lock.release()
@@ -100,16 +117,11 @@ async def test_a_transaction_that_a_frozen_leader_left_open_is_ended_at_the_take
 ) -> None:
     first, second = pair
     await first.lock.take()
-
-    async def write_late() -> None:
-        async with asyncio.timeout(LIMIT_SECONDS), first.database.writing() as connection:
-            await connection.execute(COUNT)
-            await end_lock(postgres, postgres_database)
-            await second.lock.take()
-            await connection.execute(COUNT)
-
+    async with asyncio.timeout(LIMIT_SECONDS), first.writing() as late:
+        await end_lock(postgres, postgres_database)
+        await second.lock.take()
     with pytest.raises(WeftError) as raised:
-        await write_late()
+        await late
     assert raised.value.reason is Reason.SERVICE_UNAVAILABLE
     assert await refused(first) is Reason.ROUTER_STANDBY
 
@@ -117,9 +129,9 @@ async def test_a_transaction_that_a_frozen_leader_left_open_is_ended_at_the_take
 async def test_a_heartbeat_passes_a_transaction_of_the_same_leader(pair: tuple[Member, Member]) -> None:
     first, _ = pair
     await first.lock.take()
-    async with asyncio.timeout(LIMIT_SECONDS), first.database.writing() as connection:
-        await connection.execute(COUNT)
+    async with asyncio.timeout(LIMIT_SECONDS), first.writing() as writing:
         await first.lock.beat()
+    await writing
 
 
 async def test_a_standby_knows_where_the_leader_serves_and_waits_for_its_end(

@@ -98,7 +98,7 @@ async def test_a_write_waits_for_somebody_elses_and_a_read_for_nobody(service: R
 async def test_a_file_that_stays_locked_is_unavailable_and_nothing_is_kept(
     monkeypatch: pytest.MonkeyPatch, file: Path
 ) -> None:
-    monkeypatch.setattr("weft.sql.database.BUSY_TIMEOUT_MS", PATIENCE_MS)
+    monkeypatch.setattr("weft.sql.connections.BUSY_TIMEOUT_MS", PATIENCE_MS)
     service = built(file)
     await service.start()
     await service.store.save(response("resp_1"))
@@ -126,7 +126,7 @@ async def test_a_write_that_is_given_up_while_it_waits_is_not_done_and_blocks_no
 
 
 async def test_a_router_starts_while_its_file_is_locked(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-    monkeypatch.setattr("weft.sql.database.BUSY_TIMEOUT_MS", PATIENCE_MS)
+    monkeypatch.setattr("weft.sql.connections.BUSY_TIMEOUT_MS", PATIENCE_MS)
     first = built(file)
     await first.start()
     await first.store.save(response("resp_1"))

@@ -35,7 +35,7 @@ class Store:
     def __init__(self, database: RouterDatabase, clock: FakeClock, **limits: Any) -> None:
         self.clock = clock
         self.files = FileManager(database, BatchLimits(), clock, results=ResultLimits(**limits))
-        self.tasks = SqlTaskStore(database, max_commit_batch=16)
+        self.tasks = SqlTaskStore(database)
 
     def now(self) -> float:
         return self.clock.utc_now().timestamp()

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from registry_svc.store.database import SCHEMA as REGISTRY
+from router_svc.store.database import SCHEMA as ROUTER
 from weft.sql.migrations import Schema, statements_of
 from weft.sql.store import Store
 
 pytest_plugins = ("database_fixtures",)
 
 CORPUS = Path(__file__).parent.parent / "corpus" / "databases" / "0.1.0"
-SCHEMAS = [pytest.param(REGISTRY, id="registry")]
+SCHEMAS = [pytest.param(REGISTRY, id="registry"), pytest.param(ROUTER, id="router")]
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' AND name NOT LIKE '%version'"
 
 
@@ -40,7 +41,7 @@ def _described(script: str) -> dict[str, Any]:
 
 
 def _plain(default: str | None) -> str | None:
-    return {"false": "0", "true": "1"}.get(default or "", default)
+    return {"false": "0", "true": "1", "'0'": "0"}.get(default or "", default)
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)

@@ -71,7 +71,7 @@ class Calls:
 
 @asynccontextmanager
 async def router(url: str, calls: CallMaker, limits: TaskLimits = LASTING) -> AsyncIterator[TaskService]:
-    store = SqlTaskStore(RouterDatabase(url), max_commit_batch=64)
+    store = SqlTaskStore(RouterDatabase(url))
     service = TaskService(store, limits, calls, SystemClock(), NoFailpoints())
     await service.start()
     try:
@@ -129,7 +129,7 @@ async def test_a_router_whose_clock_is_wrong_takes_nothing_from_others(postgres_
     async with router(postgres_url, busy) as works:
         task = (await works.tasks.submit(TENANT, a_task())).task
         await noticed(busy.has_begun)
-        store = SqlTaskStore(RouterDatabase(postgres_url), max_commit_batch=64)
+        store = SqlTaskStore(RouterDatabase(postgres_url))
         wrong = TaskService(store, LASTING, Calls(may_end=True), WrongClock(), NoFailpoints())
         await wrong.start()
         await wrong.engine._lease_renewer.renew()

@@ -2,12 +2,10 @@
 
 import asyncio
 
-from sqlalchemy import update
 from stored_tasks import (
     DONE,
     LANE,
     LEASE,
-    MAX_COMMIT_BATCH,
     NOW,
     a_chunk,
     a_row,
@@ -24,12 +22,10 @@ from stored_tasks import (
     waiting,
 )
 
-from router_svc.durable.tasks.sql_rows import insert_rows
-from router_svc.durable.tasks.sql_statements import STAGED
+from router_svc.durable.tasks.sql_rows import STAGED, insert_rows
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Lane, TaskOutcome, TaskStore
 from router_svc.store.database import RouterDatabase
-from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import task_error
 from weft.kernel.errors import WeftError
@@ -97,7 +93,7 @@ async def test_of_many_with_one_key_at_once_one_is_kept(kept: TaskStore, beside:
     assert ids == {"task-0"}
     assert [each.existed for each in found if not isinstance(each, WeftError)] == [False] + [True] * 15
     assert conflicts == [Reason.IDEMPOTENCY_CONFLICT] * 4
-    assert await count(beside, task_specs) == 1
+    assert await count(beside, "task_specs") == 1
 
 
 async def test_one_that_cannot_be_kept_spoils_no_other(kept: TaskStore) -> None:
@@ -161,8 +157,7 @@ async def test_a_token_of_another_query_or_of_nobody_is_refused(kept: TaskStore)
 
 
 async def test_a_line_of_a_batch_that_is_being_taken_in_is_nowhere(kept: TaskStore, beside: RouterDatabase) -> None:
-    async with beside.writing() as connection:
-        await insert_rows(connection, [a_row("task-1", batch="batch-1")], state=STAGED)
+    await beside.run(lambda tx: insert_rows(tx, [a_row("task-1", batch="batch-1")], state=STAGED))
     assert await kept.get("ann", "task-1") is None
     assert await kept.details("ann", "task-1") is None
     assert (await kept.list_page("ann", task_service_pb2.ListTasksRequest(batch="batch-1"))).tasks == []
@@ -174,7 +169,7 @@ async def test_a_line_of_a_batch_that_is_being_taken_in_is_nowhere(kept: TaskSto
     assert await kept.fail_expired(NOW + 9999, 10) == []
     assert await kept.purge_ended(NOW + 9999, 10) == 0
     assert await kept.open_counts() == {}
-    assert await count(beside, tasks) == 1
+    assert await count(beside, "tasks") == 1
 
 
 # -- who waits
@@ -278,15 +273,14 @@ async def test_only_what_is_over_is_deleted(kept: TaskStore, beside: RouterDatab
     assert gone is not None
     assert gone.state == task_pb2.TASK_STATE_COMPLETED
     assert await kept.delete("ann", "task-1") is None
-    for table in (tasks, task_specs, task_attempts, task_pieces):
+    for table in ("tasks", "task_specs", "task_attempts", "task_pieces"):
         assert await count(beside, table) == 0
 
 
 async def test_a_reason_of_a_newer_release_is_a_fault(kept: TaskStore, beside: RouterDatabase) -> None:
     await kept.end(await begun(kept, "task-1"), failed(), NOW)
-    async with beside.writing() as connection:
-        await connection.execute(update(tasks).values(error_reason=9999))
-        await connection.execute(update(task_attempts).values(reason=9999))
+    await beside.change("UPDATE tasks SET error_reason = 9999")
+    await beside.change("UPDATE task_attempts SET reason = 9999")
     details = await kept.details("ann", "task-1")
     assert details is not None
     assert details.task.error == task_error(Reason.INTERNAL, "no")
@@ -312,12 +306,12 @@ async def test_a_store_that_is_stopped_takes_nothing(database_url: str) -> None:
 async def test_a_database_that_others_need_stays_open(database_url: str) -> None:
     database = RouterDatabase(database_url)
     await database.open()
-    store = SqlTaskStore(database, max_commit_batch=MAX_COMMIT_BATCH)
+    store = SqlTaskStore(database)
     await store.stop()
     await store.start()
     await store.stop()
     await store.stop()
-    assert await count(database, tasks) == 0
+    assert await count(database, "tasks") == 0
     await database.close()
 
 

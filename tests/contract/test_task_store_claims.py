@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from sqlalchemy import select
 from stored_tasks import (
     CRASH,
     DONE,
@@ -27,7 +26,6 @@ from router_svc.durable.tasks.sql_rows import MAX_ERROR_CHARS
 from router_svc.durable.tasks.store_port import Claim, Lane, TaskOutcome, TaskStore
 from router_svc.policy.task_release import KeptTasks, Release, ReleaseBound
 from router_svc.store.database import RouterDatabase
-from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import event_number
@@ -171,8 +169,7 @@ async def test_a_write_that_nobody_was_told_of_may_be_done_again(kept: TaskStore
     for chunks in ([a_chunk(1, "a", "b")], [a_chunk(1, "a", "b")], [a_chunk(1, "a", "b", "c")], [a_chunk(4, "d")]):
         assert await kept.append(claim, chunks)
     assert await said(kept, "task-1", 1) == ["a", "b", "c", "d"]
-    async with beside.reading() as connection:
-        size = (await connection.execute(select(tasks.c.result_size))).scalar_one()
+    size = await beside.value("SELECT result_size FROM tasks")
     assert size == len(a_chunk(1, "a", "b", "c").output) + len(a_chunk(4, "d").output)
     outcome = TaskOutcome(state=task_pb2.TASK_STATE_COMPLETED, chunks=[a_chunk(5, "e")])
     for _ in range(2):
@@ -270,7 +267,7 @@ async def test_what_ended_long_ago_is_forgotten_with_all_that_belongs_to_it(
     assert await kept.get("ann", "task-1") is None
     assert await kept.purge_ended(NOW + 3, 2) == 1
     assert await kept.purge_ended(NOW + 3, 2) == 0
-    for table in (tasks, task_specs, task_attempts, task_pieces):
+    for table in ("tasks", "task_specs", "task_attempts", "task_pieces"):
         assert await count(beside, table) == 1
 
 
@@ -309,5 +306,5 @@ async def test_the_oldest_finished_tasks_are_released_and_never_one_that_goes_on
     assert (await kept.release_oldest(replace(all_bytes, size=1 << 40), 10)).count == 1
     assert (await kept.release_oldest(replace(all_bytes, size=1 << 40), 10)).count == 0
     assert [name for name in ("waits", "runs") if await kept.get("ann", name)] == ["waits", "runs"]
-    assert await count(beside, task_specs) == 2
-    assert await count(beside, task_pieces) == 0
+    assert await count(beside, "task_specs") == 2
+    assert await count(beside, "task_pieces") == 0

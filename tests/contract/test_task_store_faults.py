@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from stored_tasks import DONE, LANE, LEASE, MAX_COMMIT_BATCH, NOW, a_chunk, a_row, begun, said, seen, store_on
+from stored_tasks import DONE, NOW, a_chunk, a_row, begun, said, seen, store_on
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import TaskOutcome
@@ -45,9 +45,9 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 async def kept(monkeypatch: pytest.MonkeyPatch, file: Path) -> AsyncIterator[SqlTaskStore]:
     """On SQLite that waits for others for a short while only, with what it acknowledges counted apart; started."""
-    monkeypatch.setattr("weft.sql.database.BUSY_TIMEOUT_MS", PATIENCE_MS)
+    monkeypatch.setattr("weft.sql.connections.BUSY_TIMEOUT_MS", PATIENCE_MS)
     database = RouterDatabase(f"sqlite+aiosqlite:///{file}", promise_file=file.with_name("router.promised"))
-    store = SqlTaskStore(database, max_commit_batch=MAX_COMMIT_BATCH)
+    store = SqlTaskStore(database)
     await store.start()
     yield store
     await store.stop()
@@ -232,22 +232,3 @@ async def test_a_postgres_that_is_restarted_is_found_again() -> None:
         await submitters.check()
         assert await store.end(claim, DONE, NOW)
         await store.stop()
-
-
-async def test_a_router_that_stops_in_the_middle_holds_up_nobody_who_claims(postgres_url: str) -> None:
-    store = store_on(postgres_url)
-    await store.start()
-    await store.submit(a_row("task-1"))
-    await store.submit(a_row("task-2"))
-    other = store_on(postgres_url)
-    await other.start()
-    async with other._database.writing() as connection:
-        await connection.exec_driver_sql("SELECT 1 FROM tasks WHERE id = 'task-1' FOR UPDATE")
-        assert await store.claim("task-1", "r1", NOW, NOW + LEASE) is None
-        assert await store.claim("task-2", "r1", NOW, NOW + LEASE) is not None
-        assert await store.fail_expired(NOW + 3600, 10) == []
-        assert [each.claim.task_id for each in await store.revert_expired(NOW + LEASE, 10)] == ["task-2"]
-        assert [task.id for task in await store.pending(LANE, NOW + LEASE, 10, 1 << 30)] == ["task-1", "task-2"]
-    assert await store.claim("task-1", "r1", NOW, NOW + LEASE) is not None
-    await other.stop()
-    await store.stop()

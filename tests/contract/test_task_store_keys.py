@@ -1,11 +1,9 @@
 """Idempotency keys that are asked for without submitting, and clocks that do not agree, on every database."""
 
-from sqlalchemy import func, select
-from sqlalchemy.ext.asyncio import create_async_engine
-from stored_tasks import LEASE, NOW, a_row, begun, claimed, refused, reverted, store_on, waiting
+from stored_tasks import LEASE, NOW, a_row, begun, claimed, refused, reverted, waiting
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.store.tables import metadata
+from router_svc.store.database import RouterDatabase
 from weft.kernel.reasons import Reason
 
 pytest_plugins = ("database_fixtures", "task_store_fixtures")
@@ -37,16 +35,11 @@ async def test_a_task_that_came_back_may_be_begun_by_whoever_has_an_earlier_time
     assert [task.id for task in await waiting(kept)] == ["t1", "t2"]
 
 
-async def test_numbers_of_forgotten_tasks_are_not_given_again(database_url: str) -> None:
-    store, engine = store_on(database_url), create_async_engine(database_url)
-    await store.start()
+async def test_numbers_of_forgotten_tasks_are_not_given_again(kept: SqlTaskStore, beside: RouterDatabase) -> None:
     numbers = []
     for name in ("task-1", "task-2"):
-        await store.submit(a_row(name))
-        async with engine.connect() as connection:
-            numbers.append((await connection.execute(select(func.max(metadata.tables["tasks"].c.seq)))).scalar_one())
-        await store.cancel("ann", name, 0.0)
-        await store.delete("ann", name)
+        await kept.submit(a_row(name))
+        numbers.append(await beside.value("SELECT max(seq) FROM tasks"))
+        await kept.cancel("ann", name, 0.0)
+        await kept.delete("ann", name)
     assert numbers[0] < numbers[1]
-    await store.stop()
-    await engine.dispose()

@@ -9,14 +9,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from sqlalchemy import delete, or_
-from stored_tasks import CRASH, LANE, LEASE, MAX_COMMIT_BATCH, MUCH, NOW, a_chunk, a_row, failed, said
+from stored_tasks import CRASH, LANE, LEASE, MUCH, NOW, a_chunk, a_row, failed, said
 
-from router_svc.durable.tasks.sql_statements import FENCE, THE_ID
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Claim, Lane, TaskOutcome, TaskRow
 from router_svc.store.database import RouterDatabase
-from router_svc.store.tables import tasks
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import event_number
 from weft.kernel.errors import WeftError
@@ -75,7 +72,7 @@ class Fenced(SqlTaskStore):
 class Unfenced(SqlTaskStore):
     """Whoever has claimed a task once may write to it for ever."""
 
-    fence = or_(FENCE, tasks.c.id == THE_ID)
+    fence = f"({SqlTaskStore.fence} OR id = :id)"
 
 
 class TaskStoreMachine(RuleBasedStateMachine):
@@ -299,11 +296,10 @@ def in_one_loop() -> Iterator[asyncio.Runner]:
 def try_out(kind: type[SqlTaskStore], loop: asyncio.Runner, database_url: str, examples: int, **more: Any) -> None:
     """Raises where the store and the model differ."""
     database = RouterDatabase(database_url)
-    opened = kind(database, max_commit_batch=MAX_COMMIT_BATCH)
+    opened = kind(database)
 
     async def empty() -> None:
-        async with database.writing() as connection:
-            await connection.execute(delete(tasks))
+        await database.change("DELETE FROM tasks")
 
     class Machine(TaskStoreMachine):
         store = opened

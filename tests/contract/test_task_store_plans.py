@@ -3,26 +3,25 @@
 SQLite plans without statistics, PostgreSQL with those of a table in which most tasks are over and many wait.
 """
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import bindparam, event, insert, select, text
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from stored_tasks import CRASH, DONE, LANE, LEASE, MAX_COMMIT_BATCH, MUCH, NOW, a_chunk, a_row, store_on
+from stored_tasks import CRASH, DONE, LANE, LEASE, MUCH, NOW, a_chunk, a_row
 from typing_extensions import override
 
-from router_svc.durable.tasks.sql_rows import values_of
+from router_svc.durable.tasks.sql_rows import ADD_ATTEMPT, ADD_PIECE, ADD_SPEC, values_of
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Claim, Lane
 from router_svc.policy.task_release import Release, ReleaseBound
 from router_svc.store.database import RouterDatabase
-from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.kernel.reasons import Reason
+from weft.sql.connections import Tx
+from weft.sql.statements import Values, insert
+from weft.sql.store import T, Work
 
 pytest_plugins = ("database_fixtures",)
 
@@ -32,42 +31,68 @@ CLAIM = Claim("task-10", "r1", 1)
 Use = Callable[[SqlTaskStore], Awaitable[Any]]
 
 
-class OneConnection(RouterDatabase):
-    """A database whose transactions all are on the connection that the test explains."""
+class UndoneError(Exception):
+    """What a transaction has written is not kept."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        super().__init__("sqlite+aiosqlite://")
-        self._connection = connection
 
-    @override
-    @asynccontextmanager
-    async def reading(self) -> AsyncIterator[AsyncConnection]:
-        yield self._connection
+class Explained(RouterDatabase):
+    """A database that notes the statements of its transactions, and can undo what they write."""
 
-    writing = reading
+    def __init__(self, database_url: str) -> None:
+        super().__init__(database_url)
+        self.heard: list[tuple[str, Values]] = []
+        self.keeps = True
 
     @override
-    async def open(self) -> None:
-        """The test has opened it."""
+    async def run(self, work: Work[T], *, vital: bool = False) -> T:
+        if self.keeps:
+            return await super().run(work, vital=vital)
+        done: list[T] = []
+
+        def undone(tx: Tx) -> None:
+            done.append(self._noting(work)(tx))
+            raise UndoneError
+
+        with suppress(UndoneError):
+            await super().run(undone, vital=vital)
+        return done[0]
 
     @override
-    async def close(self) -> None:
-        """The test closes it."""
+    async def read(self, work: Work[T]) -> T:
+        return await super().read(self._noting(work))
+
+    def _noting(self, work: Work[T]) -> Work[T]:
+        def noted(_: Tx) -> T:
+            return work(NotingTx(self._connection, self.heard))
+
+        return noted
 
 
-@asynccontextmanager
-async def _store(connection: AsyncConnection) -> AsyncIterator[SqlTaskStore]:
-    store = SqlTaskStore(OneConnection(connection), max_commit_batch=MAX_COMMIT_BATCH)
-    await store.start()
-    try:
-        yield store
-    finally:
-        await store.stop()
+class NotingTx(Tx):
+    def __init__(self, connection: Any, heard: list[tuple[str, Values]]) -> None:
+        super().__init__(connection)
+        self._heard = heard
+        execute, execute_many = connection.execute, connection.execute_many
+
+        class Spy:
+            def execute(self, sql: str, values: Values) -> Any:
+                heard.append((sql, values))
+                return execute(sql, values)
+
+            def execute_many(self, sql: str, rows: Sequence[Values]) -> None:
+                heard.append((sql, rows[0]))
+                execute_many(sql, rows)
+
+            fetch = staticmethod(connection.fetch)
+
+        self._connection = Spy()  # type: ignore[assignment]
 
 
-async def submit_three(store: SqlTaskStore) -> None:
-    """At once, each with a key."""
-    await asyncio.gather(*(store.submit(a_row(f"new-{n}", idempotency_key=f"new-{n}")) for n in range(3)))
+async def submit_two(store: SqlTaskStore) -> None:
+    """The key of the second is taken."""
+    await store.submit(a_row("new-1", idempotency_key="new-1"))
+    again = await store.submit(a_row("new-2", lane=Lane("m0", "t0", LANE.band), idempotency_key="k0"))
+    assert again.existed
 
 
 async def further_page(store: SqlTaskStore) -> None:
@@ -77,7 +102,7 @@ async def further_page(store: SqlTaskStore) -> None:
 
 
 USES: dict[str, tuple[Use, str]] = {
-    "submit": (submit_three, "ix_tasks_key"),
+    "submit": (submit_two, "ix_tasks_key"),
     "get": (lambda store: store.get("t3", "task-9"), "uq_tasks_id"),
     "details": (lambda store: store.details("t3", "task-9"), "uq_tasks_id"),
     "list_page": (
@@ -115,33 +140,28 @@ USES: dict[str, tuple[Use, str]] = {
 
 
 @pytest.fixture
-async def connection(database_url: str) -> AsyncIterator[AsyncConnection]:
-    """To a database with many tasks in it."""
-    store = store_on(database_url)
-    await store.start()
-    await store.stop()
-    engine: AsyncEngine = create_async_engine(database_url)
-    async with engine.connect() as connection:
-        await _fill(connection)
-        yield connection
-    await engine.dispose()
+async def database(database_url: str) -> AsyncIterator[Explained]:
+    """With many tasks in it."""
+    database = Explained(database_url)
+    await database.open()
+    await database.run(_fill)
+    if database.is_shared:
+        await database.change("ANALYZE")
+    database.keeps = False
+    yield database
+    await database.close()
 
 
-async def _fill(connection: AsyncConnection) -> None:
+def _fill(tx: Tx) -> None:
     """Of three models and tenants: few run, some wait, most are over."""
     rows = [_values(number) for number in range(ROWS)]
-    names = [str(row["id"]) for row in rows]
     run = [str(row["id"]) for row in rows if row["attempt"]]
-    await connection.execute(insert(tasks), rows)
-    await connection.execute(insert(task_specs), [{"task_id": name, "spec": b""} for name in names])
     begun = {"attempt": 1, "owner": "r1", "claimed_at": NOW, "ended_at": None, "reason": 0, "message": ""}
-    await connection.execute(insert(task_attempts), [{"task_id": name, "receipt": b"", **begun} for name in run])
     chunk = {"attempt": 1, "first_index": 1, "event_count": 1, "output": b""}
-    await connection.execute(insert(task_pieces), [{"task_id": name, **chunk} for name in run])
-    await connection.commit()
-    if connection.dialect.name == "postgresql":
-        await connection.execute(text("ANALYZE"))
-        await connection.commit()
+    tx.many(insert("tasks", *rows[0]), rows)
+    tx.many(ADD_SPEC, [{"task_id": row["id"], "spec": b""} for row in rows])
+    tx.many(ADD_ATTEMPT, [{"task_id": name, "receipt": b"", **begun} for name in run])
+    tx.many(ADD_PIECE, [{"task_id": name, **chunk} for name in run])
 
 
 def _values(number: int) -> dict[str, object]:
@@ -154,29 +174,17 @@ def _values(number: int) -> dict[str, object]:
     return row if number < RUNNING + WAITING else row | over
 
 
-async def plans(connection: AsyncConnection, use: Use) -> Sequence[tuple[str, str]]:
+async def plans(database: Explained, use: Use) -> Sequence[tuple[str, str]]:
     """Every statement of it, and how the database goes about it."""
-    heard: list[tuple[str, Any]] = []
-    engine = connection.sync_connection
-    assert engine is not None
-
-    def hear(*called: Any) -> None:
-        _, _, statement, parameters, _, executemany = called
-        heard.append((statement, parameters[0] if executemany else parameters))
-
-    event.listen(engine, "before_cursor_execute", hear)
-    async with _store(connection) as store:
-        await use(store)
-    event.remove(engine, "before_cursor_execute", hear)
+    database.heard.clear()
+    await use(SqlTaskStore(database))
+    heard = list(database.heard)
     assert heard
-    await connection.rollback()
-    word = "EXPLAIN QUERY PLAN " if connection.dialect.name == "sqlite" else "EXPLAIN "
-    found = []
-    for statement, parameters in heard:
-        rows = (await connection.exec_driver_sql(word + statement, parameters)).all()
-        found.append((statement, "\n".join(str(row[-1]) for row in rows)))
-    await connection.rollback()
-    return found
+    word = "EXPLAIN " if database.is_shared else "EXPLAIN QUERY PLAN "
+    return [
+        (statement, "\n".join(str(row[-1]) for row in await database.rows(word + statement, **values)))
+        for statement, values in heard
+    ]
 
 
 def faults(plan: str) -> list[str]:
@@ -194,25 +202,25 @@ def names_of(plan: str) -> set[str]:
 
 
 @pytest.mark.slow("explains every statement over 6,000 rows")
-async def test_hot_statements_use_their_index(connection: AsyncConnection) -> None:
+async def test_hot_statements_use_their_index(database: Explained) -> None:
     wrong = {}
     for name, (use, index) in USES.items():
-        found = await plans(connection, use)
+        found = await plans(database, use)
         bad = [(statement, plan) for statement, plan in found if faults(plan)]
         if bad or not any(index in names_of(plan) for _, plan in found):
             wrong[name] = bad or found
     assert not wrong, "\n\n".join(f"== {name}\n{stmt}\n{plan}" for name, all_ in wrong.items() for stmt, plan in all_)
 
 
-async def test_statements_without_their_index_are_found(connection: AsyncConnection) -> None:
-    hidden = select(tasks.c.id).where(tasks.c.result_size == bindparam("state", 1)).order_by(tasks.c.ready_at)
-    ((_, plan),) = await plans(connection, lambda _: connection.execute(hidden))
+async def test_statements_without_their_index_are_found(database: Explained) -> None:
+    hidden = "SELECT id FROM tasks WHERE result_size = :size ORDER BY ready_at"
+    ((_, plan),) = await plans(database, lambda _: database.rows(hidden, size=1))
     assert len(faults(plan)) == 2
 
 
-async def steps_of(connection: AsyncConnection, use: Use) -> int:
+async def steps_of(database: Explained, use: Use) -> int:
     """How much SQLite does for it, in hundreds of its virtual machine's steps."""
-    raw: Any = (await connection.get_raw_connection()).driver_connection
+    raw: Any = database._connection
     steps = 0
 
     def count() -> int:
@@ -220,45 +228,41 @@ async def steps_of(connection: AsyncConnection, use: Use) -> int:
         steps += 1
         return 0
 
-    async with _store(connection) as store:
-        await raw.set_progress_handler(count, 100)
-        await use(store)
-        await raw.set_progress_handler(None, 0)
+    raw._raw.set_progress_handler(count, 100)
+    await use(SqlTaskStore(database))
+    raw._raw.set_progress_handler(None, 0)
     return steps
 
 
 @pytest.mark.slow("fills 50,000 rows")
 async def test_finding_and_claiming_costs_the_same_with_many_waiting(sqlite_url: str) -> None:
-    store = store_on(sqlite_url)
-    await store.start()
-    await store.stop()
-    engine = create_async_engine(sqlite_url)
+    database = Explained(sqlite_url)
+    await database.open()
     costs: list[list[int]] = []
-    async with engine.connect() as connection:
-        for size, first in ((100, 0), (50_000, 100)):
-            rows = [
-                values_of(a_row(f"task-{n}", lane=Lane(f"m{n % 4}", "ann", LANE.band)), 1) for n in range(first, size)
-            ]
-            await connection.execute(insert(tasks), rows)
-            await connection.execute(insert(task_specs), [{"task_id": row["id"], "spec": b"s"} for row in rows])
-            await connection.commit()
-            uses: list[Use] = [
-                lambda store: store.lanes(NOW, None, 10),
-                lambda store: store.lanes(NOW, Lane("m2", "ann", LANE.band), 10),
-                lambda store: store.pending(Lane("m2", "ann", LANE.band), NOW, 8, MUCH),
-                lambda store: store.claim("task-50", "r1", NOW, NOW + LEASE),
-            ]
-            costs.append([await steps_of(connection, use) for use in uses])
-            await connection.rollback()
-    await engine.dispose()
+    for size, first in ((100, 0), (50_000, 100)):
+        rows = [values_of(a_row(f"task-{n}", lane=Lane(f"m{n % 4}", "ann", LANE.band)), 1) for n in range(first, size)]
+        specs = [{"task_id": row["id"], "spec": b"s"} for row in rows]
+        database.keeps = True
+        add = insert("tasks", *rows[0])
+        await database.run(lambda tx, add=add, rows=rows: tx.many(add, rows))  # type: ignore[misc]
+        await database.run(lambda tx, specs=specs: tx.many(ADD_SPEC, specs))  # type: ignore[misc]
+        database.keeps = False
+        uses: list[Use] = [
+            lambda store: store.lanes(NOW, None, 10),
+            lambda store: store.lanes(NOW, Lane("m2", "ann", LANE.band), 10),
+            lambda store: store.pending(Lane("m2", "ann", LANE.band), NOW, 8, MUCH),
+            lambda store: store.claim("task-50", "r1", NOW, NOW + LEASE),
+        ]
+        costs.append([await steps_of(database, use) for use in uses])
+    await database.close()
     few, many = costs
     assert [large for small, large in zip(few, many, strict=True) if large > 2 * small + 2] == []
     # Were every task looked at, it would be tens of thousands of steps: the measure sees work.
     assert sum(few) > 0
 
 
-async def test_a_reason_is_kept_for_every_row_of_a_sweep(connection: AsyncConnection) -> None:
-    async with _store(connection) as store:
-        failed = await store.fail_expired(NOW + 3600, 7)
-    query = select(tasks.c.error_reason).where(tasks.c.id.in_(failed))
-    assert (await connection.execute(query)).scalars().all() == [Reason.QUEUE_TIMEOUT.value] * 7
+async def test_a_reason_is_kept_for_every_row_of_a_sweep(database: Explained) -> None:
+    database.keeps = True
+    failed = await SqlTaskStore(database).fail_expired(NOW + 3600, 7)
+    rows = await database.rows("SELECT error_reason FROM tasks WHERE id IN :ids", ids=failed)
+    assert [row.error_reason for row in rows] == [Reason.QUEUE_TIMEOUT.value] * 7

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, select, text
-from stored_tasks import CRASH, LEASE, MAX_COMMIT_BATCH, NOW, a_row
+from stored_tasks import CRASH, LEASE, NOW, a_row
 
 from router_svc.durable.limits import UsageLimits
 from router_svc.durable.tasks.sql_store import SqlTaskStore
@@ -16,8 +15,7 @@ from router_svc.durable.tasks.store_port import Claim, Lane, TaskOutcome
 from router_svc.durable.usage import UsageService, build
 from router_svc.policy.usage_rows import OTHER
 from router_svc.store.database import RouterDatabase
-from router_svc.store.tables import task_attempts, tasks, usage_entries, usage_hours
-from router_svc.usage import UsageRecorder
+from router_svc.usage import COLUMNS, UsageRecorder
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import task_pb2, usage_pb2
 from weft.api.router.v1 import usage_service_pb2 as pb
@@ -53,7 +51,7 @@ class Router:
     def __init__(self, url: str, **settings: Any) -> None:
         self.clock = FakeClock(utc=datetime.fromtimestamp(NOW, UTC))
         self.database = RouterDatabase(url)
-        self.store = SqlTaskStore(self.database, max_commit_batch=MAX_COMMIT_BATCH)
+        self.store = SqlTaskStore(self.database)
         self.recorder = UsageRecorder(self.clock)
         self.usage: UsageService = build(self.database, self.recorder, UsageLimits(**settings), clock=self.clock)
 
@@ -137,8 +135,7 @@ _EXCEPT_OUTCOMES = [
 
 async def kept_receipts(database: RouterDatabase) -> tuple[list[receipt_pb2.Receipt], int]:
     """The receipts of all attempts in the database, and how many ended without one."""
-    async with database.reading() as connection:
-        rows = (await connection.execute(select(task_attempts).where(task_attempts.c.ended_at.is_not(None)))).all()
+    rows = await database.rows("SELECT * FROM task_attempts WHERE ended_at IS NOT NULL")
     return [receipt_pb2.Receipt.FromString(row.receipt) for row in rows if row.receipt], sum(
         not row.receipt for row in rows
     )
@@ -156,9 +153,8 @@ async def mismatches(router: Router, live: Iterable[receipt_pb2.Receipt]) -> lis
         for name in expected | counted(total)
         if counted(total)[name] != expected[name]
     ]
-    async with router.database.reading() as connection:
-        states = Counter(row.state for row in await connection.execute(select(tasks.c.state)))
-        attempts = len((await connection.execute(select(task_attempts.c.attempt))).all())
+    states = Counter(row.state for row in await router.database.rows("SELECT state FROM tasks"))
+    attempts = await router.database.value("SELECT count(*) FROM task_attempts")
     lived = Counter(receipt.outcome for receipt in live)
     ends = {
         "completed": (total.completed_count, states[3] + lived[receipt_pb2.OUTCOME_COMPLETED]),
@@ -290,12 +286,11 @@ async def test_an_end_that_is_counted_twice_or_never_is_found(sqlite_url: str) -
     await chaos.run(100)
     router = chaos.routers[0]
     assert await mismatches(router, chaos.live) == []
-    async with router.database.writing() as connection:
-        doubled = dict((await connection.execute(select(usage_hours))).mappings().first() or {})
-        await connection.execute(insert(usage_entries).values(**doubled))
+    columns = ", ".join(("hour", "tenant", "key", "model", "asked", *COLUMNS))
+    doubled = f"INSERT INTO usage_entries ({columns}) SELECT {columns} FROM usage_hours LIMIT 1"
+    await router.database.change(doubled)
     assert await mismatches(router, chaos.live) != []
-    async with router.database.writing() as connection:
-        await connection.execute(text("UPDATE usage_hours SET prompt_tokens = prompt_tokens - 1 WHERE tenant = 'ann'"))
+    await router.database.change("UPDATE usage_hours SET prompt_tokens = prompt_tokens - 1 WHERE tenant = 'ann'")
     assert await mismatches(router, chaos.live) != []
     for each in chaos.routers:
         await each.stop()

@@ -16,6 +16,9 @@ from weft.sql.statements import Values, insert, moment_from, sqlite_text, sqlite
 MAX_CHECKED_BYTES = 256 * 1024 * 1024
 """A larger file is opened without the check of its structure, which reads all of it."""
 BUSY_TIMEOUT_MS = 5_000
+"""Longest wait for a lock that another program holds."""
+LOCK_TRY_MS = 10
+"""How long one try to begin a write waits for it; what only reads runs between two tries."""
 _PRAGMAS = (
     "journal_mode=WAL",
     "synchronous=FULL",
@@ -222,7 +225,15 @@ class SqliteConnection(Connection):
 
     def begin(self, *, writes: bool) -> None:
         """Begins; a writer takes the write lock here, because a transaction that has read cannot wait for it."""
-        self.execute("BEGIN IMMEDIATE" if writes else "BEGIN", {})
+        if not writes:
+            self.execute("BEGIN", {})
+            return
+        # The store tries again, and reads meanwhile.
+        self.execute(f"PRAGMA busy_timeout={LOCK_TRY_MS}", {})
+        try:
+            self.execute("BEGIN IMMEDIATE", {})
+        finally:
+            self.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}", {})
 
     def commit(self) -> None:
         """Commits."""

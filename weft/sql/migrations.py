@@ -26,6 +26,8 @@ _SQLITE_TYPES: Mapping[str, str] = {
     "DOUBLE PRECISION": "DOUBLE",
 }
 _TYPES = re.compile("|".join(_SQLITE_TYPES))
+_SERIAL_KEY = re.compile(r"BIGSERIAL [^,]*PRIMARY KEY")
+"""Numbers of deleted rows are not given again."""
 _END = re.compile(r";\s*$", re.MULTILINE)
 _TABLES = {
     "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'",
@@ -100,7 +102,7 @@ def statements_of(script: Path, dialect: str) -> list[str]:
     """Returns the statements of a script."""
     text = script.read_text(encoding="utf-8")
     if dialect == "sqlite":
-        text = _TYPES.sub(lambda found: _SQLITE_TYPES[found[0]], text)
+        text = _TYPES.sub(lambda found: _SQLITE_TYPES[found[0]], _SERIAL_KEY.sub(r"\g<0> AUTOINCREMENT", text))
     return [statement for part in _END.split(text) if (statement := part.strip())]
 
 

@@ -10,52 +10,48 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from weft.kernel.clock import CLOCK_MARGIN_SECONDS
+from weft.sql.connections import Tx
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class BoundedMoment:
     """A column of moments, and how far off they can lie."""
 
-    key: Column[Any]
-    """The primary key of its table."""
-    column: Column[Any]
-    latest: ColumnElement[float] | float | datetime
-    """The latest that it can be now."""
-    where: ColumnElement[bool]
+    table: str
+    key: str
+    """Its primary key."""
+    column: str
+    latest: str = ":now"
+    """The latest that it can be at `:now`."""
+    where: str = "1 = 1"
     """In which rows it means something."""
-    along: Sequence[Column[Any]] = ()
+    along: Sequence[str] = ()
     """Columns that were counted from it, and move by as much."""
 
     @property
-    def is_ahead(self) -> ColumnElement[bool]:
-        """Of a row: whether its moment lies further off than it can."""
-        if isinstance(self.latest, datetime):
-            return self.where & (self.column > self.latest + timedelta(seconds=CLOCK_MARGIN_SECONDS))
-        return self.where & (self.column > self.latest + CLOCK_MARGIN_SECONDS)
+    def ahead(self) -> str:
+        """The keys of rows whose moment lies further off than it can, for `:later`, `:now` and a margin."""
+        latest = self.latest.replace(":now", ":later")
+        # Rows are changed in one order everywhere.
+        return f"""SELECT {self.key} FROM {self.table} WHERE {self.where} AND {self.column} > {latest}
+            ORDER BY {self.key} LIMIT :limit"""
 
 
-async def is_any_ahead(connection: AsyncConnection, moments: Sequence[BoundedMoment]) -> bool:
+def is_any_ahead(tx: Tx, moments: Sequence[BoundedMoment], now: float) -> bool:
     """Whether there is anything to bring back. Only reads."""
-    for moment in moments:
-        found = await connection.execute(select(moment.key).where(moment.is_ahead).limit(1))
-        if found.first() is not None:
-            return True
-    return False
+    later = now + CLOCK_MARGIN_SECONDS
+    return any(tx.value(moment.ahead, later=later, limit=1) is not None for moment in moments)
 
 
-async def bring_back(connection: AsyncConnection, moments: Sequence[BoundedMoment], limit: int) -> int:
-    """Move moments that lie too far in the future, at most `limit` rows of each; returns how many were moved."""
+def bring_back(tx: Tx, moments: Sequence[BoundedMoment], now: float | datetime, limit: int) -> int:
+    """Moves moments that lie too far in the future, at most `limit` rows of each; returns how many were moved."""
+    margin: Any = timedelta(seconds=CLOCK_MARGIN_SECONDS) if isinstance(now, datetime) else CLOCK_MARGIN_SECONDS
+    later = now + margin
     moved = 0
     for moment in moments:
-        table = moment.column.table
-        # Rows are locked in one order everywhere; rows that another transaction has locked are its own to move.
-        chosen = select(moment.key).where(moment.is_ahead).order_by(moment.key).limit(limit)
-        values = {moment.column.name: moment.latest}
-        values |= {each.name: each - (moment.column - moment.latest) for each in moment.along}
-        changed = update(table).where(moment.key.in_(chosen.with_for_update(skip_locked=True))).values(values)
-        moved += (await connection.execute(changed)).rowcount
+        further = [f"{each} = {each} - ({moment.column} - ({moment.latest}))" for each in moment.along]
+        changes = ", ".join([f"{moment.column} = {moment.latest}", *further])
+        change = f"UPDATE {moment.table} SET {changes} WHERE {moment.key} IN ({moment.ahead})"
+        moved += tx.execute(change, now=now, later=later, limit=limit)
     return moved

@@ -67,10 +67,11 @@ def insert(table: str, *columns: str) -> str:
 
 
 @lru_cache(MAX_CACHED)
-def upsert(table: str, key: str, *columns: str) -> str:
+def upsert(table: str, key: str | tuple[str, ...], *columns: str) -> str:
     """Returns the statement that inserts a row, or replaces `columns` of the one with the same key."""
+    keys = (key,) if isinstance(key, str) else key
     changed = ", ".join(f"{each} = excluded.{each}" for each in columns)
-    return f"{insert(table, key, *columns)} ON CONFLICT ({key}) DO UPDATE SET {changed}"
+    return f"{insert(table, *keys, *columns)} ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {changed}"
 
 
 @lru_cache(MAX_CACHED)

@@ -15,6 +15,7 @@ cancelled before the commit has written is undone, too.
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.missing_package import missing_package
 from weft.kernel.reasons import Reason
+from weft.sql import connections
 from weft.sql.address import DatabaseAddress, address_of
 from weft.sql.connections import Connection, SqliteConnection, Tx
 from weft.sql.failures import DatabaseError, place_of, sentence_of
@@ -95,6 +97,8 @@ class Store:
         self._reads: deque[_Job[Any]] = deque()
         self._writes: deque[_Job[Any]] = deque()
         self._is_open = False
+        self._locked_since: float | None = None
+        """Since when writes wait for another program, by the monotonic clock."""
         self._ended: asyncio.Future[None] | None = None
         """Done once the thread has ended; None: there is none."""
 
@@ -299,12 +303,19 @@ class Store:
             if group.is_write and self._counter is not None:
                 self._counter.require_place()
             if not jobs:
+                self._locked_since = None
                 return ()
             self._connection.begin(writes=group.is_write)
             has_begun = True
+            if group.is_write:
+                self._locked_since = None
             return self._transacted(jobs)
         except Exception as error:  # noqa: BLE001 - the callers get it
             self._roll_back()
+            if not has_begun and self._tries_again(error):
+                with self._turn:
+                    self._writes.extendleft(reversed(jobs))
+                return ()
             if not has_begun and isinstance(error, DatabaseError):
                 # What came meanwhile would wait as long for the same error.
                 with self._turn:
@@ -312,6 +323,17 @@ class Store:
                     jobs += queue
                     queue.clear()
             return [(job, None, error) for job in jobs]
+
+    def _tries_again(self, error: Exception) -> bool:
+        """Whether writes that could not begin wait on, because another program has SQLite's lock."""
+        if not isinstance(error, DatabaseError) or error.code != "SQLITE_BUSY":
+            return False
+        now = time.monotonic()
+        self._locked_since = now if self._locked_since is None else self._locked_since
+        if now - self._locked_since < connections.BUSY_TIMEOUT_MS / 1000:
+            return True
+        self._locked_since = None
+        return False
 
     def _transacted(self, jobs: "Sequence[_Job[Any]]") -> "Sequence[_Settled]":
         before = self._connection.changes

@@ -2,24 +2,9 @@
 
 from collections.abc import Awaitable, Callable
 
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from weft.kernel.clock import Clock
 from weft.kernel.health import WELL, HealthCheck, Observation, down
 from weft.kernel.health_monitor import paced
-
-
-async def write_nothing(connection: AsyncConnection) -> None:
-    """Writes within the transaction of a connection, so that its commit reaches the disk; no row is changed.
-
-    SQLite writes its header again, PostgreSQL an id of the transaction.
-    """
-    if connection.dialect.name == "sqlite":
-        version = (await connection.execute(text("PRAGMA user_version"))).scalar_one()
-        await connection.execute(text(f"PRAGMA user_version = {int(version)}"))
-    else:
-        await connection.execute(text("SELECT txid_current()"))
 
 
 def write_check(

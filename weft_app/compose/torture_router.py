@@ -14,19 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
-from sqlalchemy import or_
 from typing_extensions import override
 
 import router_svc.durable.tasks.service
 import router_svc.service
 from router_svc.durable.tasks.failpoints import Failpoint, Failpoints, NoFailpoints
 from router_svc.durable.tasks.service import TaskService, TaskServiceDeps
-from router_svc.durable.tasks.sql_statements import FENCE, THE_ID
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Claim, TaskOutcome
 from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
-from router_svc.store.tables import tasks
 from weft.api.router.v1 import task_pb2
 from weft.kernel.telemetry import BoundedLogFile, configure_logging
 from weft_app.compose.durable_services import record_service, router_database, task_limits, usage_service
@@ -71,27 +68,27 @@ class SleepyTaskStore(SqlTaskStore):
     Between two transactions: a process that is stopped within one keeps SQLite's lock, and no other router takes over.
     """
 
-    def __init__(self, database: RouterDatabase, *, max_commit_batch: int, stop_before_end: int) -> None:
+    def __init__(self, database: RouterDatabase, *, stop_before_end: int) -> None:
         """`stop_before_end`: counted from 1; 0: none."""
-        super().__init__(database, max_commit_batch=max_commit_batch)
+        super().__init__(database)
         self._ends_left = stop_before_end
 
     @override
     async def end(self, claim: Claim, ending: TaskOutcome, now: float) -> bool:
         self._ends_left -= 1
         if not self._ends_left:
-            async with self._database.write_turn:
-                os.kill(os.getpid(), signal.SIGSTOP)
+            # In the store's thread, where a read that has read nothing holds no lock.
+            await self._database.read(lambda _: os.kill(os.getpid(), signal.SIGSTOP))
         return await super().end(claim, ending, now)
 
 
 class UnfencedTaskStore(SleepyTaskStore):
     """A store without fencing: no claim is ever reported as lost."""
 
-    fence = or_(FENCE, tasks.c.id == THE_ID)
+    fence = f"({SqlTaskStore.fence} OR id = :id)"
 
-    def __init__(self, database: RouterDatabase, *, max_commit_batch: int, stop_before_end: int) -> None:
-        super().__init__(database, max_commit_batch=max_commit_batch, stop_before_end=stop_before_end)
+    def __init__(self, database: RouterDatabase, *, stop_before_end: int) -> None:
+        super().__init__(database, stop_before_end=stop_before_end)
         self._claims: set[Claim] = set()
 
     @override
@@ -138,7 +135,7 @@ def broken_tasks(
     )
     failpoints: Failpoints = NoFailpoints() if breakage.kill_at is None else DeadlyFailpoint(*breakage.kill_at)
     kind = SleepyTaskStore if breakage.is_fenced else UnfencedTaskStore
-    store = kind(database, max_commit_batch=limits.max_commit_batch, stop_before_end=breakage.stop_before_end)
+    store = kind(database, stop_before_end=breakage.stop_before_end)
     return router_svc.durable.tasks.service.build(database, limits, parts, failpoints=failpoints, store=store)
 
 

@@ -15,7 +15,6 @@ from router_svc.durable.tasks.spec_validation import checked_row
 from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, StoreEvent, TaskRow
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.durable.tasks.task_media import TaskMedia
-from router_svc.store.tables import MAX_ID_CHARS
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.agents import KnownNames
@@ -176,7 +175,7 @@ def accepted(new: batch_pb.Batch, now: float, max_window_seconds: float) -> batc
     if not 1 <= len(new.endpoint) <= MAX_ENDPOINT_CHARS or not new.endpoint.isprintable():
         raise invalid_field("batch.endpoint", f"must be 1 to {MAX_ENDPOINT_CHARS} printable characters")
     if new.input_file:
-        require_token(new.input_file, "batch.input_file", MAX_ID_CHARS)
+        require_token(new.input_file, "batch.input_file", MAX_REQUEST_ID_CHARS)
     _check_metadata(new.metadata)
     window_seconds = datetime_of(new.window_end_time).timestamp() - now
     if not 0 < window_seconds <= max_window_seconds + CLOCK_SLACK_SECONDS:
@@ -394,8 +393,6 @@ class BatchManager:
         now = self._now()
         try:
             while await self._store.cancel_some(batch_id, now, CHANGED_AT_ONCE):
-                pass
-            while await self._store.cancel_next(batch_id, now):
                 pass
         finally:
             # The engines of items that run now stop their calls.

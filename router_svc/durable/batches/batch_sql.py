@@ -8,24 +8,47 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Executable, Row, true
-from sqlalchemy.ext.asyncio import AsyncConnection
-
-from router_svc.durable import statements
 from router_svc.durable.batches.files import is_kept
-from router_svc.durable.tasks import sql_statements
-from router_svc.durable.tasks.sql_rows import insert_rows, task_of
+from router_svc.durable.tasks.sql_rows import NO_SEQ, READY_NOW, SPECS, STAGED, insert_rows, task_of
 from router_svc.durable.tasks.store_port import TaskRow
 from router_svc.durable.usage_entries import add_entries, ended_without_receipt
 from router_svc.store.database import RouterDatabase
-from router_svc.store.tables import batches
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import BATCH_OUTPUT
+from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import datetime_of, optional_stamp, stamp_of
+from weft.sql.connections import Row, Tx
 from weft.sql.moments import BoundedMoment, bring_back
+from weft.sql.statements import insert
 
+RECEIVING = 0
+"""State of a batch whose items are being received."""
+DELETING = -1
+"""State of an incomplete batch whose items are being deleted; no item is added any more."""
+COUNT_COLUMNS = ("completed_count", "failed_count", "cancelled_count", "expired_count")
+"""Numbers of items of a batch by how they ended; the fields of its message are named alike."""
+_BATCH = f"SELECT * FROM batches WHERE id = :id AND tenant = :tenant AND state > {RECEIVING}"
+_IN_PROGRESS = f"state = {batch_pb.BATCH_STATE_IN_PROGRESS:d}"
+# Expired: failed by and after the end of the window, whether or not it had started before.
+_TALLIES = f"""
+    SELECT batch_id, end_kind, count(*) AS number, max(ended_at) AS last FROM (
+        SELECT batch_id, ended_at, CASE
+            WHEN state = 3 THEN 'completed' WHEN state = 5 THEN 'cancelled'
+            WHEN state = 4 AND error_reason = {Reason.DEADLINE_EXCEEDED.value} AND ended_at >= window_ends_at
+            THEN 'expired' WHEN state = 4 THEN 'failed' ELSE 'open' END AS end_kind
+        FROM tasks WHERE batch_id IN :ids) AS items
+    GROUP BY batch_id, end_kind"""
+_OUTPUTS = """
+    SELECT task_id, output FROM task_pieces JOIN tasks
+    ON tasks.id = task_pieces.task_id AND tasks.attempt = task_pieces.attempt
+    WHERE task_id IN :ids ORDER BY task_id, first_index"""
+_MOMENTS = (
+    BoundedMoment("batches", "seq", "created_at", along=("window_ends_at",)),
+    BoundedMoment("batches", "seq", "lines_ended_at"),
+    BoundedMoment("batches", "seq", "ended_at"),
+)
 CHANGED_AT_ONCE = 1_000
 """Items that one transaction changes or deletes; other writes run in between."""
 
@@ -44,8 +67,8 @@ class ItemTally:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The counts of ended items, by `statements.COUNT_COLUMNS`."""
-        return {name: getattr(self, name.removesuffix("_count")) for name in statements.COUNT_COLUMNS}
+        """The counts of ended items, by `COUNT_COLUMNS`."""
+        return {name: getattr(self, name.removesuffix("_count")) for name in COUNT_COLUMNS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +100,14 @@ class BatchStore:
 
     async def count(self, tenant: str) -> int:
         """Returns the number of a tenant's batches, including those being received."""
-        return await self._number(statements.BATCH_COUNT, tenant)
+        return int(await self._database.value("SELECT count(*) FROM batches WHERE tenant = :tenant", tenant=tenant))
 
     async def begin(self, batch: batch_pb.Batch, now: float) -> None:
         """Inserts a batch without items, or a failed one if it has errors."""
-        values = {
+        values: dict[str, Any] = {
             "id": batch.id,
             "tenant": batch.tenant,
-            "state": batch_pb.BATCH_STATE_FAILED if batch.errors else statements.RECEIVING,
+            "state": batch_pb.BATCH_STATE_FAILED if batch.errors else RECEIVING,
             "endpoint": batch.endpoint,
             "input_file": batch.input_file,
             "output_file": "",
@@ -92,172 +115,217 @@ class BatchStore:
             "metadata": json.dumps(dict(batch.metadata)).encode(),
             "errors": json.dumps([_error_json(error) for error in batch.errors]).encode(),
             "total_count": 0,
-            **dict.fromkeys(statements.COUNT_COLUMNS, 0),
+            **dict.fromkeys(COUNT_COLUMNS, 0),
             "created_at": now,
             "window_ends_at": datetime_of(batch.window_end_time).timestamp(),
             "ended_at": now if batch.errors else None,
         }
-        await self._database.change(statements.BEGIN_BATCH, **values)
+        await self._database.change(insert("batches", *values), **values)
 
     async def get(self, tenant: str, batch_id: str) -> batch_pb.Batch | None:
         """Returns a batch; the counts of ended items are set only once all have ended."""
-        found = await self._database.first(statements.BATCH, the_id=batch_id, the_tenant=tenant)
+        found = await self._database.row(_BATCH, id=batch_id, tenant=tenant)
         return None if found is None else _batch_of(found)
 
     async def list_page(self, tenant: str, after: str, limit: int) -> Sequence[batch_pb.Batch] | None:
         """Returns batches, newest first, older than `after` (empty: all); None: the tenant has no batch `after`."""
-        place = await self._database.first(statements.BATCH, the_id=after, the_tenant=tenant) if after else None
-        if after and place is None:
-            return None
-        page = statements.batches_page(None if place is None else place.seq)
-        return [_batch_of(row) for row in await self._database.rows(page, the_tenant=tenant, the_limit=limit)]
+        before = NO_SEQ
+        if after:
+            place = await self._database.row(_BATCH, id=after, tenant=tenant)
+            if place is None:
+                return None
+            before = place.seq
+        page = f"""SELECT * FROM batches WHERE tenant = :tenant AND state > {RECEIVING} AND seq < :before
+            ORDER BY seq DESC LIMIT :limit"""
+        return [_batch_of(row) for row in await self._database.rows(page, tenant=tenant, before=before, limit=limit)]
 
     async def mark_cancelled(self, batch_id: str, now: float) -> bool:
         """Stores the time of a cancellation; False: all items had ended already."""
-        return await self._database.change(statements.CANCEL_BATCH, the_id=batch_id, the_time=now) > 0
+        cancel = f"UPDATE batches SET cancelled_at = COALESCE(cancelled_at, :now) WHERE id = :id AND {_IN_PROGRESS}"
+        return await self._database.change(cancel, id=batch_id, now=now) > 0
 
     async def store_counts(self, batch_id: str, tally: ItemTally, lines_ended_at: float) -> None:
         """Stores the final counts of a batch whose items have all ended. Written once."""
-        counts = {f"the_{name}": count for name, count in tally.counts.items()}
-        await self._database.change(statements.END_BATCH_ITEMS, the_id=batch_id, the_time=lines_ended_at, **counts)
+        columns = "".join(f", {name} = :{name}" for name in tally.counts)
+        await self._database.change(
+            f"UPDATE batches SET state = :state, lines_ended_at = :at{columns} WHERE id = :id AND {_IN_PROGRESS}",
+            id=batch_id,
+            at=lines_ended_at,
+            state=batch_pb.BATCH_STATE_FINALIZING,
+            **tally.counts,
+        )
 
     async def finish(self, tenant: str, batch_id: str, results: dict[str, str], now: float) -> str:
         """Stores the result files of a batch, by column, unless they are stored already.
 
         Returns the column of a file that the tenant does not have; empty: all exist.
         """
-        async with self._database.writing() as connection:
-            found = (await connection.execute(statements.LOCK_BATCH, {"the_id": batch_id})).first()
-            if found is None or found.state != batch_pb.BATCH_STATE_FINALIZING:
+
+        def store(tx: Tx) -> str:
+            state = tx.value("SELECT state FROM batches WHERE id = :id", id=batch_id)
+            if state != batch_pb.BATCH_STATE_FINALIZING:
                 return ""
             for column, file_id in results.items():
-                if file_id and not await is_kept(connection, tenant, file_id, BATCH_OUTPUT):
+                if file_id and not is_kept(tx, tenant, file_id, BATCH_OUTPUT):
                     return column
-            files = {f"the_{column}": file_id for column, file_id in results.items()}
-            await connection.execute(statements.FINISH_BATCH, {"the_id": batch_id, "the_time": now, **files})
+            tx.execute(
+                """UPDATE batches SET state = :state, ended_at = :now, output_file = :output_file,
+                error_file = :error_file WHERE id = :id""",
+                id=batch_id,
+                now=now,
+                state=batch_pb.BATCH_STATE_FINISHED,
+                **results,
+            )
             return ""
 
-    async def open_batches(self, after_seq: int, limit: int) -> Sequence[Row[tuple[Any, ...]]]:
+        return await self._database.run(store)
+
+    async def open_batches(self, after_seq: int, limit: int) -> Sequence[Row]:
         """Returns `seq`, `id` and `cancelled_at` of batches of all tenants without final counts, oldest first."""
-        return await self._database.rows(statements.OPEN_BATCHES, the_seq=after_seq, the_limit=limit)
+        return await self._database.rows(
+            f"""SELECT seq, id, cancelled_at FROM batches WHERE seq > :after AND {_IN_PROGRESS}
+            ORDER BY seq LIMIT :limit""",
+            after=after_seq,
+            limit=limit,
+        )
 
     async def incomplete(self, before: float, limit: int) -> Sequence[str]:
         """Returns ids of incomplete batches that were begun before a time, oldest first."""
-        found = await self._database.rows(statements.INCOMPLETE_BATCHES, the_time=before, the_limit=limit)
+        found = await self._database.rows(
+            f"SELECT id FROM batches WHERE state <= {RECEIVING} AND created_at < :before ORDER BY seq LIMIT :limit",
+            before=before,
+            limit=limit,
+        )
         return [row.id for row in found]
 
     async def purge_ended(self, before: float, limit: int) -> int:
         """Deletes batches that ended before a time, or whose items did without written results; returns how many."""
-        return await self._database.change(statements.PURGE_BATCHES, the_time=before, the_limit=limit)
+        return await self._database.change(
+            """DELETE FROM batches WHERE seq IN (SELECT seq FROM batches WHERE ended_at < :before
+            OR (state = :finalizing AND lines_ended_at < :before) ORDER BY seq LIMIT :limit)""",
+            before=before,
+            limit=limit,
+            finalizing=batch_pb.BATCH_STATE_FINALIZING,
+        )
 
     async def bring_back(self, now: float, limit: int) -> int:
         """Moves creation and end times in the future, from before a clock was set back, to now; returns how many."""
-        c = batches.c
-        over = (c.lines_ended_at, c.ended_at)
-        moments = [
-            BoundedMoment(key=c.seq, column=c.created_at, latest=now, where=true(), along=(c.window_ends_at,)),
-            *(BoundedMoment(key=c.seq, column=column, latest=now, where=true()) for column in over),
-        ]
-        async with self._database.writing() as connection:
-            return await bring_back(connection, moments, limit)
+        return await self._database.run(lambda tx: bring_back(tx, _MOMENTS, now, limit))
 
     # -- items
 
     async def open_count(self, tenant: str) -> int:
         """Returns the number of pending and running tasks of a tenant."""
-        return sum([await self._number(statement, tenant) for statement in statements.OPEN_TASK_COUNTS])
+        # One count per state: each is served by a partial index.
+        of_state = "(SELECT count(*) FROM tasks WHERE tenant = :tenant AND state"
+        return int(await self._database.value(f"SELECT {of_state} = 1) + {of_state} = 2)", tenant=tenant))
 
     async def add(self, batch_id: str, rows: Sequence[TaskRow]) -> bool:
         """Adds items to a batch that is being received. False: it is not any more."""
-        async with self._database.writing() as connection:
-            if (await connection.execute(statements.LOCK_RECEIVING_BATCH, {"the_id": batch_id})).first() is None:
+
+        def insert_items(tx: Tx) -> bool:
+            if tx.value("SELECT state FROM batches WHERE id = :id", id=batch_id) != RECEIVING:
                 return False
-            await insert_rows(connection, rows, state=sql_statements.STAGED)
+            insert_rows(tx, rows, state=STAGED)
             return True
+
+        return await self._database.run(insert_items)
 
     async def activate(self, batch_id: str, total: int) -> bool:
         """Makes all items pending. False: the batch was removed."""
-        values = {"the_id": batch_id, "the_total": total}
-        async with self._database.writing() as connection:
-            if not (await connection.execute(statements.ACTIVATE_BATCH, values)).rowcount:
+
+        def start(tx: Tx) -> bool:
+            receive = f"UPDATE batches SET state = :state, total_count = :total WHERE id = :id AND state = {RECEIVING}"
+            if not tx.execute(receive, id=batch_id, total=total, state=batch_pb.BATCH_STATE_IN_PROGRESS):
                 return False
-            await connection.execute(statements.ACTIVATE_ITEMS, {"the_id": batch_id})
+            tx.execute(
+                f"UPDATE tasks SET state = 1, ready_at = {READY_NOW} WHERE batch_id = :id AND state = {STAGED}",
+                id=batch_id,
+            )
             return True
+
+        return await self._database.run(start)
 
     async def drop(self, batch_id: str) -> None:
         """Deletes an incomplete batch with its items, some at a time; a complete one stays."""
-        this = {"the_id": batch_id}
-        await self._database.change(statements.ABANDON_BATCH, **this)
-        more = True
-        while more:
-            async with self._database.writing() as connection:
-                if (await connection.execute(statements.ABANDONED_BATCH, this)).first() is None:
-                    return
-                some = {**this, "the_limit": CHANGED_AT_ONCE}
-                more = (await connection.execute(statements.DELETE_ITEMS, some)).rowcount > 0
-                if not more:
-                    await connection.execute(statements.DELETE_BATCH, this)
+        abandon = f"UPDATE batches SET state = {DELETING} WHERE id = :id AND state = {RECEIVING}"
+        await self._database.change(abandon, id=batch_id)
+        some = f"""DELETE FROM tasks WHERE seq IN
+            (SELECT seq FROM tasks WHERE batch_id = :id AND state = {STAGED} ORDER BY line LIMIT :limit)"""
+
+        def remove(tx: Tx) -> bool:
+            if tx.value("SELECT state FROM batches WHERE id = :id", id=batch_id) != DELETING:
+                return False
+            if tx.execute(some, id=batch_id, limit=CHANGED_AT_ONCE):
+                return True
+            tx.execute("DELETE FROM batches WHERE id = :id", id=batch_id)
+            return False
+
+        while await self._database.run(remove):
+            pass
 
     async def tallies(self, batch_ids: Sequence[str]) -> Mapping[str, ItemTally]:
         """Returns the item counts of some batches."""
         found: dict[str, dict[str, int]] = {batch_id: {} for batch_id in batch_ids}
         last: dict[str, float] = {}
-        for row in await self._database.rows(statements.ITEM_TALLIES, the_ids=batch_ids):
+        for row in await self._database.rows(_TALLIES, ids=list(batch_ids)):
             found[row.batch_id][row.end_kind] = row.number
             if row.last is not None:
                 last[row.batch_id] = max(row.last, last.get(row.batch_id, row.last))
         return {batch_id: ItemTally(**ends, last_ended_at=last.get(batch_id)) for batch_id, ends in found.items()}
 
     async def cancel_some(self, batch_id: str, now: float, limit: int) -> int:
-        """Cancels some open items, except rows that are locked by another transaction; returns how many."""
-        async with self._database.writing() as connection:
-            found = await connection.execute(statements.OPEN_ITEMS, {"the_id": batch_id, "the_limit": limit})
-            return await self._cancel(connection, [row.id for row in found], now)
+        """Cancels some open items; returns how many."""
+        chosen = "SELECT id FROM tasks WHERE batch_id = :batch AND state IN (1, 2) ORDER BY line LIMIT :limit"
 
-    async def cancel_next(self, batch_id: str, now: float) -> bool:
-        """Cancels one item, waiting for its lock; False: every item has ended."""
-        async with self._database.writing() as connection:
-            found = await connection.execute(statements.ONE_OPEN_ITEM, {"the_id": batch_id})
-            ids = [row.id for row in found]
-            await self._cancel(connection, ids, now)
-            return bool(ids)
+        def cancel(tx: Tx) -> int:
+            values: dict[str, Any] = {"batch": batch_id, "limit": limit, "now": now}
+            stopped = tx.rows(
+                f"""UPDATE task_attempts SET ended_at = :now, reason = :reason, message = 'its batch was cancelled'
+                WHERE ended_at IS NULL AND task_id IN ({chosen}) RETURNING task_id""",
+                **values,
+                reason=Reason.CANCELLED.value,
+            )
+            cancelled = tx.rows(
+                f"""UPDATE tasks SET state = :state, ended_at = :now, owner = '', lease_until = NULL
+                WHERE id IN ({chosen}) RETURNING id, tenant, caller, model""",
+                **values,
+                state=task_pb2.TASK_STATE_CANCELLED,
+            )
+            running, of_batch = {row.task_id for row in stopped}, receipt_pb2.OUTCOME_CANCELLED
+            add_entries(
+                tx, [ended_without_receipt(row, now, of_batch, was_running=row.id in running) for row in cancelled]
+            )
+            return len(cancelled)
+
+        return await self._database.run(cancel)
 
     async def page(self, batch_id: str, after_line: int, limit: int) -> Sequence[Item]:
         """Returns items after a line number, in order."""
-        found = await self._database.rows(statements.ITEMS, the_id=batch_id, the_line=after_line, the_limit=limit)
+        found = await self._database.rows(
+            f"""SELECT tasks.*, length(spec) AS spec_size FROM tasks JOIN task_specs ON task_id = id
+            WHERE batch_id = :batch AND line > :after AND state <> {STAGED} ORDER BY line LIMIT :limit""",
+            batch=batch_id,
+            after=after_line,
+            limit=limit,
+        )
         return [Item(task=task_of(row), custom_id=row.custom_id, size=row.spec_size + row.result_size) for row in found]
 
     async def contents(self, items: Sequence[Item]) -> Mapping[str, ItemContent]:
         """Returns specs and answers of items, by task id, without those that were purged meanwhile."""
         completed = [item.task.id for item in items if item.task.state == task_pb2.TASK_STATE_COMPLETED]
         outputs: dict[str, list[bytes]] = {task_id: [] for task_id in completed}
-        async with self._database.reading() as connection:
-            for row in await connection.execute(statements.ITEM_OUTPUTS, {"the_ids": completed}):
+
+        def read(tx: Tx) -> Mapping[str, ItemContent]:
+            for row in tx.rows(_OUTPUTS, ids=completed):
                 outputs[row.task_id].append(row.output)
-            # After the chunks: a task that still has its spec had all its chunks then.
-            specs = await connection.execute(sql_statements.SPECS, {"the_ids": [item.task.id for item in items]})
+            specs = tx.rows(SPECS, ids=[item.task.id for item in items])
             return {row.task_id: ItemContent(spec=row.spec, outputs=outputs.get(row.task_id, ())) for row in specs}
 
-    async def _cancel(self, connection: AsyncConnection, task_ids: Sequence[str], now: float) -> int:
-        if not task_ids:
-            return 0
-        values = {"the_ids": task_ids, "the_time": now}
-        cancelled = (await connection.execute(statements.CANCEL_ITEMS, values)).all()
-        running = {row.task_id for row in await connection.execute(statements.CANCEL_ATTEMPTS, values)}
-        of_batch = receipt_pb2.OUTCOME_CANCELLED
-        await add_entries(
-            connection,
-            [ended_without_receipt(row, now, of_batch, was_running=row.id in running) for row in cancelled],
-        )
-        return len(cancelled)
-
-    async def _number(self, statement: Executable, tenant: str) -> int:
-        found = await self._database.first(statement, the_tenant=tenant)
-        assert found is not None, "a count without groups is one row"
-        return int(found.number)
+        return await self._database.read(read)
 
 
-def _batch_of(row: Row[tuple[object, ...]]) -> batch_pb.Batch:
+def _batch_of(row: Row) -> batch_pb.Batch:
     return batch_pb.Batch(
         id=row.id,
         tenant=row.tenant,
@@ -274,7 +342,7 @@ def _batch_of(row: Row[tuple[object, ...]]) -> batch_pb.Batch:
         lines_end_time=optional_stamp(row.lines_ended_at),
         end_time=optional_stamp(row.ended_at),
         total_count=row.total_count,
-        **{name: getattr(row, name) for name in statements.COUNT_COLUMNS},
+        **{name: getattr(row, name) for name in COUNT_COLUMNS},
     )
 
 

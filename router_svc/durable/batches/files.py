@@ -9,15 +9,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import Row, true
-from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
-from router_svc.durable import statements
 from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS, Uploads, upload_timed_out
 from router_svc.durable.limits import BatchLimits, ResultLimits
+from router_svc.durable.tasks.sql_rows import NO_SEQ
 from router_svc.store.database import RouterDatabase
-from router_svc.store.tables import MAX_MEDIA_TYPE_CHARS, files
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.durable.batches import (
     BATCH_INPUT,
@@ -36,10 +33,21 @@ from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token, new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
+from weft.sql.connections import Row, Tx
 from weft.sql.moments import BoundedMoment, bring_back
+from weft.sql.statements import insert
 
+MAX_MEDIA_TYPE_CHARS = 128
 REMOVED_AT_ONCE = 16
 """Chunks that one transaction deletes; other writes run in between."""
+
+_CREATED = BoundedMoment("files", "seq", "created_at", along=("expires_at",))
+_FILE = "SELECT * FROM files WHERE id = :id AND tenant = :tenant AND is_whole"
+_USAGE = "SELECT count(*) AS number, COALESCE(sum(size), 0) AS bytes FROM files WHERE purpose IN :purposes"
+_TENANT_USAGE = f"{_USAGE} AND tenant = :tenant"
+_TASK_IS_OPEN = "EXISTS (SELECT 1 FROM tasks WHERE tasks.id = files.task_id AND tasks.state <= 2)"
+_IS_OF_ATTEMPT = """EXISTS (SELECT 1 FROM tasks WHERE tasks.id = files.task_id AND files.attempt > 0
+    AND files.attempt = tasks.attempt AND tasks.state IN (2, 3))"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +67,19 @@ class FileChunk(NamedTuple):
     data: bytes
 
 
-async def is_kept(connection: AsyncConnection, tenant: str, file_id: str, purpose: str) -> bool:
+def is_kept(tx: Tx, tenant: str, file_id: str, purpose: str) -> bool:
     """Whether a tenant has a file of this id and purpose."""
-    found = (await connection.execute(statements.FILE, {"the_id": file_id, "the_tenant": tenant})).first()
+    found = tx.row(_FILE, id=file_id, tenant=tenant)
     return found is not None and found.purpose == purpose
 
 
-def _usage_of(row: Row[tuple[Any, ...]] | None, *, further: int = 0) -> Usage:
+def _usage_of(row: Row | None, *, further: int = 0) -> Usage:
     """Returns the usage of a tenant and `further` bytes."""
     assert row is not None, "a count without groups is one row"
     return Usage(row.number, int(row.bytes) + further)
 
 
-def _file_of(row: Row[tuple[Any, ...]]) -> file_pb.File:
+def _file_of(row: Row) -> file_pb.File:
     return file_pb.File(
         id=row.id,
         tenant=row.tenant,
@@ -185,18 +193,24 @@ class FileManager(FilePort):
             raise invalid_field("limit", f"must be 1 to {MAX_LISTED}")
         if purpose and purpose not in _PURPOSES:
             raise invalid_field("purpose", f"must be one of {', '.join(_PURPOSES)}")
-        before = (await self._row(tenant, after)).seq if after else None
-        values: dict[str, object] = {"the_tenant": tenant, "the_limit": limit + 1}
-        if not purpose:
-            values["the_purposes"] = _FILES
-        found = await self._database.rows(statements.files_page(before, purpose), **values)
+        before = (await self._row(tenant, after)).seq if after else NO_SEQ
+        found = await self._database.rows(
+            """SELECT * FROM files WHERE tenant = :tenant AND is_whole AND seq < :before AND purpose IN :purposes
+            ORDER BY seq DESC LIMIT :limit""",
+            tenant=tenant,
+            before=before,
+            purposes=[purpose] if purpose else _FILES,
+            limit=limit + 1,
+        )
         return file_pb.ListFilesResponse(files=map(_file_of, found[:limit]), has_more=len(found) > limit)
 
     async def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
         """Yields the content. NOT_FOUND may also come in the middle, if the file is deleted meanwhile."""
         left, place = (await self.get(tenant, file_id)).byte_count, 0
         while left > 0:
-            piece = await self._database.first(statements.FILE_PIECE, the_id=file_id, the_place=place)
+            piece = await self._database.row(
+                "SELECT data FROM file_pieces WHERE file_id = :id AND place = :place", id=file_id, place=place
+            )
             if piece is None or not piece.data:
                 raise file_not_found(file_id)
             yield piece.data
@@ -209,23 +223,34 @@ class FileManager(FilePort):
 
     async def release(self, tenant: str, task_id: str, attempts: Container[int] = ALL_ATTEMPTS) -> None:
         """Deletes the inputs (attempt 0) and the results of a task, of these attempts."""
-        values: dict[str, object] = {"the_id": task_id, "the_tenant": tenant, "the_limit": MAX_OF_TASK}
-        for row in await self._database.rows(statements.FILES_OF_TASK, **values):
+        for row in await self._database.rows(
+            """SELECT id, attempt FROM files WHERE task_id = :id AND tenant = :tenant AND is_whole
+            ORDER BY seq LIMIT :limit""",
+            id=task_id,
+            tenant=tenant,
+            limit=MAX_OF_TASK,
+        ):
             if row.attempt in attempts:
                 await self._delete(tenant, row.id)
 
     async def sweep(self) -> None:
         """Purges expired, abandoned and incomplete files."""
         now = self._now()
-        while await self._bring_back(now):
+        while await self._database.run(lambda tx: bring_back(tx, [_CREATED], now, SWEPT_AT_ONCE)):
             pass
-        await self._database.change(statements.HIDE_EXPIRED_FILES, the_time=now)
+        await self._database.change(
+            f"UPDATE files SET is_whole = FALSE WHERE expires_at <= :now AND is_whole AND NOT {_TASK_IS_OPEN}", now=now
+        )
         await self._sweep_abandoned(now)
         before = max(self._began_at, now - UPLOAD_LIMIT_SECONDS)
         more = True
         while more:
             found = await self._database.rows(
-                statements.INCOMPLETE_FILES, the_begin=before, the_time=now, the_limit=SWEPT_AT_ONCE
+                """SELECT id FROM files WHERE NOT is_whole AND (created_at < :before OR expires_at <= :now)
+                ORDER BY seq LIMIT :limit""",
+                before=before,
+                now=now,
+                limit=SWEPT_AT_ONCE,
             )
             for row in found:
                 await self._remove(row.id)
@@ -236,11 +261,17 @@ class FileManager(FilePort):
         await self._uploads.stop(grace_seconds)
 
     async def _sweep_abandoned(self, now: float) -> None:
-        """Deletes what tasks have no use for any more. A task may be stored later than its inputs, hence the slack."""
+        """Deletes the inputs of tasks that have ended, results of lost attempts, and what deleted tasks have left.
+
+        A task may be stored later than its inputs, hence the slack.
+        """
         more = True
         while more:
             found = await self._database.rows(
-                statements.ABANDONED_FILES, the_time=now - UPLOAD_LIMIT_SECONDS, the_limit=SWEPT_AT_ONCE
+                f"""SELECT id, tenant FROM files WHERE task_id <> '' AND is_whole AND created_at < :before
+                AND NOT (attempt = 0 AND {_TASK_IS_OPEN}) AND NOT {_IS_OF_ATTEMPT} ORDER BY seq LIMIT :limit""",
+                before=now - UPLOAD_LIMIT_SECONDS,
+                limit=SWEPT_AT_ONCE,
             )
             for row in found:
                 await self._delete(row.tenant, row.id)
@@ -248,7 +279,8 @@ class FileManager(FilePort):
 
     async def _delete(self, tenant: str, file_id: str) -> bool:
         """Deletes a file; returns whether there was one."""
-        if not await self._database.change(statements.HIDE_FILE, the_id=file_id, the_tenant=tenant):
+        hide = "UPDATE files SET is_whole = FALSE WHERE id = :id AND tenant = :tenant AND is_whole"
+        if not await self._database.change(hide, id=file_id, tenant=tenant):
             return False
         await self._remove(file_id)
         return True
@@ -266,29 +298,27 @@ class FileManager(FilePort):
         assert file is not None, "there is always a last chunk"
         return file
 
-    async def _row(self, tenant: str, file_id: str) -> Row[tuple[Any, ...]]:
+    async def _row(self, tenant: str, file_id: str) -> Row:
         """Returns the row of a complete file. Raises NOT_FOUND."""
         found = None
         if is_token(file_id, MAX_REQUEST_ID_CHARS):
-            found = await self._database.first(statements.FILE, the_id=file_id, the_tenant=tenant)
+            found = await self._database.row(_FILE, id=file_id, tenant=tenant)
         if found is None or (found.purpose == RESULT and found.expires_at <= self._now()):
             raise file_not_found(file_id)
         return found
 
     async def _usage(self, tenant: str, shelf: Shelf) -> Usage:
-        return _usage_of(
-            await self._database.first(statements.FILE_USAGE, the_tenant=tenant, the_purposes=shelf.purposes)
-        )
+        return _usage_of(await self._database.row(_TENANT_USAGE, tenant=tenant, purposes=shelf.purposes))
 
     async def _require_total_room(self, shelf: Shelf, further: int) -> None:
         if shelf.max_total_bytes is None:
             return
-        found = await self._database.first(statements.TOTAL_FILE_USAGE, the_purposes=shelf.purposes)
+        found = await self._database.row(_USAGE, purposes=shelf.purposes)
         shelf.require_total_room(_usage_of(found, further=further))
 
     async def _begin(self, file_id: str, new: file_pb.File, now: float) -> Usage:
         """Inserts an incomplete file; returns the usage of its tenant, this file included."""
-        values = {
+        values: dict[str, Any] = {
             "id": file_id,
             "tenant": new.tenant,
             "name": new.name,
@@ -301,42 +331,45 @@ class FileManager(FilePort):
             "task_id": new.task,
             "attempt": new.attempt,
         }
-        own = {"the_tenant": new.tenant, "the_purposes": self._shelves[new.purpose].purposes}
-        async with self._database.writing() as connection:
-            await connection.execute(statements.BEGIN_FILE, values)
-            return _usage_of((await connection.execute(statements.FILE_USAGE, own)).first())
+        purposes = self._shelves[new.purpose].purposes
+
+        def add(tx: Tx) -> Usage:
+            tx.execute(insert("files", *values), **values)
+            return _usage_of(tx.row(_TENANT_USAGE, tenant=new.tenant, purposes=purposes))
+
+        return await self._database.run(add)
 
     async def _append(self, file_id: str, chunk: FileChunk, *, is_last: bool) -> file_pb.File:
         """Appends a chunk to an incomplete file; the last one completes it. Raises DEADLINE_EXCEEDED if it is gone."""
-        values = {"the_id": file_id, "the_length": len(chunk.data), "the_end": is_last}
-        async with self._database.writing() as connection:
-            found = (await connection.execute(statements.EXTEND_FILE, values)).first()
+        extend = """UPDATE files SET size = size + :length, is_whole = :is_last WHERE id = :id AND NOT is_whole
+            RETURNING *"""
+
+        def add(tx: Tx) -> file_pb.File:
+            found = tx.row(extend, id=file_id, length=len(chunk.data), is_last=is_last)
             if found is None:
                 raise upload_timed_out("file")
             if chunk.data:
-                piece = {"file_id": file_id, "place": chunk.place, "data": chunk.data}
-                await connection.execute(statements.ADD_FILE_PIECE, piece)
+                add_piece = insert("file_pieces", "file_id", "place", "data")
+                tx.execute(add_piece, file_id=file_id, place=chunk.place, data=chunk.data)
             return _file_of(found)
+
+        return await self._database.run(add)
 
     async def _remove(self, file_id: str) -> None:
         """Deletes an incomplete file, some chunks at a time; a complete one stays."""
-        some = {"the_id": file_id, "the_limit": REMOVED_AT_ONCE}
-        more = True
-        while more:
-            async with self._database.writing() as connection:
-                if (await connection.execute(statements.LOCK_INCOMPLETE_FILE, {"the_id": file_id})).first() is None:
-                    return
-                more = (await connection.execute(statements.DELETE_FILE_PIECES, some)).rowcount == REMOVED_AT_ONCE
-                if not more:
-                    await connection.execute(statements.DELETE_FILE, {"the_id": file_id})
+        some = """DELETE FROM file_pieces WHERE file_id = :id AND place IN
+            (SELECT place FROM file_pieces WHERE file_id = :id ORDER BY place LIMIT :limit)"""
 
-    async def _bring_back(self, now: float) -> int:
-        """Moves creation times in the future, from before a clock was set back, to now; returns how many."""
-        made = BoundedMoment(
-            key=files.c.seq, column=files.c.created_at, latest=now, where=true(), along=(files.c.expires_at,)
-        )
-        async with self._database.writing() as connection:
-            return await bring_back(connection, [made], SWEPT_AT_ONCE)
+        def remove(tx: Tx) -> bool:
+            if tx.value("SELECT id FROM files WHERE id = :id AND NOT is_whole", id=file_id) is None:
+                return False
+            if tx.execute(some, id=file_id, limit=REMOVED_AT_ONCE) == REMOVED_AT_ONCE:
+                return True
+            tx.execute("DELETE FROM files WHERE id = :id", id=file_id)
+            return False
+
+        while await self._database.run(remove):
+            pass
 
     def _require_size(self, purpose: str, size: int) -> None:
         """Raises REQUEST_TOO_LARGE. Results of batches have no bound: a batch whose results do not fit never ends."""

@@ -13,6 +13,7 @@ from router_svc.durable.limits import TaskLimits
 from router_svc.durable.sweeper import Sweeper
 from router_svc.durable.tasks.failpoints import Failpoints, NoFailpoints
 from router_svc.durable.tasks.local_tasks import LocalTasks
+from router_svc.durable.tasks.sql_rows import MAX_CALLER_CHARS
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import DatabaseClock, OpenableTaskStore, StateCount
 from router_svc.durable.tasks.sweeper import OpenTaskCounts, TaskSweeps
@@ -23,7 +24,6 @@ from router_svc.durable.tasks.task_media import MediaFiles, TaskMedia
 from router_svc.durable.tasks.task_run import TaskDeps
 from router_svc.durable.tasks.task_spans import TaskSpans
 from router_svc.store.database import RouterDatabase
-from router_svc.store.tables import MAX_CALLER_CHARS
 from weft.api.router.v1 import task_service_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.dispatch.agents import KnownNames, name_asked_for
@@ -169,7 +169,7 @@ def build(
         tracing=deps.tracing,
         media=media,
     )
-    kept = store or SqlTaskStore(database, max_commit_batch=limits.max_commit_batch)
+    kept = store or SqlTaskStore(database)
     service = TaskService(
         kept,
         limits,

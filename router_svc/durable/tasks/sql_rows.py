@@ -3,23 +3,20 @@
 import hashlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row
-from sqlalchemy.ext.asyncio import AsyncConnection
-
-from router_svc.durable.tasks import sql_statements
 from router_svc.durable.tasks.store_port import LOST_LEASE, Claim, Lane, NewChunk, PendingTask, TaskRow
-from router_svc.store.tables import MAX_CALLER_CHARS
 from weft.api.common.v1 import error_reason_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
-from weft.durable.tasks import event_number, task_being_deleted, task_error
+from weft.durable.tasks import event_number, task_error
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import Priority
 from weft.kernel.timestamps import optional_stamp, stamp_of
+from weft.sql.connections import Row, Tx
+from weft.sql.statements import insert
 
 LOST = task_error(LOST_LEASE, "the router that ran it gave no sign of life")
 MAX_ERROR_CHARS = 2_000
@@ -27,16 +24,28 @@ MAX_ERROR_CHARS = 2_000
 _TOKEN_MARK_BYTES = 8
 _TOKEN_SEQ_BYTES = 8
 
-Kept = Mapping[tuple[str, str], Row[tuple[Any, ...]]]
-"""Stored tasks by tenant and idempotency key."""
+MAX_CALLER_CHARS = 128
+NO_SEQ = 2**63 - 1
+"""A `seq` after every one that there is."""
+SPECS = "SELECT task_id, spec FROM task_specs WHERE task_id IN :ids"
+STAGED = 0
+"""State of an item whose batch is still being received: it is not visible, and does not start."""
+READY_NOW = 0.0
+"""`ready_at` of a task without a pause. Zero rather than now, so that it is ready by every router's clock, also after a
+clock was set back."""
+
+ADD_SPEC = insert("task_specs", "task_id", "spec")
+ADD_PIECE = insert("task_pieces", "task_id", "attempt", "first_index", "event_count", "output")
+ADD_ATTEMPT = insert(
+    "task_attempts", "task_id", "attempt", "owner", "claimed_at", "ended_at", "reason", "message", "receipt"
+)
 
 
-async def insert_rows(
-    connection: AsyncConnection, rows: Sequence[TaskRow], *, state: int = task_pb2.TASK_STATE_PENDING
-) -> None:
+def insert_rows(tx: Tx, rows: Sequence[TaskRow], *, state: int = task_pb2.TASK_STATE_PENDING) -> None:
     """Inserts new tasks, whose ids and idempotency keys are free."""
-    await connection.execute(sql_statements.ADD_TASKS, [values_of(row, state) for row in rows])
-    await connection.execute(sql_statements.ADD_SPECS, [spec_values(row) for row in rows])
+    values = [values_of(row, state) for row in rows]
+    tx.many(insert("tasks", *values[0]), values)
+    tx.many(ADD_SPEC, [{"task_id": row.id, "spec": row.spec} for row in rows])
 
 
 def values_of(row: TaskRow, state: int) -> dict[str, object]:
@@ -64,7 +73,7 @@ def values_of(row: TaskRow, state: int) -> dict[str, object]:
         "lease_seconds": None,
         "pending_limit_seconds": row.pending_limit_seconds,
         "window_ends_at": row.window_ends_at,
-        "ready_at": sql_statements.READY_NOW,
+        "ready_at": READY_NOW,
         "expires_at": row.expires_at,
         "created_at": row.created_at,
         "started_at": None,
@@ -77,7 +86,7 @@ def values_of(row: TaskRow, state: int) -> dict[str, object]:
     }
 
 
-def task_of(row: Row[tuple[Any, ...]]) -> task_pb2.Task:
+def task_of(row: Row) -> task_pb2.Task:
     """Returns the task of a row."""
     # A task that was cancelled by the id of its request says by whom.
     is_told = row.state == task_pb2.TASK_STATE_FAILED or (
@@ -116,11 +125,6 @@ def labels_of(stored: bytes | None) -> task_pb2.TaskSpec:
     return task_pb2.TaskSpec.FromString(stored) if stored else _NO_LABELS
 
 
-def spec_values(row: TaskRow) -> dict[str, object]:
-    """Returns the columns of a new task's spec."""
-    return {"task_id": row.id, "spec": row.spec}
-
-
 def attempt_values(claim: Claim, now: float) -> dict[str, object]:
     """Returns the columns of an attempt that begins."""
     return {
@@ -151,12 +155,12 @@ def kept_text(text: str) -> str:
     return text[:MAX_ERROR_CHARS].replace("\x00", "").encode("utf-8", "replace").decode()
 
 
-def lane_of(row: Row[tuple[Any, ...]]) -> Lane:
+def lane_of(row: Row) -> Lane:
     """Returns the lane of a row."""
     return Lane(row.model, row.tenant, Priority(row.band))
 
 
-def attempt_of(row: Row[tuple[Any, ...]]) -> task_pb2.TaskAttempt:
+def attempt_of(row: Row) -> task_pb2.TaskAttempt:
     """Returns the attempt of a row."""
     return task_pb2.TaskAttempt(
         attempt=row.attempt,
@@ -180,7 +184,7 @@ def piece_of(row: Any, attempt: int, after_index: int) -> task_pb2.TaskPiece | N
     return piece
 
 
-def pending_of(row: Row[tuple[Any, ...]], lane: Lane, spec: bytes) -> PendingTask:
+def pending_of(row: Row, lane: Lane, spec: bytes) -> PendingTask:
     """Returns the pending task of a row."""
     return PendingTask(
         id=row.id,
@@ -203,13 +207,13 @@ def why_never(row: Any) -> task_pb2.TaskError:
     return task_error(Reason.QUEUE_TIMEOUT, waited)
 
 
-def state_of_lost(row: Row[tuple[Any, ...]]) -> "task_pb2.TaskState.ValueType":
+def state_of_lost(row: Row) -> "task_pb2.TaskState.ValueType":
     """Returns the state of a task whose lease expired: PENDING again, or FAILED if it was the last attempt."""
     is_last = row.failures + 1 >= row.max_attempts
     return task_pb2.TASK_STATE_FAILED if is_last else task_pb2.TASK_STATE_PENDING
 
 
-def given_up(row: Row[tuple[Any, ...]]) -> task_pb2.TaskError:
+def given_up(row: Row) -> task_pb2.TaskError:
     """Returns why a task failed whose last lease expired."""
     times = f"{row.failures + 1} attempts" if row.failures else "1 attempt"
     return task_error(LOST_LEASE, f"{LOST.message}; given up after {times}")
@@ -236,23 +240,10 @@ def new_task(row: TaskRow) -> task_pb2.Task:
     )
 
 
-def key_of(row: TaskRow) -> tuple[str, str]:
-    """Returns what identifies a submission: tenant and idempotency key."""
-    return row.lane.tenant, row.idempotency_key
-
-
-def submission_of(row: TaskRow, kept: Kept) -> pb.SubmitTaskResponse | WeftError:
-    """Returns the result of a submission, given the tasks that have the keys now."""
-    if not row.idempotency_key:
-        return pb.SubmitTaskResponse(task=new_task(row))
-    found = kept.get(key_of(row))
-    if found is None:
-        # It was purged between the two statements.
-        return task_being_deleted()
-    if found.id == row.id:
-        return pb.SubmitTaskResponse(task=new_task(row))
+def submission_of(row: TaskRow, found: Row) -> pb.SubmitTaskResponse:
+    """Returns the result of a submission whose key the task `found` has. Raises IDEMPOTENCY_CONFLICT."""
     if found.digest != row.digest:
-        return WeftError(
+        raise WeftError(
             Reason.IDEMPOTENCY_CONFLICT, "this idempotency key was used with another request; use a new one"
         )
     return pb.SubmitTaskResponse(task=task_of(found), existed=True)
@@ -263,27 +254,27 @@ def submission_of(row: TaskRow, kept: Kept) -> pb.SubmitTaskResponse | WeftError
 
 def lane_parameters(lane: Lane) -> dict[str, object]:
     """Returns the parameters of a lane."""
-    return {"the_model": lane.model, "the_tenant": lane.tenant, "the_band": lane.band.value}
+    return {"model": lane.model, "tenant": lane.tenant, "band": lane.band.value}
 
 
 def claim_parameters(claim: Claim) -> dict[str, object]:
     """Returns the parameters of the fence of a claim."""
-    return {"the_id": claim.task_id, "the_owner": claim.owner, "the_attempt": claim.attempt}
+    return {"id": claim.task_id, "owner": claim.owner, "attempt": claim.attempt}
 
 
 def attempt_parameters(claim: Claim) -> dict[str, object]:
     """Returns the parameters of the attempt of a claim."""
-    return {"the_id": claim.task_id, "the_attempt": claim.attempt}
+    return {"id": claim.task_id, "attempt": claim.attempt}
 
 
 def failure_parameters(failure: task_pb2.TaskError) -> dict[str, object]:
     """Returns the parameters of an error."""
-    return {"the_reason": failure.reason, "the_message": kept_text(failure.message)}
+    return {"reason": failure.reason, "message": kept_text(failure.message)}
 
 
 def end_parameters(row: Any, failure: task_pb2.TaskError, now: float) -> dict[str, object]:
     """Returns the parameters of the end of a task without a claim."""
-    return {"the_seq": row.seq, "the_time": now, **failure_parameters(failure)}
+    return {"seq": row.seq, "now": now, **failure_parameters(failure)}
 
 
 # -- page tokens

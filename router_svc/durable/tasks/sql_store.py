@@ -1,15 +1,15 @@
-"""The task store on a router's database, SQLite or PostgreSQL; its SQL is named in `sql_statements`."""
+"""The task store on a router's database, SQLite or PostgreSQL.
+
+Each statement that runs all the time uses an index: `tests/contract/test_task_store_plans.py`.
+"""
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from sqlalchemy import ColumnElement, Row
-from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
-from router_svc.durable.tasks import sql_rows, sql_statements
-from router_svc.durable.tasks.sql_rows import lane_of, task_of
+from router_svc.durable.tasks import sql_rows
+from router_svc.durable.tasks.sql_rows import NO_SEQ, SPECS, STAGED, lane_of, task_of
 from router_svc.durable.tasks.store_port import (
     Claim,
     ExpiredLease,
@@ -24,15 +24,16 @@ from router_svc.durable.tasks.store_port import (
 )
 from router_svc.durable.usage_entries import add_entries, ended_attempt, ended_without_receipt
 from router_svc.policy.task_release import KeptTasks, Release
-from router_svc.store.database import RouterDatabase
-from router_svc.store.group_commit import GroupCommit
+from router_svc.store.database import RouterDatabase, time_of
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.durable.tasks import DEFAULT_LISTED, MAX_LISTED, task_error
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.sql.moments import bring_back, is_any_ahead
+from weft.sql.connections import Row, Tx
+from weft.sql.moments import BoundedMoment, bring_back, is_any_ahead
+from weft.sql.statements import insert
 
 MAX_CHUNKS_READ = 1_024
 """Chunks that one call returns."""
@@ -43,15 +44,49 @@ _OUTCOMES: "Mapping[int, receipt_pb2.Outcome.ValueType]" = {
 }
 """How a task that ended without a receipt counts."""
 _BY_OWNER = task_error(Reason.CANCELLED, "it was cancelled")
-
-Done = TypeVar("Done")
-
-
 _STATES = tuple(number for number in task_pb2.TaskState.values() if number)
+
+# States are literals: a partial index serves only statements that repeat its condition.
+_MAY_START = "state = 1 AND ready_at <= :now AND expires_at > :now"
+_UNCLAIMED = "owner = '', lease_until = NULL, lease_seconds = NULL"
+_AGAIN = f"""state = 1, expires_at = COALESCE(window_ends_at, pending_limit_seconds + :now), {_UNCLAIMED},
+    last_index = 0, result_size = 0"""
+_FAILED = f"state = 4, ended_at = :now, error_reason = :reason, error_message = :message, {_UNCLAIMED}"
+_TASK = f"SELECT * FROM tasks WHERE id = :id AND tenant = :tenant AND state <> {STAGED}"
+_WITH_KEY = "SELECT * FROM tasks WHERE tenant = :tenant AND idempotency_key = :key"
+_OF_ATTEMPT = "task_id = :id AND attempt = :attempt"
+# The results of the batch may still have to be written from its items.
+_NOT_AWAITED = "NOT EXISTS (SELECT 1 FROM batches WHERE batches.id = tasks.batch_id AND batches.state IN (2, 3))"
+
+
+def _first_after(model: str, tenant: str, band: str) -> str:
+    """Returns the first task of the next lane.
+
+    One subquery per column: SQLite evaluates a row comparison only after a scan of the whole lane.
+    """
+    first = f"SELECT seq FROM tasks WHERE {_MAY_START} AND model"
+    return f"""COALESCE(
+        ({first} = {model} AND tenant = {tenant} AND band > {band} ORDER BY band, seq LIMIT 1),
+        ({first} = {model} AND tenant > {tenant} ORDER BY tenant, band, seq LIMIT 1),
+        ({first} > {model} ORDER BY model, tenant, band, seq LIMIT 1))"""
+
+
+def _lanes_from(begin: str) -> str:
+    """Returns an index skip scan from each lane's first task to the next lane."""
+    return f"""
+        WITH RECURSIVE lane(seq, place) AS (
+            SELECT {begin}, 1 UNION ALL
+            SELECT {_first_after("this.model", "this.tenant", "this.band")}, lane.place + 1
+            FROM lane JOIN tasks AS this ON this.seq = lane.seq WHERE lane.place < :limit
+        ) SELECT lane.place, tasks.model, tasks.tenant, tasks.band FROM lane JOIN tasks ON tasks.seq = lane.seq"""
+
+
+_LANES = _lanes_from(f"(SELECT seq FROM tasks WHERE {_MAY_START} ORDER BY model, tenant, band, seq LIMIT 1)")
+_LANES_AFTER = _lanes_from(_first_after(":model", ":tenant", ":band"))
 
 
 class SqlTaskReads(TaskReads):
-    """The reads of a task store: each is a transaction of its own that waits for no writer."""
+    """The reads of a task store."""
 
     def __init__(self, database: RouterDatabase) -> None:
         self._database = database
@@ -60,163 +95,192 @@ class SqlTaskReads(TaskReads):
     async def submitted(self, row: TaskRow) -> pb.SubmitTaskResponse | None:
         if not row.idempotency_key:
             return None
-        async with self._database.reading() as connection:
-            kept = await _with_keys(connection, [row])
-        found = sql_rows.submission_of(row, kept) if kept else None
-        if isinstance(found, WeftError):
-            raise found
-        return found
+        found = await self._database.row(_WITH_KEY, tenant=row.lane.tenant, key=row.idempotency_key)
+        return None if found is None else sql_rows.submission_of(row, found)
 
     @override
     async def get(self, tenant: str, task_id: str) -> task_pb2.Task | None:
-        row = await self._database.first(sql_statements.TASK, the_id=task_id, the_tenant=tenant)
+        row = await self._database.row(_TASK, id=task_id, tenant=tenant)
         return None if row is None else task_of(row)
 
     @override
     async def details(self, tenant: str, task_id: str) -> pb.GetTaskResponse | None:
-        async with self._database.reading() as connection:
-            this = {"the_id": task_id, "the_tenant": tenant}
-            row = (await connection.execute(sql_statements.TASK, this)).first()
+        def read(tx: Tx) -> pb.GetTaskResponse | None:
+            row = tx.row(_TASK, id=task_id, tenant=tenant)
             if row is None:
                 return None
-            kept = (await connection.execute(sql_statements.SPECS, {"the_ids": [task_id]})).first()
-            if kept is None:  # Deleted between the two statements.
-                return None
-            tried = await connection.execute(sql_statements.ATTEMPTS, {"the_id": task_id})
-            attempts = [sql_rows.attempt_of(each) for each in tried]
-            details = pb.GetTaskResponse(task=task_of(row), attempts=attempts)
-            details.spec.ParseFromString(kept.spec)
+            attempts = tx.rows("SELECT * FROM task_attempts WHERE task_id = :id ORDER BY attempt", id=task_id)
+            details = pb.GetTaskResponse(task=task_of(row), attempts=map(sql_rows.attempt_of, attempts))
+            for kept in tx.rows("SELECT spec FROM task_specs WHERE task_id = :id", id=task_id):
+                details.spec.ParseFromString(kept.spec)
             return details
+
+        return await self._database.read(read)
 
     @override
     async def list_page(self, tenant: str, request: pb.ListTasksRequest) -> pb.ListTasksResponse:
         size = max(1, min(request.page_size or DEFAULT_LISTED, MAX_LISTED))
         mark = sql_rows.mark_of(tenant, request)
-        before = sql_rows.seq_of(request.page_token, mark) if request.page_token else None
-        async with self._database.reading() as connection:
-            page = sql_statements.tasks_page(connection.dialect.name, before, request)
-            rows = (await connection.execute(page, {"the_tenant": tenant, "the_limit": size + 1})).all()
+        before = sql_rows.seq_of(request.page_token, mark) if request.page_token else NO_SEQ
+        values: dict[str, Any] = {"tenant": tenant, "before": before, "limit": size + 1}
+        wanted = ""
+        for column in ("model", "caller", "request_id", "batch"):
+            if value := getattr(request, column):
+                wanted += f" AND {'batch_id' if column == 'batch' else column} = :{column}"
+                values[column] = value
+        if request.states:
+            wanted += " AND state IN :states"
+            values["states"] = sorted(set(request.states))
+        # A row comparison: with an equality PostgreSQL may scan the tasks of all tenants.
+        page = f"""SELECT * FROM tasks WHERE tenant >= :tenant AND (tenant, seq) < (:tenant, :before)
+            AND state <> {STAGED}{wanted} ORDER BY tenant DESC, seq DESC LIMIT :limit"""
+        rows = await self._database.rows(page, **values)
         token = sql_rows.token_of(rows[size - 1].seq, mark) if len(rows) > size else ""
         return pb.ListTasksResponse(
-            tasks=[task_of(row) for row in rows[:size]], next_page_token=token, notice=self._database.notice
+            tasks=map(task_of, rows[:size]), next_page_token=token, notice=self._database.notice
         )
 
     @override
     async def chunks(
         self, task_id: str, attempt: int, after_index: int, max_bytes: int
     ) -> Sequence[task_pb2.TaskPiece]:
-        # Of a chunk that contains `after_index`, the rest.
-        async with self._database.reading() as connection:
-            this = {"the_id": task_id, "the_attempt": attempt}
-            found = await connection.execute(
-                sql_statements.PIECE_SIZES, {**this, "the_index": after_index + 1, "the_limit": MAX_CHUNKS_READ}
+        def read(tx: Tx) -> Sequence[task_pb2.TaskPiece]:
+            # The next event may be inside the piece that begins last before it: the rest of that one is returned.
+            this = {"id": task_id, "attempt": attempt}
+            found = tx.rows(
+                f"""SELECT first_index, length(output) AS size FROM task_pieces WHERE {_OF_ATTEMPT} AND first_index >=
+                COALESCE((SELECT max(first_index) FROM task_pieces WHERE {_OF_ATTEMPT} AND first_index <= :next), 0)
+                ORDER BY first_index LIMIT :limit""",
+                **this,
+                next=after_index + 1,
+                limit=MAX_CHUNKS_READ,
             )
-            chosen = _as_many_as_fit(found.all(), max_bytes)
+            chosen = _as_many_as_fit(found, max_bytes)
             if not chosen:
                 return ()
-            whole = {**this, "the_index": chosen[0].first_index, "the_last": chosen[-1].first_index}
-            rows = await connection.execute(sql_statements.PIECES, whole)
+            rows = tx.rows(
+                f"""SELECT first_index, event_count, output FROM task_pieces WHERE {_OF_ATTEMPT}
+                AND first_index BETWEEN :first AND :last ORDER BY first_index""",
+                **this,
+                first=chosen[0].first_index,
+                last=chosen[-1].first_index,
+            )
             pieces = [sql_rows.piece_of(row, attempt, after_index) for row in rows]
             return [piece for piece in pieces if piece is not None]
 
+        return await self._database.read(read)
+
     @override
     async def lanes(self, now: float, after: Lane | None, limit: int) -> Sequence[Lane]:
-        values: dict[str, object] = {"the_time": now, "the_limit": limit}
+        values: dict[str, Any] = {"now": now, "limit": limit}
         if after is None:
-            found = await self._database.rows(sql_statements.LANES, **values)
+            found = await self._database.rows(_LANES, **values)
         else:
-            values |= sql_rows.lane_parameters(after)
-            found = await self._database.rows(sql_statements.LANES_AFTER, **values)
+            found = await self._database.rows(_LANES_AFTER, **values, **sql_rows.lane_parameters(after))
         # The database's order, not Python's: the next page begins after the last of these.
         return [lane_of(row) for row in sorted(found, key=lambda row: row.place)]
 
     @override
     async def pending(self, lane: Lane, now: float, limit: int, max_bytes: int) -> Sequence[PendingTask]:
-        async with self._database.reading() as connection:
-            values = {"the_time": now, "the_limit": limit, **sql_rows.lane_parameters(lane)}
-            chosen = _as_many_as_fit((await connection.execute(sql_statements.PENDING_TASKS, values)).all(), max_bytes)
+        def read(tx: Tx) -> Sequence[PendingTask]:
+            # BETWEEN instead of an equality, so that only one index has the order: with an equality PostgreSQL may
+            # scan all tasks by `seq` until it has met enough of the lane.
+            found = tx.rows(
+                f"""SELECT id, caller, attempt, failures, max_attempts, batch_id, length(spec) AS size
+                FROM tasks JOIN task_specs ON task_id = id WHERE {_MAY_START} AND model = :model AND tenant = :tenant
+                AND band BETWEEN :band AND :band ORDER BY band, seq LIMIT :limit""",
+                now=now,
+                limit=limit,
+                **sql_rows.lane_parameters(lane),
+            )
+            chosen = _as_many_as_fit(found, max_bytes)
             if not chosen:
                 return ()
-            found = await connection.execute(sql_statements.SPECS, {"the_ids": [row.id for row in chosen]})
-            specs = {row.task_id: row.spec for row in found}
-            # Another router may have deleted one between the two statements.
-            return [sql_rows.pending_of(row, lane, specs[row.id]) for row in chosen if row.id in specs]
+            specs = {row.task_id: row.spec for row in tx.rows(SPECS, ids=[row.id for row in chosen])}
+            return [sql_rows.pending_of(row, lane, specs[row.id]) for row in chosen]
+
+        return await self._database.read(read)
 
     @override
     async def next_ready_at(self, now: float) -> float | None:
-        found = await self._database.first(sql_statements.NEXT_READY, the_time=now)
+        found = await self._database.row(
+            "SELECT ready_at FROM tasks WHERE state = 1 AND ready_at > :now ORDER BY ready_at LIMIT 1", now=now
+        )
         return None if found is None else float(found.ready_at)
 
     @override
     async def open_of_request(self, request_id: str, limit: int) -> Sequence[task_pb2.Task]:
-        found = await self._database.rows(sql_statements.OPEN_OF_REQUEST, the_request_id=request_id, the_limit=limit)
+        found = await self._database.rows(
+            "SELECT * FROM tasks WHERE request_id = :request_id AND state IN (1, 2) LIMIT :limit",
+            request_id=request_id,
+            limit=limit,
+        )
         return [task_of(row) for row in sorted(found, key=lambda row: row.seq)]
 
     @override
     async def kept_counts(self) -> Mapping[str, KeptTasks]:
-        found = await self._database.rows(sql_statements.KEPT_COUNTS)
+        found = await self._database.rows(
+            """SELECT tenant, count(*) AS number, sum(result_size + request_size) AS size FROM tasks
+            WHERE state > 2 GROUP BY tenant"""
+        )
         return {row.tenant: KeptTasks(count=row.number, size=int(row.size)) for row in found}
 
     @override
     async def state_counts(self) -> Mapping["task_pb2.TaskState.ValueType", StateCount]:
-        async with self._database.reading() as connection:
+        def read(tx: Tx) -> Mapping["task_pb2.TaskState.ValueType", StateCount]:
             counts: dict[task_pb2.TaskState.ValueType, StateCount] = dict.fromkeys(_STATES, StateCount(0))
-            states = (task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_RUNNING)
-            for state, statement in zip(states, sql_statements.OPEN_STATES, strict=True):
-                row = (await connection.execute(statement)).one()
-                counts[state] = StateCount(row.number, row.oldest_at)
-            for row in await connection.execute(sql_statements.ENDED_STATES):
+            for state in (task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_RUNNING):
+                oldest = f"SELECT count(*) AS number, min(created_at) AS oldest_at FROM tasks WHERE state = {state:d}"
+                counts[state] = StateCount(*tx.rows(oldest)[0])
+            for row in tx.rows("SELECT state, count(*) AS number FROM tasks WHERE state > 2 GROUP BY state"):
                 counts[row.state] = StateCount(row.number)
             return counts
 
+        return await self._database.read(read)
+
     @override
     async def open_counts(self) -> Mapping[str, int]:
-        async with self._database.reading() as connection:
+        def read(tx: Tx) -> Mapping[str, int]:
             counts: dict[str, int] = {}
-            for statement in sql_statements.OPEN_COUNTS:
-                for row in await connection.execute(statement):
+            for state in (task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_RUNNING):
+                of_state = f"SELECT tenant, count(*) AS number FROM tasks WHERE state = {state:d} GROUP BY tenant"
+                for row in tx.rows(of_state):
                     counts[row.tenant] = counts.get(row.tenant, 0) + row.number
             return counts
+
+        return await self._database.read(read)
 
     async def database_now(self) -> float | None:
         """Returns the database's UTC seconds since the epoch; None on SQLite, which has one router.
 
         Leases are compared with the caller's `now`, which routers derive from this. Raises SERVICE_UNAVAILABLE.
         """
-        if not self._database.is_shared:
-            return None
-        found = await self._database.first(sql_statements.DATABASE_TIME)
-        assert found is not None, "it selects one row from no table"
-        return float(found.now)
+        return await self._database.read(time_of) if self._database.is_shared else None
 
 
 class SqlTaskStore(SqlTaskReads, TaskStore):
-    """A TaskStore on SQLAlchemy. Life cycle: start, stop; it keeps the shared database open in between.
+    """A TaskStore on a database. Life cycle: start, stop; it keeps the shared database open in between.
 
-    Concurrent writes share a commit.
     After a cancellation, or SERVICE_UNAVAILABLE from a broken connection, a writer does not know whether its write is
     on disk. `append` and `end` may then be repeated. A claim that is on disk without its owner knowing
     is renewed with the others; the owner finds it in the result of `renew` and reverts it.
     """
 
-    fence: ClassVar[ColumnElement[bool]] = sql_statements.FENCE
-    """The condition of every write under a claim, an attribute so that a negative control can remove it."""
+    fence: ClassVar[str] = "id = :id AND owner = :owner AND attempt = :attempt AND state = 2"
+    """The condition of every write under a claim: it selects the task while the claim is the task's. An attribute, so
+    that a negative control can remove it."""
 
-    def __init__(self, database: RouterDatabase, *, max_commit_batch: int) -> None:
+    def __init__(self, database: RouterDatabase) -> None:
         super().__init__(database)
-        self._commits = GroupCommit(database, max_batch=max_commit_batch)
-        self._fenced = sql_statements.FencedStatements(self.fence)
         self._is_open = False
 
     async def start(self) -> None:
         """Opens the database. Raises SERVICE_UNAVAILABLE."""
         await self._database.open()
         self._is_open = True
-        await self._commits.start()
 
     async def stop(self) -> None:
         """Closes after all waiting writes are done. Safe to call twice, or when never started."""
-        await self._commits.stop()
         if self._is_open:
             # The database counts its users: each one that opened it closes it once.
             self._is_open = False
@@ -224,241 +288,268 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
 
     @override
     async def submit(self, row: TaskRow) -> pb.SubmitTaskResponse:
-        return await self._commits.share(self._submit_all, row)
+        def submit(tx: Tx) -> pb.SubmitTaskResponse:
+            values = sql_rows.values_of(row, task_pb2.TASK_STATE_PENDING)
+            add = f"{insert('tasks', *values)} ON CONFLICT (tenant, idempotency_key) DO NOTHING"
+            if not tx.execute(add, **values):
+                (found,) = tx.rows(_WITH_KEY, tenant=row.lane.tenant, key=row.idempotency_key)
+                return sql_rows.submission_of(row, found)
+            tx.execute(sql_rows.ADD_SPEC, task_id=row.id, spec=row.spec)
+            return pb.SubmitTaskResponse(task=sql_rows.new_task(row))
 
-    async def _submit_all(
-        self, connection: AsyncConnection, rows: Sequence[TaskRow]
-    ) -> Sequence[pb.SubmitTaskResponse | WeftError]:
-        """Inserts the tasks whose idempotency keys are free; returns the result of each, in order."""
-        keyed = [row for row in rows if row.idempotency_key]
-        unkeyed = [row for row in rows if not row.idempotency_key]
-        pending = task_pb2.TASK_STATE_PENDING
-        if unkeyed:
-            await connection.execute(sql_statements.ADD_TASKS, [sql_rows.values_of(row, pending) for row in unkeyed])
-        kept: sql_rows.Kept = {}
-        if keyed:
-            # In one order everywhere: two routers with the same keys then cannot deadlock.
-            keyed.sort(key=sql_rows.key_of)
-            adding = sql_statements.add_tasks_if_absent(connection.dialect.name)
-            await connection.execute(adding, [sql_rows.values_of(row, pending) for row in keyed])
-            kept = await _with_keys(connection, keyed)
-        done = [sql_rows.submission_of(row, kept) for row in rows]
-        new = [
-            sql_rows.spec_values(row)
-            for row, each in zip(rows, done, strict=True)
-            if isinstance(each, pb.SubmitTaskResponse) and not each.existed
-        ]
-        if new:
-            await connection.execute(sql_statements.ADD_SPECS, new)
-        return done
+        return await self._database.run(submit)
 
     # -- claims
 
     @override
     async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> Claim | None:
-        async def take(connection: AsyncConnection) -> Claim | None:
-            values = {"the_id": task_id, "the_owner": owner, "the_time": now}
-            lease = {"the_lease_end": lease_until, "the_lease_seconds": lease_until - now}
-            taken = (await connection.execute(sql_statements.CLAIM_TASK, values | lease)).first()
+        def take(tx: Tx) -> Claim | None:
+            taken = tx.row(
+                f"""UPDATE tasks SET state = 2, owner = :owner, attempt = attempt + 1, lease_until = :lease_until,
+                lease_seconds = :lease_seconds, started_at = :now, last_index = 0, result_size = 0
+                WHERE id = :id AND {_MAY_START} RETURNING attempt""",
+                id=task_id,
+                owner=owner,
+                now=now,
+                lease_until=lease_until,
+                lease_seconds=lease_until - now,
+            )
             if taken is None:
                 return None
-            claim = Claim(task_id, owner, taken.attempt)
             # A router that slept since it read the clock begins after the attempt that ended meanwhile.
-            ended = (await connection.execute(sql_statements.LAST_ATTEMPT_END, {"the_id": task_id})).scalar()
+            ended = tx.value("SELECT max(ended_at) FROM task_attempts WHERE task_id = :id", id=task_id)
             began = now if ended is None else max(now, ended)
-            await connection.execute(sql_statements.BEGIN_ATTEMPT, sql_rows.attempt_values(claim, began))
+            claim = Claim(task_id, owner, taken.attempt)
+            tx.execute(sql_rows.ADD_ATTEMPT, **sql_rows.attempt_values(claim, began))
             return claim
 
-        return await self._commits.run(take)
+        return await self._database.run(take, vital=True)
 
     @override
     async def renew(self, owner: str, lease_until: float) -> frozenset[Claim]:
-        async def extend(connection: AsyncConnection) -> frozenset[Claim]:
-            values = {"the_owner": owner, "the_lease_end": lease_until}
-            renewed = await connection.execute(sql_statements.RENEW_CLAIMS, values)
-            return frozenset(Claim(row.id, owner, row.attempt) for row in renewed)
-
-        return await self._commits.run(extend)
+        extend = "UPDATE tasks SET lease_until = :end WHERE state = 2 AND owner = :owner RETURNING id, attempt"
+        renewed = await self._database.run(lambda tx: tx.rows(extend, owner=owner, end=lease_until), vital=True)
+        return frozenset(Claim(row.id, owner, row.attempt) for row in renewed)
 
     @override
     async def append(self, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
-        return await self._commits.run(lambda connection: self._append(connection, claim, chunks))
+        return await self._database.run(lambda tx: self._append(tx, claim, chunks), vital=True)
 
-    async def _append(self, connection: AsyncConnection, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
+    def _append(self, tx: Tx, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
         """Appends chunks; stored ones from the first one's index on are replaced.
 
         So a write with an unknown result can be repeated. Raises INTERNAL if the chunks are not consecutive.
         """
+        values: dict[str, Any] = sql_rows.claim_parameters(claim)
+        known = tx.row(f"SELECT last_index, result_size FROM tasks WHERE {self.fence}", **values)
+        if known is None:
+            return False
         if not chunks:
-            return await self._lock(connection, claim)
+            return True
         first, last = chunks[0].first_index, chunks[-1].first_index + chunks[-1].event_count - 1
-        size = sum(len(chunk.output) for chunk in chunks)
-        values = {**sql_rows.claim_parameters(claim), "the_last": last}
-        going_on = {**values, "the_index": first - 1, "the_size": size}
-        if not (await connection.execute(self._fenced.append, going_on)).rowcount:
-            if not await self._lock(connection, claim):
-                return False
-            longer = {**values, "the_size": size + await _cut(connection, claim, first)}
-            if not (await connection.execute(self._fenced.replace, longer)).rowcount:
-                return False
-        await connection.execute(sql_statements.ADD_PIECES, [sql_rows.piece_values(claim, chunk) for chunk in chunks])
+        kept = known.result_size if known.last_index == first - 1 else _cut(tx, claim, first)
+        size = kept + sum(len(chunk.output) for chunk in chunks)
+        longer = f"UPDATE tasks SET last_index = :last, result_size = :size WHERE {self.fence}"
+        tx.execute(longer, last=last, size=size, **values)
+        tx.many(sql_rows.ADD_PIECE, [sql_rows.piece_values(claim, chunk) for chunk in chunks])
         return True
-
-    async def _lock(self, connection: AsyncConnection, claim: Claim) -> bool:
-        """Locks the task of a claim. False: the claim is lost."""
-        return (await connection.execute(self._fenced.lock, sql_rows.claim_parameters(claim))).first() is not None
 
     @override
     async def end(self, claim: Claim, outcome: TaskOutcome, now: float) -> bool:
-        async def finish(connection: AsyncConnection) -> bool:
+        def finish(tx: Tx) -> bool:
             failure = outcome.failure or task_pb2.TaskError()
-            values = {**sql_rows.claim_parameters(claim), **sql_rows.failure_parameters(failure)}
-            values["the_state"] = outcome.state
-            if not await self._append(connection, claim, outcome.chunks):
+            values: dict[str, Any] = sql_rows.claim_parameters(claim) | sql_rows.failure_parameters(failure)
+            if not self._append(tx, claim, outcome.chunks):
                 # True if the earlier write succeeded, and its acknowledgement was lost.
-                return (await connection.execute(sql_statements.ENDED_TASK, values)).first() is not None
-            row = (await connection.execute(self._fenced.end, {**values, "the_time": now})).first()
-            if row is None:
-                return False
-            await add_entries(connection, [ended_attempt(row, now, outcome.receipt, _OUTCOMES[outcome.state])])
-            await _end_attempts(connection, [claim], failure, now, receipt=outcome.receipt)
+                ended = """SELECT 1 FROM tasks JOIN task_attempts
+                    ON task_attempts.task_id = tasks.id AND task_attempts.attempt = tasks.attempt
+                    WHERE tasks.id = :id AND tasks.attempt = :attempt AND tasks.state = :state
+                    AND error_reason = :reason AND error_message = :message AND task_attempts.owner = :owner"""
+                return tx.value(ended, **values, state=outcome.state) is not None
+            row = tx.row(
+                f"""UPDATE tasks SET state = :state, ended_at = :now, error_reason = :reason, error_message = :message,
+                {_UNCLAIMED} WHERE {self.fence} RETURNING tenant, caller, model""",
+                **values,
+                state=outcome.state,
+                now=now,
+            )
+            assert row is not None, "the claim was found in this transaction"
+            add_entries(tx, [ended_attempt(row, now, outcome.receipt, _OUTCOMES[outcome.state])])
+            _end_attempts(tx, [claim], failure, now, receipt=outcome.receipt)
             return True
 
-        return await self._commits.run(finish)
+        return await self._database.run(finish, vital=True)
 
     @override
     async def revert(
         self, claim: Claim, failure: task_pb2.TaskError, *, receipt: bytes, counts: bool, now: float, ready_at: float
     ) -> bool:
-        async def give_back(connection: AsyncConnection) -> bool:
-            ready = ready_at if ready_at > now else sql_statements.READY_NOW
-            again = {"the_failures": int(counts), "the_ready_at": ready, "the_time": now}
-            row = (await connection.execute(self._fenced.revert, {**sql_rows.claim_parameters(claim), **again})).first()
+        def give_back(tx: Tx) -> bool:
+            row = tx.row(
+                f"""UPDATE tasks SET failures = failures + :failures, ready_at = :ready_at, {_AGAIN} WHERE {self.fence}
+                RETURNING tenant, caller, model""",
+                **sql_rows.claim_parameters(claim),
+                failures=int(counts),
+                ready_at=ready_at if ready_at > now else sql_rows.READY_NOW,
+                now=now,
+            )
             if row is None:
                 return False
-            await _delete_pieces(connection, [claim])
-            await add_entries(connection, [ended_attempt(row, now, receipt, None)])
-            await _end_attempts(connection, [claim], failure, now, receipt=receipt)
+            _delete_pieces(tx, [claim])
+            add_entries(tx, [ended_attempt(row, now, receipt, None)])
+            _end_attempts(tx, [claim], failure, now, receipt=receipt)
             return True
 
-        return await self._commits.run(give_back)
+        return await self._database.run(give_back, vital=True)
 
     # -- ends without a claim
 
     @override
     async def cancel(self, tenant: str, task_id: str, now: float) -> task_pb2.Task | None:
-        async def stop(connection: AsyncConnection) -> task_pb2.Task | None:
-            row = await _locked(connection, tenant, task_id)
+        def stop(tx: Tx) -> task_pb2.Task | None:
+            row = tx.row(_TASK, id=task_id, tenant=tenant)
             if row is None or row.state >= task_pb2.TASK_STATE_COMPLETED:
                 return None if row is None else task_of(row)
-            values = {"the_seq": row.seq, "the_time": now}
-            after = (await connection.execute(sql_statements.CANCEL_TASK, values)).one()
-            if row.state == task_pb2.TASK_STATE_RUNNING:
-                await _end_attempts(connection, [Claim(task_id, row.owner, row.attempt)], _BY_OWNER, now)
+            cancel = f"UPDATE tasks SET state = :state, ended_at = :now, {_UNCLAIMED} WHERE seq = :seq RETURNING *"
+            after = tx.row(cancel, seq=row.seq, now=now, state=task_pb2.TASK_STATE_CANCELLED)
             was_running = row.state == task_pb2.TASK_STATE_RUNNING
-            cancelled = ended_without_receipt(row, now, receipt_pb2.OUTCOME_CANCELLED, was_running=was_running)
-            await add_entries(connection, [cancelled])
+            if was_running:
+                _end_attempts(tx, [Claim(task_id, row.owner, row.attempt)], _BY_OWNER, now)
+            add_entries(tx, [ended_without_receipt(row, now, receipt_pb2.OUTCOME_CANCELLED, was_running=was_running)])
             task = task_of(after)
             task.owner = row.owner
             return task
 
-        return await self._commits.run(stop)
+        return await self._database.run(stop)
 
     @override
     async def delete(self, tenant: str, task_id: str) -> task_pb2.Task | None:
-        async def remove(connection: AsyncConnection) -> task_pb2.Task | WeftError | None:
-            row = await _locked(connection, tenant, task_id)
+        def remove(tx: Tx) -> task_pb2.Task | None:
+            row = tx.row(_TASK, id=task_id, tenant=tenant)
             if row is None:
                 return None
             if row.state < task_pb2.TASK_STATE_COMPLETED:
-                return WeftError(Reason.RESOURCE_IN_USE, f"task {task_id} has not ended; cancel it first")
-            await connection.execute(sql_statements.DELETE_TASK, {"the_seq": row.seq})
+                raise WeftError(Reason.RESOURCE_IN_USE, f"task {task_id} has not ended; cancel it first")
+            tx.execute("DELETE FROM tasks WHERE seq = :seq", seq=row.seq)
             return task_of(row)
 
-        done = await self._commits.run(remove)
-        if isinstance(done, WeftError):
-            raise done
-        return done
+        return await self._database.run(remove)
 
     @override
     async def revert_expired(self, now: float, limit: int, *, except_of: str = "") -> Sequence[ExpiredLease]:
-        async def take_back(connection: AsyncConnection) -> Sequence[ExpiredLease]:
-            values = {"the_time": now, "the_limit": limit, "the_owner": except_of}
-            rows = (await connection.execute(sql_statements.EXPIRED_LEASES, values)).all()
+        def take_back(tx: Tx) -> Sequence[ExpiredLease]:
+            rows = tx.rows(
+                """SELECT * FROM tasks WHERE state = 2 AND lease_until <= :now AND owner <> :owner
+                ORDER BY lease_until LIMIT :limit""",
+                now=now,
+                limit=limit,
+                owner=except_of,
+            )
             if not rows:
                 return ()
-            again = [row for row in rows if sql_rows.state_of_lost(row) == task_pb2.TASK_STATE_PENDING]
-            failed = [row for row in rows if sql_rows.state_of_lost(row) == task_pb2.TASK_STATE_FAILED]
-            if again:
-                pending = [{"the_seq": row.seq, "the_time": now} for row in again]
-                await connection.execute(sql_statements.REVERT_LOST_TASK, pending)
-            if failed:
-                ended = [sql_rows.end_parameters(row, sql_rows.given_up(row), now) for row in failed]
-                await connection.execute(sql_statements.FAIL_LOST_TASK, ended)
-            claims = [Claim(row.id, row.owner, row.attempt) for row in rows]
-            await _delete_pieces(connection, claims)
-            lost = [ended_without_receipt(row, now, None) for row in again]
-            lost += [ended_without_receipt(row, now, receipt_pb2.OUTCOME_FAILED) for row in failed]
-            await add_entries(connection, lost)
-            await _end_attempts(connection, claims, sql_rows.LOST, now)
-            return [
-                ExpiredLease(claim=claim, lane=lane_of(row), state=sql_rows.state_of_lost(row))
-                for claim, row in zip(claims, rows, strict=True)
+            lost = [
+                ExpiredLease(claim=Claim(row.id, row.owner, row.attempt), lane=lane_of(row), state=state)
+                for row, state in zip(rows, map(sql_rows.state_of_lost, rows), strict=True)
             ]
+            again, failed = _split(rows, lost)
+            tx.many(
+                f"UPDATE tasks SET failures = failures + 1, ready_at = {sql_rows.READY_NOW}, {_AGAIN} WHERE seq = :seq",
+                [{"seq": row.seq, "now": now} for row in again],
+            )
+            tx.many(
+                f"""UPDATE tasks SET failures = failures + 1, last_index = 0, result_size = 0, {_FAILED}
+                WHERE seq = :seq""",
+                [sql_rows.end_parameters(row, sql_rows.given_up(row), now) for row in failed],
+            )
+            claims = [each.claim for each in lost]
+            _delete_pieces(tx, claims)
+            add_entries(tx, [ended_without_receipt(row, now, None) for row in again])
+            add_entries(tx, [ended_without_receipt(row, now, receipt_pb2.OUTCOME_FAILED) for row in failed])
+            _end_attempts(tx, claims, sql_rows.LOST, now)
+            return lost
 
-        return await self._commits.run(take_back)
+        return await self._database.run(take_back, vital=True)
 
     @override
     async def fail_expired(self, now: float, limit: int) -> Sequence[str]:
-        async def fail(connection: AsyncConnection) -> Sequence[str]:
-            values = {"the_time": now, "the_limit": limit}
-            rows = (await connection.execute(sql_statements.EXPIRED_TASKS, values)).all()
-            if rows:
-                ended = [sql_rows.end_parameters(row, sql_rows.why_never(row), now) for row in rows]
-                await connection.execute(sql_statements.FAIL_TASK, ended)
-                failed = receipt_pb2.OUTCOME_FAILED
-                never = [ended_without_receipt(row, now, failed, was_running=False) for row in rows]
-                await add_entries(connection, never)
+        def fail(tx: Tx) -> Sequence[str]:
+            rows = tx.rows(
+                """SELECT seq, id, attempt, window_ends_at, pending_limit_seconds, tenant, caller, model FROM tasks
+                WHERE state = 1 AND expires_at <= :now ORDER BY expires_at LIMIT :limit""",
+                now=now,
+                limit=limit,
+            )
+            ended = [sql_rows.end_parameters(row, sql_rows.why_never(row), now) for row in rows]
+            tx.many(f"UPDATE tasks SET {_FAILED} WHERE seq = :seq", ended)
+            failed = receipt_pb2.OUTCOME_FAILED
+            add_entries(tx, [ended_without_receipt(row, now, failed, was_running=False) for row in rows])
             return [row.id for row in rows]
 
-        return await self._commits.run(fail)
+        return await self._database.run(fail)
 
     @override
     async def purge_ended(self, before: float, limit: int) -> int:
-        async def purge(connection: AsyncConnection) -> int:
-            values = {"the_time": before, "the_limit": limit}
-            return (await connection.execute(sql_statements.PURGE_TASKS, values)).rowcount
-
-        return await self._commits.run(purge)
+        return await self._database.change(
+            f"""DELETE FROM tasks WHERE seq IN (SELECT seq FROM tasks WHERE state > 2 AND ended_at < :before
+            AND {_NOT_AWAITED} ORDER BY ended_at LIMIT :limit)""",
+            before=before,
+            limit=limit,
+        )
 
     @override
     async def release_oldest(self, wanted: Release, limit: int) -> KeptTasks:
-        async def release(connection: AsyncConnection) -> KeptTasks:
-            values: dict[str, object] = {"the_limit": limit}
-            oldest = sql_statements.OLDEST_KEPT
-            if wanted.tenant:
-                oldest, values = sql_statements.OLDEST_KEPT_OF_TENANT, values | {"the_tenant": wanted.tenant}
-            chosen: list[int] = []
+        # As in `pending`: with an equality PostgreSQL may scan the finished tasks of all tenants.
+        of_tenant, order = ("AND tenant BETWEEN :tenant AND :tenant", "tenant, ") if wanted.tenant else ("", "")
+        oldest = f"""SELECT seq, result_size + request_size AS size FROM tasks WHERE state > 2 {of_tenant}
+            AND {_NOT_AWAITED} ORDER BY {order}ended_at LIMIT :limit"""
+
+        def release(tx: Tx) -> KeptTasks:
+            chosen: list[Mapping[str, int]] = []
             size = 0
-            for row in await connection.execute(oldest, values):
+            for row in tx.rows(oldest, limit=limit, **({"tenant": wanted.tenant} if wanted.tenant else {})):
                 if len(chosen) >= wanted.count and size >= wanted.size:
                     break
-                chosen.append(row.seq)
+                chosen.append({"seq": row.seq})
                 size += row.size
-            if chosen:
-                await connection.execute(sql_statements.DELETE_TASKS, {"the_seqs": chosen})
+            tx.many("DELETE FROM tasks WHERE seq = :seq", chosen)
             return KeptTasks(count=len(chosen), size=size)
 
-        return await self._commits.run(release)
+        return await self._database.run(release)
 
     @override
     async def bring_back(self, now: float, longest_pause_seconds: float, limit: int) -> int:
-        moments = sql_statements.moments_of(now, longest_pause_seconds)
-        # Nearly always there is nothing to do; a read finds that out without delaying writers.
-        async with self._database.reading() as connection:
-            if not await is_any_ahead(connection, moments):
-                return 0
-        return await self._commits.run(lambda connection: bring_back(connection, moments, limit))
+        moments = _moments_of(longest_pause_seconds)
+        # Nearly always there is nothing to do; a read finds that out without a commit.
+        if not await self._database.read(lambda tx: is_any_ahead(tx, moments, now)):
+            return 0
+        return await self._database.run(lambda tx: bring_back(tx, moments, now, limit))
+
+
+def _moments_of(longest_pause_seconds: float) -> Sequence[BoundedMoment]:
+    """Returns the latest possible times of tasks; `longest_pause_seconds`: the longest retry pause."""
+    moment = BoundedMoment
+    has_window = "state IN (1, 2) AND window_ends_at IS NOT NULL"
+    pause = f":now + {longest_pause_seconds:f}"
+    return (
+        moment("tasks", "seq", "lease_until", latest=":now + lease_seconds", where="state = 2"),
+        moment("tasks", "seq", "ready_at", latest=pause, where="state = 1"),
+        moment(
+            "tasks",
+            "seq",
+            "expires_at",
+            latest=":now + pending_limit_seconds",
+            where="state = 1 AND window_ends_at IS NULL",
+        ),
+        # A window begins with the creation of its batch.
+        moment("tasks", "seq", "created_at", where=has_window, along=("window_ends_at", "expires_at")),
+        moment("tasks", "seq", "ended_at", where="state > 2"),
+    )
+
+
+def _split(rows: Sequence[Row], lost: Sequence[ExpiredLease]) -> tuple[list[Row], list[Row]]:
+    """Returns the rows of tasks that are pending again, and of those that failed."""
+    again = [row for row, each in zip(rows, lost, strict=True) if each.state == task_pb2.TASK_STATE_PENDING]
+    return again, [row for row, each in zip(rows, lost, strict=True) if each.state == task_pb2.TASK_STATE_FAILED]
 
 
 def _as_many_as_fit(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
@@ -471,42 +562,31 @@ def _as_many_as_fit(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
     return rows
 
 
-async def _with_keys(connection: AsyncConnection, rows: Sequence[TaskRow]) -> sql_rows.Kept:
-    """Returns the stored tasks that have the keys of these rows, which are in the order of their keys."""
-    kept: dict[tuple[str, str], Row[tuple[Any, ...]]] = {}
-    for tenant, of_tenant in groupby(rows, key=lambda row: row.lane.tenant):
-        values = {"the_tenant": tenant, "the_keys": sorted({row.idempotency_key for row in of_tenant})}
-        found = await connection.execute(sql_statements.TASKS_WITH_KEYS, values)
-        kept |= {(tenant, row.idempotency_key): row for row in found}
-    return kept
-
-
-async def _locked(connection: AsyncConnection, tenant: str, task_id: str) -> Row[tuple[Any, ...]] | None:
-    return (await connection.execute(sql_statements.LOCK_TASK, {"the_id": task_id, "the_tenant": tenant})).first()
-
-
-async def _cut(connection: AsyncConnection, claim: Claim, first: int) -> int:
+def _cut(tx: Tx, claim: Claim, first: int) -> int:
     """Deletes the chunks from an index on; returns the bytes of the rest."""
     this = sql_rows.attempt_parameters(claim)
-    await connection.execute(sql_statements.DELETE_PIECES_FROM, {**this, "the_index": first})
-    rest = (await connection.execute(sql_statements.ANSWER_SIZE, this)).one()
+    tx.execute(f"DELETE FROM task_pieces WHERE {_OF_ATTEMPT} AND first_index >= :first", **this, first=first)
+    rest = tx.row(
+        f"""SELECT max(first_index + event_count) AS next_index, sum(length(output)) AS size FROM task_pieces
+        WHERE {_OF_ATTEMPT}""",
+        **this,
+    )
+    assert rest is not None, "an aggregate without groups is one row"
     if (rest.next_index or 1) != first:
         raise WeftError(Reason.INTERNAL, "the chunks of an answer are not consecutive")
     return int(rest.size or 0)
 
 
-async def _delete_pieces(connection: AsyncConnection, claims: Sequence[Claim]) -> None:
-    await connection.execute(sql_statements.DELETE_PIECES, [sql_rows.attempt_parameters(each) for each in claims])
+def _delete_pieces(tx: Tx, claims: Sequence[Claim]) -> None:
+    tx.many(f"DELETE FROM task_pieces WHERE {_OF_ATTEMPT}", map(sql_rows.attempt_parameters, claims))
 
 
-async def _end_attempts(
-    connection: AsyncConnection,
-    claims: Sequence[Claim],
-    failure: task_pb2.TaskError,
-    now: float,
-    *,
-    receipt: bytes = b"",
+def _end_attempts(
+    tx: Tx, claims: Sequence[Claim], failure: task_pb2.TaskError, now: float, *, receipt: bytes = b""
 ) -> None:
-    over = {"the_time": now, "the_receipt": receipt, **sql_rows.failure_parameters(failure)}
-    ended = [{**sql_rows.attempt_parameters(each), **over} for each in claims]
-    await connection.execute(sql_statements.END_ATTEMPT, ended)
+    over = {"now": now, "receipt": receipt, **sql_rows.failure_parameters(failure)}
+    tx.many(
+        f"""UPDATE task_attempts SET ended_at = :now, reason = :reason, message = :message, receipt = :receipt
+        WHERE {_OF_ATTEMPT} AND ended_at IS NULL""",
+        [{**sql_rows.attempt_parameters(each), **over} for each in claims],
+    )

@@ -74,7 +74,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def _service(database: RouterDatabase) -> TaskService:
-    store = SqlTaskStore(database, max_commit_batch=16)
+    store = SqlTaskStore(database)
     return TaskService(store, TaskLimits(), ScriptedCalls(), SystemClock(), Failpoints())
 
 
@@ -242,7 +242,7 @@ async def test_a_home_that_is_moved_away_and_back_goes_on(place: Place) -> None:
 
 async def test_a_transaction_that_changes_nothing_is_not_counted(place: Place) -> None:
     database = place.database()
-    store = SqlTaskStore(database, max_commit_batch=16)
+    store = SqlTaskStore(database)
     await store.start()
     before = place.promised.read_bytes()
     assert await store.renew("nobody", 1.0) == frozenset()

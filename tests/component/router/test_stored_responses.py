@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -227,13 +228,9 @@ async def test_a_conversation_that_never_ends_is_refused_before_it_is_read(tmp_p
         await refused(Reason.INVALID_ARGUMENT, store.chain("ann", "resp_loop"))
 
 
-async def test_a_postgres_url_without_its_driver_is_an_error_that_names_the_package(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("router_svc.store.database.find_spec", lambda _name: None)
-    service = router_svc.durable.stored_responses.build(
-        RouterDatabase("postgresql+asyncpg://ann:hunter2@host/weft"), ResponseLimits()
-    )
-    words = await refused(Reason.INVALID_ARGUMENT, service.start())
-    assert "pip install asyncpg" in words
-    assert "hunter2" not in words
+def test_a_postgres_url_without_its_driver_is_an_error_that_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "weft.sql.postgres", None)
+    with pytest.raises(WeftError, match=r"pip install psycopg") as found:
+        RouterDatabase("postgresql://ann:hunter2@host/weft")
+    assert found.value.reason is Reason.INVALID_ARGUMENT
+    assert "hunter2" not in found.value.message

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.sql.database import file_of, url_of
+from weft.sql.address import address_of
 from weft_app.compose.home import WeftHome, is_socket_address
 
 
@@ -24,8 +24,8 @@ def test_a_home_with_other_characters_has_sockets(name: str) -> None:
 @pytest.mark.parametrize("name", ["pct%20", "hash#1", "q?x=1&y", "sp ace", "ü"])
 def test_a_database_is_the_file_that_its_path_names(name: str) -> None:
     path = Path("/tmp") / name / "state" / "router.db"
-    assert file_of(url_of(path)) == path
+    assert address_of(path).path == path
 
 
 def test_a_database_by_its_url_is_that_of_the_url() -> None:
-    assert file_of(url_of("sqlite+aiosqlite:////tmp/router.db?timeout=3")) == Path("/tmp/router.db")
+    assert address_of("sqlite+aiosqlite:////tmp/router.db?timeout=3").path == Path("/tmp/router.db")
