@@ -11,6 +11,7 @@ from gateway.admin.operations import SURFACE, Admin, AdminDeps, AdminPorts, acce
 from gateway.admin.schemas import FlushBody, LoadBody, PullBody, SourceLoadBody, UnloadBody
 from gateway.answers.unary import json_response
 from gateway.intake.query import begin_read
+from gateway.load_checks import require_loadable
 from gateway.operations import read_body, require_source
 from gateway.resources.handlers import known_name_of
 from weft.api.gateway.v1 import admin_model_pb2 as pb
@@ -228,9 +229,18 @@ async def load_model(deps: Admin, request: Request) -> Response:
     """Loads a model, or reloads it with other settings: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, LoadBody, SURFACE, optional=True)
     settings = LoadSettings.model_construct(**{name: getattr(body, name) for name in LoadSettings.model_fields})
-    action = load_action(
-        known_name_of(request, deps.gateway), settings, evict_model=body.evict_model or "", replicas=body.replicas or 0
-    )
+    name = known_name_of(request, deps.gateway)
+    action = load_action(name, settings, evict_model=body.evict_model or "", replicas=body.replicas or 0)
+    if action.load_model.options.parameters:
+        view = deps.gateway.fleet.view
+        named = view.models.get(name)
+        members = view.pool_members(name) if named is None or body.replicas else [named]
+        described = await deps.ports.instances.instances(runners_of(members))
+        found = (described.get(member.runner, {}).get(member.name) for member in members)
+        context_field = "" if body.context_tokens is None else "contextTokens"
+        require_loadable(
+            action.load_model.options, [one for one in found if one is not None], context_field=context_field
+        )
     return await accept_operation(request, deps.ports, action, body.authorization)
 
 

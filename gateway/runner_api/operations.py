@@ -20,6 +20,7 @@ from gateway.http.disconnect import WhileConnected
 from gateway.intake.headers import timeout_seconds
 from gateway.intake.json_guard import Model
 from gateway.intake.query import begin_change, begin_read
+from gateway.load_checks import require_loadable
 from gateway.operations import (
     ENDED,
     MAX_AUTHORIZATION_CHARS,
@@ -302,6 +303,8 @@ async def load_model(deps: RunnerApi, request: Request) -> Response:
     action = load_action(body, deps.runner.facts())
     if action.load_model.source:
         require_source(request, action.load_model.source, "modelId")
+    members = [one.description for one in deps.runner.facts().models if one.name == action.load_model.model]
+    require_loadable(action.load_model.options, members, context_field="maxContextLength")
     return json_response(begun_body(await _create(request, deps, body, action)), 202)
 
 

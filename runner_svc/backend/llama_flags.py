@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from runner_svc.backend.port import LoadOrder
-from runner_svc.policy.load_plan import LoadParameter, LoadValue, check_parameters
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.load_parameters import LoadParameter, LoadValue, check_parameters
 
 MEBIBYTE = 1024 * 1024
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from runner_svc.policy.load_plan import LoadParameter, LoadValue, check_parameters
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import (
     audio_pb2,
@@ -29,6 +28,7 @@ from weft.dispatch.frames import Frame, GenerationPayload
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.load_parameters import LoadParameter, LoadValue, check_parameters
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.value import value_class

@@ -9,12 +9,13 @@ from typing import Protocol, Self
 from runner_svc.backend.port import Backend, CacheIsolation, ErasedCache
 from runner_svc.cache.model_cache import ModelCache, RequestCache, SaltStore
 from runner_svc.memory.estimate import read_model_facts
-from runner_svc.policy.load_plan import LoadPlan, LoadValue
+from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import CACHE_TYPE_BYTES, MemorySettings
 from weft.api.common.v1 import usage_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.parameter_checks import cache_tag
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.load_parameters import LoadValue
 from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_TENANT_CHARS, require_token
 from weft.kernel.reasons import Reason

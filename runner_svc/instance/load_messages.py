@@ -5,9 +5,11 @@ from pathlib import Path
 
 from runner_svc.backend.port import Backend
 from runner_svc.model_files.gguf import read_gguf_header
-from runner_svc.policy.load_plan import LoadParameter, LoadPlan, LoadSpec, LoadValue, check_parameters
+from runner_svc.policy.load_plan import LoadPlan, LoadSpec
 from weft.api.runner.v1 import load_pb2 as pb
+from weft.documents.load_values import load_value, value_message
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.load_parameters import LoadValue, check_parameters
 from weft.kernel.names import MAX_NAME_CHARS
 from weft.kernel.timestamps import duration_of, seconds_of
 from weft.kernel.units import FOR_EVER, MAX_DURATION_SECONDS
@@ -52,27 +54,13 @@ def own_quantization(model_path: Path | None) -> str:
 def options_message(plan: LoadPlan, keep_alive_seconds: float | None, *, pin: bool) -> pb.LoadOptions:
     """The options of the present or next load as a message."""
     message = pb.LoadOptions(
-        parameters={name: _value_message(value) for name, value in plan.parameters.items()},
+        parameters={name: value_message(value) for name, value in plan.parameters.items()},
         quantization=plan.quantization,
         pin=pin,
     )
     if keep_alive_seconds is not None:
         message.keep_alive.CopyFrom(duration_of(keep_alive_seconds))
     return message
-
-
-def parameter_message(parameter: LoadParameter) -> pb.LoadParameter:
-    """A load parameter as a message."""
-    return pb.LoadParameter(
-        name=parameter.name,
-        description=parameter.description,
-        words=parameter.words,
-        minimum=parameter.minimum,
-        maximum=parameter.maximum,
-        integer=parameter.integer,
-        flag=parameter.flag,
-        default=None if parameter.default is None else _value_message(parameter.default),
-    )
 
 
 def _quantization(name: str, known: Mapping[str, Path], own: str) -> str:
@@ -94,21 +82,7 @@ def _keep_alive(options: pb.LoadOptions) -> float:
 
 
 def _value_from(value: pb.LoadValue, name: str) -> LoadValue:
-    match value.WhichOneof("kind"):
-        case "integer":
-            return value.integer
-        case "number":
-            return value.number
-        case "word":
-            return value.word
-        case "flag":
-            return value.flag
-    raise invalid_field(f"options.parameters.{name[:MAX_NAME_CHARS]}", "must have a value")
-
-
-def _value_message(value: LoadValue) -> pb.LoadValue:
-    if isinstance(value, bool):
-        return pb.LoadValue(flag=value)
-    if isinstance(value, int):
-        return pb.LoadValue(integer=value)
-    return pb.LoadValue(number=value) if isinstance(value, float) else pb.LoadValue(word=value)
+    found = load_value(value)
+    if found is None:
+        raise invalid_field(f"options.parameters.{name[:MAX_NAME_CHARS]}", "must have a value")
+    return found

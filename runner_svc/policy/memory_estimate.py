@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
-from runner_svc.policy.load_plan import LoadValue
+from weft.kernel.load_parameters import LoadValue
 
 KIBIBYTE = 1024
 MEBIBYTE = 1024 * KIBIBYTE

@@ -23,7 +23,6 @@ from runner_svc.memory.port import MemoryForecast
 from runner_svc.model_files.gguf import MAX_TEXT_BYTES
 from runner_svc.model_files.tokenizer_folder import read_tokenizer_folder
 from runner_svc.openai_upstream.server_probes import ServerProbes
-from runner_svc.policy.load_plan import LoadValue
 from runner_svc.policy.memory_estimate import EngineHabits, ModelShape
 from runner_svc.policy.parameters import EngineParameters, ParameterProfile
 from runner_svc.policy.template_abilities import abilities_of_templates
@@ -40,6 +39,7 @@ from runner_svc.supervise.leftovers import Leftovers
 from weft.api.registry.v1 import model_pb2
 from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.load_parameters import LoadValue
 from weft.kernel.names import is_token
 from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
 

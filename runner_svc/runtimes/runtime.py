@@ -16,8 +16,8 @@ from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.settings import ModelSettings
 
 if TYPE_CHECKING:
-    from runner_svc.policy.load_plan import LoadValue
     from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+    from weft.kernel.load_parameters import LoadValue
 
 Settings = TypeVar("Settings", bound=ModelSettings)
 

@@ -8,7 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from runner_svc.added_models import shown
 from runner_svc.config import RunnerConfig
 from runner_svc.instance.instance import Instance
-from runner_svc.instance.load_messages import options_message, parameter_message
+from runner_svc.instance.load_messages import options_message
 from runner_svc.instance.settings import HibernationSettings, ServedAdapter, ServedModel
 from runner_svc.memory.port import leased_bytes
 from runner_svc.policy.lifecycle import MAX_HOW_CHARS
@@ -22,6 +22,7 @@ from weft import __version__
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2, wake_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.documents.load_values import parameter_message
 from weft.kernel.abilities import abilities_message
 from weft.kernel.names import is_token
 from weft.kernel.timestamps import duration_of, optional_duration, optional_stamp

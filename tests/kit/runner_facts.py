@@ -33,6 +33,7 @@ def model_facts(
     isolation = {True: pb.CACHE_ISOLATION_SLOTS, False: pb.CACHE_ISOLATION_NONE, None: pb.CACHE_ISOLATION_UNSPECIFIED}
     description = pb.InstanceDescription(model=name, cache_isolation=isolation[tenants_apart], cache=cache)
     description.load_options.quantization = quantization
+    description.load_parameters.add(name="context_tokens", integer=True, minimum=16, maximum=32_768)
     if loaded_at is not None:
         description.last_ready_time.seconds = loaded_at
     if out_of_memory:

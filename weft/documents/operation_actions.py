@@ -20,7 +20,9 @@ from weft.documents.computed import (
     MIN_CONTEXT_TOKENS,
 )
 from weft.documents.document_base import DocumentPart
+from weft.documents.load_values import value_message
 from weft.kernel.errors import invalid_field
+from weft.kernel.load_parameters import LoadValue
 from weft.kernel.units import keep_alive_seconds
 
 MAX_TAG_CHARS = 64
@@ -41,7 +43,6 @@ def _keep_alive(value: object) -> object:
     raise ValueError('must be seconds, or a length such as "5m"')
 
 
-LoadValue = bool | int | float | str
 CheckedLoadValue = Annotated[
     LoadValue,
     PlainValidator(_load_value),
@@ -155,10 +156,6 @@ def flush_action(
 
 
 def _value_message(value: LoadValue, field: str) -> load_pb2.LoadValue:
-    if isinstance(value, bool):
-        return load_pb2.LoadValue(flag=value)
-    if isinstance(value, int):
-        if abs(value) > _MAX_INTEGER:
-            raise invalid_field(field, "is too large a number")
-        return load_pb2.LoadValue(integer=value)
-    return load_pb2.LoadValue(number=value) if isinstance(value, float) else load_pb2.LoadValue(word=value)
+    if isinstance(value, int) and abs(value) > _MAX_INTEGER:
+        raise invalid_field(field, "is too large a number")
+    return value_message(value)

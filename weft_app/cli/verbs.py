@@ -20,7 +20,6 @@ from weft.documents.operation_actions import (
     FlushScope,
     Form,
     LoadSettings,
-    LoadValue,
     flush_action,
     load_action,
     pull_action,
@@ -28,6 +27,7 @@ from weft.documents.operation_actions import (
     unload_action,
 )
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.load_parameters import LoadValue
 from weft.kernel.model_source import is_hub_id, parse_source
 from weft.kernel.names import require_name, require_name_of_model
 from weft.kernel.reasons import Reason

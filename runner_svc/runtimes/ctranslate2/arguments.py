@@ -4,8 +4,9 @@ from typing import get_args
 
 from runner_svc.backend.devices import uses_no_device
 from runner_svc.backend.port import LoadOrder
-from runner_svc.policy.load_plan import LoadParameter, context_parameter, word_parameter
+from runner_svc.policy.load_plan import context_parameter, word_parameter
 from runner_svc.runtimes.ctranslate2.settings import ComputeType, CTranslate2Model
+from weft.kernel.load_parameters import LoadParameter
 
 SERVER_PROGRAM = "runner_svc.runtimes.ctranslate2.server"
 

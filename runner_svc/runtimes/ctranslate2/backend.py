@@ -9,13 +9,13 @@ from runner_svc.backend.port import CallInfo, LoadOrder
 from runner_svc.engine_host.request import PreparedRequest
 from runner_svc.environments.ctranslate2.environment import ENVIRONMENT
 from runner_svc.openai_upstream.request import warning_frame
-from runner_svc.policy.load_plan import LoadParameter
 from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.runtimes.ctranslate2.arguments import SERVER_PROGRAM, load_parameters, server_arguments
 from runner_svc.runtimes.ctranslate2.parameters import BEAM_SIZE, PARAMETERS, UNUSED_BY_BEAMS
 from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
 from runner_svc.runtimes.text_server import TextServer
 from weft.dispatch.frames import GenerationPayload
+from weft.kernel.load_parameters import LoadParameter
 
 
 class CTranslate2Backend(TextServer[CTranslate2Model]):

@@ -13,8 +13,8 @@ from runner_svc.runtimes.runtime import Runtime
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runner_svc.policy.load_plan import LoadValue
     from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+    from weft.kernel.load_parameters import LoadValue
 
 
 def _load_values(model: CTranslate2Model) -> "Mapping[str, LoadValue]":

@@ -6,8 +6,9 @@ from typing import get_args
 
 from runner_svc.backend.devices import uses_no_device
 from runner_svc.backend.port import LoadOrder
-from runner_svc.policy.load_plan import LoadParameter, LoadValue, word_parameter
+from runner_svc.policy.load_plan import word_parameter
 from runner_svc.runtimes.diffusers.settings import CpuOffload, DiffusersModel, Dtype, Quantization
+from weft.kernel.load_parameters import LoadParameter, LoadValue
 
 HOST_PROGRAM = "runner_svc.runtimes.diffusers.host"
 

@@ -7,11 +7,11 @@ from typing_extensions import override
 
 from runner_svc.backend.port import LoadOrder
 from runner_svc.environments.diffusers.environment import ENVIRONMENT
-from runner_svc.policy.load_plan import LoadParameter
 from runner_svc.runtimes.diffusers.arguments import HOST_PROGRAM, host_arguments, load_parameters
 from runner_svc.runtimes.diffusers.parameters import PARAMETERS
 from runner_svc.runtimes.diffusers.settings import DiffusersModel
 from runner_svc.runtimes.media_backend import MediaBackend
+from weft.kernel.load_parameters import LoadParameter
 from weft.kernel.request import Operation
 
 OPERATIONS = frozenset({Operation.IMAGE})

@@ -12,8 +12,8 @@ from runner_svc.runtimes.runtime import Runtime
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runner_svc.policy.load_plan import LoadValue
     from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+    from weft.kernel.load_parameters import LoadValue
 
 
 def _load_values(model: DiffusersModel) -> "Mapping[str, LoadValue]":

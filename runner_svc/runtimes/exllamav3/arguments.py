@@ -1,8 +1,9 @@
 """The command line of the server program of ExLlamaV3: from a model's settings and a load's order."""
 
 from runner_svc.backend.port import LoadOrder
-from runner_svc.policy.load_plan import LoadParameter, context_parameter, whole_parameter, word_parameter
+from runner_svc.policy.load_plan import context_parameter, whole_parameter, word_parameter
 from runner_svc.runtimes.exllamav3.settings import FULL_BITS, PAGE_TOKENS, ExllamaV3Model, cache_bits, cache_tokens_of
+from weft.kernel.load_parameters import LoadParameter
 
 SERVER_PROGRAM = "runner_svc.runtimes.exllamav3.server"
 QUANT_WORDS = (*map(str, range(2, 9)), str(FULL_BITS))

@@ -6,12 +6,12 @@ from typing_extensions import override
 
 from runner_svc.backend.port import CacheIsolation, LoadOrder
 from runner_svc.environments.exllamav3.environment import ENVIRONMENT
-from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.runtimes.exllamav3.arguments import SERVER_PROGRAM, load_parameters, server_arguments
 from runner_svc.runtimes.exllamav3.parameters import PARAMETERS
 from runner_svc.runtimes.exllamav3.settings import PAGE_TOKENS, ExllamaV3Model
 from runner_svc.runtimes.text_server import TextServer
 from weft.kernel.errors import invalid_field
+from weft.kernel.load_parameters import LoadParameter, LoadValue
 
 
 class ExllamaV3Backend(TextServer[ExllamaV3Model]):

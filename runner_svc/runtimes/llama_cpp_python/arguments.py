@@ -11,8 +11,9 @@ from runner_svc.backend.llama_flags import (
     values_of_flags,
 )
 from runner_svc.backend.port import LoadOrder
-from runner_svc.policy.load_plan import LoadParameter, LoadValue, context_parameter, whole_parameter, word_parameter
+from runner_svc.policy.load_plan import context_parameter, whole_parameter, word_parameter
 from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
+from weft.kernel.load_parameters import LoadParameter, LoadValue
 from weft.kernel.request import Operation
 
 SERVER_PROGRAM = "runner_svc.runtimes.llama_cpp_python.server"

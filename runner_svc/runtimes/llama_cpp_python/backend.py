@@ -6,7 +6,6 @@ from typing_extensions import override
 
 from runner_svc.backend.port import CallInfo, EmbeddingResult, LoadOrder
 from runner_svc.engine_host.request import PreparedRequest
-from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.runtimes.llama_cpp_python.arguments import (
     SERVER_PROGRAM,
     check_together,
@@ -20,6 +19,7 @@ from runner_svc.runtimes.text_server import TextServer
 from weft.api.common.v1 import chat_pb2, embedding_pb2
 from weft.dispatch.frames import GenerationPayload
 from weft.kernel.errors import invalid_field
+from weft.kernel.load_parameters import LoadParameter, LoadValue
 from weft.kernel.missing_package import missing_package
 from weft.kernel.request import Operation
 

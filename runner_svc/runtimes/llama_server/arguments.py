@@ -15,10 +15,11 @@ from runner_svc.backend.llama_flags import (
     values_of_flags,
 )
 from runner_svc.backend.port import LoadOrder
-from runner_svc.policy.load_plan import LoadParameter, LoadValue, context_parameter, whole_parameter, word_parameter
+from runner_svc.policy.load_plan import context_parameter, whole_parameter, word_parameter
 from runner_svc.policy.memory_estimate import EngineHabits, ModelShape, settings_for, tokens_at_once
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft.kernel.errors import invalid_field
+from weft.kernel.load_parameters import LoadParameter, LoadValue
 from weft.kernel.request import Operation
 
 MAX_SLOTS = 1024

@@ -27,7 +27,6 @@ from runner_svc.engine_host.request import rendered_translation
 from runner_svc.engine_host.translation import translates
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.errors import JSON_FAULTS
-from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.policy.template_abilities import abilities_of_templates
 from runner_svc.runtimes.engine_figures import MetricsPage
@@ -57,6 +56,7 @@ from weft.api.common.v1 import chat_pb2, tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.load_parameters import LoadParameter, LoadValue
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 

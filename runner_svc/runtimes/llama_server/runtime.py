@@ -16,8 +16,8 @@ from weft.kernel.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runner_svc.policy.load_plan import LoadValue
     from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+    from weft.kernel.load_parameters import LoadValue
 
 
 PROGRAM = "llama-server"

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from runner_svc.backend.devices import hidden_devices
 from runner_svc.backend.port import LoadOrder
-from runner_svc.policy.load_plan import LoadParameter, LoadValue, context_parameter, whole_parameter
+from runner_svc.policy.load_plan import context_parameter, whole_parameter
 from runner_svc.policy.memory_estimate import MEBIBYTE, ModelShape
 from runner_svc.runtimes.vllm.settings import VllmModel, local_or_id
+from weft.kernel.load_parameters import LoadParameter, LoadValue
 from weft.kernel.request import Operation
 
 MAX_SLOTS = 1024

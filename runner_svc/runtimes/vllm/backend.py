@@ -16,7 +16,6 @@ from typing_extensions import override
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ErasedCache, LoadOrder
 from runner_svc.openai_upstream.client import HEALTH, MODELS, Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.errors import JSON_FAULTS
-from runner_svc.policy.load_plan import LoadParameter
 from runner_svc.policy.memory_estimate import ModelShape
 from runner_svc.runtimes.engine_figures import MetricsPage
 from runner_svc.runtimes.model_engine import ModelContext
@@ -40,6 +39,7 @@ from runner_svc.supervise.socket_folder import SocketFolder
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
+from weft.kernel.load_parameters import LoadParameter
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.service import start_task, stop_tasks

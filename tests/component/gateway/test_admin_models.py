@@ -268,3 +268,29 @@ async def test_what_members_take_is_shown_as_their_runner_reports_it() -> None:
     assert "tools" not in found, "whether a member calls tools is not known"
     assert found["thinkingModes"] == ["default", "disabled"]
     assert (found["targetLanguages"], "sourceLanguages" in found) == (["nl"], False)
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "words"),
+    [
+        ({"parameters": {"gpu_layer": 3}}, "parameters.gpu_layer", "what can: cache_type_k, context_tokens"),
+        ({"parameters": {"cache_type_k": "q9"}}, "parameters.cache_type_k", "must be one of: f16, q8_0"),
+        ({"parameters": {"context_tokens": "much"}}, "parameters.context_tokens", "must be a number"),
+        ({"contextTokens": 65_536}, "contextTokens", "must be from 16 to 32768"),
+    ],
+)
+@pytest.mark.parametrize("name", ["qwen", "qwen-2"])
+async def test_a_load_with_a_parameter_that_no_engine_takes_is_refused_before_it_becomes_an_operation(
+    body: dict[str, Any], field: str, words: str, name: str
+) -> None:
+    operations = ScriptedOperations()
+    ports = admin_ports(operations, instances=ScriptedInstances(described()))
+    async with serving(fleet=FixedFleet(two_replicas()), admin=ports) as gateway:
+        raw = await gateway.request("POST", f"/v1/admin/models/{name}/load", json.dumps(body).encode())
+    if name == "qwen-2":  # its runner cannot be asked
+        body_of(raw, 202)
+        return
+    error = body_of(raw, 400)["error"]
+    assert error["param"] == field
+    assert words in error["message"]
+    assert operations.created == []

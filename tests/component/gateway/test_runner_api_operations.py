@@ -47,6 +47,13 @@ async def test_a_load_is_accepted_and_can_be_followed_to_its_end() -> None:
     }
 
 
+async def test_a_load_with_a_context_that_the_model_does_not_have_is_refused_before_it_becomes_an_operation() -> None:
+    async with runner_api() as stage:
+        refused = await stage.post("/v1/models/load", {"modelId": "small", "maxContextLength": 65_536})
+    assert (refused.status, stage.operations.asked) == (400, [])
+    assert "maxContextLength: must be from 16 to 32768" in refused.json["error"]["message"]
+
+
 async def test_a_repeat_with_the_same_key_is_the_same_task() -> None:
     async with runner_api() as stage:
         body = {"modelId": "small"}

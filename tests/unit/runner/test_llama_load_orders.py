@@ -13,7 +13,6 @@ from kit.engine_settings import engine_settings
 from runner_svc.backend.devices import hidden_devices
 from runner_svc.backend.llama_flags import tensor_split
 from runner_svc.backend.port import LoadOrder
-from runner_svc.policy.load_plan import check_parameters
 from runner_svc.policy.memory_estimate import ModelShape, compute_bytes, settings_for, tokens_at_once
 from runner_svc.runtimes.llama_cpp_python.arguments import check_together as check_together_in_process
 from runner_svc.runtimes.llama_cpp_python.arguments import configured_parameters as configured_in_process
@@ -39,6 +38,7 @@ from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.api.registry.v1.runner_pb2 import EngineLoad
 from weft.kernel.abilities import EVERY_MODE
 from weft.kernel.errors import FieldError
+from weft.kernel.load_parameters import check_parameters
 from weft.kernel.request import Skill
 
 GIBIBYTE = 2**30

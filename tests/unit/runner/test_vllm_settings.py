@@ -12,7 +12,7 @@ from kit.peft_folder import write_peft_adapter
 
 from runner_svc.backend.port import LoadOrder
 from runner_svc.memory.estimate import ForecastModel, MemoryEstimator, ModelFiles, read_model_facts
-from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan, check_parameters
+from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.policy.memory_estimate import CONTEXT_STEP, MEBIBYTE, EstimateSource, ModelShape
 from runner_svc.runtimes.metrics_page import MAX_COUNT
 from runner_svc.runtimes.vllm.arguments import (
@@ -31,6 +31,7 @@ from runner_svc.runtimes.vllm.runtime import RUNTIME
 from runner_svc.runtimes.vllm.settings import VllmAdapter, VllmModel
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.kernel.errors import FieldError
+from weft.kernel.load_parameters import check_parameters
 from weft.kernel.request import Operation, Skill
 from weft_app.config.loader import parse_config
 

@@ -1,0 +1,33 @@
+"""Refuses loads that the runner of a model would refuse, before their operation is created."""
+
+from collections.abc import Iterable
+
+from weft.api.runner.v1 import load_pb2
+from weft.api.runner.v1.runner_service_pb2 import InstanceDescription
+from weft.documents.computed import CONTEXT_TOKENS
+from weft.documents.load_values import load_parameter, load_value
+from weft.kernel.errors import FieldError
+from weft.kernel.load_parameters import check_parameters
+
+
+def require_loadable(
+    options: load_pb2.LoadOptions, members: Iterable[InstanceDescription], *, context_field: str = ""
+) -> None:
+    """Raises INVALID_ARGUMENT naming a parameter that no member of a pool takes; without members it refuses none.
+
+    `context_field`: the caller's name of the context; empty: it is a parameter like the others.
+    """
+    given = {name: found for name, value in options.parameters.items() if (found := load_value(value)) is not None}
+    refusal: FieldError | None = None
+    for member in members:
+        try:
+            check_parameters(given, [load_parameter(one) for one in member.load_parameters])
+        except FieldError as error:
+            refusal = refusal or error
+        else:
+            return
+    if refusal is None:
+        return
+    if context_field and refusal.field == f"parameters.{CONTEXT_TOKENS}":
+        raise FieldError(context_field, refusal.message.removeprefix(f"{refusal.field}: "))
+    raise refusal

@@ -1,0 +1,71 @@
+"""Parameters of a load: what may be set, and the check of what is set."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from weft.kernel.errors import invalid_field
+
+LoadValue = int | float | str | bool
+MAX_PARAMETERS = 64
+"""Maximum number of parameters of one load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadParameter:
+    """A load parameter with its allowed values. It has exactly one of the four kinds."""
+
+    name: str
+    description: str
+    words: tuple[str, ...] = ()
+    """Allowed words; empty: it is no word."""
+    minimum: float | None = None
+    maximum: float | None = None
+    """Range of a number, both ends included."""
+    integer: bool = False
+    flag: bool = False
+    default: LoadValue | None = None
+    """The configured value; None: the engine's default."""
+
+
+def check_parameters(
+    given: Mapping[str, LoadValue], known: Sequence[LoadParameter], field: str = "parameters"
+) -> dict[str, LoadValue]:
+    """Returns the validated parameters. Raises INVALID_ARGUMENT naming the parameter and its allowed values."""
+    if len(given) > MAX_PARAMETERS:
+        raise invalid_field(field, f"must be at most {MAX_PARAMETERS}")
+    by_name = {parameter.name: parameter for parameter in known}
+    checked: dict[str, LoadValue] = {}
+    for name, value in given.items():
+        parameter = by_name.get(name)
+        if parameter is None:
+            names = ", ".join(sorted(by_name)) or "none"
+            raise invalid_field(f"{field}.{name[:64]}", f"cannot be set for this model; what can: {names}")
+        checked[name] = _checked(value, parameter, f"{field}.{name}")
+    return checked
+
+
+def _checked(value: LoadValue, parameter: LoadParameter, field: str) -> LoadValue:
+    if parameter.words:
+        if value not in parameter.words:
+            raise invalid_field(field, f"must be one of: {', '.join(parameter.words)}")
+        return value
+    if parameter.flag:
+        if not isinstance(value, bool):
+            raise invalid_field(field, "must be true or false")
+        return value
+    if isinstance(value, (bool, str)) or not math.isfinite(value):
+        raise invalid_field(field, "must be a number")
+    if parameter.integer and value != int(value):
+        raise invalid_field(field, "must be a whole number")
+    low, high = parameter.minimum, parameter.maximum
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise invalid_field(field, f"must be {_range(low, high)}")
+    return int(value) if parameter.integer else value
+
+
+def _range(low: float | None, high: float | None) -> str:
+    # With all digits of whole numbers of this size.
+    if low is None:
+        return f"at most {high:.15g}"
+    return f"at least {low:.15g}" if high is None else f"from {low:.15g} to {high:.15g}"
