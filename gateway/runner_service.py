@@ -16,7 +16,7 @@ from gateway.routing import EdgeApp
 from gateway.runner_api.deps import RunnerApiConfig, RunnerApiDeps, RunnerApiPorts
 from gateway.runner_api.endpoints import RUNNER_OPERATIONS, RUNNER_STATE
 from gateway.runner_api.facts import KeptDevices
-from gateway.runner_api.metrics import RequestObserver, StateCollector
+from gateway.runner_api.metrics import RequestObserver, add_state_metrics
 from weft.dispatch.call import LayeredDispatcher
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import Clock, SystemClock
@@ -54,7 +54,7 @@ def build(
         on_limited=observer.limited,
     )
     devices = KeptDevices(ports.runner, ticking)
-    edge_metrics.page.register(StateCollector(devices=lambda: devices.found, queue=ports.queue))
+    add_state_metrics(edge_metrics.page, ports.queue, lambda: devices.found)
     deps = RunnerApiDeps(
         config=config,
         inference=inference,

@@ -3,10 +3,12 @@
 No label comes from a caller: models are names that the mesh knows, or `unknown`.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from operator import attrgetter
 
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.core import Metric
 from typing_extensions import override
 
 from router_svc.observer import RouterState, SchedulingObserver
@@ -15,9 +17,8 @@ from router_svc.request_metrics import RequestMetrics, exemplar_of_request, seco
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.agents import TargetLabels
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.placement import PlacementRequest
-from weft.kernel.metric_limits import MetricLimits
-from weft.kernel.metrics import MetricsPage, add_bounded, span_family
+from weft.dispatch.placement import PlacementRequest, PoolQueue
+from weft.kernel.metrics import MetricsPage
 from weft.kernel.reasons import Reason
 
 WAIT_SECONDS = (0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -92,7 +93,8 @@ class RouterMetrics(SchedulingObserver):
     @override
     def show(self, state: RouterState) -> None:
         """Shows the state of a router with each scrape."""
-        self.page.register(_StateCollector(state, self.page.limits))
+        self.page.add(partial(_state_metrics, state, self.page))
+        self.page.add_spans(state.tracing)
 
     @override
     def note_decision(self, decision: RequestDecision, request: PlacementRequest, view: FleetView) -> None:
@@ -153,76 +155,50 @@ class RouterMetrics(SchedulingObserver):
             self._load_wait.of(model).observe(load_wait, exemplar)
 
 
-class _StateCollector(Collector):
-    """Gauges that are read when they are scraped."""
+def _state_metrics(state: RouterState, page: MetricsPage) -> Iterator[Metric]:
+    yield from _queue_metrics(list(state.queues()), page)
+    yield from _memory_metrics(state, page)
+    yield page.figure(
+        "weft_router_view_revision",
+        "Number of the last change of the mesh that the router knows.",
+        state.view_revision(),
+    )
+    yield page.figure(
+        "weft_router_watch_lag_seconds",
+        "For how long the watch of the registry has been lost; 0 while it is open.",
+        state.watch_lag_seconds(),
+    )
+    shares = ((tenant, state.fair_share(tenant)) for tenant in page.limits.tenants)
+    yield page.gauge(
+        "weft_router_fair_share_tokens",
+        "Account of fair share of a tenant: tokens served, divided by its weight. Only tenants of metrics.tenants.",
+        ("tenant",),
+        (((tenant,), account) for tenant, account in shares if account is not None),
+    )
+    yield page.figure("weft_router_active_tenants", "Tenants with requests that wait or run.", state.active_tenants())
 
-    def __init__(self, state: RouterState, limits: MetricLimits) -> None:
-        self._state = state
-        self._most = limits.max_single_series
-        self._tenants = limits.tenants
 
-    @override
-    def collect(self) -> Iterator[Metric]:
-        yield from self._queues()
-        yield from self._memory()
-        yield span_family(self._state.tracing.counts)
-        yield from self._mesh()
+def _queue_metrics(queues: Sequence[PoolQueue], page: MetricsPage) -> Iterator[Metric]:
+    for name, meaning, figure in (
+        ("weft_router_waiting", "Requests that wait, by pool or route.", attrgetter("waiting")),
+        ("weft_router_max_waiting", "The most that may wait there.", attrgetter("max_waiting")),
+        ("weft_router_running", "Requests that hold a slot there.", attrgetter("running")),
+    ):
+        yield page.gauge(name, meaning, ("pool",), (((queue.pool,), figure(queue)) for queue in queues))
 
-    def _queues(self) -> Iterator[Metric]:
-        waiting = GaugeMetricFamily("weft_router_waiting", "Requests that wait, by pool or route.", labels=("pool",))
-        most = GaugeMetricFamily("weft_router_max_waiting", "The most that may wait there.", labels=("pool",))
-        running = GaugeMetricFamily("weft_router_running", "Requests that hold a slot there.", labels=("pool",))
-        queues = list(self._state.queues())
-        add_bounded(waiting, (((queue.pool,), queue.waiting) for queue in queues), self._most)
-        add_bounded(most, (((queue.pool,), queue.max_waiting) for queue in queues), self._most)
-        add_bounded(running, (((queue.pool,), queue.running) for queue in queues), self._most)
-        yield from (waiting, most, running)
 
-    def _mesh(self) -> Iterator[Metric]:
-        """Returns how current the view of the mesh is, and what tenants were served."""
-        yield GaugeMetricFamily(
-            "weft_router_view_revision",
-            "Number of the last change of the mesh that the router knows.",
-            value=self._state.view_revision(),
-        )
-        lag = GaugeMetricFamily(
-            "weft_router_watch_lag_seconds", "For how long the watch of the registry has been lost; 0 while it is open."
-        )
-        seconds = self._state.watch_lag_seconds()
-        if seconds is not None:
-            lag.add_metric((), seconds)
-        yield lag
-        shares = GaugeMetricFamily(
-            "weft_router_fair_share_tokens",
-            "Account of fair share of a tenant: tokens served, divided by its weight. Only tenants of metrics.tenants.",
-            labels=("tenant",),
-        )
-        for tenant in self._tenants:
-            account = self._state.fair_share(tenant)
-            if account is not None:
-                shares.add_metric((tenant,), account)
-        yield shares
-        yield GaugeMetricFamily(
-            "weft_router_active_tenants", "Tenants with requests that wait or run.", value=self._state.active_tenants()
-        )
-
-    def _memory(self) -> Iterator[Metric]:
-        total = GaugeMetricFamily("weft_memory_total_bytes", "Accelerator memory that may be leased.", labels=("host",))
-        free = GaugeMetricFamily("weft_memory_free_bytes", "Of it, what a lease would get now.", labels=("host",))
-        held = GaugeMetricFamily(
-            "weft_memory_held_bytes", "Of it, what a model or a program holds.", labels=("host", "holder")
-        )
-        hosts = self._state.hosts().values()
-        add_bounded(total, (((host.host,), host.total_bytes) for host in hosts), self._most)
-        add_bounded(free, (((host.host,), host.free_bytes) for host in hosts), self._most)
-        by_holder: dict[tuple[str, str], int] = {}
-        for host in hosts:
-            for holder in host.holders:
-                key = (host.host, holder.name if holder.is_model else PROGRAM)
-                by_holder[key] = by_holder.get(key, 0) + holder.held_bytes
-        add_bounded(held, by_holder.items(), self._most)
-        age = GaugeMetricFamily("weft_router_memory_age_seconds", "How old these figures are.")
-        seconds = self._state.memory_age_seconds()
-        if seconds is not None:
-            age.add_metric((), seconds)
-        yield from (total, free, held, age)
+def _memory_metrics(state: RouterState, page: MetricsPage) -> Iterator[Metric]:
+    hosts = state.hosts().values()
+    for name, meaning, figure in (
+        ("weft_memory_total_bytes", "Accelerator memory that may be leased.", attrgetter("total_bytes")),
+        ("weft_memory_free_bytes", "Of it, what a lease would get now.", attrgetter("free_bytes")),
+    ):
+        yield page.gauge(name, meaning, ("host",), (((host.host,), figure(host)) for host in hosts))
+    held = Counter[tuple[str, str]]()
+    for host in hosts:
+        for holder in host.holders:
+            held[host.host, holder.name if holder.is_model else PROGRAM] += holder.held_bytes
+    yield page.gauge(
+        "weft_memory_held_bytes", "Of it, what a model or a program holds.", ("host", "holder"), held.items()
+    )
+    yield page.figure("weft_router_memory_age_seconds", "How old these figures are.", state.memory_age_seconds())

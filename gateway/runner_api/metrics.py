@@ -4,14 +4,12 @@ Labels are bounded: tenants beyond the limit share the label `other`.
 """
 
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-from typing_extensions import override
+from prometheus_client.core import Metric
 
 from gateway.errors import DetailedError
 from weft.dispatch.call import Call, Proceed
@@ -167,47 +165,50 @@ class RequestObserver:
         self._requests.of(model, label, SUCCESS if reason is Reason.UNSPECIFIED else reason.name.lower()).inc()
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class StateCollector(Collector):
-    """Collects the queue and the devices at each scrape; the figures of models are the runner's own metrics."""
-
-    devices: Callable[[], tuple[DeviceSnapshot, ...] | None]
-    """The devices at the last refresh; None: unknown."""
-    queue: QueueView
-
-    def describe(self) -> Iterable[Metric]:
-        """Returns nothing: the metrics depend on the models."""
-        return ()
-
-    @override
-    def collect(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily("weft_runner_queue_depth", "Requests that wait for a slot.", value=self.queue.load[0])
-        yield from _devices(self.devices() or ())
+def _thousandth(value: float | None) -> float | None:
+    return None if value is None else value / 1e3
 
 
-def _devices(devices: tuple[DeviceSnapshot, ...]) -> Iterable[Metric]:
-    total = GaugeMetricFamily("weft_runner_gpu_memory_total_bytes", "Memory of an accelerator.", labels=("gpu",))
-    used = GaugeMetricFamily(
-        "weft_runner_gpu_memory_used_bytes", "Memory of an accelerator in use by any process.", labels=("gpu",)
-    )
-    use = GaugeMetricFamily(
-        "weft_runner_gpu_utilization", "Share of time in which an accelerator computed lately, 0 to 1.", labels=("gpu",)
-    )
-    power = GaugeMetricFamily("weft_runner_gpu_power_watts", "Power that an accelerator draws.", labels=("gpu",))
-    energy = CounterMetricFamily(
+_DEVICE_FIGURES: tuple[tuple[str, str, str, Callable[[DeviceSnapshot], float | None]], ...] = (
+    ("gauge", "weft_runner_gpu_memory_total_bytes", "Memory of an accelerator.", lambda device: device.total_bytes),
+    (
+        "gauge",
+        "weft_runner_gpu_memory_used_bytes",
+        "Memory of an accelerator in use by any process.",
+        lambda device: device.used_bytes,
+    ),
+    (
+        "gauge",
+        "weft_runner_gpu_utilization",
+        "Share of time in which an accelerator computed lately, 0 to 1.",
+        lambda device: device.utilization,
+    ),
+    (
+        "gauge",
+        "weft_runner_gpu_power_watts",
+        "Power that an accelerator draws.",
+        lambda device: _thousandth(device.power_milliwatts),
+    ),
+    (
+        "count",
         "weft_runner_gpu_energy_joules",
         "Energy that an accelerator has used since its driver was loaded.",
-        labels=("gpu",),
-    )
-    for device in devices:
-        labels = (str(device.index),)
-        total.add_metric(labels, device.total_bytes)
-        if device.used_bytes is not None:
-            used.add_metric(labels, device.used_bytes)
-        if device.utilization is not None:
-            use.add_metric(labels, device.utilization)
-        if device.power_milliwatts is not None:
-            power.add_metric(labels, device.power_milliwatts / 1e3)
-        if device.energy_millijoules is not None:
-            energy.add_metric(labels, device.energy_millijoules / 1e3)
-    return total, used, use, power, energy
+        lambda device: _thousandth(device.energy_millijoules),
+    ),
+)
+
+
+def add_state_metrics(
+    page: MetricsPage, queue: QueueView, devices: Callable[[], tuple[DeviceSnapshot, ...] | None]
+) -> None:
+    """Adds the queue and the devices at their last refresh; the figures of models are the runner's own metrics."""
+
+    def collect() -> Iterator[Metric]:
+        yield page.figure("weft_runner_queue_depth", "Requests that wait for a slot.", queue.load[0])
+        found = devices() or ()
+        for family, name, meaning, figure in _DEVICE_FIGURES:
+            figures = ((str(device.index), figure(device)) for device in found)
+            values = (((index,), value) for index, value in figures if value is not None)
+            yield getattr(page, family)(name, meaning, ("gpu",), values)
+
+    page.add(collect)

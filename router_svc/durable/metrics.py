@@ -1,53 +1,40 @@
 """Prometheus metrics of durable tasks: how many there are by state, and how old the oldest open ones are."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-from typing_extensions import override
+from prometheus_client.core import Metric
 
 from router_svc.durable.tasks.store_port import StateCount
 from weft.kernel.metrics import MetricsPage
 
 
-class TaskMetrics(Collector):
-    """The metrics of the tasks of one router's database."""
+def add_task_metrics(
+    page: MetricsPage,
+    counts: Callable[[], Mapping[str, StateCount]],
+    released: Callable[[], Mapping[str, int]],
+    utc_now: Callable[[], float],
+) -> None:
+    """Adds the metrics of one router's tasks: `counts` are those of the last sweep, `released` are by bound."""
 
-    def __init__(
-        self,
-        page: MetricsPage,
-        counts: Callable[[], Mapping[str, StateCount]],
-        released: Callable[[], Mapping[str, int]],
-        utc_now: Callable[[], float],
-    ) -> None:
-        """Adds itself to a page. `counts` are those of the last sweep, `released` are by bound."""
-        self._counts = counts
-        self._released = released
-        self._utc_now = utc_now
-        page.register(self)
-
-    def describe(self) -> Iterable[Metric]:
-        """Returns nothing: the metrics depend on the tasks."""
-        return ()
-
-    @override
-    def collect(self) -> Iterator[Metric]:
-        tasks = GaugeMetricFamily(
-            "weft_tasks", "Durable tasks by state, as counted by the last sweep.", labels=("state",)
+    def collect() -> Iterator[Metric]:
+        states, now = counts().items(), utc_now()
+        yield page.gauge(
+            "weft_tasks",
+            "Durable tasks by state, as counted by the last sweep.",
+            ("state",),
+            (((state,), count.count) for state, count in states),
         )
-        oldest = GaugeMetricFamily(
-            "weft_oldest_task_age_seconds", "Age of the oldest open task, from its submission.", labels=("state",)
+        yield page.gauge(
+            "weft_oldest_task_age_seconds",
+            "Age of the oldest open task, from its submission.",
+            ("state",),
+            (((state,), max(0.0, now - count.oldest_at)) for state, count in states if count.oldest_at is not None),
         )
-        released = CounterMetricFamily(
+        yield page.count(
             "weft_router_tasks_released",
             "Finished tasks deleted before router.tasks.keep_seconds, by bound: count, tenant_bytes or bytes.",
-            labels=("bound",),
+            ("bound",),
+            (((bound,), number) for bound, number in released().items()),
         )
-        now = self._utc_now()
-        for state, count in self._counts().items():
-            tasks.add_metric((state,), count.count)
-            if count.oldest_at is not None:
-                oldest.add_metric((state,), max(0.0, now - count.oldest_at))
-        for bound, number in self._released().items():
-            released.add_metric((bound,), number)
-        yield from (tasks, oldest, released)
+
+    page.add(collect)

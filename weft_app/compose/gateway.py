@@ -75,7 +75,7 @@ from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
 from weft_app.compose.invitation import join_command
 from weft_app.compose.journal import journal_rules
-from weft_app.compose.metrics import add_span_counts, metrics_page, metrics_services
+from weft_app.compose.metrics import metrics_page, metrics_services
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.security import KeyCheck, channel_security, key_check, keys_required
 from weft_app.compose.serving import Announce, registry_address, router_address
@@ -310,7 +310,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     """Serves a gateway over a registry and a router in other processes, until a signal arrives."""
     stop = stop_requested()
     remote, page = _RemoteMesh(config, home), metrics_page(config)
-    add_span_counts(page, remote.tracing)
+    page.add_spans(remote.tracing)
     checks = [router_check(remote.routers), fleet_check(remote.fleet, config.health)]
     monitor = HealthMonitor(checks, remote.clock, config.health)
     figures = metrics_services(config, page, "gateway", monitor)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from weft.kernel.clock import SystemClock
 from weft.kernel.health import HealthSource
 from weft.kernel.service import Service
-from weft.kernel.tracing import Tracing
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig
 
@@ -35,13 +34,6 @@ def page_if_served(config: WeftConfig) -> "MetricsPage | None":
     return None if config.metrics.listen is None else metrics_page(config)
 
 
-def add_span_counts(page: "MetricsPage", tracing: Tracing) -> None:
-    """Adds the counts of the spans of a process that has no router, which has them itself."""
-    from weft.kernel.metrics import SpanMetrics  # noqa: PLC0415
-
-    page.register(SpanMetrics(tracing))
-
-
 def runner_page(config: WeftConfig, runner: "RunnerService", name: str) -> "MetricsPage":
     """Returns the page of a runner's process with its metrics."""
     from runner_svc.metrics import add_runner_metrics  # noqa: PLC0415
@@ -61,8 +53,7 @@ def add_runner_pages(page: "MetricsPage", home: WeftHome, runners: Callable[[], 
         if pages is None:
             from weft_app.compose.runner_pages import RunnerPages  # noqa: PLC0415
 
-            pages = RunnerPages(home.metrics_socket, runners, SystemClock())
-            pages.add_to(page)
+            pages = RunnerPages(page, home.metrics_socket, runners, SystemClock())
         await pages.refresh()
 
     page.before_scrape(refresh)
@@ -77,11 +68,11 @@ def metrics_services(
     """
     if page is None:
         return ()
-    from weft.kernel.loop_delay import LoopDelay  # noqa: PLC0415
+    from weft_app.compose.loop_delay import LoopDelay  # noqa: PLC0415
 
     delay = LoopDelay(page, SystemClock(), service)
     if config.metrics.listen is None:
         return (delay,)
-    from weft.kernel.metrics_server import MetricsServer  # noqa: PLC0415
+    from weft_app.compose.metrics_server import MetricsServer  # noqa: PLC0415
 
     return (delay, MetricsServer(page, config.metrics.listen, health))

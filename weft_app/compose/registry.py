@@ -26,7 +26,7 @@ from weft.signing.tokens import read_shared_key
 from weft.sql.ownership import OwnershipGuard
 from weft_app.compose.environment import KEY_PATH_VARIABLE, allow_cloud_fallback
 from weft_app.compose.home import WeftHome, keep_address
-from weft_app.compose.metrics import add_span_counts, metrics_services, page_if_served
+from weft_app.compose.metrics import metrics_services, page_if_served
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.security import channel_security, key_check, new_host
 from weft_app.compose.serving import Announce, serve_until_stopped
@@ -71,10 +71,10 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
     paired.on_owner(lambda owner: keep_address(home.owner_file("registry"), owner or None))
     page = page_if_served(config)
     if page is not None:
-        from registry_svc.metrics import RegistryMetrics  # noqa: PLC0415 - only where there is a page
+        from registry_svc.metrics import add_registry_metrics  # noqa: PLC0415 - only where there is a page
 
-        RegistryMetrics(service, page)
-        add_span_counts(page, tracing)
+        add_registry_metrics(service, page)
+        page.add_spans(tracing)
     companions = [
         ProcessService(
             "registry",

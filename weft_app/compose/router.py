@@ -95,9 +95,9 @@ def _observer(page: "MetricsPage | None") -> "SchedulingObserver | None":
 def _show_tasks(page: "MetricsPage | None", tasks: "TaskService") -> None:
     if page is None:
         return
-    from router_svc.durable.metrics import TaskMetrics  # noqa: PLC0415 - only where there is a page
+    from router_svc.durable.metrics import add_task_metrics  # noqa: PLC0415 - only where there is a page
 
-    TaskMetrics(page, lambda: tasks.states, lambda: tasks.released, tasks.utc_now)
+    add_task_metrics(page, lambda: tasks.states, lambda: tasks.released, tasks.utc_now)
 
 
 async def serve_router(

@@ -39,7 +39,6 @@ from weft_app.compose.accelerators import host_observer
 from weft_app.compose.environment import RunnerEnvironment
 from weft_app.compose.gateway import gateway_config
 from weft_app.compose.journal import journal_rules
-from weft_app.compose.metrics import add_span_counts
 from weft_app.compose.router import router_config
 from weft_app.compose.security import channel_security, key_check
 from weft_app.compose.tracing import close_tracing, tracing_of
@@ -180,7 +179,7 @@ class RunnerHttp(Service):
         self._tracing = tracing_of(os.environ)
         self._router = router_svc.service.build(router, tracing=self._tracing)
         if page is not None:
-            add_span_counts(page, self._tracing)
+            page.add_spans(self._tracing)
         self._keys = key_check(plan.config, clock)
         local = LocalRunner(
             runner,

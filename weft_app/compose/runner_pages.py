@@ -6,14 +6,10 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import aiohttp
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
-from typing_extensions import override
+from prometheus_client.core import Metric
 
 from weft.kernel.clock import Clock
-from weft.kernel.metric_limits import MetricLimits
-from weft.kernel.metrics import MetricsPage, add_bounded
-from weft.kernel.passed_on_metrics import PassedOn, passed_on
+from weft.kernel.metrics import MetricsPage, PassedOn, passed_on
 
 MAX_PAGE_BYTES = 4 * 1024 * 1024
 """Maximum size of a runner's page: 20,000 series."""
@@ -25,11 +21,14 @@ HELD_SECONDS = 1.0
 _CHUNK_BYTES = 65_536
 
 
-class RunnerPages(Collector):
+class RunnerPages:
     """Reads the pages of runners from their Unix sockets before each scrape of the mesh."""
 
-    def __init__(self, socket_of: Callable[[str], Path], runners: Callable[[], Collection[str]], clock: Clock) -> None:
+    def __init__(
+        self, page: MetricsPage, socket_of: Callable[[str], Path], runners: Callable[[], Collection[str]], clock: Clock
+    ) -> None:
         """`socket_of` is where a runner serves its page, `runners` the names of those that run now."""
+        self._page = page
         self._socket_of = socket_of
         self._runners = runners
         self._clock = clock
@@ -37,27 +36,15 @@ class RunnerPages(Collector):
         self._failures: dict[str, int] = {}
         self._read_at: float | None = None
         self._reading = asyncio.Lock()
-        self._most = MetricLimits().max_single_series
+        page.add(self._collect)
 
-    def add_to(self, page: MetricsPage) -> None:
-        """Adds the metrics of the runners to the page of the mesh."""
-        self._most = page.limits.max_single_series
-        page.register(self)
-        page.pass_on(self._passed_on)
-
-    def describe(self) -> tuple[Metric, ...]:
-        """Returns nothing: the metrics depend on the runners."""
-        return ()
-
-    @override
-    def collect(self) -> Iterator[Metric]:
-        failed = CounterMetricFamily(
-            "weft_failed_runner_scrapes", "Pages of a runner of this mesh that could not be read.", labels=("runner",)
+    def _collect(self) -> Iterator[Metric]:
+        yield self._page.count(
+            "weft_failed_runner_scrapes",
+            "Pages of a runner of this mesh that could not be read.",
+            ("runner",),
+            (((name,), count) for name, count in self._failures.items()),
         )
-        add_bounded(failed, (((name,), count) for name, count in self._failures.items()), self._most)
-        yield failed
-
-    def _passed_on(self) -> Iterator[Metric]:
         for page in self._pages.values():
             yield from page.families
 

@@ -15,10 +15,10 @@ import grpc
 import registry_svc.service
 import router_svc.service
 from gateway.service import GatewayService
-from registry_svc.metrics import RegistryMetrics
+from registry_svc.metrics import add_registry_metrics
 from registry_svc.service import RegistryService
 from router_svc.announcement import RouterAnnouncement
-from router_svc.durable.metrics import TaskMetrics
+from router_svc.durable.metrics import add_task_metrics
 from router_svc.durable.tasks.service import TaskService
 from router_svc.leadership import LeaderLock, LeadingRouter
 from router_svc.metrics import RouterMetrics
@@ -320,12 +320,13 @@ class UpHost:
         if keys is not None:
             keys.use(lambda: registry.key_ring)
         self._stack.push_async_callback(host.stop, self._config.drain_seconds)
-        RegistryMetrics(registry, self._page)
+        add_registry_metrics(registry, self._page)
         database = router_database(self._config, self._home)
         responses, durable = response_service(self._config, database), durable_services(self._config, database, router)
         usage = usage_service(self._config, database, router, self._page)
         records = record_service(self._config, database, router, self._page)
-        TaskMetrics(self._page, lambda: durable.tasks.states, lambda: durable.tasks.released, durable.tasks.utc_now)
+        tasks = durable.tasks
+        add_task_metrics(self._page, lambda: tasks.states, lambda: tasks.released, tasks.utc_now)
         listeners = join_listeners(self._config, self._home, router)
         # The other services go on from what they know while the registry cannot write.
         limits = self._config.health

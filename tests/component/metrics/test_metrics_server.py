@@ -12,8 +12,8 @@ from weft.kernel.errors import WeftError
 from weft.kernel.health import HealthCheck, Observation, down
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.metrics import MetricsPage
-from weft.kernel.metrics_server import MAX_CONNECTIONS, MAX_SCRAPES, MetricsServer
 from weft.kernel.reasons import Reason
+from weft_app.compose.metrics_server import MAX_CONNECTIONS, MAX_SCRAPES, MetricsServer
 from weft_testing.fake_clock import FakeClock
 
 

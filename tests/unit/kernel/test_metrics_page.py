@@ -5,18 +5,15 @@ from collections.abc import Iterable
 
 import pytest
 from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from weft.kernel.clock import SystemClock
-from weft.kernel.loop_delay import SAMPLE_SECONDS, LoopDelay
 from weft.kernel.metric_limits import MetricLimits
-from weft.kernel.metrics import OTHER, MetricsPage, add_bounded, exemplar_of
+from weft.kernel.metrics import OTHER, MetricsPage, exemplar_of, passed_on
 from weft.kernel.names import is_name
-from weft.kernel.passed_on_metrics import passed_on
 from weft.kernel.tracing import TraceContext
+from weft_app.compose.loop_delay import SAMPLE_SECONDS, LoopDelay
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 VLLM = """# HELP vllm:num_requests_running Running.
@@ -101,10 +98,10 @@ def test_models_that_come_and_go_for_ever_leave_as_many_label_sets_as_at_first()
 
 
 def test_gauges_beyond_the_bound_are_added_up() -> None:
-    family = GaugeMetricFamily("waiting", "w", labels=("pool",))
-    add_bounded(family, (((f"pool-{number}",), 1.0) for number in range(10)), 3)
-    assert _found([family])["waiting", OTHER] == 7
-    assert len(family.samples) == 4
+    page = _page(1)
+    family = page.gauge("waiting", "w", ("pool",), (((f"pool-{number}",), 1.0) for number in range(30)))
+    assert _found([family])["waiting", OTHER] == 10
+    assert len(family.samples) == 21
 
 
 async def test_exemplars_are_on_the_openmetrics_page_of_sampled_requests_alone() -> None:
@@ -159,8 +156,8 @@ async def test_metrics_of_one_name_stand_together_on_a_page() -> None:
     page.counter("ends", "e", ("model",)).of("own").inc()
     other = passed_on("# TYPE ends_total counter\nends_total 5\n", {"runner": "a"}, max_series=10)
     clash = passed_on("# TYPE ends_total gauge\nends_total 6\n", {"runner": "b"}, max_series=10)
-    page.pass_on(lambda: other.families)
-    page.pass_on(lambda: clash.families)
+    page.add(lambda: other.families)
+    page.add(lambda: clash.families)
     text = (await page.render()).body.decode()
     assert text.count("# TYPE ends_total counter") == 1
     [family] = [each for each in text_string_to_metric_families(text) if each.type == "counter"]
@@ -200,20 +197,3 @@ async def test_the_delay_of_the_event_loop_is_by_how_much_its_timers_are_late() 
     assert found["weft_event_loop_delay_seconds_bucket", "0.025,router"] == 0
     assert found["weft_event_loop_delay_seconds_bucket", "0.05,router"] == 100
     assert len(idle) == 1
-
-
-@pytest.mark.parametrize("accept", ["", OPENMETRICS])
-async def test_a_page_says_what_the_library_would_say(accept: str) -> None:
-    page = _page(3)
-    ends = page.counter("ends", "How requests ended.", ("model", "reason"))
-    waits = page.histogram("waits_seconds", "Waits.", ("model",), (0.005, 1.0, 2.5))
-    ends.of("m", 'a "quoted" back\\slash\nline').inc()
-    ends.of("m", "b").inc(2_500_000.5)
-    sampled = exemplar_of(TraceContext(0xAB, 1, is_sampled=True))
-    for seconds in (0.0, 0.005, 0.3, 2.5, 1e9):
-        waits.of("m").observe(seconds, sampled if seconds == 0.3 else None)
-    encode, _ = choose_encoder(accept)
-    assert sorted((await page.render(accept)).body.splitlines()) == sorted(encode(page).splitlines())
-    # What is kept of a histogram is no longer shown once it has changed.
-    waits.of("m").observe(0.3)
-    assert sorted((await page.render(accept)).body.splitlines()) == sorted(encode(page).splitlines())

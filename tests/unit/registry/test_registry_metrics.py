@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from registry_svc.figures import RegistryFigures
-from registry_svc.metrics import RegistryMetrics
+from registry_svc.metrics import add_registry_metrics
 from weft.api.registry.v1 import lease_pb2
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.kernel.metrics import MetricsPage
@@ -22,7 +22,7 @@ class Registry:
 
 def _lines(figures: RegistryFigures | None) -> list[str]:
     page = MetricsPage()
-    RegistryMetrics(Registry(figures), page)
+    add_registry_metrics(Registry(figures), page)
     return [line for line in generate_latest(page).decode().splitlines() if not line.startswith("#")]
 
 

@@ -2,7 +2,7 @@
 
 from prometheus_client import generate_latest
 
-from router_svc.durable.metrics import TaskMetrics
+from router_svc.durable.metrics import add_task_metrics
 from router_svc.durable.tasks.store_port import StateCount
 from weft.kernel.metrics import MetricsPage
 
@@ -11,7 +11,7 @@ def test_tasks_are_counted_by_state_with_the_age_of_the_oldest_open_one() -> Non
     page = MetricsPage()
     counts = {"pending": StateCount(3, 100.0), "running": StateCount(1, 170.0), "completed": StateCount(9)}
     released = {"count": 2, "bytes": 0}
-    TaskMetrics(page, lambda: counts, lambda: released, lambda: 160.0)
+    add_task_metrics(page, lambda: counts, lambda: released, lambda: 160.0)
     lines = generate_latest(page).decode().splitlines()
     assert 'weft_tasks{state="pending"} 3.0' in lines
     assert 'weft_tasks{state="completed"} 9.0' in lines
