@@ -27,7 +27,7 @@ import msgspec
 
 from gateway.rate_limit_headers import rate_limit_headers
 from weft.dispatch.rate_windows import status_in
-from weft.kernel.errors import COMPLETION_TOKENS, LACKED_ROUTER, PROMPT_TOKENS, WeftError
+from weft.kernel.errors import COMPLETION_TOKENS, LACKED_ROUTER, PROMPT_TOKENS, WeftError, with_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CONNECTION_LOST
 from weft.kernel.unknown_names import close_names_of
@@ -186,9 +186,15 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
+_CALLERS_NAMES = MappingProxyType({"choice_count": "n"})
+"""Names over HTTP of the fields of messages that runners refuse by another name."""
+
+
 def envelope(error: WeftError, request_id: str = "", dialect: Dialect = Dialect.OPENAI) -> bytes:
     """Returns the body of an error as JSON; `request_id` may be empty."""
     known = {"request_id": request_id} if request_id else {}
+    if (name := _CALLERS_NAMES.get(error.metadata.get("field", ""))) is not None:
+        error = with_field(error, name)
     if dialect is Dialect.ANTHROPIC:
         return _encode({"type": "error", "error": _anthropic_fields(error)} | known)
     if dialect is Dialect.OLLAMA:

@@ -92,6 +92,14 @@ class OperationsPort(Protocol):
         ...
 
 
+_PATH_FIELDS = MappingProxyType({"action.remove_model.model": "name", "lease_id": "id"})
+"""Names of the parts of paths by their fields in messages."""
+
+
+def _callers_field(field: str) -> str:
+    return _PATH_FIELDS.get(field) or operation_field(field)
+
+
 class OperationsClient(OperationsPort):
     """The registry's operations over gRPC."""
 
@@ -100,7 +108,7 @@ class OperationsClient(OperationsPort):
         registry: grpc.aio.Channel,
         *,
         timeout_seconds: float,
-        callers_field: Callable[[str], str] = operation_field,
+        callers_field: Callable[[str], str] = _callers_field,
     ) -> None:
         """`callers_field` names a field of a message as bodies do; `timeout_seconds` bounds each call but a watch."""
         # Typed as synchronous by the generated code, whatever the channel.

@@ -32,7 +32,7 @@ from weft.dispatch.remote_router import (
     shown_to,
 )
 from weft.documents.codec import document_of
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import invalid_field, renaming_fields
 from weft.kernel.field_rules import enum_words
 from weft.kernel.names import (
     DEFAULT_TENANT,
@@ -163,11 +163,16 @@ REQUEST_LIST_PARAMETERS = ("limit", "state")
 _OUTCOMES = {word: number for number, word in enum_words(RequestSelection.DESCRIPTOR).items()}
 
 
+def _request_field(field: str) -> str:
+    return "id" if field == "request_id" else field
+
+
 async def get_request(requests: Requests, request: Request) -> Response:
     """Returns one request of the caller's tenant: its state, the decisions about it with their reasons, its receipt."""
     begin_read(request, REQUESTS_SURFACE)
     request_id = require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
-    record = await requests.request(request_id, tenant_of(request.scope))
+    with renaming_fields(_request_field):
+        record = await requests.request(request_id, tenant_of(request.scope))
     return json_response(document_of(shown_to(facts_of(request.scope).principal, record)))
 
 
@@ -175,7 +180,8 @@ async def cancel_request(requests: Requests, request: Request) -> Response:
     """Cancels a running request of the caller's tenant; returns it as it ended."""
     begin_change(request, REQUESTS_SURFACE)
     request_id = require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
-    record = await requests.cancel(request_id, tenant_of(request.scope), _requester(request))
+    with renaming_fields(_request_field):
+        record = await requests.cancel(request_id, tenant_of(request.scope), _requester(request))
     return json_response(document_of(shown_to(facts_of(request.scope).principal, record)))
 
 

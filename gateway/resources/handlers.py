@@ -42,7 +42,7 @@ from weft.documents.resources import (
 from weft.documents.rights import names_secret, require_declarable, visible_pool
 from weft.documents.selectors import parse_selector
 from weft.documents.yaml_documents import SourcedDocument, parse_document, read_documents, refuse_repeats
-from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.errors import FieldError, WeftError, invalid_field, renaming_fields
 from weft.kernel.log import get_logger
 from weft.kernel.names import require_name_of_model
 from weft.kernel.principal import EDIT_MODELS, USE_SECRETS, VIEW_MODELS, Principal
@@ -221,7 +221,8 @@ async def put_resource(kind: ResourceKind, deps: Gateway, request: Request) -> R
         document = parse_document(parse_json(raw, max_depth=deps.config.limits.max_json_depth), kind)
     if document.name != name:
         raise invalid_field("name", f"must be {name}, as in the path")
-    results = await _apply(request, deps, [document], dry_run=dry_run, adopt=adopt)
+    with renaming_fields(lambda field: field.removeprefix("documents[0].")):
+        results = await _apply(request, deps, [document], dry_run=dry_run, adopt=adopt)
     is_new = not dry_run and any(result.outcome == ApplyResult.OUTCOME_CREATED for result in results)
     return json_response(applied_body(results, dry_run=dry_run), 201 if is_new else 200)
 

@@ -36,7 +36,7 @@ from weft.documents.resources import (
     observed_document,
     to_declaration,
 )
-from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.errors import FieldError, WeftError, with_field
 from weft.kernel.reasons import REGISTRY_AWAY, Reason
 from weft.kernel.rpc import error_from_call
 
@@ -90,8 +90,7 @@ class RegistryCalls:
         if found.reason is Reason.DEADLINE_EXCEEDED and "operation" not in found.metadata:
             return WeftError(found.reason, f"the registry did not answer within {timeout_seconds:g} seconds")
         if isinstance(found, FieldError):
-            why = found.message.removeprefix(f"{found.field}: ")
-            return FieldError(self._callers_field(found.field), why, found.reason)
+            return with_field(found, self._callers_field(found.field))
         if "field" in found.metadata:
             found.metadata["field"] = self._callers_field(found.metadata["field"])
         return found

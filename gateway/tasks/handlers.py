@@ -40,7 +40,7 @@ from weft.durable.tasks import (
     failure_of,
     state_name,
 )
-from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.errors import WeftError, invalid_field, renaming_fields
 from weft.kernel.reasons import Reason, reason_of
 
 MAX_MODEL_CHARS = 256
@@ -146,6 +146,9 @@ _NANOSECONDS = 1e9
 _BODY = "body"
 _SPEC = "spec"
 _NAMES = (
+    ("idempotency_key", "Idempotency-Key"),
+    ("page_size", "limit"),
+    ("after_event", "after"),
     ("spec.pending_limit", "pending_limit_seconds"),
     ("spec.max_attempts", "max_attempts"),
     ("spec.payload.", "body."),
@@ -175,14 +178,8 @@ async def submission_of(
 
 async def submitted(tasks: TaskPort, scope: Scope, request: pb.SubmitTaskRequest) -> pb.SubmitTaskResponse:
     """Submits the task. Raises as `TaskPort.submit`, with field names of the HTTP body."""
-    try:
+    with renaming_fields(_own_name):
         return await tasks.submit(tenant_of(scope), request, caller=facts_of(scope).principal.name)
-    except WeftError as error:
-        field = error.metadata.get("field", "")
-        name = _own_name(field)
-        if name == field:
-            raise
-        raise FieldError(name, error.message.removeprefix(f"{field}: "), error.reason) from None
 
 
 def _own_name(field: str) -> str:
@@ -272,13 +269,14 @@ async def encoded_task_events(
 ) -> AsyncGenerator[bytes]:
     """Yields server-sent events `task` and `output`; resuming at the id of the last one misses nothing."""
     number = after
-    async with aclosing(news):
-        async for item in news:
-            if item.HasField("piece"):
-                number = item.piece.last_event
-                yield _event("output", number, chunk_json(item.piece))
-            else:
-                yield _event("task", number, task_json(item.task, task_apis))
+    with renaming_fields(_own_name):
+        async with aclosing(news):
+            async for item in news:
+                if item.HasField("piece"):
+                    number = item.piece.last_event
+                    yield _event("output", number, chunk_json(item.piece))
+                else:
+                    yield _event("task", number, task_json(item.task, task_apis))
 
 
 def _event(name: str, number: int, body: JsonObject) -> bytes:
@@ -340,7 +338,8 @@ async def list_tasks(deps: Tasks, request: Request) -> Response:
         page_size=limit,
         page_token=query.text("page_token"),
     )
-    return json_response(page_json(await deps.tasks.list_page(tenant_of(scope), wanted), deps.task_apis))
+    with renaming_fields(_own_name):
+        return json_response(page_json(await deps.tasks.list_page(tenant_of(scope), wanted), deps.task_apis))
 
 
 async def get_task(deps: Tasks, request: Request) -> Response:

@@ -21,7 +21,7 @@ from weft.durable.batches import FilePort
 from weft.durable.media import filled, referring_part
 from weft.durable.tasks import TaskPayload, TaskPort, failure_of, is_terminal
 from weft.kernel.clock import Clock
-from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.errors import WeftError, with_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import TASK_OPERATIONS, TEXT_OPERATIONS, Operation
@@ -129,11 +129,11 @@ def of_request(error: WeftError) -> WeftError:
     field = error.metadata.get("field", "")
     if field.partition(".")[0] != _SPEC:
         return error
-    words = error.message.removeprefix(f"{field}: ")
     inner = field.removeprefix(_SPEC).removeprefix(".").removeprefix("payload.")
     if inner in {"", "origin"}:
+        words = error.message.removeprefix(f"{field}: ")
         return WeftError(error.reason, f"the request {words}")
-    return FieldError(inner, words, error.reason)
+    return with_field(error, inner)
 
 
 class WatchedTask:

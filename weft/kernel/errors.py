@@ -6,7 +6,8 @@
 Outcomes that are part of the job (a queued request, a refused lease) are values, not errors.
 """
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from weft.kernel.reasons import Reason, ReasonTraits, traits
@@ -65,6 +66,25 @@ class FieldError(WeftError):
 def invalid_field(field: str, message: str) -> FieldError:
     """The usual FieldError; `field` is a path such as `messages[2].role`."""
     return FieldError(field, message)
+
+
+def with_field(error: WeftError, field: str) -> WeftError:
+    """Returns the same error about a field that its caller knows by another name."""
+    own = error.metadata.get("field", "")
+    return error if field == own else FieldError(field, error.message.removeprefix(f"{own}: "), error.reason)
+
+
+@contextmanager
+def renaming_fields(name_of: Callable[[str], str]) -> Iterator[None]:
+    """Renames the fields of errors that are raised in the block."""
+    try:
+        yield
+    except WeftError as error:
+        field = error.metadata.get("field", "")
+        renamed = with_field(error, name_of(field)) if field else error
+        if renamed is error:
+            raise
+        raise renamed from error
 
 
 MAX_REFUSALS = 32

@@ -16,7 +16,7 @@ from gateway.errors import (
     retry_after_seconds,
     retry_headers,
 )
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import TRAITS, Reason
 from weft.kernel.unknown_names import unknown_target
 
@@ -183,3 +183,8 @@ def test_an_internal_error_keeps_its_words_to_itself_for_everybody(reason: Reaso
 )
 def test_the_path_says_in_whose_words_to_answer(path: str, names_a_version: bool, dialect: Dialect) -> None:
     assert dialect_of(path, {b"anthropic-version": b"x"} if names_a_version else {}) is dialect
+
+
+def test_a_field_that_runners_call_otherwise_has_the_name_of_the_http_api() -> None:
+    error = json.loads(envelope(FieldError("choice_count", "must be 1")))["error"]
+    assert (error["param"], error["message"]) == ("n", "n: must be 1")

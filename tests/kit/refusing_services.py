@@ -1,0 +1,71 @@
+"""Services that refuse the fields that a caller gave, one after the other."""
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pool, message_factory
+from google.protobuf.message import Message
+from grpc_status import rpc_status
+
+from weft.kernel.errors import FieldError
+from weft.kernel.rpc import error_to_status
+
+
+class RefusingServices(grpc.GenericRpcHandler):
+    """Every service of weft: each refuses one of the fields of a request that were typed, all else is answered."""
+
+    def __init__(self) -> None:
+        self.place = 0
+        """Which of the typed fields is refused."""
+        self.typed: list[str] = []
+        """The fields that were typed, in the request that was refused."""
+        for file in (Path(__file__).parents[2] / "weft" / "api").rglob("*_pb2.py"):
+            import_module("weft.api." + ".".join(file.relative_to(file.parents[2]).with_suffix("").parts))
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        service, _, name = str(handler_call_details.method).removeprefix("/").partition("/")
+        try:
+            method = descriptor_pool.Default().FindServiceByName(service).FindMethodByName(name)
+        except KeyError:
+            return None
+        asked, answer = (message_factory.GetMessageClass(kind) for kind in (method.input_type, method.output_type))
+
+        def run(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            if typed := list(_typed_fields(asked.FromString(next(requests)))):
+                self.typed = typed
+                status = rpc_status.to_status(error_to_status(FieldError(typed[self.place], "is refused")))
+                context.set_trailing_metadata(status.trailing_metadata)
+                context.abort(status.code, status.details)
+            yield answer().SerializeToString()
+
+        return grpc.stream_stream_rpc_method_handler(run)
+
+
+def _typed_fields(message: Message, path: str = "") -> Iterator[str]:
+    for field, value in message.ListFields():
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            continue
+        for place, item in enumerate(value if field.is_repeated else [value]):
+            name = f"{path}{field.name}[{place}]" if field.is_repeated else f"{path}{field.name}"
+            if field.message_type is not None and not field.message_type.full_name.startswith("google."):
+                yield from _typed_fields(item, f"{name}.")
+            elif re.search(r"\bzz\b|^7$|^8192$", str(item)):
+                yield name
+
+
+@contextmanager
+def refusing_services() -> Iterator[tuple[RefusingServices, str]]:
+    """Every service of weft at one address."""
+    refusing = RefusingServices()
+    with ThreadPoolExecutor(4) as threads:
+        server = grpc.server(threads, handlers=[refusing])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield refusing, f"127.0.0.1:{port}"
+        server.stop(0).wait()
