@@ -67,7 +67,7 @@ def only_name(models: Sequence[AnyDocument], operation: MediaOperation) -> str:
     if not able:
         message = (
             f"no model of this mesh {operation.does}; runtimes that do: {operation.engines}; "
-            "docs/model-calls.md has the models for weft.yaml"
+            "docs/media.md has the models for weft.yaml"
         )
         raise WeftError(Reason.MODEL_NOT_FOUND, message)
     if len(able) == 1:

@@ -73,7 +73,7 @@ def _find_program_fault(
 RUNTIME = Runtime(
     name="comfyui",
     summary="workflows of images in ComfyUI, which runs already or which weft starts",
-    docs="docs/comfyui.md",
+    docs="docs/media.md",
     settings=ComfyUiModel,
     build=_build,
     parameters=PARAMETERS,

@@ -36,7 +36,7 @@ class ComfyUiModel(StartedModelSettings):
     working_folder: PathText | None = None
     """Folder in which the program is started, such as that of `main.py`. Default: the runner's."""
     workflow: Annotated[PathText, PUBLIC] | None = None
-    """File of a workflow document (docs/comfyui.md) that answers requests for this model by its own name. Default: the
+    """File of a workflow document (docs/media.md) that answers requests for this model by its own name. Default: the
     model answers only requests for workflows."""
     remote: bool | None = None
     """Whether serving it sends bytes off the premises. It must be set where the address is not one of a network of your

@@ -35,7 +35,7 @@ def _build(model: EspeakModel, context: "ModelContext") -> "ModelEngine":
 RUNTIME = Runtime(
     name="espeak_ng",
     summary="espeak-ng, the speech synthesizer of Debian",
-    docs="docs/speech.md",
+    docs="docs/media.md",
     settings=EspeakModel,
     build=_build,
     parameters=PARAMETERS,

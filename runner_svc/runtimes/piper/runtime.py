@@ -25,7 +25,7 @@ def _build(model: PiperModel, context: "ModelContext") -> "ModelEngine":
 RUNTIME = Runtime(
     name="piper",
     summary="voices of piper, in a process that weft starts",
-    docs="docs/speech.md",
+    docs="docs/media.md",
     settings=PiperModel,
     build=_build,
     parameters=PARAMETERS,

@@ -72,5 +72,5 @@ def _fields(schema: dict[str, Any]) -> set[str]:
 
 @pytest.mark.parametrize("kind", PRINTED)
 def test_every_field_is_documented(kind: str) -> None:
-    page = (FOLDER.parent / "resources.md").read_text("utf-8")
+    page = (FOLDER.parent / "document-fields.md").read_text("utf-8")
     assert not {field for field in _fields(schemas()[f"{kind}.json"]) if field not in page}
