@@ -10,69 +10,20 @@ import grpc
 from typing_extensions import override
 
 from router_svc.service import RouterService
-from router_svc.store.database import RouterDatabase
+from router_svc.store.database import ROUTER_OWNER, RouterDatabase
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.health import HealthCheck, HealthLimits
 from weft.kernel.reasons import Reason
 from weft.kernel.service import Service
-from weft.sql.connections import Tx
-from weft.sql.owners import OwnerRole
-from weft.sql.ownership import BeatenDatabase, OwnedService, OwnerBeats
+from weft.sql.ownership import OwnedService, OwnerBeats
 from weft.sql.store import Store
 
-ROUTER_OWNER = OwnerRole(
-    service="router",
-    table="router_leader",
-    standby_reason=Reason.ROUTER_STANDBY,
-    advice="gateways find the router that leads by themselves",
-)
 SILENCE_SECONDS = 5.0
 """How long a leader may be silent, as one that is frozen, before a standby ends its connection and leads."""
 
 HANDOVER_SECONDS = 0.5
 """How long tasks under way may go on at a leader that stops while a standby waits for its end."""
-
-
-class LeaderLock(BeatenDatabase):
-    """The lock of the router that leads. SQLite has none: its one process leads."""
-
-    def __init__(self, database: RouterDatabase, address: str) -> None:
-        """`database`: whose writes are refused once another router leads. `address`: where this router serves."""
-        self._database = database
-        self.address = database.address
-        """Where the lock is."""
-        self._store = Store(self.address, "router", role=ROUTER_OWNER, address=address)
-
-    @property
-    @override
-    def may_have_standby(self) -> bool:
-        return self._store.may_have_standby
-
-    async def take(self) -> None:
-        """Takes the lock of an open database; raises ALREADY_EXISTS where another router leads."""
-        if self.may_have_standby:
-            await self._store.open(_end_fenced)
-            self._database.fence(self._store.owner)
-
-    @override
-    async def beat(self) -> bool:
-        return await self._store.beat()
-
-    async def release(self) -> None:
-        """Gives the lock up. Safe to call twice, or when it was never taken."""
-        await self._store.close()
-
-
-def _end_fenced(tx: Tx) -> None:
-    """Ends the transactions of a former leader that hold the lock of the fence: it may be frozen within one."""
-    tx.value(
-        """
-        SELECT count(pg_terminate_backend(pid)) FROM pg_locks
-        WHERE locktype = 'relation' AND relation = 'router_leader'::regclass AND mode = 'RowShareLock'
-          AND pid <> pg_backend_pid()
-        """
-    )
 
 
 class LeadingRouter(OwnedService):
@@ -81,7 +32,6 @@ class LeadingRouter(OwnedService):
     def __init__(
         self,
         database: RouterDatabase,
-        lock: LeaderLock,
         router: RouterService,
         clock: Clock,
         *,
@@ -91,14 +41,13 @@ class LeadingRouter(OwnedService):
     ) -> None:
         """`before` start before requests are placed, and stop after that; `after` need placement."""
         self._database = database
-        self._lock = lock
         self._router = router
         self._services = (*before, *after)
         self._before = before
         self._after = after
         self._checks = checks
         self._has_begun = False
-        self._beats = OwnerBeats(lock, ROUTER_OWNER, clock, SILENCE_SECONDS)
+        self._beats = OwnerBeats(database, ROUTER_OWNER, clock, SILENCE_SECONDS)
 
     @property
     @override
@@ -130,11 +79,6 @@ class LeadingRouter(OwnedService):
             # What has begun once cannot begin again: the process ends, and its next life stands by.
             raise WeftError(Reason.INTERNAL, "this router could not begin to lead")
         await self._database.open()
-        try:
-            await self._lock.take()
-        except BaseException:
-            await self._database.close()
-            raise
         self._has_begun = True
         await self.beats.start()
         for service in self._services:
@@ -147,7 +91,6 @@ class LeadingRouter(OwnedService):
             grace_seconds = min(grace_seconds, HANDOVER_SECONDS)
         async with AsyncExitStack() as ends:
             ends.push_async_callback(self._database.close)
-            ends.push_async_callback(self._lock.release)
             ends.push_async_callback(self.beats.stop)
             for service in self._before:
                 ends.push_async_callback(service.stop, grace_seconds)

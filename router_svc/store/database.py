@@ -8,13 +8,20 @@ from typing_extensions import override
 
 from router_svc.policy.promises import Loss
 from router_svc.store.promises import Promises
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.sql.address import address_of
 from weft.sql.connections import Row, Tx
 from weft.sql.migrations import Schema
+from weft.sql.owners import OwnerRole
 from weft.sql.store import Store, T, Work
 
+ROUTER_OWNER = OwnerRole(
+    service="router",
+    table="router_leader",
+    standby_reason=Reason.ROUTER_STANDBY,
+    advice="gateways find the router that leads by themselves",
+    replaced_reason=Reason.ROUTER_STANDBY,
+)
 SCHEMA = Schema(owner="router", scripts=Path(__file__).parent / "migrations", version_table="router_alembic_version")
 
 
@@ -24,17 +31,23 @@ class RouterDatabase(Store):
     Raises INVALID_ARGUMENT for a URL of an unsupported kind.
     """
 
-    def __init__(self, database_url: str | Path, *, promise_file: Path | None = None) -> None:
-        """`promise_file`: where the number of acknowledged commits is kept; used for SQLite in a file only."""
+    def __init__(
+        self, database_url: str | Path, *, promise_file: Path | None = None, leads_at: str | None = None
+    ) -> None:
+        """`promise_file`: where the number of acknowledged commits is kept; used for SQLite in a file only.
+
+        `leads_at`: where the router serves that leads while this database is open; None: it need not lead.
+        """
         file = address_of(database_url).path
         self._promises = None if promise_file is None or file is None else Promises(file, promise_file)
-        super().__init__(database_url, SCHEMA.owner, schema=SCHEMA, counter=self._promises)
+        role = None if leads_at is None else ROUTER_OWNER
+        super().__init__(
+            database_url, SCHEMA.owner, schema=SCHEMA, role=role, address=leads_at or "", counter=self._promises
+        )
         self._users = 0
         self._opening = asyncio.Lock()
         self.write_count = 0
         """Write transactions that have begun: while it stays the same, this process has changed nothing."""
-        self._leader: str | None = None
-        """The id under which this process leads, or led, the routers of this database; None: writes are not fenced."""
 
     @property
     def is_shared(self) -> bool:
@@ -58,7 +71,7 @@ class RouterDatabase(Store):
 
     @override
     async def open(self, first: Work[None] | None = None) -> None:
-        """Connects and migrates the schema, unless that is done. Raises SERVICE_UNAVAILABLE."""
+        """Connects and migrates the schema, unless that is done. Raises ALREADY_EXISTS where another router leads."""
         async with self._opening:
             if not self._users:
                 await super().open(first if self._promises is None else self._promises.begin)
@@ -74,24 +87,10 @@ class RouterDatabase(Store):
                 if self._promises is not None:
                     self._promises.file.close()
 
-    def fence(self, leader: str | None) -> None:
-        """Refuse writes from now on unless `leader` is who leads the routers of this database."""
-        self._leader = leader
-
     @override
     async def run(self, work: Work[T], *, vital: bool = False) -> T:
         self.write_count += 1
-        leader = self._leader
-        if leader is None:
-            return await super().run(work, vital=vital)
-
-        def fenced(tx: Tx) -> T:
-            # Heartbeats go on beside this lock; the next leader deletes the row, and waits.
-            if tx.value("SELECT 1 FROM router_leader WHERE owner = :owner FOR KEY SHARE", owner=leader) is None:
-                raise WeftError(Reason.ROUTER_STANDBY, "another router leads; this one writes nothing any more")
-            return work(tx)
-
-        return await super().run(fenced, vital=vital)
+        return await super().run(work, vital=vital)
 
     async def rows(self, sql: str, /, **values: Any) -> list[Row]:
         """Returns the rows of a read. Raises as `run`."""

@@ -20,6 +20,8 @@ class OwnerRole:
     """The reason with which a standby refuses calls."""
     advice: str
     """What callers of a standby can do."""
+    replaced_reason: Reason = Reason.SERVICE_UNAVAILABLE
+    """The reason with which a former owner refuses to write."""
     locks_file: bool = False
     """Whether one process alone opens an SQLite file."""
 
@@ -42,7 +44,7 @@ class OwnerRole:
     def taken_over(self) -> "TakenOverError":
         """Returns the error of a former owner."""
         return TakenOverError(
-            Reason.SERVICE_UNAVAILABLE,
+            self.replaced_reason,
             f"another {self.service} has taken over this database; stop or restart this one",
         )
 

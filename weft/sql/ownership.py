@@ -31,28 +31,12 @@ FILES_CHECK_SECONDS = 60.0
 """Time between two comparisons of a standby's files with the database."""
 
 
-class BeatenDatabase(Protocol):
-    """A database that this process owns, and in which it writes heartbeats."""
-
-    @property
-    def may_have_standby(self) -> bool:
-        """Whether a process on another machine may wait for this one's end, and watches its heartbeat."""
-        ...
-
-    async def beat(self) -> bool:
-        """Writes one heartbeat; returns whether a standby is connected.
-
-        Raises TakenOverError where another process owns the database by now, SERVICE_UNAVAILABLE where it fails.
-        """
-        ...
-
-
 class OwnerBeats:
     """Writes the heartbeats of the owner of a database, and knows since when none was written."""
 
     def __init__(
         self,
-        database: BeatenDatabase,
+        database: Store,
         role: OwnerRole,
         clock: Clock,
         silence_seconds: float,

@@ -175,7 +175,7 @@ class Store:
             raise self._failed(error) from None
 
     async def attempt(self, work: Work[T], *, writes: bool = True) -> T:
-        """Runs a transaction by itself, even if many wait. Raises DatabaseError when the database fails."""
+        """Runs a transaction by itself, before all that wait. Raises DatabaseError when the database fails."""
         return await self._queued(self._writes if writes else self._reads, work, MAX_WAITING, alone=True)
 
     @property
@@ -237,7 +237,10 @@ class Store:
                     f"too many writes wait for the {self._service}'s database",
                     retry_after_seconds=RETRY_AFTER_SECONDS,
                 )
-            queue.append(job)
+            if alone:
+                queue.appendleft(job)
+            else:
+                queue.append(job)
             self._turn.notify()
         result: T = await job.outcome
         return result

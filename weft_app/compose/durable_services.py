@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from weft.kernel.metrics import MetricsPage
 
 
-def router_database(config: WeftConfig, home: WeftHome) -> RouterDatabase:
-    """Returns the database of a router; not open yet."""
+def router_database(config: WeftConfig, home: WeftHome, leads_at: str | None = None) -> RouterDatabase:
+    """Returns the database of a router, which leads at an address while it is open; not open yet."""
     url = config.router.database_url or home.state / "router.db"
-    return RouterDatabase(url, promise_file=home.promises)
+    return RouterDatabase(url, promise_file=home.promises, leads_at=leads_at)
 
 
 def response_service(config: WeftConfig, database: RouterDatabase) -> ResponseService:

@@ -108,7 +108,8 @@ async def serve_router(
 ) -> None:
     """Serves a router until a signal arrives."""
     # A runner's own router (weft_app.compose.runner_http) stores nothing, and its host has no database package.
-    from router_svc.leadership import ROUTER_OWNER, SILENCE_SECONDS, LeaderLock, LeadingRouter  # noqa: PLC0415
+    from router_svc.leadership import SILENCE_SECONDS, LeadingRouter  # noqa: PLC0415
+    from router_svc.store.database import ROUTER_OWNER  # noqa: PLC0415
     from weft.sql.ownership import OwnershipGuard, Paired  # noqa: PLC0415
     from weft.sql.standby import owner_watch_of  # noqa: PLC0415
     from weft_app.compose.durable_services import (  # noqa: PLC0415
@@ -128,21 +129,19 @@ async def serve_router(
     page = page_if_served(config)
     settings, clock = router_config(config, registry, address), SystemClock()
     service = router_svc.service.build(settings, tracing=tracing, observer=_observer(page))
-    database = router_database(config, home)
+    database = router_database(config, home, address)
     durable = durable_services(config, database, service)
     _show_tasks(page, durable.tasks)
     stores: list[Service] = [response_service(config, database), *durable.in_order()]
-    lock = LeaderLock(database, address)
     leading = LeadingRouter(
         database,
-        lock,
         service,
         clock,
         before=[usage_service(config, database, service, page), record_service(config, database, service, page)],
         after=stores,
         checks=lambda limits: [journal_check(database, stores, limits)],
     )
-    watch = owner_watch_of(lock.address, ROUTER_OWNER, clock, SILENCE_SECONDS)
+    watch = owner_watch_of(database.address, ROUTER_OWNER, clock, SILENCE_SECONDS)
     paired = Paired(leading, ROUTER_OWNER, watch, clock, names_owner=keys is None, also_guards=service.service_names)
     guard.use(paired)
     announcement = RouterAnnouncement(

@@ -20,7 +20,7 @@ from registry_svc.service import RegistryService
 from router_svc.announcement import RouterAnnouncement
 from router_svc.durable.metrics import add_task_metrics
 from router_svc.durable.tasks.service import TaskService
-from router_svc.leadership import LeaderLock, LeadingRouter
+from router_svc.leadership import LeadingRouter
 from router_svc.metrics import RouterMetrics
 from router_svc.service import RouterService
 from weft import __version__
@@ -321,7 +321,7 @@ class UpHost:
             keys.use(lambda: registry.key_ring)
         self._stack.push_async_callback(host.stop, self._config.drain_seconds)
         add_registry_metrics(registry, self._page)
-        database = router_database(self._config, self._home)
+        database = router_database(self._config, self._home, address)
         responses, durable = response_service(self._config, database), durable_services(self._config, database, router)
         usage = usage_service(self._config, database, router, self._page)
         records = record_service(self._config, database, router, self._page)
@@ -345,7 +345,6 @@ class UpHost:
         )
         leading = LeadingRouter(
             database,
-            LeaderLock(database, address),
             router,
             self._clock,
             before=[usage, records],
