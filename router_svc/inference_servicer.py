@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from router_svc.call_metadata import metadata_of, tenant_of
-from router_svc.call_spans import CallSpans
+from router_svc.spans import CallSpans
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.agents import name_asked_for, require_model_name
 from weft.dispatch.aliases import AskedName

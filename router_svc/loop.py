@@ -40,8 +40,8 @@ from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.policy.work import media_unit_of
 from router_svc.request_entry import FailedAttempt, LostRequest
 from router_svc.request_log import RequestLog, RequestLogLimits
+from router_svc.spans import WakeSpans
 from router_svc.usage import UsageRecorder
-from router_svc.wake_spans import WakeSpans
 from weft.api.common.v1 import receipt_pb2
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.registry.v1.tenant_pb2 import Tenant

@@ -20,6 +20,7 @@ from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import PlacementRequest, PoolQueue
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.reasons import Reason
+from weft.kernel.tracing import error_type
 
 WAIT_SECONDS = (0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Buckets of waits: from a slot that is free to the load of a large model."""
@@ -141,7 +142,7 @@ class RouterMetrics(SchedulingObserver):
         """Counts the end of a request, and its waits as its receipt has them; None: its dispatcher is gone."""
         model = self._targets.label(request.model, view)
         outcome = "unknown" if receipt is None else _OUTCOMES[receipt.outcome]
-        self._ends.of(model, outcome, "completed" if reason is Reason.UNSPECIFIED else reason.name.lower()).inc()
+        self._ends.of(model, outcome, error_type(reason) or "completed").inc()
         if receipt is None:
             return
         exemplar = exemplar_of_request(request)

@@ -14,7 +14,7 @@ from weft.dispatch.placement import PlacementRequest
 from weft.dispatch.request_spans import OPERATION_NAMES, PROVIDER
 from weft.kernel.metrics import MetricsPage, exemplar_of
 from weft.kernel.reasons import Reason
-from weft.kernel.tracing import TraceContext
+from weft.kernel.tracing import TraceContext, error_type
 
 LONG_SECONDS = (120.0, 300.0, 600.0)
 """Added to the buckets of the conventions: loads of large models, and long answers."""
@@ -84,7 +84,7 @@ class RequestMetrics:
         # A request that no runner got has no response model; its receipt repeats the name in the request.
         answered_by = self._targets.label(receipt.model, view) if receipt.attempts else ""
         common = (model, answered_by, OPERATION_NAMES.get(request.operation, request.operation.name.lower()), PROVIDER)
-        error = "" if reason is Reason.UNSPECIFIED else reason.name.lower()
+        error = error_type(reason)
         has_content = receipt.HasField("time_to_first_token")
         total = seconds_of(receipt.total_time)
         if receipt.HasField("total_time"):

@@ -6,7 +6,6 @@ from typing import Any, Protocol
 import grpc
 from typing_extensions import override
 
-from router_svc.call_spans import CallSpans
 from router_svc.config import RouterConfig
 from router_svc.fleet_view import view_of_runner
 from router_svc.inference_servicer import InferenceServicer
@@ -18,6 +17,7 @@ from router_svc.policy.queue.fair_share import FairShare
 from router_svc.relay import Relay
 from router_svc.request_history import RequestHistory
 from router_svc.request_servicer import JournaledTasks, LocalRequests, RequestServicer
+from router_svc.spans import CallSpans
 from router_svc.usage import UsageRecorder
 from router_svc.waker import Waker
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc

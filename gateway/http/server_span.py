@@ -6,7 +6,7 @@ from gateway.errors import ClientGoneError
 from gateway.openapi import shown_path
 from gateway.request_facts import RequestFacts, headers_of
 from weft.kernel.clock import Clock
-from weft.kernel.tracing import Attribute, AttributeValue, ServiceName, Span, SpanKind, Tracing
+from weft.kernel.tracing import Attribute, AttributeValue, ServiceName, Span, SpanKind, Tracing, error_type
 
 TRACEPARENT = b"traceparent"
 _FIRST_SERVER_ERROR = 500
@@ -31,11 +31,8 @@ class ServerSpans:
 
     def end(self, scope: Scope, facts: RequestFacts, ended: float) -> None:
         """Records the span of a request that ended at `ended`, in seconds on the clock of `facts.arrived`."""
-        sampling, context = self._tracing.sampling, facts.trace
-        if sampling is None or context is None:
-            return
-        seconds = ended - facts.arrived
-        if not sampling.records(context, has_failed=_has_failed(facts), seconds=seconds):
+        context, seconds = facts.trace, ended - facts.arrived
+        if context is None or not self._tracing.records(context, has_failed=_has_failed(facts), seconds=seconds):
             return
         found: dict[str, AttributeValue] = {
             Attribute.HTTP_METHOD: scope["method"],
@@ -60,7 +57,7 @@ class ServerSpans:
             end=int(now * 1e9),
             kind=SpanKind.SERVER,
             attributes=found,
-            error="" if facts.error is None else facts.error.reason.name.lower(),
+            error="" if facts.error is None else error_type(facts.error.reason),
         )
         self._tracing.record([span])
 

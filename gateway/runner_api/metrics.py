@@ -18,6 +18,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.reasons import Reason
+from weft.kernel.tracing import error_type
 
 MAX_TENANT_LABELS = 64
 OTHER_TENANTS = "other"
@@ -162,7 +163,7 @@ class RequestObserver:
         if tenant not in self._tenants and len(self._tenants) < MAX_TENANT_LABELS:
             self._tenants.add(tenant)
         label = tenant if tenant in self._tenants else OTHER_TENANTS
-        self._requests.of(model, label, SUCCESS if reason is Reason.UNSPECIFIED else reason.name.lower()).inc()
+        self._requests.of(model, label, error_type(reason) or SUCCESS).inc()
 
 
 def _thousandth(value: float | None) -> float | None:

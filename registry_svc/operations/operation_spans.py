@@ -14,17 +14,16 @@ from datetime import datetime
 
 from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
 from weft.api.operations.v1 import operation_pb2
-from weft.kernel.reasons import Reason
 from weft.kernel.tracing import (
     NO_TRACING,
     Attribute,
     AttributeValue,
-    Sampling,
     ServiceName,
     Span,
     SpanName,
     TraceContext,
     Tracing,
+    error_type,
     new_span_id,
     span_id_of,
     trace_id_from,
@@ -77,19 +76,13 @@ class OperationSpans:
 
     def ended(self, operation: GovernedOperation, trace: OperationTrace | None) -> None:
         """Records the spans of an operation that has ended, if its trace is recorded."""
-        sampling = self._tracing.sampling
-        if sampling is not None and trace is not None and _is_recorded(operation, trace.context, sampling):
+        if trace is None:
+            return
+        assert operation.ended_at is not None, "it has ended"
+        seconds = (operation.ended_at - operation.created_at).total_seconds()
+        has_failed = operation.state is OperationState.FAILED
+        if self._tracing.records(trace.context, has_failed=has_failed, seconds=seconds):
             self._tracing.record(operation_spans(operation, trace))
-
-
-def _is_recorded(operation: GovernedOperation, context: TraceContext, sampling: Sampling) -> bool:
-    has_failed = operation.state is OperationState.FAILED
-    return sampling.records(context, has_failed=has_failed, seconds=_seconds(operation))
-
-
-def _seconds(operation: GovernedOperation) -> float:
-    assert operation.ended_at is not None, "it has ended"
-    return (operation.ended_at - operation.created_at).total_seconds()
 
 
 def operation_spans(operation: GovernedOperation, trace: OperationTrace) -> list[Span]:
@@ -104,7 +97,7 @@ def operation_spans(operation: GovernedOperation, trace: OperationTrace) -> list
         start=_nanoseconds(created),
         end=_nanoseconds(ended),
         attributes=_attributes(operation),
-        error=_error(operation.reason),
+        error=error_type(operation.reason),
     )
     queue = _part(trace, SpanName.QUEUE, created, operation.started_at or ended, {})
     stages = []
@@ -146,23 +139,11 @@ def _attributes(operation: GovernedOperation) -> dict[str, AttributeValue]:
 
 def _model(action: operation_pb2.OperationAction, operation: GovernedOperation) -> str:
     """Returns the model by its name in the mesh, also of one that was loaded by its source."""
-    match action.WhichOneof("kind"):
-        case "load_model":
-            if not action.load_model.model and operation.state is OperationState.SUCCEEDED:
-                return operation_pb2.OperationResult.FromString(operation.result).added.name
-            return action.load_model.model
-        case "unload_model":
-            return action.unload_model.model
-        case "remove_model":
-            return action.remove_model.model
-        case "flush_cache":
-            return action.flush_cache.model
-        case _:
-            return ""
-
-
-def _error(reason: Reason) -> str:
-    return "" if reason is Reason.UNSPECIFIED else reason.name.lower()
+    kind = action.WhichOneof("kind") or ""
+    model: str = getattr(getattr(action, kind, None), "model", "")
+    if kind == "load_model" and not model and operation.state is OperationState.SUCCEEDED:
+        return operation_pb2.OperationResult.FromString(operation.result).added.name
+    return model
 
 
 def _nanoseconds(moment: datetime) -> int:

@@ -146,9 +146,10 @@ async def test_a_task_is_a_span_from_its_submission_to_its_end_with_a_link_to_th
         http.post(f"{traced.mesh.url}/api/v1/inference-tasks", json=body, headers=headers) as answer,
     ):
         assert answer.status == 202, await answer.text()
-    await asyncio.to_thread(traced.collector.wait_for, _has(trace, "weft.task", "chat m-a"))
+    submitting = "POST /api/v1/inference-tasks"
+    await asyncio.to_thread(traced.collector.wait_for, _has(trace, submitting, "weft.task", "chat m-a"))
     spans = traced.collector.of_trace(trace)
-    submission = next(span for span in spans.values() if span.kind == "SPAN_KIND_SERVER")
+    submission = spans[submitting]
     task, chat = spans["weft.task"], spans["chat m-a"]
     assert task.links == ((trace, submission.span_id),)
     assert (task.parent_id, chat.parent_id) == (submission.span_id, task.span_id)

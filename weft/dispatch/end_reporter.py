@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.placement import EndPort, PlacementRequest
@@ -16,8 +19,8 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.kernel.report_limits import ReportLimits
 from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.settings import Seconds
 from weft.kernel.time_limit import within
 
 log = get_logger("weft.ends")
@@ -51,6 +54,20 @@ class EndFate(StrEnum):
 
 
 OnFate = Callable[[EndFate], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportLimits:
+    """Bounds of reports that are repeated until a router has answered them."""
+
+    max_held: Annotated[int, Ge(1), Le(1_000_000)] = 4_096
+    """Reports that wait for routers; one more is dropped."""
+    call_timeout_seconds: Seconds = 5.0
+    """Longest time of one call to a router."""
+    give_up_seconds: Seconds = 120.0
+    """How long a report is repeated to a router that does not answer; then it is dropped."""
+    retry_seconds: Seconds = 0.2
+    """First pause before a report is repeated; it doubles up to 5 seconds."""
 
 
 @dataclass(frozen=True, slots=True)

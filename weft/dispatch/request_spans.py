@@ -26,6 +26,7 @@ from weft.kernel.tracing import (
     SpanKind,
     SpanName,
     TraceContext,
+    error_type,
     new_span_id,
 )
 
@@ -107,7 +108,7 @@ class _SpansOfRequest:
             end=self._nanoseconds(self._ended),
             kind=SpanKind.CLIENT,
             attributes=found,
-            error=_error(Reason(receipt.reason)),
+            error=error_type(Reason(receipt.reason)),
         )
 
     def _wait(self, period: WaitPeriod) -> Span:
@@ -136,7 +137,7 @@ class _SpansOfRequest:
                 Attribute.RUNNER: attempt.grant.runner,
                 Attribute.RESPONSE_MODEL: attempt.grant.model,
             },
-            error=_error(Reason(self._receipt.reason) if attempt.ended is None else attempt.reason),
+            error=error_type(Reason(self._receipt.reason) if attempt.ended is None else attempt.reason),
         )
 
     def _generation(self, attempt: AttemptRecord, seconds: float) -> Span:
@@ -174,7 +175,7 @@ class _SpansOfRequest:
             end=self._nanoseconds(end),
             kind=SpanKind.SERVER,
             attributes={name: value for name, value in found.items() if value != ""},
-            error=_error(Reason(receipt.reason)),
+            error=error_type(Reason(receipt.reason)),
         )
 
     def _nanoseconds(self, moment: float) -> int:
@@ -194,10 +195,6 @@ def _usage(usage: usage_pb2.Usage) -> dict[str, AttributeValue]:
         Attribute.AUDIO_SECONDS: usage.audio_milliseconds / 1e3,
     }
     return found | {name: value for name, value in media.items() if value}
-
-
-def _error(reason: Reason) -> str:
-    return "" if reason is Reason.UNSPECIFIED else reason.name.lower()
 
 
 def _seconds(duration: Duration) -> float:

@@ -101,11 +101,6 @@ class UrlSource:
         return self.file_name.lower().endswith(WHEEL)
 
     @property
-    def is_encrypted(self) -> bool:
-        """Whether it is https."""
-        return urlsplit(self.url).scheme == "https"
-
-    @property
     def shown(self) -> str:
         """The source without its query, which may be a credential."""
         parts = urlsplit(self.url)

@@ -161,12 +161,6 @@ class ChannelPool:
             self._channels.move_to_end(target)
         return channel
 
-    def note_use(self, address: str) -> None:
-        """Note that the channel to `address` is used, if there is one: by what a stream on it carries."""
-        target = target_of(address)
-        if target in self._channels:
-            self._channels.move_to_end(target)
-
     async def close(self) -> None:
         """Close every channel; calls still running on them are cancelled."""
         while self._channels:

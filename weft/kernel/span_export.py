@@ -6,6 +6,7 @@ costs spans, which are counted, and never a request.
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from threading import Lock
 from typing import Protocol
@@ -48,7 +49,7 @@ class SpanExport(Tracing):
         `named_by_user`: the service has the name in `OTEL_SERVICE_NAME`. The SDK reads other variables itself: those
         of batches, attributes and resources. Raises ValueError if they contradict each other.
         """
-        self._sampling = sampling
+        super().__init__(sampling)
         self._named_by_user = named_by_user
         self._lock = Lock()
         self._counts = SpanCounts()
@@ -62,14 +63,9 @@ class SpanExport(Tracing):
 
     @property
     @override
-    def sampling(self) -> Sampling | None:
-        return self._sampling
-
-    @property
-    @override
     def counts(self) -> SpanCounts:
         with self._lock:
-            return self._counts
+            return replace(self._counts)
 
     @override
     def record(self, spans: Sequence[Span]) -> None:
@@ -77,7 +73,7 @@ class SpanExport(Tracing):
             room = max(0, self._max_queued - self._queued)
             accepted = spans[:room]
             self._queued += len(accepted)
-            self._counts = self._counts.plus(dropped=len(spans) - len(accepted))
+            self._counts.dropped += len(spans) - len(accepted)
         for span in accepted:
             self._record(span)
 
@@ -122,7 +118,8 @@ class SpanExport(Tracing):
         """Counts a batch, in the thread of the exporter."""
         with self._lock:
             self._queued -= count
-            self._counts = self._counts.plus(**{"failed" if has_failed else "exported": count})
+            self._counts.failed += count * has_failed
+            self._counts.exported += count * (not has_failed)
             has_changed, self._is_failing = has_failed is not self._is_failing, has_failed
         if has_changed and has_failed:
             log.warning("the collector takes no spans", spans=count)

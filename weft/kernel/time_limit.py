@@ -1,9 +1,9 @@
-"""Time limits of coroutines, which cost a timer only where the coroutine really waits."""
+"""Time limits of coroutines, and of the ports of stores."""
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Generator
+from collections.abc import Callable, Collection, Coroutine
 from inspect import iscoroutinefunction
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -13,45 +13,9 @@ PortT = TypeVar("PortT")
 
 
 async def within(seconds: float | None, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of a coroutine. Raises TimeoutError where it takes longer than `seconds`; None: no limit.
-
-    It runs in the current task. One that never suspends takes no timer: measured, that is 10 us per call.
-    """
-    try:
-        awaited = coroutine.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    if seconds is None:
-        return await _Rest(coroutine, awaited)
+    """Returns the result of a coroutine. Raises TimeoutError if it takes longer than `seconds`; None: no limit."""
     async with asyncio.timeout(seconds):
-        return await _Rest(coroutine, awaited)
-
-
-class _Rest(Generic[T]):
-    """The rest of a coroutine that has been started and awaits something."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, T], awaited: Any) -> None:
-        self._coroutine = coroutine
-        self._awaited = awaited
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        coroutine, awaited = self._coroutine, self._awaited
-        try:
-            while True:
-                try:
-                    sent = yield awaited
-                except GeneratorExit:
-                    raise
-                except BaseException as error:  # noqa: BLE001 - whatever is thrown in belongs to the coroutine
-                    awaited = coroutine.throw(error)
-                else:
-                    awaited = coroutine.send(sent)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        finally:
-            coroutine.close()
+        return await coroutine
 
 
 async def store_answer(

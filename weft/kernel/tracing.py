@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from hashlib import blake2b
-from typing import Protocol, Self
+from typing import Self
 
-from typing_extensions import override
-
+from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import traceparent_of, valid_traceparent
 from weft.kernel.value import value_class
 
@@ -206,7 +205,7 @@ class Sampling:
         return context.is_sampled or (self.records_failures and (has_failed or seconds > self.slow_seconds))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SpanCounts:
     """Spans of a process by what became of them."""
 
@@ -216,58 +215,36 @@ class SpanCounts:
     failed: int = 0
     """Not taken by the collector."""
 
-    def plus(self, *, exported: int = 0, dropped: int = 0, failed: int = 0) -> "SpanCounts":
-        """Returns the sums."""
-        return SpanCounts(
-            exported=self.exported + exported, dropped=self.dropped + dropped, failed=self.failed + failed
-        )
 
+class Tracing:
+    """Where services hand the spans of finished work. This one records nothing; `SpanExport` does."""
 
-class Tracing(Protocol):
-    """Where services hand the spans of finished work."""
+    def __init__(self, sampling: Sampling | None = None) -> None:
+        self.sampling = sampling
+        """Which traces are recorded; None: tracing is off."""
 
     @property
     def counts(self) -> SpanCounts:
         """What became of the spans so far."""
-        ...
+        return SpanCounts()
 
-    def close(self) -> None:
-        """Sends what waits, for a bounded time. Blocks: call it in a thread."""
-        ...
-
-    @property
-    def sampling(self) -> Sampling | None:
-        """Which traces are recorded; None: tracing is off."""
-        ...
+    def records(self, context: TraceContext, *, has_failed: bool, seconds: float) -> bool:
+        """Whether the spans of work that has ended are recorded."""
+        return self.sampling is not None and self.sampling.records(context, has_failed=has_failed, seconds=seconds)
 
     def record(self, spans: Sequence[Span]) -> None:
         """Exports spans later, in another thread. Never waits; spans beyond the bound of the queue are counted."""
-        ...
 
-
-class NoTracing(Tracing):
-    """Records nothing."""
-
-    @property
-    @override
-    def sampling(self) -> Sampling | None:
-        return None
-
-    @property
-    @override
-    def counts(self) -> SpanCounts:
-        return SpanCounts()
-
-    @override
-    def record(self, spans: Sequence[Span]) -> None:
-        pass
-
-    @override
     def close(self) -> None:
-        pass
+        """Sends what waits, for a bounded time. Blocks: call it in a thread."""
 
 
-NO_TRACING = NoTracing()
+NO_TRACING = Tracing()
+
+
+def error_type(reason: Reason) -> str:
+    """Returns a reason as `error.type` has it; empty: there was no error."""
+    return "" if reason is Reason.UNSPECIFIED else reason.name.lower()
 
 
 def begin_trace(tracing: Tracing, header: str | None) -> tuple[str, TraceContext | None]:

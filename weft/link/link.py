@@ -13,7 +13,6 @@ from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import MAX_METADATA_BYTES, PING_TIMEOUT_MS, calling
 from weft.kernel.service import stop_tasks
-from weft.kernel.wakeup import Wakeup
 from weft.link.flow_control import Call
 from weft.link.frames import GAVE_UP, MAX_FRAMES_AT_ONCE, LinkProtocolError, Metadata, Side, status_of
 from weft.link.multiplexer import CallBegan, CallEnded, CallReadable, Event, LinkLimits, Multiplexer
@@ -48,8 +47,8 @@ class LinkCall:
         self._link = link
         self._mux = mux
         self._call = call
-        self._readable = Wakeup()
-        self._writable = Wakeup()
+        self._readable = asyncio.Event()
+        self._writable = asyncio.Event()
 
     @property
     def start(self) -> pb.CallStart:
@@ -67,6 +66,7 @@ class LinkCall:
             message = self._mux.read(self._call)
             if message is not None or self._call.peer_is_done:
                 return message
+            self._readable.clear()
             await self._readable.wait()
 
     async def send(self, message: bytes) -> None:
@@ -76,6 +76,7 @@ class LinkCall:
         """
         self._mux.send(self._call, message)
         while self._call.status is None and self._call.send.unsent_bytes > MAX_UNSENT_BYTES_PER_CALL:
+            self._writable.clear()
             await self._writable.wait()
 
     def half_close(self) -> None:
@@ -100,12 +101,12 @@ class LinkCall:
 
     def wake(self) -> None:
         """Wakes `read` and `send`."""
-        self._readable.wake()
-        self._writable.wake()
+        self._readable.set()
+        self._writable.set()
 
     def note_writable(self) -> None:
         """Wakes `send`."""
-        self._writable.wake()
+        self._writable.set()
 
 
 Answer = Callable[[LinkCall], Awaitable[pb.CallEnd]]
@@ -116,8 +117,8 @@ class Link:
     """One link. Life cycle: `run` until it ends; calls may be made while it runs."""
 
     def __init__(self, side: Side, limits: LinkLimits, answer: Answer) -> None:
-        self._work = Wakeup()
-        self._mux = Multiplexer(side, limits, self._work.wake)
+        self._work = asyncio.Event()
+        self._mux = Multiplexer(side, limits, self._work.set)
         self._answer = answer
         self._calls: dict[Call, LinkCall] = {}
         self._answers: dict[Call, asyncio.Task[None]] = {}
@@ -173,6 +174,7 @@ class Link:
         while True:
             frames, calls = self._mux.take_frames(MAX_BATCH_BYTES)
             if not frames:
+                self._work.clear()
                 await self._work.wait()
                 continue
             await _on_stream(stream.write(kind(frames=frames)))

@@ -10,7 +10,7 @@ from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import state_name
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason, reason_of
+from weft.kernel.reasons import reason_of
 from weft.kernel.telemetry import new_traceparent, valid_traceparent
 from weft.kernel.tracing import (
     NO_TRACING,
@@ -21,6 +21,7 @@ from weft.kernel.tracing import (
     SpanName,
     TraceContext,
     Tracing,
+    error_type,
     span_id_of,
     trace_id_from,
 )
@@ -64,7 +65,7 @@ class TaskSpans:
             return
         context = task_span(task.id, task_pb2.TaskSpec.FromString(task.spec), sampling)
         # Tasks wait for hours: none of them is slow.
-        if not sampling.records(context, has_failed=has_failed, seconds=0.0):
+        if not self._tracing.records(context, has_failed=has_failed, seconds=0.0):
             return
         try:
             found = await self._store.details(task.lane.tenant, task.id)
@@ -76,7 +77,6 @@ class TaskSpans:
 
 
 def _span(task: task_pb2.Task, context: TraceContext, submission: TraceContext | None) -> Span:
-    reason = reason_of(task.error.reason) if task.HasField("error") else Reason.UNSPECIFIED
     return Span(
         name=SpanName.TASK,
         service=ServiceName.ROUTER,
@@ -92,6 +92,6 @@ def _span(task: task_pb2.Task, context: TraceContext, submission: TraceContext |
             Attribute.OUTCOME: state_name(task.state).lower(),
             Attribute.ATTEMPTS: task.attempt,
         },
-        error="" if reason is Reason.UNSPECIFIED else reason.name.lower(),
+        error=error_type(reason_of(task.error.reason)) if task.HasField("error") else "",
         links=() if submission is None else (submission,),
     )

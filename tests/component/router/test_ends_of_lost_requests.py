@@ -15,13 +15,12 @@ from router_svc.request_entry import EndedRequest
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
-from weft.dispatch.end_reporter import EndReporter
+from weft.dispatch.end_reporter import EndReporter, ReportLimits
 from weft.dispatch.placement import PlacementRequest
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.remote_router import RemotePlacement
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.report_limits import ReportLimits
 from weft.kernel.rpc import open_channel
 
 TOKENS = 7

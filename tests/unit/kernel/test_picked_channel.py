@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from weft.kernel.errors import WeftError
-from weft.kernel.picked_channel import PickedChannel
+from weft.kernel.failover_channel import PickedChannel
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server, open_channel
 
