@@ -44,10 +44,6 @@ WORKING = "while it worked on the request"
 _Result = TypeVar("_Result")
 
 
-def _unknown() -> None:
-    """Load progress of an engine that does not report it."""
-
-
 class EngineProcess:
     """A supervised engine, with the parts of the Backend port that every engine implements in the same way."""
 
@@ -141,16 +137,11 @@ class EngineProcess:
             await asyncio.Event().wait()  # stopped by us: the waiting task is cancelled
         return self._report(how)
 
-    async def while_loading(
-        self, awaited: Awaitable[_Result], stall_seconds: float, share: Callable[[], float | None] = _unknown
-    ) -> _Result:
-        """Returns the result of `awaited`. Raises SERVER_DIED or LOAD_STALLED when the process dies or stalls before.
-
-        `share` returns the loaded share of the model; growth of it counts as progress.
-        """
+    async def while_loading(self, awaited: Awaitable[_Result], stall_seconds: float) -> _Result:
+        """Returns the result of `awaited`. Raises SERVER_DIED or LOAD_STALLED if the process dies or stalls before."""
         ready = asyncio.ensure_future(awaited)
         died = asyncio.create_task(self._process.wait())
-        watch, loaded = LoadStallDetector(self._load_signs()), share()
+        watch = LoadStallDetector(self._load_signs())
         try:
             while True:
                 await asyncio.wait({ready, died}, timeout=LOAD_CHECK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -158,15 +149,15 @@ class EngineProcess:
                     return ready.result()
                 if died.done():
                     raise self._death(died.result(), LOADING)
-                signs, before, loaded = self._load_signs(), loaded, share()
-                watch = LoadStallDetector(signs) if loaded != before else watch.observe(signs)
+                signs = self._load_signs()
+                watch = watch.observe(signs)
                 if watch.stalled(signs.at_seconds, stall_seconds):
                     raise WeftError(Reason.LOAD_STALLED, f"loading made no progress for {stall_seconds:.0f} s")
         finally:
             ready.cancel()
             died.cancel()
 
-    async def explain_break(self, when: str = WORKING) -> WeftError | None:
+    async def explain_break(self) -> WeftError | None:
         """Returns the error of a broken connection whose process has ended; None: it runs."""
         try:
             async with asyncio.timeout(DEATH_NOTICE_SECONDS):
@@ -175,7 +166,7 @@ class EngineProcess:
             return None
         if self._process.ended_by_us:
             return WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it worked on the request")
-        return self._death(how, when)
+        return self._death(how, WORKING)
 
     def _load_signs(self) -> LoadSample:
         pid = self._process.pid

@@ -1,5 +1,5 @@
-"""Engines that are libraries: the host program in which one runs, and the runner's end of the channel to it.
+"""Engines that are libraries: the HTTP server program over one, and requests with rendered prompts.
 
-`bootstrap`, `host`, `engine`, `messages` and `stop_strings` run in the engine's own environment, which has msgspec and
-the library: they import nothing else. docs/decisions/0011-in-process-engines.md.
+All but `request` and `translation` run in the engine's environment and import the standard library alone.
+docs/decisions/0011-in-process-engines.md.
 """

@@ -1,9 +1,9 @@
-"""The start of an engine's host program under the interpreter of the engine's own environment.
+"""The start of an engine's server program under the interpreter of the engine's own environment.
 
     /path/of/the/engine's/environment/bin/python /path/of/weft/runner_svc/engine_host/bootstrap.py MODULE [FLAGS]
 
 It makes the package `runner_svc` importable from where this file lies, and nothing else that is installed there: the
-libraries are those of the engine's environment alone. MODULE is the engine's host program, which has a `main`.
+libraries are those of the engine's environment alone. MODULE is the engine's program, which has a `main`.
 """
 
 import sys
@@ -25,7 +25,7 @@ def make_importable(folder: Path) -> None:
 
 
 def main() -> None:
-    """Run the host program that the first argument names."""
+    """Run the program that the first argument names."""
     # Python puts the folder of a script first, where our modules would hide libraries of the same name.
     own = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != own]

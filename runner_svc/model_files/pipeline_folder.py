@@ -1,6 +1,6 @@
 """The reader of a pipeline's folder: `model_index.json`, and the weights of the components that it names.
 
-Standard library only: the runner reads a folder to estimate its memory, and the host program before it loads it.
+Standard library only: the runner reads a folder to estimate its memory, and the server program before it loads it.
 Weights are safetensors alone. A folder with Python in it, or with a component from elsewhere than two libraries, is
 refused.
 """

@@ -290,7 +290,7 @@ class StartedModelSettings(SleepingModelSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedModelSettings(StartedModelSettings):
-    """Adds where a host program and the reader of chat templates find a model."""
+    """Adds where a server program and the reader of chat templates find a model."""
 
     @property
     def file(self) -> Path:

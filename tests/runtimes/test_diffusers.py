@@ -1,4 +1,4 @@
-"""diffusers itself, in the host program under its own environment, with pipelines of small random weights."""
+"""diffusers itself, in the server program under its own environment, with pipelines of small random weights."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from native_builds import built_diffusers
 from typing_extensions import override
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.runtimes.diffusers.arguments import HOST_PROGRAM
+from runner_svc.runtimes.diffusers.arguments import SERVER_PROGRAM
 from runner_svc.runtimes.diffusers.backend import DiffusersBackend
 from runner_svc.runtimes.diffusers.settings import DiffusersModel
 from runner_svc.runtimes.library_server import program_command
@@ -46,7 +46,7 @@ def _settings(family: str = "sd", **settings: Any) -> tuple[DiffusersModel, Mode
     python, pipelines = built_diffusers()
     # Nothing of the repository is on the path of this interpreter, but for what the bootstrap puts there.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = program_command(HOST_PROGRAM, str(python))
+    command = program_command(SERVER_PROGRAM, str(python))
     given = {"path": pipelines / family, "command": command, "environment": environment, "threads": 1, **settings}
     return engine_settings(DiffusersModel, **given)
 

@@ -15,7 +15,7 @@ ENVIRONMENT = EngineEnvironment(
             locks=("cuda.lock",), installed_bytes=5_500_000_000, download_bytes=2_700_000_000
         ),
     },
-    check="import diffusers, msgspec, PIL, torch, transformers; diffusers.StableDiffusionPipeline",
+    check="import diffusers, PIL, torch, transformers; diffusers.StableDiffusionPipeline",
     oldest_python=(3, 11),
     newest_python=(3, 13),
 )

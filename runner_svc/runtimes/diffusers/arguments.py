@@ -1,7 +1,6 @@
-"""The command line of the program that hosts diffusers: from a model's settings and a load's order."""
+"""The command line of the server program of diffusers: from a model's settings and a load's order."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import get_args
 
 from runner_svc.backend.devices import uses_no_device
@@ -10,12 +9,11 @@ from runner_svc.policy.load_plan import word_parameter
 from runner_svc.runtimes.diffusers.settings import CpuOffload, DiffusersModel, Dtype, Quantization
 from weft.kernel.load_parameters import LoadParameter, LoadValue
 
-HOST_PROGRAM = "runner_svc.runtimes.diffusers.host"
+SERVER_PROGRAM = "runner_svc.runtimes.diffusers.server"
 
 
-def host_arguments(model: DiffusersModel, socket: Path, order: LoadOrder | None = None) -> list[str]:
-    """Returns the command line of the host program after its command."""
-    order = order or LoadOrder()
+def server_arguments(model: DiffusersModel, order: LoadOrder, port: int) -> list[str]:
+    """Returns the command line after the program."""
     placement = placement_of(model, order.parameters)
     optional = {
         "--variant": model.weights_variant,
@@ -30,7 +28,7 @@ def host_arguments(model: DiffusersModel, socket: Path, order: LoadOrder | None 
         "--no-safety-checker": not model.safety_checker,
     }
     return [
-        *("--socket", str(socket), "--model", str(order.model_path or model.file)),
+        *("--port", str(port), "--model", str(order.model_path or model.file)),
         *("--threads", str(model.engine_threads), "--family", model.family, "--dtype", placement["dtype"]),
         *("--device", "cpu" if uses_no_device(order) else model.device, "--device-map", model.device_map),
         *("--cpu-offload", placement["cpu_offload"], "--quantization", placement["quantization"]),

@@ -1,28 +1,29 @@
-"""The backend of the runtime diffusers: the library in a host process that the runner starts."""
+"""The backend of the runtime diffusers: the library in a server program that the runner starts."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from typing_extensions import override
 
 from runner_svc.backend.port import LoadOrder
 from runner_svc.environments.diffusers.environment import ENVIRONMENT
-from runner_svc.runtimes.diffusers.arguments import HOST_PROGRAM, host_arguments, load_parameters
+from runner_svc.runtimes.diffusers.arguments import SERVER_PROGRAM, load_parameters, server_arguments
 from runner_svc.runtimes.diffusers.parameters import PARAMETERS
 from runner_svc.runtimes.diffusers.settings import DiffusersModel
-from runner_svc.runtimes.media_backend import MediaBackend
+from runner_svc.runtimes.media_server import MediaServer
 from weft.kernel.load_parameters import LoadParameter
 from weft.kernel.request import Operation
 
 OPERATIONS = frozenset({Operation.IMAGE})
 
 
-class DiffusersBackend(MediaBackend[DiffusersModel]):
-    """A Backend over one host process."""
+class DiffusersBackend(MediaServer[DiffusersModel]):
+    """A Backend over one server process."""
 
-    program = HOST_PROGRAM
+    program = SERVER_PROGRAM
+    always = OPERATIONS
     engine_parameters = PARAMETERS
     engine_environment = ENVIRONMENT
+    noun = "diffusers"
     missing_library = "diffusers and PyTorch cannot be loaded; run: weft runtime install diffusers"
 
     @property
@@ -31,9 +32,5 @@ class DiffusersBackend(MediaBackend[DiffusersModel]):
         return load_parameters()
 
     @override
-    def arguments(self, order: LoadOrder, socket: Path) -> list[str]:
-        return host_arguments(self.model, socket, order)
-
-    @override
-    def operations(self) -> frozenset[Operation]:
-        return OPERATIONS
+    def arguments(self, order: LoadOrder, port: int) -> list[str]:
+        return server_arguments(self.model, order, port)

@@ -1,18 +1,18 @@
 """The engine of diffusers: requests for images, checked, worked on step by step, and answered."""
 
+import argparse
 import inspect
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from runner_svc.engine_host.engine import Job, RefusedError
-from runner_svc.engine_host.messages import Done, MakeImages, Picture, Ready, Work, Worked
+from runner_svc.engine_host.http_server import OUT_OF_MEMORY, Caller, FieldRefusedError, RefusedError
+from runner_svc.engine_host.media_routes import ImageEngine, ImageRequest, send_image, send_preview, send_progress
 from runner_svc.runtimes.diffusers.families import Mode
-from runner_svc.runtimes.diffusers.pictures import LOSSLESS_QUALITY, MEDIA_TYPES, PictureFiles
+from runner_svc.runtimes.diffusers.pictures import FORMATS, LOSSLESS_QUALITY, PictureFiles
 from runner_svc.runtimes.diffusers.pipelines import Pipelines
 from runner_svc.runtimes.diffusers.previews import PreviewDecoder, preview_steps
 
@@ -20,18 +20,6 @@ SEEDS = 2**63
 COMPRESSION = "output_compression"
 """The parameter of a request for the quality of JPEG and WebP, by OpenAI's name."""
 MAX_WORDS_OF_ERROR = 300
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageDefaults:
-    """What a request that does not say gets, and the limits of one that does. None: as the family has it."""
-
-    steps: int | None = None
-    guidance: float | None = None
-    strength: float | None = None
-    size_multiple: int | None = None
-    max_steps: int = 150
-    max_pixels: int = 2048 * 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,31 +47,23 @@ class _Progress:
     """After which steps of the present image there is a preview."""
 
 
-class DiffusersEngine:
-    """A loaded model, see Engine."""
+class DiffusersEngine(ImageEngine):
+    """A loaded model."""
 
     def __init__(
-        self, pipelines: Pipelines, files: PictureFiles, previews: PreviewDecoder, defaults: ImageDefaults
+        self, pipelines: Pipelines, files: PictureFiles, previews: PreviewDecoder, options: argparse.Namespace
     ) -> None:
         self._pipelines = pipelines
         self._files = files
         self._previews = previews
-        self._defaults = defaults
+        self._settings = options
 
-    @property
-    def facts(self) -> Ready:
-        """See Engine.facts."""
-        return Ready()
-
-    def work(self, request: Work, job: Job) -> None:
-        """See Engine.work."""
-        if not isinstance(request, MakeImages):
-            raise RefusedError("UNSUPPORTED_OPERATION", "diffusers makes images only")
-        began = time.monotonic()
+    def make(self, request: ImageRequest, caller: Caller) -> None:
+        """See ImageEngine.make."""
         memory_error = ""
         ended_early = True
         try:
-            self._make(request, job, began)
+            self._make(request, caller)
             ended_early = False
         except Exception as error:
             if not self._pipelines.is_out_of_memory(error):
@@ -98,30 +78,26 @@ class DiffusersEngine:
             advice = "ask for a smaller size or fewer images at once"
             configured = "let the operator set cpu_offload, vae_tiling, attention_slicing or a quantization"
             shown = memory_error.splitlines()[0][:MAX_WORDS_OF_ERROR]
-            raise RefusedError("OUT_OF_MEMORY", f"the memory of the device ran out; {advice}, or {configured}. {shown}")
+            message = f"the memory of the device ran out; {advice}, or {configured}. {shown}"
+            raise RefusedError(message, OUT_OF_MEMORY)
 
-    def _make(self, request: MakeImages, job: Job, began: float) -> None:
+    def _make(self, request: ImageRequest, caller: Caller) -> None:
+        began = time.monotonic()
         plan = self._plan(request)
         progress = _Progress(total=plan.count * plan.steps)
-        job.send(Worked(id=request.id, done=0, total=progress.total, stage="reading the prompt"))
+        send_progress(caller, 0, progress.total, "reading the prompt")
         for index in range(plan.count):
-            job.raise_if_cancelled()
-            seed = (request.seed + index) % SEEDS
-            image = self._image(request, job, plan, progress, index)
+            caller.raise_if_gone()
+            before, seed = progress.done, (request.seed + index) % SEEDS
+            image = self._image(request, caller, plan, progress, index)
             data = self._files.written(image, request.output_format, plan.quality)
-            media_type = MEDIA_TYPES[request.output_format]
-            job.send(Picture(id=request.id, index=index, data=data, media_type=media_type, seed=seed))
-        job.send(
-            Done(
-                id=request.id,
-                image_steps=progress.done,
-                image_pixels=plan.count * plan.width * plan.height,
-                seconds=time.monotonic() - began,
-            )
-        )
+            usage = {"image_steps": progress.done - before, "image_pixels": plan.width * plan.height}
+            ended = time.monotonic()
+            send_image(caller, index, data, seed, usage, ended - began)
+            began = ended
 
-    def _image(self, request: MakeImages, job: Job, plan: _Plan, progress: _Progress, index: int) -> Any:
-        """Returns one image. Raises CancelledRequestError after the step in which the request is cancelled."""
+    def _image(self, request: ImageRequest, caller: Caller, plan: _Plan, progress: _Progress, index: int) -> Any:
+        """Returns one image. Raises GoneError after the step in which the caller leaves."""
         partial = 0
 
         def after_step(pipeline: Any, step: int, _: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -130,19 +106,15 @@ class DiffusersEngine:
                 self._begin(pipeline, plan, progress, request.partial_images)
             progress.done += 1
             # Instead of the library's own flag, with which the image would still be decoded.
-            job.raise_if_cancelled()
+            caller.raise_if_gone()
             last = (
                 "" if progress.done % (progress.total // plan.count) else f"decoding image {index + 1} of {plan.count}"
             )
-            job.send(Worked(id=request.id, done=progress.done, total=progress.total, stage=last))
+            send_progress(caller, progress.done, progress.total, last)
             if step + 1 in progress.previews:
                 preview = self._preview(pipeline, given["latents"], plan)
                 if preview is not None:
-                    data = self._files.written(preview, request.output_format)
-                    media_type = MEDIA_TYPES[request.output_format]
-                    job.send(
-                        Picture(id=request.id, index=index, data=data, media_type=media_type, partial_index=partial)
-                    )
+                    send_preview(caller, index, partial, self._files.written(preview, request.output_format))
                     partial += 1
             return {}
 
@@ -152,8 +124,8 @@ class DiffusersEngine:
             **plan.arguments,
         )
         if any(getattr(made, "nsfw_content_detected", None) or ()):
-            message = "prompt: the model's own safety checker withheld the image; change the prompt or the seed"
-            raise RefusedError("INVALID_ARGUMENT", message)
+            message = "the model's own safety checker withheld the image; change the prompt or the seed"
+            raise FieldRefusedError("prompt", message)
         return made.images[0]
 
     def _begin(self, pipeline: Any, plan: _Plan, progress: _Progress, previews: int) -> None:
@@ -170,20 +142,20 @@ class DiffusersEngine:
             sys.stderr.write(f"no preview: {type(error).__name__}: {error}\n")
             return None
 
-    def _plan(self, request: MakeImages) -> _Plan:
+    def _plan(self, request: ImageRequest) -> _Plan:
         """Checks a request and reads its images. Raises RefusedError naming the field."""
         family = self._pipelines.family
         mode = _mode(request)
-        if request.output_format not in MEDIA_TYPES:
-            raise _refused("output_format", f"must be one of: {', '.join(MEDIA_TYPES)}")
+        if request.output_format not in FORMATS:
+            raise FieldRefusedError("output_format", f"must be one of: {', '.join(FORMATS)}")
         pipeline = self._pipelines.of(mode)
         if request.negative_prompt and not family.takes_negative_prompt:
-            raise _refused("negative_prompt", f"{family.title} takes none; leave it out")
+            raise FieldRefusedError("negative_prompt", f"{family.title} takes none; leave it out")
         steps = self._steps(request)
         source, mask = self._media(request)
         width, height = self._size(request, source)
         arguments: dict[str, Any] = {"prompt": request.prompt, "num_inference_steps": steps}
-        guidance = request.guidance if request.guidance is not None else self._defaults.guidance
+        guidance = request.guidance if request.guidance is not None else self._settings.guidance
         arguments["guidance_scale"] = family.guidance if guidance is None else guidance
         if request.negative_prompt:
             arguments["negative_prompt"] = request.negative_prompt
@@ -195,7 +167,7 @@ class DiffusersEngine:
             counted = _changing_steps(steps, strength)
             arguments |= {"image": self._files.resized(source, width, height), "strength": strength}
         elif request.strength is not None:
-            raise _refused("strength", "is for a source image, and the request has none; leave it out")
+            raise FieldRefusedError("strength", "is for a source image, and the request has none; leave it out")
         if mask is not None:
             arguments["mask_image"] = self._files.resized(mask, width, height)
         options = dict(request.options)
@@ -211,34 +183,34 @@ class DiffusersEngine:
             quality=None if quality is None else min(int(quality), LOSSLESS_QUALITY),
         )
 
-    def _steps(self, request: MakeImages) -> int:
-        most = self._defaults.max_steps
-        steps = request.steps or self._defaults.steps or min(self._pipelines.family.steps, most)
+    def _steps(self, request: ImageRequest) -> int:
+        most = self._settings.max_steps
+        steps = request.steps or self._settings.steps or min(self._pipelines.family.steps, most)
         if not 1 <= steps <= most:
-            raise _refused("steps", f"must be 1 to {most} for this model")
+            raise FieldRefusedError("steps", f"must be 1 to {most} for this model")
         return steps
 
-    def _strength(self, request: MakeImages, mode: Mode) -> float:
-        strength = request.strength if request.strength is not None else self._defaults.strength
+    def _strength(self, request: ImageRequest, mode: Mode) -> float:
+        strength = request.strength if request.strength is not None else self._settings.strength
         return self._pipelines.family.strength[mode] if strength is None else strength
 
-    def _media(self, request: MakeImages) -> tuple[Any, Any]:
+    def _media(self, request: ImageRequest) -> tuple[Any, Any]:
         """Returns the source image and its mask; None: there is none."""
-        if not request.image_paths:
+        if not request.images:
             return None, None
-        source = self._files.read_source(Path(request.image_paths[0]), "images[0]")
-        if not request.mask_path:
+        source = self._files.read_source(request.images[0], "images[0]")
+        if not request.mask:
             return source, None
-        mask = self._files.read_mask(Path(request.mask_path), "mask")
+        mask = self._files.read_mask(request.mask, "mask")
         if mask.size != source.size:
             size, other = (f"{width}x{height}" for width, height in (source.size, mask.size))
-            raise _refused("mask", f"must have the size of the image, {size}, and has {other}")
+            raise FieldRefusedError("mask", f"must have the size of the image, {size}, and has {other}")
         return source, mask
 
-    def _size(self, request: MakeImages, source: Any) -> tuple[int, int]:
+    def _size(self, request: ImageRequest, source: Any) -> tuple[int, int]:
         """Returns width and height: of the request, else of the source image on the grid, else the model's own."""
-        multiple = self._defaults.size_multiple or self._pipelines.family.size_multiple
-        most = self._defaults.max_pixels
+        multiple = self._settings.size_multiple or self._pipelines.family.size_multiple
+        most = self._settings.max_pixels
         if request.width is None or request.height is None:
             if source is None:
                 side = self._pipelines.side_pixels
@@ -247,38 +219,44 @@ class DiffusersEngine:
         width, height = request.width, request.height
         if width % multiple or height % multiple:
             near = "x".join(str(max(multiple, round(side / multiple) * multiple)) for side in (width, height))
-            raise _refused("size", f"width and height must be multiples of {multiple} for this model, such as {near}")
+            raise FieldRefusedError(
+                "size", f"width and height must be multiples of {multiple} for this model, such as {near}"
+            )
         if width * height > most:
-            raise _refused("size", f"must have at most {most} pixels for this model; {width}x{height} has more")
+            raise FieldRefusedError(
+                "size", f"must have at most {most} pixels for this model; {width}x{height} has more"
+            )
         return width, height
 
     def _options(self, options: dict[str, Any], taken: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
         for name in options:
             if name not in self._pipelines.family.options or name not in taken:
                 words = mode.value.replace("_", " ")
-                raise _refused(name, f"{self._pipelines.family.title} does not take it for {words}; leave it out")
+                raise FieldRefusedError(
+                    name, f"{self._pipelines.family.title} does not take it for {words}; leave it out"
+                )
         return options
 
 
-def _mode(request: MakeImages) -> Mode:
-    if not request.image_paths:
-        if request.mask_path:
-            raise _refused("mask", "is for a source image, and the request has none; leave it out")
+def _mode(request: ImageRequest) -> Mode:
+    if not request.images:
+        if request.mask:
+            raise FieldRefusedError("mask", "is for a source image, and the request has none; leave it out")
         return Mode.TEXT
-    if len(request.image_paths) > 1:
-        raise _refused(
-            "images", f"must be one: diffusers works from one image, and the request has {len(request.image_paths)}"
+    if len(request.images) > 1:
+        raise FieldRefusedError(
+            "images", f"must be one: diffusers works from one image, and the request has {len(request.images)}"
         )
-    return Mode.INPAINTING if request.mask_path else Mode.IMAGE
+    return Mode.INPAINTING if request.mask else Mode.IMAGE
 
 
 def _changing_steps(steps: int, strength: float) -> int:
     """Returns how many of the steps change the source image. Raises RefusedError where none does."""
     if not 0 < strength <= 1:
-        raise _refused("strength", "must be above 0 and at most 1")
+        raise FieldRefusedError("strength", "must be above 0 and at most 1")
     changing = min(int(steps * strength), steps)
     if changing < 1:
-        raise _refused(
+        raise FieldRefusedError(
             "strength", f"of {steps} steps, {strength:g} leaves none; ask for more steps or a higher strength"
         )
     return changing
@@ -292,7 +270,3 @@ def _on_grid(size: tuple[int, int], multiple: int, most: int) -> tuple[int, int]
         max(multiple, int(width * share) // multiple * multiple),
         max(multiple, int(height * share) // multiple * multiple),
     )
-
-
-def _refused(name: str, message: str) -> RefusedError:
-    return RefusedError("INVALID_ARGUMENT", f"{name}: {message}")

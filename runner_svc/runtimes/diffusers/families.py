@@ -1,6 +1,6 @@
 """The families of pipelines: which classes load them, and what they take. Data, and nothing of a library.
 
-The host program imports this, in an environment without weft's other dependencies.
+The server program imports this, in an environment without weft's other dependencies.
 """
 
 from collections.abc import Mapping

@@ -5,50 +5,36 @@ decoded, and every failure refuses the request by the name of its field.
 """
 
 import io
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from runner_svc.engine_host.engine import RefusedError, import_library
-from runner_svc.engine_host.messages import MAX_MESSAGE_BYTES
+from runner_svc.engine_host.http_server import FieldRefusedError, RefusedError, import_library
+from runner_svc.engine_host.media_routes import MAX_SIDE_PIXELS
 
 READ_FORMATS = ("PNG", "JPEG", "WEBP")
-MEDIA_TYPES: Mapping[str, str] = MappingProxyType({"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"})
+FORMATS = ("png", "jpeg", "webp")
 """The formats that are written."""
 DEFAULT_QUALITY = 90
 """Of JPEG and WebP."""
 LOSSLESS_QUALITY = 100
-MAX_SIDE_PIXELS = 16_384
-ENCODED_SHARE = 3 / 4
-"""Bytes of a file per byte of the message that carries it."""
-MESSAGE_RESERVE_BYTES = 4096
+MAX_FILE_BYTES = 24 * 1024 * 1024
+"""Largest file of an image that is made; a message of the mesh with several has at most 64 MiB."""
 OPAQUE = 255
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PictureLimits:
-    """The limits of the images in a request."""
-
-    max_file_bytes: int
-    max_pixels: int
 
 
 class PictureFiles:
     """Reads and writes image files with Pillow."""
 
-    def __init__(self, limits: PictureLimits) -> None:
-        """Raises LibraryMissingError."""
+    def __init__(self, max_bytes: int, max_pixels: int) -> None:
+        """The limits are those of images in requests. Raises ImportError."""
         self._image = import_library("PIL.Image")
         self._operations = import_library("PIL.ImageOps")
-        self._limits = limits
+        self._max_bytes, self._max_pixels = max_bytes, max_pixels
         # Pillow's own limit, as a second one: above twice this number it raises an error by itself.
         self._image.MAX_IMAGE_PIXELS = MAX_SIDE_PIXELS**2
 
-    def read_source(self, path: Path, field: str) -> Any:
+    def read_source(self, data: bytes, field: str) -> Any:
         """Returns a source image in RGB; what is transparent is white. Raises RefusedError."""
-        image = self._decode(path, field)
+        image = self._decode(data, field)
         if not _has_alpha(image):
             return image.convert("RGB")
         image = image.convert("RGBA")
@@ -56,12 +42,12 @@ class PictureFiles:
         ground.alpha_composite(image)
         return ground.convert("RGB")
 
-    def read_mask(self, path: Path, field: str) -> Any:
+    def read_mask(self, data: bytes, field: str) -> Any:
         """Returns a mask in grey, white where the image may be changed. Raises RefusedError.
 
         A mask with transparent places says so by them, as in OpenAI's API; another one by white.
         """
-        image = self._decode(path, field)
+        image = self._decode(data, field)
         if _has_alpha(image):
             alpha = image.convert("RGBA").getchannel("A")
             if alpha.getextrema()[0] < OPAQUE:
@@ -80,51 +66,44 @@ class PictureFiles:
         else:
             image.save(target, format=output_format.upper(), quality=DEFAULT_QUALITY if quality is None else quality)
         data = target.getvalue()
-        most = int(MAX_MESSAGE_BYTES * ENCODED_SHARE) - MESSAGE_RESERVE_BYTES
-        if len(data) > most:
-            message = (
-                f"output_format: the image has {len(data)} bytes as {output_format}, above {most}; use jpeg or webp"
-            )
-            raise RefusedError("INVALID_ARGUMENT", message)
+        if len(data) > MAX_FILE_BYTES:
+            message = f"the image has {len(data)} bytes as {output_format}, above {MAX_FILE_BYTES}; use jpeg or webp"
+            raise FieldRefusedError("output_format", message)
         return data
 
-    def _decode(self, path: Path, field: str) -> Any:
+    def _decode(self, data: bytes, field: str) -> Any:
         """Returns an image with all its pixels, upright. Raises RefusedError."""
-        size = path.stat().st_size
-        if size > self._limits.max_file_bytes:
-            raise _refused(field, f"has {size} bytes, and at most {self._limits.max_file_bytes} are taken")
+        if len(data) > self._max_bytes:
+            message = f"has {len(data)} bytes, and at most {self._max_bytes} are taken"
+            raise FieldRefusedError(field, message)
         try:
-            with self._image.open(path, formats=READ_FORMATS) as image:
+            with self._image.open(io.BytesIO(data), formats=READ_FORMATS) as image:
                 self._check_size(image.size, field)
                 image.verify()
             # After `verify` an image must be opened again.
-            with self._image.open(path, formats=READ_FORMATS) as image:
+            with self._image.open(io.BytesIO(data), formats=READ_FORMATS) as image:
                 image.load()
                 return self._operations.exif_transpose(image)
         except RefusedError:
             raise
         except MemoryError:
-            raise _refused(field, "does not fit into memory when it is decoded") from None
+            raise FieldRefusedError(field, "does not fit into memory when it is decoded") from None
         except Exception as error:  # noqa: BLE001 - broken files make decoders raise errors of many kinds
             names = ", ".join(READ_FORMATS)
-            raise _refused(field, f"cannot be read as one of {names}: {_first_line(error)}") from None
+            raise FieldRefusedError(field, f"cannot be read as one of {names}: {_first_line(error)}") from None
 
     def _check_size(self, size: tuple[int, int], field: str) -> None:
         width, height = size
-        if width * height > self._limits.max_pixels or max(size) > MAX_SIDE_PIXELS:
-            limits = f"{self._limits.max_pixels} pixels and {MAX_SIDE_PIXELS} on each side"
-            raise _refused(field, f"has {width}x{height} pixels, and at most {limits} are taken")
+        if width * height > self._max_pixels or max(size) > MAX_SIDE_PIXELS:
+            limits = f"{self._max_pixels} pixels and {MAX_SIDE_PIXELS} on each side"
+            raise FieldRefusedError(field, f"has {width}x{height} pixels, and at most {limits} are taken")
 
 
 def _has_alpha(image: Any) -> bool:
     return "A" in image.getbands() or "transparency" in image.info
 
 
-def _refused(field: str, message: str) -> RefusedError:
-    return RefusedError("INVALID_ARGUMENT", f"{field}: {message}")
-
-
 def _first_line(error: BaseException) -> str:
-    # Pillow's errors name the private file of the request.
+    # Pillow's error names an object of Python.
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     return "the file is no such image" if "cannot identify" in text else text[:200]

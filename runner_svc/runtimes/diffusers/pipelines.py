@@ -1,16 +1,22 @@
 """The loaded pipelines of one model: the one of its folder, and those for other modes, which share its components."""
 
+import argparse
 import gc
 import inspect
 import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from runner_svc.engine_host.engine import RefusedError
+from runner_svc.engine_host.http_server import (
+    FAILED,
+    OUT_OF_MEMORY,
+    UNSUPPORTED,
+    FieldRefusedError,
+    RefusedError,
+)
 from runner_svc.model_files.pipeline_folder import PipelineFolder, PipelineFolderError, read_pipeline_folder
 from runner_svc.runtimes.diffusers.families import FAMILIES, PIPELINE_CLASSES, Family, Mode
 
@@ -31,23 +37,6 @@ _QUANTIZATIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineOptions:
-    """How a model is loaded; the words are those of the settings."""
-
-    folder: Path
-    family: str = AUTO
-    variant: str | None = None
-    device: str = AUTO
-    dtype: str = AUTO
-    device_map: str = NONE
-    cpu_offload: str = NONE
-    quantization: str = NONE
-    vae_tiling: bool = False
-    attention_slicing: bool = False
-    safety_checker: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Placement:
     """Where the components are, and as what."""
 
@@ -58,30 +47,30 @@ class _Placement:
     quantization: str
 
 
-def read_folder(options: PipelineOptions) -> tuple[PipelineFolder, Family, Mode]:
+def read_folder(options: argparse.Namespace) -> tuple[PipelineFolder, Family, Mode]:
     """Returns the facts in the model's folder, before anything is loaded. Raises RefusedError."""
     try:
-        folder = read_pipeline_folder(options.folder, options.variant)
+        folder = read_pipeline_folder(options.model, options.variant)
     except (PipelineFolderError, OSError) as error:
-        raise RefusedError("INVALID_ARGUMENT", str(error)) from None
+        raise RefusedError(str(error)) from None
     known = PIPELINE_CLASSES.get(folder.class_name)
     if known is None:
         names = ", ".join(sorted(PIPELINE_CLASSES))
-        raise RefusedError(
-            "INVALID_ARGUMENT", f"pipelines of the class {folder.class_name} are not loaded; {names} are"
-        )
+        raise RefusedError(f"pipelines of the class {folder.class_name} are not loaded; {names} are")
     family, mode = known
     if options.family not in (AUTO, family.name):
-        message = f"family: the folder has a pipeline of {family.title}, not of {FAMILIES[options.family].title}"
-        raise RefusedError("INVALID_ARGUMENT", message)
+        message = f"the folder has a pipeline of {family.title}, not of {FAMILIES[options.family].title}"
+        raise FieldRefusedError("family", message)
     return folder, family, mode
 
 
 class Pipelines:
     """The pipelines of one model. One request at a time uses them."""
 
-    def __init__(self, torch: Any, diffusers: Any, options: PipelineOptions, report: Callable[[float], None]) -> None:
-        """Loads the model; `report` is given the loaded share of its weights, 0 to 1. Raises RefusedError."""
+    def __init__(
+        self, torch: Any, diffusers: Any, options: argparse.Namespace, report: Callable[[float], None]
+    ) -> None:
+        """Loads the model; `report` gets the loaded share of its weights, 0 to 1. Raises RefusedError."""
         folder, self.family, self._mode = read_folder(options)
         self._torch, self._diffusers, self._options = torch, diffusers, options
         self._placement = _placement(torch, options, self.family)
@@ -124,7 +113,7 @@ class Pipelines:
         if mode not in self.modes:
             words = ", ".join(sorted(one.value.replace("_", " ") for one in self.modes))
             named = mode.value.replace("_", " ")
-            raise RefusedError("UNSUPPORTED_OPERATION", f"this model is for {words} only, not for {named}")
+            raise RefusedError(f"this model is for {words} only, not for {named}", UNSUPPORTED)
         pipeline = self._by_mode.get(mode)
         if pipeline is None:
             pipeline = self._by_mode[mode] = self._sibling(mode)
@@ -162,7 +151,7 @@ class Pipelines:
     def _loaded(self, folder: PipelineFolder, report: Callable[[float], None]) -> Any:
         place, options = self._placement, self._options
         given: dict[str, Any] = dict.fromkeys(folder.absent)
-        if not options.safety_checker and "safety_checker" in folder.components | folder.absent:
+        if options.no_safety_checker and "safety_checker" in folder.components | folder.absent:
             given |= {"safety_checker": None, "requires_safety_checker": False}
         if folder.variant:
             given["variant"] = folder.variant
@@ -176,7 +165,7 @@ class Pipelines:
         try:
             with watch:
                 pipeline = getattr(self._diffusers, folder.class_name).from_pretrained(
-                    str(options.folder),
+                    str(options.model),
                     dtype=getattr(self._torch, place.dtype),
                     use_safetensors=True,
                     local_files_only=True,
@@ -194,8 +183,8 @@ class Pipelines:
     def _load_failure(self, error: Exception) -> RefusedError:
         if self.is_out_of_memory(error):
             advice = "use cpu_offload, a quantization, a smaller dtype, or device_map: balanced over several devices"
-            return RefusedError("OUT_OF_MEMORY", f"the model does not fit into the memory of the device; {advice}")
-        return RefusedError("BACKEND_ERROR", f"diffusers cannot load it: {type(error).__name__}: {error}")
+            return RefusedError(f"the model does not fit into the memory of the device; {advice}", OUT_OF_MEMORY)
+        return RefusedError(f"diffusers cannot load it: {type(error).__name__}: {error}", FAILED)
 
     def _prepare(self, pipeline: Any) -> None:
         pipeline.set_progress_bar_config(disable=True)
@@ -262,12 +251,12 @@ class _LoadWatch(logging.Handler):
         self._logger.level, self._logger.propagate = self._before
 
 
-def _placement(torch: Any, options: PipelineOptions, family: Family) -> _Placement:
+def _placement(torch: Any, options: argparse.Namespace, family: Family) -> _Placement:
     """Returns where a model is placed. Raises RefusedError for an accelerator that is not there."""
     has_accelerator = bool(torch.cuda.is_available())
     if options.device == ACCELERATOR and not has_accelerator:
-        message = "device: there is no CUDA device that PyTorch can use; use cpu, or install the variant cuda"
-        raise RefusedError("INVALID_ARGUMENT", message)
+        message = "there is no CUDA device that PyTorch can use; use cpu, or install the variant cuda"
+        raise FieldRefusedError("device", message)
     if options.device == CPU or not has_accelerator:
         # Offloading and quantization are about the memory of an accelerator.
         dtype = "float32" if options.dtype == AUTO else options.dtype

@@ -1,4 +1,4 @@
-"""The runtime diffusers: pipelines of images in a child process, one per model (docs/decisions/0011, 0070)."""
+"""The runtime diffusers: pipelines of images in a child process, one per model (docs/decisions/0011)."""
 
 from typing import TYPE_CHECKING
 

@@ -4,15 +4,16 @@ from collections.abc import Mapping
 
 from typing_extensions import override
 
+from runner_svc.backend.devices import uses_no_device
 from runner_svc.backend.port import LoadOrder
 from runner_svc.environments.faster_whisper.environment import ENVIRONMENT
-from runner_svc.runtimes.faster_whisper.arguments import SERVER_PROGRAM, server_arguments
 from runner_svc.runtimes.faster_whisper.parameters import PARAMETERS
 from runner_svc.runtimes.faster_whisper.settings import FasterWhisperModel
 from runner_svc.runtimes.media_server import MediaServer
 from weft.kernel.abilities import Abilities
 from weft.kernel.request import Operation, Skill
 
+SERVER_PROGRAM = "runner_svc.runtimes.faster_whisper.server"
 OPERATIONS = frozenset({Operation.TRANSCRIPTION})
 ABILITIES = Abilities(skills=frozenset({Skill.AUDIO}), lacking=frozenset({Skill.TEXT, Skill.IMAGE, Skill.TOOLS}))
 
@@ -39,7 +40,18 @@ class FasterWhisperBackend(MediaServer[FasterWhisperModel]):
 
     @override
     def arguments(self, order: LoadOrder, port: int) -> list[str]:
-        return server_arguments(self.model, order, port)
+        model = self.model
+        return [
+            *("--port", str(port), "--model", str(order.model_path or model.file)),
+            *("--device", "cpu" if uses_no_device(order) else model.device, "--compute-type", model.compute_type),
+            *("--threads", str(model.engine_threads), "--slots", str(model.slots), "--beam-size", str(model.beam_size)),
+            *(("--voice-detection",) if model.voice_detection else ()),
+            *("--max-audio-seconds", str(model.max_audio_seconds), "--max-audio-bytes", str(model.max_audio_bytes)),
+            *("--max-channels", str(model.max_channels)),
+            *("--min-sample-rate-hz", str(model.min_sample_rate_hz)),
+            *("--max-sample-rate-hz", str(model.max_sample_rate_hz)),
+            *model.extra_arguments,
+        ]
 
     @property
     @override

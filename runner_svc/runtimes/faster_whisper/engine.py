@@ -1,17 +1,16 @@
 """The engine: one Whisper model in faster-whisper, which hears a recording piece by piece."""
 
+import argparse
 import copy
 import ctypes
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
 
 from runner_svc.engine_host.http_server import BUSY, OUT_OF_MEMORY, Caller, RefusedError
 from runner_svc.engine_host.media_routes import TranscriptionEngine, TranscriptionRequest
 from runner_svc.runtimes.faster_whisper.listening import Library, Listening
-from runner_svc.runtimes.faster_whisper.recording import RecordingLimits, RecordingReader
+from runner_svc.runtimes.faster_whisper.recording import RecordingReader
 
 TOKENIZER_FILE = "tokenizer.json"
 WEIGHTS_FILE = "model.bin"
@@ -23,28 +22,13 @@ UNLOAD_POLL_SECONDS = 0.01
 _OUT_OF_MEMORY = "out of memory"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """Options of a load."""
-
-    model_path: Path
-    """The folder of the converted model."""
-    limits: RecordingLimits
-    device: str = "auto"
-    compute_type: str = "int8"
-    threads: int = 1
-    slots: int = 1
-    beam_size: int = 5
-    voice_detection: bool = False
-
-
 class WhisperEngine(TranscriptionEngine):
     """A loaded model, see Engine."""
 
-    def __init__(self, library: Library, options: EngineOptions) -> None:
+    def __init__(self, library: Library, options: argparse.Namespace) -> None:
         """Raises RefusedError for a folder that is no Whisper model, and where the memory does not suffice."""
         self._library, self._options, self.slots = library, options, options.slots
-        folder = options.model_path
+        folder = options.model
         for name in (WEIGHTS_FILE, TOKENIZER_FILE):
             # Without a tokenizer in the folder the library would look for one on the internet.
             if not (folder / name).is_file():
@@ -72,7 +56,7 @@ class WhisperEngine(TranscriptionEngine):
         voices = options.voice_detection if request.voice_detection is None else request.voice_detection
         with _memory_errors():
             listening = Listening(self._library, model, request, caller, options.beam_size, detects_voices=voices)
-            with RecordingReader(self._library.av, self._library.numpy, request.recording, options.limits) as recording:
+            with RecordingReader(self._library.av, self._library.numpy, request.recording, options) as recording:
                 listening.hear(recording)
 
     def sleep(self) -> None:

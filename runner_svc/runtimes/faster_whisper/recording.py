@@ -4,10 +4,10 @@ PyAV reads it with the libraries of FFmpeg, of which it may use the formats belo
 and addresses, which a recording of a stranger must not. Only one piece of the samples is in memory at a time.
 """
 
+import argparse
 import io
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, Self
 
 from runner_svc.engine_host.http_server import FieldRefusedError
@@ -34,27 +34,19 @@ _PER_SECOND = 1_000_000
 """Units of FFmpeg's durations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingLimits:
-    """Limits of a recording."""
-
-    max_seconds: float
-    max_bytes: int
-    max_channels: int
-    min_sample_rate_hz: int
-    max_sample_rate_hz: int
-
-
 class RecordingReader:
     """One recording, opened. A context manager."""
 
-    def __init__(self, av: Any, numpy: Any, data: bytes, limits: RecordingLimits) -> None:
-        """Raises RefusedError for a file that is no recording, or is beyond the limits by what it says of itself."""
+    def __init__(self, av: Any, numpy: Any, data: bytes, limits: argparse.Namespace) -> None:
+        """Raises RefusedError for a file that is no recording, or is beyond the limits by what it says of itself.
+
+        `limits`: the options of the program.
+        """
         self._av, self._numpy, self._limits = av, numpy, limits
         self.stated_seconds = 0.0
         """Length as the file has it; 0: it does not say. It may be wrong."""
-        if len(data) > limits.max_bytes:
-            raise _refused(f"has {len(data)} bytes; at most {limits.max_bytes} are read")
+        if len(data) > limits.max_audio_bytes:
+            raise _refused(f"has {len(data)} bytes; at most {limits.max_audio_bytes} are read")
         self._opened = ExitStack()
         try:
             self._container = self._opened.enter_context(_container(av, data))
@@ -78,8 +70,8 @@ class RecordingReader:
         count = total = 0
         for samples in self._resampled(on_frame):
             total += samples.shape[0]
-            if total > self._limits.max_seconds * SAMPLE_RATE:
-                raise _refused(f"lasts longer than {self._limits.max_seconds:g} s, which is the most")
+            if total > self._limits.max_audio_seconds * SAMPLE_RATE:
+                raise _refused(f"lasts longer than {self._limits.max_audio_seconds:g} s, which is the most")
             kept.append(samples)
             count += samples.shape[0]
             while count >= piece_samples:
@@ -142,8 +134,8 @@ class RecordingReader:
             raise _refused("has no sound that can be decoded")
         self._check(codec.sample_rate, codec.channels)
         seconds = _stated_seconds(self._container, stream)
-        if seconds > self._limits.max_seconds:
-            raise _refused(f"lasts {seconds:.0f} s; at most {self._limits.max_seconds:g} s are transcribed")
+        if seconds > self._limits.max_audio_seconds:
+            raise _refused(f"lasts {seconds:.0f} s; at most {self._limits.max_audio_seconds:g} s are transcribed")
         return stream, seconds
 
     def _check(self, sample_rate: int, channels: int) -> None:

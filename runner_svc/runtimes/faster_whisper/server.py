@@ -9,9 +9,8 @@ from pathlib import Path
 
 from runner_svc.engine_host.cuda_libraries import load_cuda_libraries
 from runner_svc.engine_host.http_server import import_library, serve
-from runner_svc.runtimes.faster_whisper.engine import EngineOptions, WhisperEngine
+from runner_svc.runtimes.faster_whisper.engine import WhisperEngine
 from runner_svc.runtimes.faster_whisper.listening import Library
-from runner_svc.runtimes.faster_whisper.recording import RecordingLimits
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -43,26 +42,7 @@ def load(options: argparse.Namespace) -> WhisperEngine:
         av=import_library("av"),
         numpy=import_library("numpy"),
     )
-    limits = RecordingLimits(
-        max_seconds=options.max_audio_seconds,
-        max_bytes=options.max_audio_bytes,
-        max_channels=options.max_channels,
-        min_sample_rate_hz=options.min_sample_rate_hz,
-        max_sample_rate_hz=options.max_sample_rate_hz,
-    )
-    return WhisperEngine(
-        library,
-        EngineOptions(
-            model_path=options.model,
-            limits=limits,
-            device=options.device,
-            compute_type=options.compute_type,
-            threads=options.threads,
-            slots=options.slots,
-            beam_size=options.beam_size,
-            voice_detection=options.voice_detection,
-        ),
-    )
+    return WhisperEngine(library, options)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The runtime piper: voices in ONNX, spoken by the library in a child process of its own (docs/decisions/0071)."""
+"""The runtime piper: voices in ONNX, spoken by the library in a child process (docs/decisions/0011)."""
 
 from typing import TYPE_CHECKING
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from runner_svc.backend.port import BackendFacts, CallInfo
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.host_backend import HostBackend
 from runner_svc.runtimes.started_server import StartedServer
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame
@@ -33,7 +32,7 @@ SWITCHES: dict[Engine, dict[str, Any]] = {
 START_SECONDS = 20.0
 ANSWER_SECONDS = 20.0
 _STALLS = {"never_ready", "load_step_seconds"}
-Backend = TypeVar("Backend", bound=HostBackend[Any] | StartedServer[Any])
+Backend = TypeVar("Backend", bound=StartedServer[Any])
 
 
 def scripted(variable: str, switches: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:

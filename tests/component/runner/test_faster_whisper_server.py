@@ -16,8 +16,7 @@ from kit.engine_settings import engine_settings
 from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.policy.load_plan import AS_CONFIGURED
-from runner_svc.runtimes.faster_whisper.arguments import SERVER_PROGRAM
-from runner_svc.runtimes.faster_whisper.backend import FasterWhisperBackend
+from runner_svc.runtimes.faster_whisper.backend import SERVER_PROGRAM, FasterWhisperBackend
 from runner_svc.runtimes.faster_whisper.runtime import RUNTIME
 from runner_svc.runtimes.faster_whisper.settings import FasterWhisperModel
 from runner_svc.runtimes.library_server import program_command

@@ -140,14 +140,6 @@ def test_what_breaks_vllm_on_processors_is_in_none_of_its_lock_files() -> None:
     assert not [name for name in names if name.startswith(("nvidia-", "cuda-"))]
 
 
-def test_what_weft_needs_in_the_environments_of_its_host_programs_is_locked() -> None:
-    with_host_programs = [each for each in VARIANTS if each[0].name == "diffusers"]
-    assert with_host_programs
-    for environment, variant in with_host_programs:
-        text = "".join(lock.read_text("utf-8") for lock in environment.lock_files(variant))
-        assert re.search(r"^msgspec==", text, re.MULTILINE), environment.name
-
-
 @pytest.mark.parametrize(
     ("variants", "choice", "has_cards", "chosen"),
     [

@@ -1,7 +1,7 @@
 """Images without pixels: a size, bands, and whatever they were made with."""
 
+import io
 import json
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -56,10 +56,10 @@ class Image:
         target.write(f"{format} {json.dumps(content)}".encode())
 
 
-def open(path: Path, formats: tuple[str, ...]) -> Image:  # noqa: A001 - as Pillow has it
-    kind, _, content = path.read_bytes().partition(b" ")
+def open(file: io.BytesIO, formats: tuple[str, ...]) -> Image:  # noqa: A001 - as Pillow has it
+    kind, _, content = file.read().partition(b" ")
     if kind.decode("latin-1") not in formats:
-        raise ValueError(f"cannot identify image file '{path}'")
+        raise ValueError(f"cannot identify image file {file}")
     made = json.loads(content)
     width, height = made.pop("size")
     return Image(made.pop("mode", "RGB"), (width, height), made)

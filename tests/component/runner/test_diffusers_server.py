@@ -1,4 +1,4 @@
-"""The diffusers backend with its real host process, over stand-ins for the libraries."""
+"""The diffusers backend with its real server process, over stand-ins for the libraries."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, CallInfo, LoadOrder
 from runner_svc.environments.folder import EnvironmentFolder
-from runner_svc.runtimes.diffusers.arguments import HOST_PROGRAM
+from runner_svc.runtimes.diffusers.arguments import SERVER_PROGRAM
 from runner_svc.runtimes.diffusers.backend import DiffusersBackend
 from runner_svc.runtimes.diffusers.settings import DiffusersModel
 from runner_svc.runtimes.library_server import program_command
@@ -53,7 +53,7 @@ def _folder(folder: Path, **index: Any) -> Path:
 def _settings(
     model: Path, switches: dict[str, Any] | None = None, **settings: Any
 ) -> tuple[DiffusersModel, ModelContext]:
-    given = {"path": model, "command": program_command(HOST_PROGRAM), **settings}
+    given = {"path": model, "command": program_command(SERVER_PROGRAM), **settings}
     return engine_settings(DiffusersModel, **scripted("SCRIPTED_DIFFUSERS", switches, **given))
 
 
@@ -208,7 +208,7 @@ async def test_formats_and_their_quality_are_as_asked_for(model: Path) -> None:
         [made] = await _made(backend, _payload(output_format="webp", extra={"output_compression": 40, "eta": 0.5}))
         assert (made["format"], made["quality"], made["eta"]) == ("WEBP", 40, 0.5)
         frames = await _frames(backend, _payload(output_format="jpeg", extra={"sharpness": 3}))
-        assert collected_images(frames)[0].image.media_type == "image/jpeg"
+        assert collected_images(frames)[0].image.data.startswith(b"JPEG ")
         assert [event.warning.field for event in frames[0] if event.HasField("warning")] == ["sharpness"]
 
 
@@ -304,7 +304,7 @@ async def test_an_error_of_the_library_fails_the_request_alone(model: Path) -> N
     async with _running(model, {"fails_at_step": 20}) as (backend, _):
         assert await _refusal(backend, _payload(steps=30)) == (
             Reason.BACKEND_ERROR,
-            "the engine failed: a kernel failed",
+            "the engine reported: a kernel failed",
         )
         assert await _made(backend, _payload())
 
