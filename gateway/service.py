@@ -1,11 +1,13 @@
 """The gateway as a service of `weft_app.compose`: it binds, serves and drains inside the host's event loop."""
 
 from collections.abc import Awaitable, Sequence
+from pathlib import Path
 
 import grpc
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.app import GatewayPorts, app_over, gateway_deps
+from gateway.auth.authentication import HOME_SOCKET
 from gateway.batches.finishing import FinishingJobs
 from gateway.config import GatewayConfig
 from gateway.http.event_watches import EventWatches
@@ -25,9 +27,14 @@ def build(
     *,
     metrics: MetricsPage | None = None,
     clock: Clock | None = None,
+    socket_path: Path | None = None,
 ) -> "GatewayService":
-    """Returns a gateway that is not started. `metrics` receives its metrics; by default it has its own page."""
-    return GatewayService(config, ports, metrics=GatewayMetrics(metrics), clock=clock or SystemClock())
+    """Returns a gateway that is not started. `metrics` receives its metrics; by default it has its own page.
+
+    `socket_path`: a Unix socket that it serves too; callers without a key are local there.
+    """
+    metrics_of = GatewayMetrics(metrics)
+    return GatewayService(config, ports, metrics=metrics_of, clock=clock or SystemClock(), socket_path=socket_path)
 
 
 class GatewayService:
@@ -42,6 +49,7 @@ class GatewayService:
         *,
         metrics: GatewayMetrics,
         clock: Clock,
+        socket_path: Path | None = None,
     ) -> None:
         self._ports = ports
         if ports.ends is not None:
@@ -54,6 +62,16 @@ class GatewayService:
         self._server = AppServer(
             self._serve, exposure=config.exposure(), limits=config.connections, on_refused=metrics.refused
         )
+        self._home_server = None
+        if socket_path is not None:
+            self._home_server = AppServer(
+                self._serve_home,
+                exposure=config.exposure(),
+                limits=config.connections,
+                on_refused=metrics.refused,
+                name="home",
+                socket_path=socket_path,
+            )
 
     def reconfigure(self, config: GatewayConfig) -> None:
         """Serve requests that come from now on by other settings; those that run keep the settings they began with.
@@ -68,6 +86,10 @@ class GatewayService:
         self._app = app_over(self._deps, self._ports, self._finishing, self._running)
 
     def _serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._app(scope, receive, send)
+
+    def _serve_home(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        scope[HOME_SOCKET] = True
         return self._app(scope, receive, send)
 
     @property
@@ -86,12 +108,17 @@ class GatewayService:
     async def start(self) -> None:
         """Bind and accept. Raises a WeftError if the address is not loopback or not available."""
         await self._server.start()
+        if self._home_server is not None:
+            await self._home_server.start()
 
     async def stop(self, grace_seconds: float) -> None:
         """See `weft.kernel.service.Service.stop`."""
-        self._server.request_stop(grace_seconds)
+        servers = [each for each in (self._server, self._home_server) if each is not None]
+        for each in servers:
+            each.request_stop(grace_seconds)
         self._watches.close()
-        await self._server.wait_stopped()
+        for each in servers:
+            await each.wait_stopped()
         await self._finishing.close()
         if self._ports.ends is not None:
             await self._ports.ends.stop(min(grace_seconds, LAST_REPORTS_SECONDS))

@@ -20,6 +20,8 @@ _KEY_BEGINNING = f"{KEY_PREFIX}_".encode()
 _KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 _NO_KEY = "-"
 """Stands for credentials of another kind; it is no valid key."""
+HOME_SOCKET = "weft.home_socket"
+"""Key in the scope of requests that came over the socket of a home, which only its user can reach."""
 
 
 class KeyRingSource(Protocol):
@@ -90,7 +92,10 @@ class KeyGate(Gate):
 
     @override
     def admit(self, scope: Scope) -> Principal:
-        return self._authenticated(_presented(scope))
+        presented = _presented(scope)
+        if presented is None and scope.get(HOME_SOCKET):
+            return LOCAL
+        return self._authenticated(presented)
 
     def _authenticated(self, presented: str | None) -> Principal:
         if presented is not None and not self._keys.is_ready:
@@ -101,14 +106,14 @@ class KeyGate(Gate):
 
     @override
     def identify(self, scope: Scope) -> Principal | None:
-        presented = _presented(scope)
-        return None if presented is None else self._authenticated(presented)
+        if _presented(scope) is None and not scope.get(HOME_SOCKET):
+            return None
+        return self.admit(scope)
 
     @override
     def allows(self, scope: Scope, access: Access) -> bool:
         try:
-            principal = authenticate(self._keys.ring, _presented(scope), self._clock.utc_now())
-            principal.require_some(access)
+            self.admit(scope).require_some(access)
         except WeftError:
             return False
         return True

@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Generator
+from pathlib import Path
 
 from starlette.types import ASGIApp
 from typing_extensions import override
@@ -61,10 +62,15 @@ class EdgeServer(Server):
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._tls is None:
-            await super().startup(sockets)
-        else:
+        if self._tls is not None:
             await self._startup_with_tls(sockets or [], *self._tls)
+        elif sockets and sockets[0].family == socket.AF_UNIX:
+            await self.lifespan.startup()
+            loop = asyncio.get_running_loop()
+            self.servers = [await loop.create_unix_server(self._protocol, sock=each) for each in sockets]
+            self.started = True
+        else:
+            await super().startup(sockets)
         self._started.set()
 
     async def _startup_with_tls(self, sockets: list[socket.socket], context: ssl.SSLContext, tls: EdgeTls) -> None:
@@ -166,8 +172,11 @@ class AppServer:
         on_refused: Callable[[int], None],
         name: str = "gateway",
         port_option: str = "--port",
+        socket_path: Path | None = None,
     ) -> None:
         """`port_option` is the option that sets the port, for error messages.
+
+        `socket_path`: serves plain HTTP on a Unix socket there, instead of a port.
 
         `on_refused` is called with the status of each request that is refused before the application.
         """
@@ -177,6 +186,7 @@ class AppServer:
         self._on_refused = on_refused
         self._name = name
         self._port_option = port_option
+        self._socket_path = socket_path
         self._server: EdgeServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._address: tuple[str, int] | None = None
@@ -195,9 +205,12 @@ class AppServer:
 
     async def start(self) -> None:
         """Bind and accept. Raises a WeftError if the address is unavailable, or lacks the required protection."""
-        context = server_context(self._exposure)
-        listener = await _listen(self._exposure, self._port_option)
-        self._address = listener.getsockname()[:2]
+        if self._socket_path is None:
+            context = server_context(self._exposure)
+            listener = await _listen(self._exposure, self._port_option)
+            self._address = listener.getsockname()[:2]
+        else:
+            context, listener = None, _listen_at(self._socket_path)
         self._server = EdgeServer(
             EdgeServerConfig(
                 self._app,
@@ -221,7 +234,8 @@ class AppServer:
         if self._serving.done():
             started.cancel()
             await self._serving
-        log.info("listens", surface=self._name, url=self.url)
+        if self._socket_path is None:
+            log.info("listens", surface=self._name, url=self.url)
 
     def request_stop(self, grace_seconds: float) -> None:
         """Stop accepting requests; running ones have `grace_seconds`."""
@@ -232,6 +246,8 @@ class AppServer:
         """Return when the server has stopped; at once when it does not run."""
         if self._serving is not None:
             await self._serving
+        if self._socket_path is not None:
+            self._socket_path.unlink(missing_ok=True)
         self._server = self._serving = None
 
 
@@ -261,6 +277,15 @@ async def _listen(exposure: Exposure, port_option: str) -> socket.socket:
     except OSError as error:
         listener.close()
         raise _bind_error(error, f"port {port} on {host}", port_option) from None
+    return listener
+
+
+def _listen_at(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.setblocking(False)
+    listener.bind(str(path))
+    listener.listen(_BACKLOG)
     return listener
 
 

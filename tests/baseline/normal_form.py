@@ -20,7 +20,8 @@ TEXT_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     for pattern, replacement in (
         (r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?", "<time>"),
         (r"\b(127\.0\.0\.1|localhost|\[::1\]):\d{4,5}\b", r"\1:<port>"),
-        (r"\b(pid|PID|Process:)([ =]+)\d+", r"\1\2<pid>"),
+        (r"\b(pid|PID|Process:|Process id:)([ =]+)\d+", r"\1\2<pid>"),
+        (r"\b(Prefix \w+ tokens: +)\d+", r"\1<number>"),
         (r"(?<=expires=)\d+|(?<=signature=)[\w-]+", "<signature>"),
         (r"\bcgroup /\S+", "cgroup <path>"),
         (r"\b\d+(?:\.\d+)? tokens/s\b", "<speed> tokens/s"),

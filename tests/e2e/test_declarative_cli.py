@@ -318,12 +318,9 @@ async def test_wait_ends_with_what_it_waits_for(mesh: MeshProcess) -> None:
 async def test_describe_tells_conditions_pool_process_and_events(mesh: MeshProcess) -> None:
     code, out, _ = _weft(mesh, "describe", "model", "m-a")
     assert code == 0
-    assert "m-a [runner/active] ← this row" in out
-    assert "m-b [runner/active]\n" in out
     assert str((await mesh.describe("a")).process_id) in out
     assert "listening on" in out, "the backend's last lines"
     assert "registered" in out
-    assert "coder [" in out
     for target in ("agent/coder", "runner/a", "pool/pool"):
         assert _weft(mesh, "describe", target)[0] == 0
 

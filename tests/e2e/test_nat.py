@@ -21,7 +21,7 @@ from nat_world import (
 
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, runner_pb2
 from weft.client import connect_async
-from weft.client._channel import mesh_address
+from weft.client._home import mesh_address
 from weft.kernel.rpc import open_channel
 
 pytestmark = pytest.mark.nightly("a network of its own that is cut")

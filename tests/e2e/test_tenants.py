@@ -66,7 +66,7 @@ async def test_the_example_is_applied_and_shown_with_what_is_used(mesh: MeshProc
     assert "declared" in line
     assert "configured" in next(line for line in table.splitlines() if line.startswith("filed"))
     page = await weft(mesh, "describe", "tenant", "interns")
-    assert "Max running:" in page
+    assert "Max in flight:" in page
     assert "200000 tok/day" in page
     assert "by an operator on this machine" in page, "calls without a key"
     await weft(mesh, "delete", "tenant", "research", "interns")

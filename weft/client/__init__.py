@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weft.client._channel import mesh_address
+    from weft.client._home import mesh_address
     from weft.client._media_messages import ImageOptions, SpeechOptions, TranscriptionOptions
     from weft.client._mesh import AsyncMesh, Mesh, connect, connect_async
     from weft.client._messages import ChatOptions, Message
@@ -47,7 +47,7 @@ _PLACES = {
     "WeftError": "weft.kernel.errors",
     "connect": "weft.client._mesh",
     "connect_async": "weft.client._mesh",
-    "mesh_address": "weft.client._channel",
+    "mesh_address": "weft.client._home",
 }
 """The module of each name, imported when it is first used: a command that needs no inference starts without it."""
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 from weft.api.common.v1 import audio_pb2, event_pb2, image_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
-from weft.client._channel import ServiceClient, mesh_address, named_by_variable, security_with
+from weft.client._channel import ServiceClient, named_by_variable, security_with
+from weft.client._home import mesh_address
 from weft.client._media_messages import (
     ImageOptions,
     SpeechOptions,

@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from weft.client._channel import KEY_VARIABLE, mesh_ca_file, mesh_url, require_url
+from weft.client._home import KEY_VARIABLE, mesh_ca_file, mesh_url, require_url
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 

@@ -25,7 +25,7 @@ from typing import TypedDict, Unpack
 
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
-from weft.client._channel import mesh_address
+from weft.client._home import mesh_address
 from weft.client._lease_renewal import LeaseClient, LeaseManager, ProcessTree
 from weft.gpu.observer import HostObserver
 from weft.gpu.process import process_id_of

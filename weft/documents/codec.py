@@ -39,15 +39,16 @@ def document_of(message: Message) -> dict[str, Any]:
 def without_defaults(message: Message) -> dict[str, Any]:
     """Returns a message as a document without what is as it would be anyway."""
     descriptor: Any = message.DESCRIPTOR
-    return _without_defaults(descriptor, document_of(message))
+    return leave_out_defaults(descriptor, document_of(message))
 
 
-def _without_defaults(descriptor: Descriptor, document: dict[str, Any]) -> dict[str, Any]:
+def leave_out_defaults(descriptor: Descriptor, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the document of a message of this type without what is as it would be anyway."""
     plans, found = _plans_by_key(descriptor), {}
     for key, value in document.items():
         plan = plans.get(key)
         kind = plan.field.message_type if plan is not None and not plan.field.is_repeated else None
-        part = _without_defaults(kind, value) if kind is not None and isinstance(value, dict) else value
+        part = leave_out_defaults(kind, value) if kind is not None and isinstance(value, dict) else value
         if plan is None or plan.presence == pb.PRESENCE_REQUIRED or part != default_of(plan):
             found[key] = part
     return found

@@ -23,8 +23,7 @@ from weft.api.registry.v1.route_pb2 import Route, RouteManifest
 from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
 from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
 from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
-from weft.api.router.v1.request_service_pb2 import LimitUse
-from weft.documents.codec import document_of, without_defaults, word_of
+from weft.documents.codec import document_of, leave_out_defaults, without_defaults, word_of
 from weft.documents.conditions import (
     Condition,
     agent_conditions,
@@ -35,7 +34,6 @@ from weft.documents.conditions import (
 )
 from weft.documents.reader import read_message
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.abilities import Abilities, reported_over, skills_of
 
 DeclaredT = TypeVar("DeclaredT", bound=Message)
 ObservedT = TypeVar("ObservedT", bound=Message)
@@ -94,13 +92,6 @@ class ModelDocument(Document[ModelDeclaration, Model]):
     """Its state on its runner, while that is known."""
 
     @property
-    def shown_state(self) -> str:
-        """Its state in one word: the phase of its engine while its runner is there, such as "ready"."""
-        if self.instance is None or self.state != "active":
-            return self.state
-        return word_of(self.instance, "phase")
-
-    @property
     def manifest(self) -> ModelManifest:
         """Its manifest as declared or published."""
         return self.declared.manifest
@@ -114,11 +105,6 @@ class ModelDocument(Document[ModelDeclaration, Model]):
     def pool(self) -> str:
         """The pool that it is in."""
         return self.manifest.pool_name or self.manifest.name
-
-    @property
-    def abilities(self) -> Abilities:
-        """What is known of what it takes: as it is declared, and as its runner reports it."""
-        return reported_over(skills_of(self.manifest.skills), self.instance)
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
@@ -222,11 +208,6 @@ class ProfileDocument(Document[ProfileManifest, Profile]):
         """Whether a switch to it may load or unload."""
         return bool(self.declared.load or self.declared.unload or self.declared.unload_others)
 
-    @property
-    def is_changed(self) -> bool:
-        """Whether it is active and something is not as it says."""
-        return self.observed is not None and bool(self.observed.changes)
-
 
 MEMBER_FIELDS = ("kind", "state", "runner")
 """Fields of a model that the document of its pool has."""
@@ -246,8 +227,6 @@ class TenantDocument(Document[TenantManifest, Tenant]):
 
     kind = ResourceKind.TENANT
     declared_type = TenantManifest
-    uses: tuple[LimitUse, ...] = field(default=(), repr=False)
-    """What a router counts of its limits, where it was asked."""
 
     @property
     def state(self) -> str:
@@ -394,6 +373,14 @@ def plain(document: AnyDocument) -> dict[str, Any]:
 def declared(document: AnyDocument) -> dict[str, Any]:
     """Returns what the document declares as JSON types: without `status`, and without what is as it would be anyway."""
     return {"kind": document.kind.value} | without_defaults(document.declared)
+
+
+def declared_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the whole document of a resource declares; see `declared`."""
+    kind = document["kind"]
+    descriptor: Any = DOCUMENT_TYPES[ResourceKind(kind)].declared_type.DESCRIPTOR
+    given = {name: value for name, value in document.items() if name not in ("kind", "status")}
+    return {"kind": kind} | leave_out_defaults(descriptor, given)
 
 
 def applied_document(result: ApplyResult) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """Selectors of labels, such as `tier=fast,team=a`: which models and agents a command or a list is about."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from weft.api.registry.v1.tags_pb2 import Tags
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import is_name, is_token
+
+if TYPE_CHECKING:
+    from weft.api.registry.v1.tags_pb2 import Tags
 
 MAX_SELECTOR_CHARS = 2048
 MAX_REQUIREMENTS = 16
@@ -23,9 +26,12 @@ class Requirement:
     is_wanted: bool
     """Whether the value must be there, or must not."""
 
-    def holds(self, tags: Tags) -> bool:
+    def holds(self, tags: "Tags") -> bool:
         """Whether these tags are as required."""
-        found = getattr(tags, self.key) if self.key in TAG_FIELDS else tags.labels.get(self.key, "")
+        return self.accepts(getattr(tags, self.key) if self.key in TAG_FIELDS else tags.labels.get(self.key, ""))
+
+    def accepts(self, found: str) -> bool:
+        """Whether the value of its key, empty where there is none, is as required."""
         return (bool(found) if self.value is None else found == self.value) is self.is_wanted
 
 
@@ -46,12 +52,12 @@ def parse_selector(text: str, field: str) -> Selector:
     return tuple(_requirement(part, field) for part in parts)
 
 
-def selects(selector: Selector, tags: Tags) -> bool:
+def selects(selector: Selector, tags: "Tags") -> bool:
     """Whether a model or an agent with these tags is selected."""
     return all(requirement.holds(tags) for requirement in selector)
 
 
-def require_labels(tags: Tags, field: str) -> None:
+def require_labels(tags: "Tags", field: str) -> None:
     """Raises INVALID_ARGUMENT naming the field for a label named like a field, or without a value."""
     for key, value in tags.labels.items():
         if key in TAG_FIELDS:

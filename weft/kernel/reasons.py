@@ -167,6 +167,8 @@ TRAITS: dict[Reason, ReasonTraits] = {
 
 REGISTRY_AWAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.REGISTRY_STANDBY})
 """Reasons of a call that no registry has begun: it cannot be reached, or waits for the end of the owner."""
+NO_REGISTRY = REGISTRY_AWAY | {Reason.SHUTTING_DOWN, Reason.DEADLINE_EXCEEDED}
+"""Reasons of a call that no registry serves now: an owner with a standby answers nothing without its database."""
 
 
 _BY_NUMBER = {reason.value: reason for reason in Reason}

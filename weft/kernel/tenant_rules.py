@@ -1,7 +1,5 @@
 """The form of a tenant's limits: which of them make sense together."""
 
-from collections.abc import Mapping
-
 from weft.api.registry.v1.tenant_pb2 import TenantLimit, TenantManifest
 from weft.kernel.alias_rules import ANY
 from weft.kernel.errors import invalid_field
@@ -36,23 +34,3 @@ def _check_limit(limit: TenantLimit, field: str) -> None:
             "must be the name of a model or a pool, or route/ and that of a route; with '*' at its end all names that "
             "begin so",
         )
-
-
-_WINDOW_WORDS: Mapping[int, str] = {
-    TenantLimit.WINDOW_SECOND: "sec",
-    TenantLimit.WINDOW_MINUTE: "min",
-    TenantLimit.WINDOW_HOUR: "hour",
-    TenantLimit.WINDOW_DAY: "day",
-    TenantLimit.WINDOW_WEEK: "week",
-    TenantLimit.WINDOW_MONTH: "month",
-}
-
-
-def limit_words(limit: TenantLimit) -> str:
-    """A limit as text, such as "100 req/min per key for llama-*"."""
-    window = _WINDOW_WORDS.get(limit.window, "?")
-    amounts = [
-        f"{amount} {unit}/{window}" for amount, unit in ((limit.requests, "req"), (limit.tokens, "tok")) if amount
-    ]
-    subject = {TenantLimit.SUBJECT_KEY: " per key", TenantLimit.SUBJECT_MODEL: " per model"}.get(limit.per, "")
-    return " and ".join(amounts) + subject + (f" for {limit.model}" if limit.model else "")

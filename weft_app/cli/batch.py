@@ -20,10 +20,10 @@ from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_request_id, require_
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 from weft.kernel.unknown_names import FOR_TASKS
+from weft_app.cli.formats import age
 from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, OutputFormat, exit_code, note
 from weft_app.cli.output import Column, Listing, print_page, safe_text, say
 from weft_app.cli.progress import ProgressStyle, shown_progress
-from weft_app.cli.templates import age
 from weft_app.cli.wait import parse_duration
 
 POLL_SECONDS = 1.0

@@ -16,9 +16,10 @@ import typer
 
 from weft.api.common.v1 import event_pb2, json_value_pb2, receipt_pb2
 from weft.client import ChatOptions, Mesh, Message, WeftError, connect
-from weft.client._channel import mesh_address
+from weft.client._home import mesh_address
 from weft.client.resources import Registry, connect_registry
 from weft.client.tasks import connect_tasks
+from weft.documents.codec import word_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
     AgentDocument,
@@ -37,8 +38,8 @@ from weft.kernel.reasons import Reason
 from weft.kernel.units import wait_words
 from weft.kernel.unknown_names import unknown_target
 from weft_app.cli.chat_media import AudioOption, ImageOption, MessageMedia, read_media
-from weft_app.cli.columns import source_of
 from weft_app.cli.completion import complete_chat_target
+from weft_app.cli.formats import source_word
 from weft_app.cli.options import DEFAULT_HOME, HomeOption
 from weft_app.cli.output import safe_text
 from weft_app.cli.usage_text import has_tokens, work_parts
@@ -325,11 +326,13 @@ def _who(document: AnyDocument) -> str:
     match document:
         case ModelDocument(observed=model) if model is not None:
             pool = f" (pool {document.pool})" if document.manifest.pool_name else ""
-            return f"Model: {document.name}{pool}\nSource: {source_of(model)}  Status: {document.state}"
+            source = source_word(word_of(model, "kind"))
+            return f"Model: {document.name}{pool}\nSource: {source}  Status: {document.state}"
         case AgentDocument(observed=agent, declared=manifest) if agent is not None:
             target = f"pool {manifest.pool}" if manifest.pool else f"model {manifest.model}"
             about = f"\n{safe_text(manifest.description)}" if manifest.description else ""
-            return f"Agent: {document.name} → {target}\nSource: {source_of(agent)}  Status: {document.state}{about}"
+            source = source_word(word_of(agent, "kind"))
+            return f"Agent: {document.name} → {target}\nSource: {source}  Status: {document.state}{about}"
         case RouteDocument(observed=route, declared=ladder) if route is not None:
             about = f"\n{safe_text(ladder.description)}" if ladder.description else ""
             return f"Route: {document.name} → {', '.join(ladder.candidates)}\nStatus: {document.state}{about}"

@@ -137,11 +137,11 @@ def complete_chat_target(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def _names(ctx: typer.Context, *kinds: ResourceKind) -> list[str]:
     try:
-        from weft.client.resources import connect_registry  # noqa: PLC0415 - most completions need no mesh
+        from weft_app.cli.mesh_documents import connect_documents  # noqa: PLC0415 - most completions need no mesh
 
         home = ctx.params.get("home") or DEFAULT_HOME
-        with connect_registry(home=home, timeout_seconds=CALL_TIMEOUT_SECONDS) as registry:
-            return [name for kind in kinds for name in islice(registry.names(kind), MAX_OFFERED)]
+        with connect_documents(home, CALL_TIMEOUT_SECONDS) as mesh:
+            return [name for kind in kinds for name in islice(mesh.names(kind), MAX_OFFERED)]
     except (WeftError, OSError, ValueError):
         # Completion prints nothing about faults of the mesh: the command line is half typed.
         return []

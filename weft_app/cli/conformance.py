@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from weft.client._channel import mesh_address, security_from
+from weft.client._channel import security_from
+from weft.client._home import mesh_address
 from weft.kernel.errors import invalid_field
 from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, OutputFormat, OutputOption, note
 from weft_app.cli.output import Column, Listing, say

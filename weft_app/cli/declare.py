@@ -25,6 +25,7 @@ from weft.documents.yaml_documents import (
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_with_tasks
+from weft_app.cli.mesh_documents import connect_documents
 from weft_app.cli.options import DEFAULT_HOME, EXIT_USAGE, HomeOption, exit_code, note, reporting, words_of
 from weft_app.cli.output import json_text, say
 from weft_app.cli.secrets import delete_secrets, is_about_secrets
@@ -231,27 +232,30 @@ def delete(
         delete_secrets(resources, home, ignore_not_found=ignore_not_found, force=force)
         return
     targets = [] if selector else _targets(resources or [], files or [])
+    if selector:
+        targets = _selected(home, resources or [], selector)
     with connect_registry(home=home) as registry:
-        targets = _selected(registry, resources or [], selector) if selector else targets
         failures = [_delete(registry, target, ignore_not_found, force=force) for target in targets]
     codes = [code for code in failures if code]
     if codes:
         raise typer.Exit(codes[0])
 
 
-def _selected(registry: Registry, words: list[str], selector: str) -> list[Target]:
+def _selected(home: Path, words: list[str], selector: str) -> list[Target]:
     """Returns the resources of a kind that a selector selects. Raises INVALID_ARGUMENT for names, and for too many."""
     kind, named = parse_targets(words)
     if named:
         raise invalid_field("--selector", "goes with a kind alone; leave the names out")
-    found = selected(registry.documents(kind), selector_of(selector, kind))
+    wanted = selector_of(selector, kind)
+    with connect_documents(home) as mesh:
+        found = selected(mesh.documents(kind), wanted)
     if len(found) > MAX_SELECTED:
         raise invalid_field(
             "--selector", f"selects {len(found)} {kind.plural}; at most {MAX_SELECTED} are deleted at once"
         )
     if not found:
         note(f"no {kind.plural} have such labels")
-    return [Target(kind, document.name) for document in found]
+    return [Target(kind, document["name"]) for document in found]
 
 
 def _targets(words: list[str], files: list[Path]) -> list[Target]:

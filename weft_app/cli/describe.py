@@ -1,35 +1,19 @@
 """`weft describe`: everything known about one resource."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from types import MappingProxyType
-from typing import Annotated, TypeVar
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from weft.client.resources import Registry, connect_registry, describe_runner
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import (
-    AgentDocument,
-    AliasDocument,
-    AnyDocument,
-    ModelDocument,
-    PoolDocument,
-    RouteDocument,
-    RunnerDocument,
-)
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
+from weft.kernel.reasons import NO_REGISTRY
 from weft_app.cli.completion import complete_described
-from weft_app.cli.description import Facts, Rung, description, facts_document
-from weft_app.cli.explain import show_request
-from weft_app.cli.limit_uses import NO_REGISTRY, KnownUses, limit_uses
+from weft_app.cli.mesh_documents import Document, MeshDocuments, connect_documents
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
-from weft_app.cli.output import print_page, say
-from weft_app.cli.targets import REQUEST_WORDS, Target, find, one_named, tenants_named
-from weft_app.cli.tasks import describe_task, is_about_tasks
+from weft_app.cli.output import print_page, say, table_block
+from weft_app.cli.targets import REQUEST_WORDS, TASK_WORDS, one_named, tenants_named
 
-T = TypeVar("T")
 LOG_LINES = 10
 EVENTS = 10
 
@@ -47,7 +31,7 @@ def describe(
     output: PageOutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Show the details of one resource: conditions with reasons, pool, process, recent events.
+    """Show the details of one resource: its document, conditions with reasons, engines and recent events.
 
     With -o json or yaml: the resource, its events, and its runner's own description.
 
@@ -55,136 +39,87 @@ def describe(
 
     Example: weft describe model qwen
     """
-    if is_about_tasks(resources):
-        describe_task(resources, output, home)
-        return
     kind, _, name = resources[0].partition("/")
-    if kind.lower() in REQUEST_WORDS:
+    if kind.lower() in TASK_WORDS:
+        from weft_app.cli.tasks import describe_task  # noqa: PLC0415 - tasks are read over gRPC
+
+        describe_task(resources, output, home)
+    elif kind.lower() in REQUEST_WORDS:
+        from weft_app.cli.explain import show_request  # noqa: PLC0415 - as tasks
+
         names = [*filter(None, [name]), *resources[1:]]
         if len(names) != 1:
             raise invalid_field("ID", "name one request, as request ID or request/ID")
         show_request(names[0], output, home)
-        return
+    else:
+        _describe_resource(resources, output, home)
+
+
+def _describe_resource(words: list[str], output: OutputFormat, home: Path) -> None:
     try:
-        with connect_registry(home=home) as registry:
-            facts = gather(registry, one_named(registry, resources))
+        with connect_documents(home) as mesh:
+            target = one_named(mesh, words)
+            document = mesh.document(target.kind, target.name)
+            events = mesh.events(target.kind, document["name"], EVENTS)
+            runner = _described(_runner_address(mesh, document))
     except WeftError as error:
-        tenants = tenants_named(resources)
+        tenants = tenants_named(words)
         if error.reason not in NO_REGISTRY or output is not OutputFormat.TABLE or tenants is None or len(tenants) != 1:
             raise
+        from weft_app.cli.limit_uses import KnownUses  # noqa: PLC0415 - routers are called over gRPC
+
         say(KnownUses(home, error, tenants).page())
         return
-    if facts.document.kind is ResourceKind.TENANT:
-        facts = replace(facts, uses=limit_uses(home, facts.document.name))
-    print_page(output, lambda: description(facts), lambda: facts_document(facts))
+    uses = None
+    if target.kind is ResourceKind.TENANT:
+        from weft_app.cli.limit_uses import limit_uses  # noqa: PLC0415 - as above
+
+        uses = limit_uses(home, document["name"])
+    print_page(output, lambda: _page(document, events, runner, uses), lambda: _whole(document, events, runner, uses))
 
 
-def gather(registry: Registry, target: Target) -> Facts:
-    """Collects what is known about a resource; related facts that cannot be fetched are left out."""
-    document = find(registry, target)
-    pool = _pool(registry, document)
-    address = _runner_address(registry, document)
-    return Facts(
-        document=document,
-        pool=pool,
-        agents=_agents(registry, document, pool),
-        routes=_routes(registry, document, pool),
-        aliases=_aliases(registry, document),
-        rungs=_rungs(registry, document),
-        runner=describe_runner(address, LOG_LINES) if address else None,
-        events=_or_none(lambda: registry.events(target.kind, document.name, EVENTS)) or [],
-    )
+def _page(document: Document, events: list[Document], runner: Any, uses: Any) -> str:
+    from weft_app.cli.description import description  # noqa: PLC0415 - documents need none
+
+    described = None
+    if runner is not None:
+        from weft.documents.codec import document_of  # noqa: PLC0415 - it needs protobuf
+
+        described = {instance.model: document_of(instance) for instance in runner.instances}
+    text = description(document, events, described)
+    if uses:
+        from weft_app.cli.limit_uses import USES  # noqa: PLC0415 - routers are called over gRPC
+
+        text += "\n".join((*table_block("Used", USES, uses), ""))
+    return text
 
 
-def _pool(registry: Registry, document: AnyDocument) -> PoolDocument | None:
-    match document:
-        case ModelDocument():
-            return registry.members(document.name)
-        case PoolDocument():
-            return document
-        case AgentDocument(declared=manifest) if manifest.pool:
-            found = _find_or_none(registry, Target(ResourceKind.POOL, manifest.pool))
-        case AgentDocument(declared=manifest):
-            found = _or_none(lambda: registry.members(manifest.model))
-        case _:
-            return None
-    return found if isinstance(found, PoolDocument) else None
+def _whole(document: Document, events: list[Document], runner: Any, uses: Any) -> dict[str, Any]:
+    """Returns all of it as JSON types: the resource, its events, and its runner's own description."""
+    from google.protobuf.json_format import MessageToDict  # noqa: PLC0415 - pages need none
+
+    from weft.documents.codec import document_of  # noqa: PLC0415 - as above
+
+    whole = {"resource": document, "events": events, "runner": None if runner is None else MessageToDict(runner)}
+    return whole if uses is None else whole | {"uses": [document_of(use) for use in uses]}
 
 
-def _agents(registry: Registry, document: AnyDocument, pool: PoolDocument | None) -> list[AgentDocument]:
-    """Returns the agents that point to a model or a pool."""
-    if not isinstance(document, ModelDocument | PoolDocument):
-        return []
-    agents = [agent for agent in registry.documents(ResourceKind.AGENT) if isinstance(agent, AgentDocument)]
-    pools = {pool.name} if pool is not None else set()
-    models = {document.name} if isinstance(document, ModelDocument) else set(document.declared.members)
-    return [agent for agent in agents if agent.declared.pool in pools or agent.declared.model in models]
+def _runner_address(mesh: MeshDocuments, document: Document) -> str:
+    """Returns the address of the runner that a document is about; empty: there is none, or it is gone."""
+    runner = document["status"].get("runner") if document["kind"] == ResourceKind.MODEL else ""
+    if runner:
+        try:
+            document = mesh.document(ResourceKind.RUNNER, runner)
+        except WeftError:
+            return ""
+    is_there = document["kind"] == ResourceKind.RUNNER and document["status"]["state"] == "active"
+    return str(document["status"]["address"]) if is_there else ""
 
 
-def _routes(registry: Registry, document: AnyDocument, pool: PoolDocument | None) -> list[RouteDocument]:
-    """Returns the routes that name a model, its pool, or a pool."""
-    if not isinstance(document, ModelDocument | PoolDocument):
-        return []
-    names = {document.name} if pool is None else {document.name, pool.name}
-    routes = [route for route in registry.documents(ResourceKind.ROUTE) if isinstance(route, RouteDocument)]
-    return [route for route in routes if not names.isdisjoint(route.declared.candidates)]
-
-
-_REQUESTED_AS: Mapping[ResourceKind, str] = MappingProxyType(
-    {
-        ResourceKind.MODEL: "",
-        ResourceKind.POOL: "",
-        ResourceKind.AGENT: AGENT_PREFIX,
-        ResourceKind.ROUTE: ROUTE_PREFIX,
-        ResourceKind.WORKFLOW: WORKFLOW_PREFIX,
-    }
-)
-"""What begins the name of a kind where a request asks for it."""
-
-
-def _aliases(registry: Registry, document: AnyDocument) -> list[AliasDocument]:
-    """Returns the aliases that lead to a resource."""
-    prefix = _REQUESTED_AS.get(document.kind)
-    if prefix is None:
-        return []
-    aliases = [each for each in registry.documents(ResourceKind.ALIAS) if isinstance(each, AliasDocument)]
-    return [alias for alias in aliases if alias.declared.target == f"{prefix}{document.name}"]
-
-
-def _rungs(registry: Registry, document: AnyDocument) -> list[Rung]:
-    """Returns the state of a route's candidates: a pool takes precedence over a model of the same name."""
-    if not isinstance(document, RouteDocument):
-        return []
-    return [_rung(registry, name) for name in document.declared.candidates]
-
-
-def _rung(registry: Registry, name: str) -> Rung:
-    for kind in (ResourceKind.POOL, ResourceKind.MODEL):
-        found = _find_or_none(registry, Target(kind, name))
-        match found:
-            case PoolDocument(observed=pool) if pool is not None and (pool.explicit or pool.size > 1):
-                return Rung(name, f"pool, {pool.active_count} of {pool.size} active")
-            case ModelDocument(observed=model) if model is not None:
-                return Rung(name, f"{found.state}, remote" if found.manifest.remote else found.state)
-    return Rung(name, "not there now")
-
-
-def _runner_address(registry: Registry, document: AnyDocument) -> str | None:
-    if isinstance(document, ModelDocument) and document.observed and document.observed.runner:
-        found = _find_or_none(registry, Target(ResourceKind.RUNNER, document.observed.runner))
-    else:
-        found = document
-    if not isinstance(found, RunnerDocument) or found.observed is None or found.state != "active":
+def _described(address: str) -> Any:
+    """Returns what a runner says of itself; None: it cannot be reached. The HTTP API has no such description."""
+    if not address:
         return None
-    return found.observed.address
+    from weft.client.resources import describe_runner  # noqa: PLC0415 - other kinds need no gRPC
 
-
-def _find_or_none(registry: Registry, target: Target) -> AnyDocument | None:
-    return _or_none(lambda: registry.document(target.kind, target.name))
-
-
-def _or_none(call: Callable[[], T]) -> T | None:
-    try:
-        return call()
-    except WeftError:
-        return None
+    return describe_runner(address, LOG_LINES)

@@ -22,7 +22,7 @@ from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings, U
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in_names, installed, require_runtime
 from runner_svc.runtimes.unmanaged_server import read_key
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
-from weft.client._channel import ADDRESS_VARIABLES, mesh_address
+from weft.client._home import ADDRESS_VARIABLES, mesh_address
 from weft.client._lease_renewal import LeaseClient
 from weft.client.resources import connect_registry
 from weft.documents.codec import seconds_of

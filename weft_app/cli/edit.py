@@ -22,9 +22,10 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_named
 from weft_app.cli.declare import AdoptOption, submit
+from weft_app.cli.mesh_documents import RegistryDocuments
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, note
 from weft_app.cli.output import safe_text, say
-from weft_app.cli.targets import find, one_named
+from weft_app.cli.targets import one_named
 
 EDITOR_VARIABLES = ("VISUAL", "EDITOR")
 USUAL_EDITORS = ("editor", "nano", "vi")
@@ -79,10 +80,10 @@ def edit(
     Example: EDITOR=nano weft edit agent/reviewer
     """
     with connect_registry(home=home) as registry:
-        target = one_named(registry, resource)
+        target = one_named(RegistryDocuments(registry), resource)
         if target.kind in _NOT_DECLARED:
             raise invalid_field("KIND", _NOT_DECLARED[target.kind])
-        original = find(registry, target)
+        original = registry.document(target.kind, target.name)
     _require_editable(original, adopt=adopt)
     _Session(original, home, _editor(), adopt=adopt).run()
 

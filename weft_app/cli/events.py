@@ -5,15 +5,12 @@ from typing import Annotated
 
 import typer
 
-from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
-from weft.client.resources import connect_registry
-from weft.documents.codec import document_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import invalid_field
 from weft.kernel.unknown_names import unknown_name
 from weft_app.cli.columns import EVENTS
 from weft_app.cli.completion import complete_resource
-from weft_app.cli.follow import MAX_PAST_EVENTS, follow_events
+from weft_app.cli.mesh_documents import connect_documents
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_OK,
@@ -26,6 +23,8 @@ from weft_app.cli.options import (
 )
 from weft_app.cli.output import Feed, say
 from weft_app.cli.targets import parse_targets
+
+MAX_PAST_EVENTS = 1000
 
 
 def events(
@@ -50,12 +49,12 @@ def events(
             _note_unknown(kind, name, home)
             _follow(kind, name, limit, output, home)
             return
-        with connect_registry(home=home) as registry:
-            found = registry.events(kind, name, limit)
-            if kind is not None and name and not found and name not in (names := set(registry.names(kind))):
+        with connect_documents(home) as mesh:
+            found = mesh.events(kind, name, limit)
+            if kind is not None and name and not found and name not in (names := set(mesh.names(kind))):
                 # What was deleted has events, but no name any more.
                 raise unknown_name(kind.value, name, names)
-        EVENTS.print(found, output, lambda: document_of(ListEventsResponse(events=found)))
+        EVENTS.print(found, output, lambda: {"kind": "EventList", "items": found})
 
 
 def _scope(words: list[str]) -> tuple[ResourceKind | None, str]:
@@ -71,14 +70,17 @@ def _note_unknown(kind: ResourceKind | None, name: str, home: Path) -> None:
     """Says on standard error that nothing has this name yet: it may come while events are followed."""
     if kind is None or not name:
         return
-    with connect_registry(home=home) as registry:
-        names = set(registry.names(kind))
+    with connect_documents(home) as mesh:
+        names = set(mesh.names(kind))
     if name not in names:
         note(unknown_name(kind.value, name, names).message)
 
 
 def _follow(kind: ResourceKind | None, name: str, limit: int, output: ResourceFormat, home: HomeOption) -> None:
+    from weft.documents.codec import document_of  # noqa: PLC0415 - it is over gRPC
+    from weft_app.cli.follow import follow_events  # noqa: PLC0415 - as above
+
     feed = Feed(EVENTS, output)
     say(feed.first(()))
     for event in follow_events(home, kind, name, limit):
-        say(feed.row(event))
+        say(feed.row(document_of(event)))

@@ -15,7 +15,6 @@ from weft_app.cli.options import note
 RETRY_PAUSE_SECONDS = 1.0
 RETRY_LIMIT_SECONDS = 60.0
 """Longest outage that is retried."""
-MAX_PAST_EVENTS = 1000
 AWAY = REGISTRY_AWAY | {Reason.SHUTTING_DOWN}
 """Reasons after which a registry may be back soon."""
 
@@ -62,9 +61,7 @@ def follow_resources(home: Path) -> Iterator[tuple[MeshState, frozenset[Key]]]:
             breaks.survive(error)
 
 
-def follow_events(
-    home: Path, kind: ResourceKind | None, name: str, past_limit: int = MAX_PAST_EVENTS
-) -> Iterator[Event]:
+def follow_events(home: Path, kind: ResourceKind | None, name: str, past_limit: int) -> Iterator[Event]:
     """Yields recent events, then every new one, each once. Raises like `follow_resources`."""
     last, breaks = 0, Breaks()
     while True:

@@ -11,15 +11,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
-from weft.client._channel import (
-    ADDRESS_VARIABLES,
-    URL_VARIABLE,
-    Service,
-    mesh_address,
-    mesh_ca_file,
-    mesh_url,
-)
-from weft.client._home import FoundHome
+from weft.client._home import ADDRESS_VARIABLES, URL_VARIABLE, FoundHome, Service, mesh_address, mesh_ca_file, mesh_url
 from weft.kernel.address import addresses_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX

@@ -16,7 +16,7 @@ import typer
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceStub
-from weft.client._channel import mesh_address
+from weft.client._home import mesh_address
 from weft.client._lease_renewal import ProcessTree
 from weft.client.leases import LeaseOptions, MemoryLease, acquired_lease, program_name
 from weft.client.operations import requester

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
-from weft.client._channel import mesh_address
+from weft.client._home import mesh_address
 from weft.client._lease_renewal import LeaseClient
 from weft.client.operations import connect_operations
 from weft.documents.codec import document_of, moment_of

@@ -1,17 +1,13 @@
 """What is used of the limits of tenants, as a router counts it, for tables and pages."""
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from weft.api.router.v1.request_service_pb2 import LimitUse
 from weft.client.requests import connect_requests
-from weft.documents.resources import AnyDocument, TenantDocument
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import actor_words
-from weft.kernel.reasons import Reason
 from weft.kernel.units import Rate, RateUnit, wait_words
-from weft_app.cli.follow import AWAY
 from weft_app.cli.options import ResourceFormat, note
 from weft_app.cli.output import Column, Listing, page, table_block
 from weft_app.cli.record_watch import RecordWatch
@@ -28,10 +24,6 @@ def limit_uses(home: Path, tenant: str = "") -> Sequence[LimitUse]:
     except WeftError as error:
         note(f"no router answers: what is used of limits is not known ({error.message})")
         return ()
-
-
-NO_REGISTRY = AWAY | {Reason.DEADLINE_EXCEEDED}
-"""Why a call fails where no registry can serve now: an owner with a standby answers nothing without its database."""
 
 
 class KnownUses:
@@ -76,19 +68,9 @@ class KnownUses:
         )
 
 
-def with_uses(documents: Iterable[AnyDocument], uses: Sequence[LimitUse]) -> list[AnyDocument]:
-    """Returns the documents; tenants among them get the current use of their limits."""
-    return [
-        replace(document, uses=tuple(use for use in uses if use.tenant == document.name))
-        if isinstance(document, TenantDocument)
-        else document
-        for document in documents
-    ]
-
-
-def used_text(tenant: TenantDocument) -> str:
+def used_text(uses: Sequence[LimitUse]) -> str:
     """The fullest windows of a tenant that count something, as one text such as "12 of 100 req/min"."""
-    found = sorted((use for use in tenant.uses if use.used), key=lambda use: use.used / use.limit, reverse=True)
+    found = sorted((use for use in uses if use.used), key=lambda use: use.used / use.limit, reverse=True)
     shown = [f"{use.used} of {rate_of(use)}{_subject(use)}" for use in found[:MAX_SHOWN_USES]]
     return ", ".join(shown) + (f" and {len(found) - MAX_SHOWN_USES} more" if len(found) > MAX_SHOWN_USES else "")
 

@@ -99,7 +99,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "describe": CommandPlace(
         "weft_app.cli.describe:describe",
-        "Show the details of one resource: conditions with reasons, pool, process, recent events.",
+        "Show the details of one resource: its document, conditions with reasons, engines and recent events.",
     ),
     "explain": CommandPlace(
         "weft_app.cli.explain:explain",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.api.registry.v1 import model_pb2
-from weft.client._channel import mesh_address
+from weft.client._home import mesh_address
 from weft.client.resources import connect_registry
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, ModelDocument

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from weft.api.operations.v1 import process_service_pb2 as pb
 from weft.api.registry.v1 import runner_pb2
-from weft.client._channel import mesh_address
+from weft.client._home import mesh_address
 from weft.client.resources import connect_registry
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import RunnerDocument

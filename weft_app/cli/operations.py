@@ -27,6 +27,7 @@ from weft_app.cli import verbs
 from weft_app.cli.asked_model import create_operation
 from weft_app.cli.completion import complete_model
 from weft_app.cli.follow import Breaks
+from weft_app.cli.mesh_documents import connect_documents
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_OK,
@@ -153,8 +154,8 @@ def _selecting(command: Callable[..., None]) -> Callable[..., None]:
 def _selected_models(selector: str, home: Path) -> list[str]:
     """Returns the models with such labels. Raises INVALID_ARGUMENT for too many."""
     wanted = selector_of(selector, ResourceKind.MODEL)
-    with connect_registry(home=home) as registry:
-        found = [document.name for document in selected(registry.documents(ResourceKind.MODEL), wanted)]
+    with connect_documents(home) as mesh:
+        found = [document["name"] for document in selected(mesh.documents(ResourceKind.MODEL), wanted)]
     if len(found) > MAX_SELECTED:
         raise invalid_field("--selector", f"selects {len(found)} models; at most {MAX_SELECTED} are changed at once")
     if not found:

@@ -9,6 +9,7 @@ from datetime import UTC
 from enum import StrEnum
 from typing import Any
 
+from weft_app.cli.formats import text_at
 from weft_app.cli.options import note
 
 COLUMN_GAP = "  "
@@ -25,7 +26,9 @@ class Column:
 
     title: str
     source: str | Callable[[Any], str | None]
-    """A template (see `weft_app.cli.templates`), or a function."""
+    """A path in the record (see `weft_app.cli.formats`), or a function."""
+    form: str = ""
+    """The format of the value at the path."""
     ticks: bool = False
     """Whether its value changes with time alone; a watch does not print a row again for that."""
     min_chars: int = 0
@@ -35,9 +38,11 @@ class Column:
         """Returns the text of a record; None: there is none, so that a table has "-" and a page no line."""
         if not isinstance(self.source, str):
             return self.source(record)
-        from weft_app.cli.templates import filled  # noqa: PLC0415 - commands that serve show no record
+        if "{" in self.source:
+            from weft_app.cli.templates import filled  # noqa: PLC0415 - commands that serve show no record
 
-        return filled(self.source, record) or None
+            return filled(self.source, record) or None
+        return text_at(record, self.source, self.form)
 
 
 def say(text: str) -> None:

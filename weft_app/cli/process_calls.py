@@ -1,6 +1,5 @@
 """Calls of commands on single processes of a mesh: their health, and the level of their log."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,8 @@ import grpc
 from weft.api.operations.v1 import process_service_pb2 as pb
 from weft.api.operations.v1 import process_service_pb2_grpc
 from weft.api.registry.v1 import runner_pb2
-from weft.client._channel import mesh_address, open_mesh_channel
+from weft.client._channel import open_mesh_channel
+from weft.client._home import mesh_address
 from weft.client.resources import connect_registry
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import RunnerDocument
@@ -59,16 +59,6 @@ def address_of(name: str, home: Path) -> str:
     if document.observed is None or document.observed.status != runner_pb2.Runner.STATUS_ACTIVE:
         raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"the runner {runner} is not there")
     return document.observed.address
-
-
-def local_processes(home: WeftHome) -> Iterator[tuple[str, str]]:
-    """Yields name and address of each process of a running `weft up`: that of the mesh, then its runners."""
-    running = home.running()
-    if running is None:
-        return
-    yield MESH, str(running["grpc"])
-    for socket in sorted(home.run.glob("runner-*.sock")):
-        yield f"{RUNNER_PREFIX}{socket.stem.removeprefix('runner-')}", f"unix:{socket}"
 
 
 def health_of(address: str) -> pb.GetHealthResponse:

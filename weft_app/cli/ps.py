@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
 
 from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
 from weft.api.runner.v1 import runner_service_pb2 as pb
@@ -14,8 +17,8 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import RunnerDocument
 from weft.kernel.abilities import abilities_of, mode_words, skill_words
 from weft.kernel.units import size_words
-from weft_app.cli.description import until_text
 from weft_app.cli.follow import follow_resources
+from weft_app.cli.formats import seconds_ago
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_INTERRUPTED,
@@ -190,6 +193,24 @@ def _row(runner: Runner, state: InstanceState, instance: pb.InstanceDescription 
         "pid": instance.process_id if instance is not None else 0,
         "restarts": instance.restart_count if instance is not None else 0,
     }
+
+
+def until_text(state: InstanceState) -> str | None:
+    """Returns how long a model stays loaded, as text such as "4m"; None: it is not ready."""
+    unload_at = moment_of(state, "unload_time")
+    if state.phase != InstanceState.PHASE_READY:
+        return None
+    if state.pinned:
+        return "pinned"
+    if unload_at is None:
+        # It is not counted down while it works on a request.
+        return f"{_seconds(state.keep_alive)} when idle" if state.HasField("keep_alive") else "never"
+    return seconds_ago(max(0.0, (unload_at - datetime.now(UTC)).total_seconds()))
+
+
+def _seconds(duration: Duration) -> str:
+    seconds = duration.ToNanoseconds() / 1e9
+    return f"{seconds:.1f}s" if seconds < 60 else seconds_ago(seconds)
 
 
 def memory_bytes(state: InstanceState) -> int:

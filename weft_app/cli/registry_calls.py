@@ -6,7 +6,8 @@ from typing import Any
 
 import grpc
 
-from weft.client._channel import mesh_address, open_mesh_channel
+from weft.client._channel import open_mesh_channel
+from weft.client._home import mesh_address
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
 

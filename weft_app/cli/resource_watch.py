@@ -5,11 +5,12 @@ from typing import Any
 
 from weft.documents.mesh_state import Key, MeshState
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import AnyDocument, declared, plain
+from weft.documents.resources import declared_of, plain
 from weft.documents.selectors import Selector
 from weft.kernel.unknown_names import unknown_name
 from weft_app.cli.columns import RESOURCES, labelled_listing
 from weft_app.cli.follow import follow_resources
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import ResourceFormat
 from weft_app.cli.output import Feed, json_line, say
 from weft_app.cli.targets import Scope, selected
@@ -46,9 +47,9 @@ class ResourceWatch:
         # Ids are names from here on.
         self._wanted = frozenset((kind, document.name) for (kind, _), document in named.items())
         for kind in self._kinds:
-            wanted = [each for each in state.documents(kind) if self._is_wanted((kind, each.name))]
+            wanted = [plain(each) for each in state.documents(kind) if self._is_wanted((kind, each.name))]
             documents = selected(wanted, self._selector)
-            self._shown.update(((kind, each.name), self._fingerprint(each)) for each in documents)
+            self._shown.update(((kind, each["name"]), self._fingerprint(kind, each)) for each in documents)
             # Beside other kinds, one without resources gets its header with its first.
             if documents or len(self._kinds) == 1:
                 self._headed.add(kind)
@@ -57,36 +58,36 @@ class ResourceWatch:
     def show(self, state: MeshState, changed: frozenset[Key]) -> None:
         """Prints those of `changed` whose row differs from the last one printed."""
         for key in sorted(key for key in changed if key[0] in self._feeds and self._is_wanted(key)):
-            document = state.document(key)
+            found = state.document(key)
+            document = None if found is None else plain(found)
             if document is None or not selected([document], self._selector):
                 if self._shown.pop(key, None) is not None:
                     say(self._farewell(*key))
                 continue
-            fingerprint = self._fingerprint(document)
+            fingerprint = self._fingerprint(key[0], document)
             if self._shown.get(key) != fingerprint:
                 self._shown[key] = fingerprint
-                say(self._row(document))
+                say(self._row(key[0], document))
 
-    def _row(self, document: AnyDocument) -> str:
-        feed = self._feeds[document.kind]
-        if document.kind in self._headed:
+    def _row(self, kind: ResourceKind, document: Document) -> str:
+        feed = self._feeds[kind]
+        if kind in self._headed:
             return feed.row(document)
-        self._headed.add(document.kind)
+        self._headed.add(kind)
         return feed.first([document])
 
     def _is_wanted(self, key: Key) -> bool:
         return not self._wanted or key in self._wanted
 
-    def _fingerprint(self, document: AnyDocument) -> Any:
+    def _fingerprint(self, kind: ResourceKind, document: Document) -> Any:
         match self._output:
             case ResourceFormat.JSON | ResourceFormat.NAME:
-                shown = plain(document)
-                shown["status"].pop("lastHeartbeatAt", None)
-                return shown
+                status = {name: value for name, value in document["status"].items() if name != "lastHeartbeatAt"}
+                return document | {"status": status}
             case ResourceFormat.YAML:
-                return declared(document)
+                return declared_of(document)
             case _:
-                return self._feeds[document.kind].table.fingerprint(document)
+                return self._feeds[kind].table.fingerprint(document)
 
     def _farewell(self, kind: ResourceKind, name: str) -> str:
         match self._output:

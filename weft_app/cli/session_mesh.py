@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_svc.supervise import parent_death
-from weft.client._channel import mesh_address
+from weft.client._home import mesh_address
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.options import note

@@ -9,16 +9,13 @@ from urllib.parse import urlsplit
 
 import typer
 
-from weft.client._channel import mesh_address
-from weft.client.resources import connect_registry
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import ModelDocument
 from weft.kernel.errors import WeftError
-from weft.kernel.timestamps import datetime_of
+from weft_app.cli.formats import age
+from weft_app.cli.mesh_api import MeshApi, api_socket
+from weft_app.cli.mesh_documents import Document, connect_documents
 from weft_app.cli.options import DEFAULT_HOME, EXIT_NOT_FOUND, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import Column, page, print_page, table_block
-from weft_app.cli.process_calls import health_of, local_processes
-from weft_app.cli.templates import age
 from weft_app.compose.home import WeftHome, state_of
 
 PROBE_SECONDS = 1.0
@@ -76,9 +73,9 @@ def _facts(home: WeftHome) -> dict[str, Any]:
     if (running := home.running()) is None:
         return facts
     facts["state"] = state_of(running)
-    facts["health"] = [_health(name, address) for name, address in local_processes(home)]
+    facts["health"] = _healths(home, running["grpc"])
     facts.update((name, running[name]) for name in ("startTime", "url", "grpc", "config") if name in running)
-    return facts | _models(running["grpc"])
+    return facts | _models(Path(home.root))
 
 
 def _of_services(home: WeftHome) -> dict[str, Any]:
@@ -95,7 +92,7 @@ def _of_services(home: WeftHome) -> dict[str, Any]:
         facts["url"] = served["gateway"]
     if "registry" not in served:
         return facts | {"problem": "the registry does not run on this home: the models are shown on its own"}
-    return facts | _models(mesh_address(Path(home.root), "registry"))
+    return facts | _models(Path(home.root))
 
 
 def is_reachable(address: str) -> bool:
@@ -117,18 +114,49 @@ def _service_words(services: dict[str, str]) -> str:
     return ", ".join(f"{name} at {address}" for name, address in services.items()) + " (weft serve)"
 
 
-def _models(registry_target: str) -> dict[str, Any]:
+def _models(home: Path) -> dict[str, Any]:
     try:
-        with connect_registry(registry_target) as registry:
-            documents = registry.documents(ResourceKind.MODEL)
+        with connect_documents(home) as mesh:
+            return {"models": [_model(each) for each in mesh.documents(ResourceKind.MODEL)]}
     except WeftError as error:
         return {"problem": error.message}
-    models = [each for each in documents if isinstance(each, ModelDocument)]
-    return {"models": [_model(each) for each in models]}
+
+
+def _healths(home: WeftHome, mesh: str) -> list[dict[str, Any]]:
+    """Returns the health of each process of a `weft up`: that of the mesh, then its runners."""
+    runners = [each.stem.removeprefix("runner-") for each in sorted(home.run.glob("runner-*.sock"))]
+    path = api_socket(Path(home.root))
+    if path is None:
+        places = [(f"runner/{name}", f"unix:{home.run / f'runner-{name}.sock'}") for name in runners]
+        return [_health(name, address) for name, address in (("mesh", mesh), *places)]
+    with MeshApi(path) as api:
+        return [_told_health(api, name) for name in ("mesh", *(f"runner/{name}" for name in runners))]
+
+
+def _told_health(api: MeshApi, process: str) -> dict[str, Any]:
+    """Returns the health of a process as the gateway says it; one that does not answer is not well."""
+    try:
+        answer = api.get("/v1/admin/process-health", process=process)
+    except WeftError as error:
+        return {"process": process, "status": "no_answer", "message": error.message, "components": []}
+    components = [
+        {
+            "name": each["name"],
+            "state": each["state"],
+            "reason": each.get("reason", ""),
+            "message": each.get("message", ""),
+            "since": datetime.fromisoformat(each["sinceTime"]).isoformat(),
+        }
+        for each in answer["components"]
+    ]
+    return {"process": process, "status": answer["status"], "message": "", "components": components}
 
 
 def _health(process: str, address: str) -> dict[str, Any]:
     """Returns the health of a process; one that does not answer is not well."""
+    from weft.kernel.timestamps import datetime_of  # noqa: PLC0415 - it needs protobuf
+    from weft_app.cli.process_calls import health_of  # noqa: PLC0415 - a mesh of `weft up` is asked over HTTP
+
     try:
         answer = health_of(address)
     except WeftError as error:
@@ -164,9 +192,9 @@ def _unwell(processes: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
                 yield {"process": name, "component": each["name"], **values}
 
 
-def _model(model: ModelDocument) -> dict[str, str]:
-    runner = "" if model.observed is None else model.observed.runner
-    return {"name": model.name, "status": model.state, "runner": runner}
+def _model(model: Document) -> dict[str, str]:
+    status = model["status"]
+    return {"name": model["name"], "status": status["state"], "runner": status.get("runner", "")}
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:

@@ -2,21 +2,17 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from weft.api.registry.v1.tags_pb2 import Tags
 from weft.documents.resource_kinds import ResourceKind, kind_words, parse_kind
-from weft.documents.selectors import Selector, parse_selector, selects
+from weft.documents.selectors import TAG_FIELDS, Selector, parse_selector
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name_of_model
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import RESOURCE, unknown_name
-
-if TYPE_CHECKING:
-    from weft.client.resources import Registry
-    from weft.documents.resources import AnyDocument
+from weft_app.cli.mesh_documents import Document, MeshDocuments
 
 REQUEST_WORDS = frozenset({"request", "requests"})
 CLIENT_WORDS = frozenset({"client", "clients"})
@@ -66,7 +62,7 @@ class Scope:
     """Resources of these kinds; none: all of them."""
 
 
-def scope_of(registry: "Registry", words: list[str]) -> Scope:
+def scope_of(mesh: MeshDocuments, words: list[str]) -> Scope:
     """Returns what `words` name: `all`, `KIND[,KIND...]`, `KIND NAME...`, `KIND/NAME...`, or names of any kind.
 
     Raises INVALID_ARGUMENT for a name that several kinds have, and NOT_FOUND for one that none has.
@@ -76,7 +72,7 @@ def scope_of(registry: "Registry", words: list[str]) -> Scope:
     if words[0].partition("/")[0].lower() in kind_words():
         _, targets = parse_targets(words)
     else:
-        targets = tuple(named(registry, word) for word in words)
+        targets = tuple(named(mesh, word) for word in words)
     return Scope(_each_once(target.kind for target in targets), targets)
 
 
@@ -100,9 +96,9 @@ def tenants_named(words: list[str]) -> frozenset[str] | None:
     return frozenset(each.name for each in targets) if _each_once(each.kind for each in targets) == TENANTS else None
 
 
-def one_named(registry: "Registry", words: list[str]) -> Target:
+def one_named(mesh: MeshDocuments, words: list[str]) -> Target:
     """Returns the one resource that `words` name, see `scope_of`. Raises INVALID_ARGUMENT for none or several."""
-    targets = scope_of(registry, words).targets
+    targets = scope_of(mesh, words).targets
     if len(targets) != 1:
         raise invalid_field("NAME", "name one resource, as KIND NAME, KIND/NAME, or NAME alone")
     return targets[0]
@@ -112,26 +108,26 @@ def _each_once(kinds: Iterable[ResourceKind]) -> tuple[ResourceKind, ...]:
     return tuple(dict.fromkeys(kinds))
 
 
-def named(registry: "Registry", name: str) -> Target:
+def named(mesh: MeshDocuments, name: str) -> Target:
     """Returns the one resource of a name, whatever its kind. A pool of one model alone is that model.
 
     Raises INVALID_ARGUMENT for a name that several kinds have, and NOT_FOUND for one that none has.
     """
     require_name_of_model(name, "NAME")
-    found = [document for kind in ResourceKind if (document := _document(registry, Target(kind, name))) is not None]
+    found = [document for kind in ResourceKind if (document := _document(mesh, Target(kind, name))) is not None]
     if len(found) > 1:
         found = [document for document in found if not _is_pool_of_one(document)]
     match found:
         case [one]:
-            return Target(one.kind, name)
+            return Target(ResourceKind(one["kind"]), name)
         case []:
-            error = unknown_name(RESOURCE, name, {each for kind in ResourceKind for each in registry.names(kind)})
+            error = unknown_name(RESOURCE, name, {each for kind in ResourceKind for each in mesh.names(kind)})
             every = _listed([*(kind.plural for kind in ResourceKind), *OTHER_KINDS], "and")
             separator = "" if error.message.endswith("?") else ";"
             error.message += f"{separator} {name} is no kind either: the kinds are {every}"
             raise error
         case _:
-            kinds = [document.kind.value for document in found]
+            kinds = [document["kind"] for document in found]
             raise invalid_field(
                 "NAME",
                 f"{name} is the name of {_listed(map(_with_article, kinds), 'and')}; "
@@ -139,17 +135,17 @@ def named(registry: "Registry", name: str) -> Target:
             )
 
 
-def _document(registry: "Registry", target: Target) -> "AnyDocument | None":
+def _document(mesh: MeshDocuments, target: Target) -> Document | None:
     try:
-        return registry.document(target.kind, target.name)
+        return mesh.document(target.kind, target.name)
     except WeftError as error:
         if error.reason not in _NOT_FOUND:
             raise
         return None
 
 
-def _is_pool_of_one(document: "AnyDocument") -> bool:
-    return document.kind is ResourceKind.POOL and not getattr(document.observed, "explicit", False)
+def _is_pool_of_one(document: Document) -> bool:
+    return bool(document["kind"] == ResourceKind.POOL and not document["status"]["explicit"])
 
 
 def _with_article(noun: str) -> str:
@@ -182,11 +178,6 @@ def one_target(words: list[str]) -> Target:
     return targets[0]
 
 
-def find(registry: "Registry", target: Target) -> "AnyDocument":
-    """Returns a resource. Raises NOT_FOUND, for a misspelt name with those that are close."""
-    return registry.document(target.kind, target.name)
-
-
 def labelled(scope: Scope, selector: str) -> Scope:
     """Returns the part of a scope that has labels, where there is a selector.
 
@@ -207,16 +198,13 @@ def selector_of(text: str, kind: ResourceKind) -> Selector:
     return parse_selector(text, "--selector")
 
 
-def selected(documents: "list[AnyDocument]", selector: Selector) -> "list[AnyDocument]":
+def selected(documents: list[Document], selector: Selector) -> list[Document]:
     """Returns the documents of a kind with labels that a selector selects."""
-    return [document for document in documents if selects(selector, tags_of(document))] if selector else documents
+    return [document for document in documents if all(each.accepts(_tag(document, each.key)) for each in selector)]
 
 
-def tags_of(document: "AnyDocument") -> Tags:
-    """Returns tier, labels and owner of a model or an agent."""
-    declared: Any = document.declared
-    tags: Tags = declared.manifest.tags if document.kind is ResourceKind.MODEL else declared.tags
-    return tags
+def _tag(document: Document, key: str) -> str:
+    return str((document if key in TAG_FIELDS else document.get("labels", {})).get(key, ""))
 
 
 def is_missing(error: WeftError) -> bool:

@@ -18,6 +18,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, process_name, require_token
 from weft.kernel.reasons import Reason
 from weft_app.cli.chat import shown
+from weft_app.cli.formats import shortened
 from weft_app.cli.options import (
     EXIT_FAILED,
     OutputFormat,
@@ -29,7 +30,7 @@ from weft_app.cli.options import (
 from weft_app.cli.output import Column, Listing, page, print_page, safe_text, say
 from weft_app.cli.record_watch import RecordWatch
 from weft_app.cli.targets import TASK_WORDS
-from weft_app.cli.templates import filled, shortened
+from weft_app.cli.templates import filled
 
 MAX_SHOWN = 1_000
 RETRY_PAUSE_SECONDS = 0.5

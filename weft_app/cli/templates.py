@@ -6,11 +6,9 @@ lists become words, durations seconds, and times are UTC; besides Python's forma
 """
 
 import re
-from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache, reduce
 from string import Formatter
-from types import MappingProxyType
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -20,11 +18,8 @@ from typing_extensions import override
 
 from weft.documents.codec import word_of
 from weft.kernel.field_rules import enum_words
-from weft.kernel.principal import actor_words
-from weft.kernel.units import size_words, wait_words
+from weft_app.cli.formats import FORMATS
 
-MAX_SHORT_CHARS = 60
-LEAST_SHOWN_SECONDS = 0.001
 _OPTIONAL = re.compile(r"\[([^\]]*)\]")
 
 
@@ -82,57 +77,3 @@ class _RecordFormatter(Formatter):
         if form is None and isinstance(value, list):
             return ", ".join(map(str, value))
         return str(format(value, format_spec)) if form is None else form(value)
-
-
-def seconds_ago(seconds: float) -> str:
-    """Returns an age as text: 5s, 3m, 2h, 4d."""
-    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= length:
-            return f"{int(seconds // length)}{unit}"
-    return f"{max(0, int(seconds))}s"
-
-
-def keep_alive_text(seconds: float | None) -> str:
-    """Returns how long a model stays loaded after a request, such as "300s"; "-": not configured."""
-    if seconds is None:
-        return "-"
-    return "never" if seconds < 0 else f"{seconds:g}s"
-
-
-def age(moment: datetime | None) -> str:
-    """Returns how long ago, such as "3h"."""
-    return "-" if moment is None else seconds_ago((datetime.now(UTC) - moment).total_seconds())
-
-
-def ago(moment: datetime | None) -> str:
-    """Returns an age as text, such as "3h ago"."""
-    return "-" if moment is None else f"{age(moment)} ago"
-
-
-def shortened(text: str) -> str:
-    """Returns a text cut to a number of characters."""
-    return text if len(text) <= MAX_SHORT_CHARS else f"{text[: MAX_SHORT_CHARS - 1]}…"
-
-
-def span(seconds: float) -> str:
-    """Returns a measured time with three digits, such as "0.313 s"; below a millisecond only that it is."""
-    return f"{seconds:.3g} s" if seconds >= LEAST_SHOWN_SECONDS or seconds == 0 else "under 0.001 s"
-
-
-FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
-    {
-        "actor": actor_words,
-        "age": age,
-        "ago": ago,
-        "commas": ",".join,
-        "keep": keep_alive_text,
-        "local": lambda time: f"{time.astimezone():%Y-%m-%d %H:%M:%S}",
-        "short": lambda found: shortened(found if isinstance(found, str) else ",".join(found)),
-        "size": size_words,
-        "span": span,
-        "spaced": lambda word: str(word).replace("_", " "),
-        "yes": lambda flag: "yes" if flag else "no",
-        "wait": wait_words,
-    }
-)
-"""Formats of templates besides those of Python."""

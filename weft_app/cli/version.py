@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from weft import __version__
-from weft.client._channel import mesh_address
+from weft.client._home import mesh_address
 from weft.client.resources import connect_registry
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import RunnerDocument

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import grpc
 
@@ -174,11 +175,15 @@ class MeshClients:
 
 
 def build_gateway(
-    config: WeftConfig, home: WeftHome, mesh: MeshClients, edge: GatewayConfig | None = None
+    config: WeftConfig,
+    home: WeftHome,
+    mesh: MeshClients,
+    edge: GatewayConfig | None = None,
+    socket_path: Path | None = None,
 ) -> GatewayService:
     """Returns a gateway over a mesh; not started yet. `home`: where a relay of this machine is known from.
 
-    `edge` replaces the configuration of its HTTP edge.
+    `edge` replaces the configuration of its HTTP edge; `socket_path`: see `gateway.service.build`.
     """
     edge = edge or gateway_config(config)
     timeout = REGISTRY_TIMEOUT_SECONDS
@@ -224,7 +229,7 @@ def build_gateway(
         health=mesh.health,
         ends=mesh.ends,
     )
-    return gateway.service.build(edge, ports, metrics=mesh.metrics)
+    return gateway.service.build(edge, ports, metrics=mesh.metrics, socket_path=socket_path)
 
 
 class _RemoteMesh:

@@ -9,14 +9,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from runner_svc.environments.folder import EnvironmentFolder
 from weft.kernel.errors import WeftError
 from weft.kernel.file_lock import lock_file
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import BoundedLogFile
+
+if TYPE_CHECKING:
+    from runner_svc.environments.folder import EnvironmentFolder
+    from weft.kernel.telemetry import BoundedLogFile
 
 MAX_SOCKET_PATH_BYTES = 100
 """The kernel allows 107; the rest is a margin for what gRPC appends."""
@@ -62,8 +64,10 @@ class WeftHome:
         return self.root / "logs"
 
     @property
-    def environments(self) -> EnvironmentFolder:
+    def environments(self) -> "EnvironmentFolder":
         """Folder of the environments of engines, which `weft runtime install` makes."""
+        from runner_svc.environments.folder import EnvironmentFolder  # noqa: PLC0415 - commands that read need none
+
         return EnvironmentFolder(self.root / "runtimes")
 
     @property
@@ -131,8 +135,10 @@ class WeftHome:
                 # An existing folder may be read-only.
                 _require_writable(folder)
 
-    def log_file(self, service: str, max_bytes: int) -> BoundedLogFile:
+    def log_file(self, service: str, max_bytes: int) -> "BoundedLogFile":
         """Returns the log file of a service. Raises INVALID_ARGUMENT when it cannot be opened."""
+        from weft.kernel.telemetry import BoundedLogFile  # noqa: PLC0415 - as above
+
         with self._explained():
             return BoundedLogFile(self.logs / f"{service}.log", max_bytes)
 
@@ -152,6 +158,11 @@ class WeftHome:
         """Returns a gRPC listen address: a Unix socket of this home, or a loopback port if its path is no address."""
         path = self.run / f"{name}.sock"
         return f"unix:{path}" if is_socket_address(path) else "127.0.0.1:0"
+
+    def http_socket(self) -> Path | None:
+        """Returns the Unix socket of the HTTP API; None: its path is too long for an address."""
+        path = self.run / "http.sock"
+        return path if is_socket_address(path) else None
 
     def running(self) -> dict[str, Any] | None:
         """Returns the description that the `weft up` of this home wrote; None when none runs, or listens yet.

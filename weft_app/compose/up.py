@@ -419,7 +419,7 @@ class UpHost:
             ends=ends,
         )
         config = with_edge_certificate(self._config, self._home)
-        edge = build_gateway(config, self._home, mesh, gateway_config_behind_edge(config))
+        edge = build_gateway(config, self._home, mesh, gateway_config_behind_edge(config), self._home.http_socket())
         assert self._registry is not None, "the services have started"
         self._reloads = MeshReload(
             self._source,

@@ -249,14 +249,6 @@ def test_a_selector_that_selects_nothing_that_is_listed_is_refused(
     assert "--selector" in result.stderr
 
 
-def test_an_agent_that_asks_for_nothing_is_described_without_it(mesh: ScriptedMesh) -> None:
-    plain = some_agent("plain")
-    plain.manifest.ClearField("behaviour")
-    mesh.add(plain)
-    out = mesh.run("describe", "agent", "plain").stdout
-    assert not [line for line in out.splitlines() if line.startswith(("Platform", "Tools", "Signals", "Repetition"))]
-
-
 def test_words_of_others_cannot_steer_a_terminal(mesh: ScriptedMesh) -> None:
     mesh.add(some_agent("evil", "\x1b]0;owned\x07[bold]\nagent/fake"))
     out = mesh.run("get", "agents").stdout
@@ -408,23 +400,27 @@ def test_a_watch_of_what_is_not_there_is_refused(mesh: ScriptedMesh) -> None:
     assert mesh.run("get", "model", "nix", "-w").exit_code == 3
 
 
-def test_a_model_is_described_with_its_pool_conditions_process_and_events(mesh: ScriptedMesh) -> None:
+def test_a_model_is_described_with_its_conditions_process_and_events(mesh: ScriptedMesh) -> None:
     out = mesh.run("describe", "model", "qwen").stdout
-    assert "Pool:\n  Pool name: big\n  Members:   2 (2 active)\n" in out
-    assert "    - qwen [runner/active] ← this row\n    - qwen-2 [runner/active]\n" in out
+    assert "Pool name:" in out
     assert "Ready" in out
     assert "TakesRequests" in out
     assert "4711" in out
-    assert "2; last reason: it died" in out
+    assert "Last restart reason: it died" in out
     assert "asked for r1" in out, "a relayed runner is asked by its name"
     assert "\x1b" not in out
-    assert "- coder [runner/active]" in out
     assert "it woke up" in out
-    assert not [line for line in out.splitlines() if line.rstrip().endswith(("Voices:", "Adapter of:", "Journal:"))]
+    assert not [line for line in out.splitlines() if line.rstrip().endswith(("Voices:", "Base model:", "Journal:"))]
 
 
-def test_a_solo_model_has_no_pool_block(mesh: ScriptedMesh) -> None:
-    assert "Pool:" not in mesh.run("describe", "model", "solo").stdout
+def test_a_recipe_that_wakes_a_model_is_not_described(mesh: ScriptedMesh) -> None:
+    """Its headers may hold secrets."""
+    model = some_model()
+    model.manifest.wake.by_mesh.http.url = "http://box/wake"
+    model.manifest.wake.by_mesh.http.headers["authorization"] = "Bearer hidden"
+    mesh.add(model)
+    out = mesh.run("describe", "model", "qwen").stdout
+    assert ("mesh:http" in out, "hidden" in out) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -433,19 +429,17 @@ def test_a_solo_model_has_no_pool_block(mesh: ScriptedMesh) -> None:
         (
             "agent/coder",
             [
-                "agent/coder",
-                'temperature=0.2, stop=["\\n"], logit_bias={"7": 1.5}',
+                "temperature=0.2",
                 "model/qwen is active",
                 "You are terse.",
-                "Platform:",
-                "files.read (at most 4 further turns)",
-                "NEEDS_HIGHER_REASONER (a question for a decision does not end the answer)",
-                "Repetition:   off",
-                "Text calls:   not parsed as calls",
+                "files.read",
+                "NEEDS_HIGHER_REASONER",
+                "Repetition:",
+                "Parse text tool calls:",
             ],
         ),
-        ("runner/r1", ["dial-out runner", "4711", "Connected"]),
-        ("pool/big", ["2 of 2 members are active", "- coder"]),
+        ("runner/r1", ["dial-out", "4711", "Connected"]),
+        ("pool/big", ["2 of 2 members are active", "qwen-2"]),
     ],
 )
 def test_every_kind_can_be_described(mesh: ScriptedMesh, target: str, words: list[str]) -> None:

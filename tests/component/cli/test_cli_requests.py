@@ -32,9 +32,9 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 from weft.kernel.rpc import new_server
 from weft.kernel.units import Rate, RateUnit
-from weft_app.cli.get import _ENDED, _REQUESTS, _has_outcome
 from weft_app.cli.main import app
 from weft_app.cli.options import ResourceFormat
+from weft_app.cli.request_table import _ENDED, _REQUESTS, _has_outcome
 from weft_app.cli.request_watch import follow_requests, watch_ended, watch_named, watch_under_way
 from weft_testing.fake_clock import FakeClock
 from weft_testing.free_port import free_port
@@ -582,6 +582,6 @@ def test_a_watch_of_requests_ends_with_ctrl_c_and_without_an_error(
         yield next(follow_requests(home, ended_limit))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("weft_app.cli.get.follow_requests", until_interrupted)
+    monkeypatch.setattr("weft_app.cli.request_table.follow_requests", until_interrupted)
     result = mesh.run("get", *arguments, "-w", "-o", "name")
     assert (result.exit_code, result.stdout.splitlines()) == (0, ids)

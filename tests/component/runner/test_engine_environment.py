@@ -6,7 +6,7 @@ import sys
 
 from runner_svc.backend.engine_process import EngineProcess
 from runner_svc.policy.timeouts import StopGraces
-from weft.client._channel import KEY_VARIABLE
+from weft.client._home import KEY_VARIABLE
 from weft.kernel.principal import KEY_VARIABLES
 from weft_app.cli.runner import TOKEN_VARIABLE
 from weft_app.compose.security import SERVICE_KEY_VARIABLE

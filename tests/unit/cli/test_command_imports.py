@@ -1,7 +1,13 @@
 """What commands import, and what runs without the modules that Windows lacks."""
 
-from collections.abc import Mapping
+import fcntl
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import ThreadingUnixStreamServer
+from threading import Thread
 
 import pytest
 from kit.forked_programs import Ended, Program, run_forked
@@ -29,6 +35,9 @@ COMPLETED = {
 }
 """Lines, and the large library that the completion of each needs."""
 COMMANDS = ("ps", "get models -o json", "describe x", "explain x")
+FAST = ("get models", "get all -o json", "get agents -o wide", "describe pool p", "events", "status")
+"""Commands over the HTTP API."""
+CALLS_NOTHING_OF_THE_MESH = {"grpc", "google", "yaml", "asyncio", "gateway", "registry_svc", "router_svc", "runner_svc"}
 WITHOUT_POSIX = """
 import importlib, sys
 # psutil has another module for Windows, and reads these for Linux.
@@ -99,6 +108,57 @@ def test_a_command_imports_none_of_the_large_libraries_that_it_does_not_use(
 ) -> None:
     assert "weft up --home" in ended[words].stderr
     assert ended[words].modules & LARGE == set()
+
+
+class _Answers(BaseHTTPRequestHandler):
+    """The HTTP API of a mesh of one pool."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        pool = {"kind": "pool", "name": "p", "status": {"explicit": False, "conditions": []}}
+        path = self.path.partition("?")[0]
+        items = [pool] if path.endswith("/pools") else []
+        health = {"status": "ok", "components": []}
+        body = json.dumps(pool if path.endswith("/pools/p") else {"items": items, **health}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def address_string(self) -> str:
+        return "home"
+
+    def log_message(self, *_: object) -> None:
+        """Prints nothing."""
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Ended]]:
+    """Returns how commands over the HTTP API of a home ended."""
+    folder = tmp_path_factory.mktemp("fast")
+    with tempfile.TemporaryDirectory() as home:
+        run = Path(home) / "run"
+        run.mkdir()
+        (run / "up.json").write_text(
+            json.dumps({"grpc": "unix:/nowhere", "state": "running", "url": "http://127.0.0.1:1"})
+        )
+        programs = [Program(CALL, words.split(), {"WEFT_HOME": home}) for words in FAST]
+        with (
+            (run / "up.lock").open("w") as lock,
+            ThreadingUnixStreamServer(str(run / "http.sock"), _Answers) as server,
+        ):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            Thread(target=server.serve_forever, daemon=True).start()
+            yield dict(zip(FAST, run_forked(programs, folder, shared=SHARED), strict=True))
+            server.shutdown()
+
+
+@pytest.mark.parametrize("words", FAST)
+def test_a_command_over_http_imports_no_service_no_grpc_and_no_protobuf(words: str, fast: Mapping[str, Ended]) -> None:
+    ended = fast[words]
+    assert (ended.code, bool(ended.stdout)) == (0, True), ended.stderr
+    assert ended.modules & (LARGE | CALLS_NOTHING_OF_THE_MESH | OF_SERVICES - {"weft_app.compose"}) == set()
 
 
 @pytest.fixture(scope="module")

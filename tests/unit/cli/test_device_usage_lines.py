@@ -5,8 +5,8 @@ import pytest
 from weft.api.common.v1.receipt_pb2 import DeviceUsage, Receipt
 from weft.api.router.v1.request_pb2 import ClientRecord
 from weft_app.cli.explain import receipt_lines
-from weft_app.cli.get import _CLIENT_WIDE
 from weft_app.cli.output import TextTable
+from weft_app.cli.request_table import _CLIENT_WIDE
 
 
 def _shown(receipt: Receipt) -> list[str]:

@@ -3,7 +3,7 @@
 from google.protobuf.duration_pb2 import Duration
 
 from weft.api.registry.v1.runner_pb2 import InstanceState
-from weft_app.cli.description import until_text
+from weft_app.cli.ps import until_text
 
 READY = InstanceState.PHASE_READY
 

@@ -10,8 +10,8 @@ import typer
 from typer.testing import CliRunner
 
 from weft.client import AsyncMesh, connect
-from weft.client._channel import mesh_address, mesh_url, open_mesh_channel, security_from
-from weft.client._home import DEFAULT_HOME, home_folder
+from weft.client._channel import open_mesh_channel, security_from
+from weft.client._home import DEFAULT_HOME, home_folder, mesh_address, mesh_url
 from weft.kernel.errors import FieldError, WeftError
 from weft_app.cli.options import HomeOption
 from weft_app.cli.process_calls import address_of

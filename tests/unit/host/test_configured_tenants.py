@@ -5,8 +5,10 @@ from router_svc.policy.settings import RemotePermission, TenantRates, TenantSett
 from router_svc.policy.tenant_limits import over_the_whole
 from router_svc.settings import RouterSettings
 from weft.api.registry.v1.tenant_pb2 import TenantLimit
-from weft.kernel.tenant_rules import limit_words, to_canonical_limits
+from weft.documents.codec import document_of
+from weft.kernel.tenant_rules import to_canonical_limits
 from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
+from weft_app.cli.columns import limit_words
 from weft_app.compose.tenants import configured_tenants
 
 RATES = (
@@ -26,7 +28,7 @@ def test_settings_and_rates_of_one_tenant_are_one_document_that_means_the_same()
     assert limits_of(second) == ()
     for manifest in (first, second):
         to_canonical_limits(manifest)
-    assert limit_words(first.limits[0]) == "10 req/min and 500 tok/min"
+    assert limit_words(document_of(first.limits[0])) == "10 req/min and 500 tok/min"
 
 
 def test_a_tenant_without_rates_has_the_default() -> None:
@@ -37,4 +39,4 @@ def test_a_tenant_without_rates_has_the_default() -> None:
 
 def test_a_limit_is_written_with_what_it_is_of() -> None:
     limit = TenantLimit(window=TenantLimit.WINDOW_MONTH, tokens=5, per=TenantLimit.SUBJECT_KEY, model="llama-*")
-    assert limit_words(limit) == "5 tok/month per key for llama-*"
+    assert limit_words(document_of(limit)) == "5 tok/month per key for llama-*"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from weft.client._channel import mesh_address, mesh_url
+from weft.client._home import mesh_address, mesh_url
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.compose.certificate import self_signed_certificate
