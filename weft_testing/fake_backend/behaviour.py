@@ -63,8 +63,6 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The process ends by `crash_signal` before listening."""
     ignore_sigterm: bool = False
     """SIGTERM has no effect."""
-    second_sigterm: bool = False
-    """Only the second SIGTERM ends the process, as with llama-server that has a request in flight."""
     fork_grandchild: bool = False
     """Start a process that holds stdout and stderr open, at start or as soon as it is switched on."""
     grandchild_setsid: bool = False
@@ -92,8 +90,6 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How many `prompt_progress` chunks are spread over prefill when the request asks with `return_progress`."""
     keepalive_comments: bool = False
     """Send headers at once and a ":" comment line in every silence, also while stalled."""
-    keepalive_interval_seconds: Annotated[float, msgspec.Meta(ge=0.01)] = 0.1
-    """Time between those comments."""
     stall_after_tokens: Count | None = None
     """Stall, idle, after this many tokens; 0: before the headers."""
     crash_after_tokens: Count | None = None

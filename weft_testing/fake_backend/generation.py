@@ -56,6 +56,7 @@ class StopFilter:
 _PREFILL_SLICE_SECONDS = 0.02
 _PREFILL_BURN_SECONDS = 0.003
 _STALL_SLICE_SECONDS = 3600.0
+_COMMENT_SECONDS = 0.1
 _FLUSH_POLL_SECONDS = 0.001
 _FLUSH_POLLS = 1000
 _HOLD_POLL_SECONDS = 0.02
@@ -226,7 +227,7 @@ class Generation:
         end = time.perf_counter() + seconds
         while (left := end - time.perf_counter()) > 0:
             await self._sink.keepalive()
-            await asyncio.sleep(min(left, self._behaviour.keepalive_interval_seconds))
+            await asyncio.sleep(min(left, _COMMENT_SECONDS))
 
     async def _apply_faults(self) -> None:
         place, behaviour = self._tokens_sent, self._behaviour

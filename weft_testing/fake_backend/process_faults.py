@@ -84,7 +84,6 @@ class ProcessFaults:
 
     def __init__(self, control: Control) -> None:
         self._control = control
-        self._sigterms_seen = 0
         self._flooded_bytes = 0
         self.grandchild_pid: int | None = None
 
@@ -103,9 +102,7 @@ class ProcessFaults:
         loop.add_signal_handler(signal.SIGTERM, self._sigterm, stop)
 
     def _sigterm(self, stop: asyncio.Event) -> None:
-        self._sigterms_seen += 1
-        behaviour = self._control.behaviour
-        if behaviour.ignore_sigterm or (behaviour.second_sigterm and self._sigterms_seen < 2):
+        if self._control.behaviour.ignore_sigterm:
             print("SIGTERM ignored", file=sys.stderr, flush=True)  # noqa: T201
         else:
             stop.set()

@@ -331,7 +331,6 @@ class FakeServer:
     def _state(self) -> FakeState:
         state = self._ledger.state
         state.grandchild_pid = self._faults.grandchild_pid
-        state.waiting_requests = self._pool.waiting
         state.busy_slots = self._pool.busy
         return state
 

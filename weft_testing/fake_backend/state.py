@@ -35,22 +35,18 @@ MAX_RECORDED_BODY_BYTES = 256 * 1024
 
 
 class FakeState(msgspec.Struct, kw_only=True):
-    """Answer of GET /fake/state. A request is started, then active until it is finished, cancelled or failed."""
+    """Answer of GET /fake/state. A request is active until it is finished, cancelled or broken by the fake."""
 
     pid: int
     grandchild_pid: int | None = None
     active_requests: int = 0
     """Unfinished requests, including those that wait for a slot."""
-    waiting_requests: int = 0
-    """Requests that wait for a slot."""
     busy_slots: int = 0
     requests_started: int = 0
     requests_finished: int = 0
     """Completely answered, with any status."""
     requests_cancelled: int = 0
     """The client disconnected first."""
-    requests_failed: int = 0
-    """The fake broke the connection."""
     tokens_sent: int = 0
     """Tokens generated so far, over all requests."""
     prompt_tokens: int = 0
@@ -95,14 +91,9 @@ class Ledger:
         try:
             yield outcome
         except (asyncio.CancelledError, ConnectionError):
-            if outcome.broken_by_fake:
-                state.requests_failed += 1
-            else:
+            if not outcome.broken_by_fake:
                 state.requests_cancelled += 1
                 end = "cancelled"
-            raise
-        except BaseException:
-            state.requests_failed += 1
             raise
         else:
             state.requests_finished += 1

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from fake_backend_client import fake, until
 
-from weft_testing.fake_backend.process import fake_backend_command, run_fake_backend
+from weft_testing.fake_backend.process import fake_backend_command
 
 
 def _is_alive(pid: int) -> bool:
@@ -30,13 +30,6 @@ async def _wait_until_gone(pid: int) -> None:
     await until(gone)
 
 
-async def test_sigterm_ends_the_process_at_once_even_with_a_stream_open() -> None:
-    async with fake(stall_after_tokens=1) as client, client.open_stream() as response:
-        await response.content.readany()
-        client.backend.signal(signal.SIGTERM)
-        assert await client.backend.wait_exit(seconds=2) == 0
-
-
 async def test_sigterm_may_be_ignored_until_sigkill() -> None:
     async with fake(ignore_sigterm=True) as client:
         client.backend.signal(signal.SIGTERM)
@@ -44,27 +37,6 @@ async def test_sigterm_may_be_ignored_until_sigkill() -> None:
         assert (await client.get("/health")).status == 200
         client.backend.signal(signal.SIGKILL)
         assert await client.backend.wait_exit() == -signal.SIGKILL
-
-
-async def test_only_the_second_sigterm_may_count() -> None:
-    async with fake(second_sigterm=True) as client:
-        client.backend.signal(signal.SIGTERM)
-        assert (await client.get("/health")).status == 200
-        client.backend.signal(signal.SIGTERM)
-        assert await client.backend.wait_exit() == 0
-
-
-async def test_the_process_may_exit_before_it_listens() -> None:
-    with pytest.raises(ChildProcessError, match=r"exited with 3 .*failed to load model"):
-        async with run_fake_backend(exit_at_start=3):
-            pass
-
-
-@pytest.mark.slow("a model that loads for a second")
-async def test_the_process_may_die_while_it_loads() -> None:
-    async with fake(exit_at_start=7, load_seconds=1.5) as client:  # long enough to be asked on a busy machine
-        assert (await client.get("/health")).status == 503
-        assert await client.backend.wait_exit() == 7
 
 
 async def test_a_process_that_dies_while_it_loads_is_at_no_time_healthy() -> None:
