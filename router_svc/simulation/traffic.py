@@ -8,8 +8,7 @@ from random import Random
 from zlib import crc32
 
 from router_svc.policy.arrival import ROUTE_PREFIX, Arrival, Needs, context_class
-from router_svc.policy.settings import RemotePermission
-from router_svc.simulation.scenario import Pattern, Rate, Scenario, Tenant, Traffic, seeded_random
+from router_svc.simulation.scenario import Pattern, Rate, Scenario, Tenant, seeded_random
 from weft.kernel.request import Operation, Priority
 
 
@@ -46,12 +45,6 @@ def requests_of(scenario: Scenario) -> Iterator[SimulatedRequest]:
             heapq.heapreplace(due, (following, number))
 
 
-def may_use_remote(scenario: Scenario, traffic: Traffic) -> bool:
-    """Whether the requests may use remote models, by the request and the tenant."""
-    permission = scenario.settings.tenant(traffic.tenant).allow_remote
-    return permission is RemotePermission.ALWAYS or (permission is RemotePermission.ON_REQUEST and traffic.allow_remote)
-
-
 class _Stream:
     """The requests of one `Traffic`."""
 
@@ -64,7 +57,8 @@ class _Stream:
         until = scenario.duration_seconds if traffic.until_seconds is None else traffic.until_seconds
         self._ends = min(until, scenario.duration_seconds)
         self._facts = seeded_random(scenario.seed, f"requests/{number}")
-        self._allow_remote = may_use_remote(scenario, traffic)
+        settings = scenario.settings.tenant(traffic.tenant)
+        self._allow_remote = settings.permits_remote(requested=traffic.allow_remote)
         tenant = next(
             (known for known in scenario.tenants if known.name == traffic.tenant), Tenant(name=traffic.tenant)
         )

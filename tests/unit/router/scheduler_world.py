@@ -25,12 +25,14 @@ RUNNERS = "abc"
 POOL = tuple(f"{kind}-{runner}" for runner in RUNNERS for kind in "mn")
 SWAPPED = ("g1", "g2", "g3")
 REMOTE = "cloud"
+EVERYTHING = (*POOL, *SWAPPED, REMOTE)
 TARGETS = ("p", "m-a", *SWAPPED, REMOTE, "route/chain", "route/pinned")
 SLOTS = 2
 RUNNER_MAX_REQUESTS = 3
 POOL_CAP = 8
 TENANT_CAP = 2
 MODEL_BYTES = 10 << 30
+SETTLE_SECONDS = 10.0
 SETTINGS = Settings(
     pools={"p": PoolSettings(max_in_flight=POOL_CAP)},
     tenants={"capped": TenantSettings(max_in_flight=TENANT_CAP), "heavy": TenantSettings(weight=2.0)},
@@ -220,6 +222,17 @@ class World:
         assert capped <= TENANT_CAP, "a tenant has more running than it may"
         assert self.mesh.running == len(self.running), "the scheduler counts other slots than the callers hold"
         assert self.mesh.waiting == len(self.waiting), "a request was lost or counted twice"
+        hopeful = {Readiness.READY, Readiness.LOADING} & {self.readiness[model] for model in POOL}
+        in_vain = any(self.submitted[key].target in ("p", "m-a") for key in self.waiting)
+        assert not in_vain or hopeful or self.waking.keys() & set(POOL), "somebody waits for nothing"
+
+    def become(self, readiness: Readiness) -> None:
+        """Every model is in this state, and each wake under way fails."""
+        self.readiness = dict.fromkeys(self.readiness, readiness)
+        self.show()
+        for model in sorted(self.waking):
+            self.end_wake(model, Reason.WAKE_FAILED)
+        self.wait(SETTLE_SECONDS)
 
     def recover(self) -> None:
         """Everything that broke works again, and what is being woken wakes."""

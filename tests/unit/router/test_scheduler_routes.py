@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from scheduler_harness import arrival, asleep, candidate, failed, placed, rejected, scheduler, woken
 
 from router_svc.policy.decisions import Placed, Rejects
@@ -108,3 +109,33 @@ def test_a_mesh_that_has_not_said_whether_it_falls_back_to_the_cloud_does_not() 
     mesh.submit(arrival(1, "route/r", allow_remote=True), 0.0)
     assert placed(mesh.submit(arrival(2, "route/r", allow_remote=True), 0.0)) == {}
     assert placed(mesh.apply(MeshChange(cloud_fallback=True), 1.0)) == {2: "b"}
+
+
+@pytest.mark.parametrize("cloud_fallback", [True, False])
+@pytest.mark.parametrize("asks_remote", [True, False])
+@pytest.mark.parametrize(
+    "reason",
+    [
+        Reason.CONNECT_FAILED,
+        Reason.BACKEND_NOT_READY,
+        Reason.NO_SLOT_AVAILABLE,
+        Reason.WORKER_LOST,
+        Reason.TICKET_INVALID,
+        Reason.TOOL_UNAVAILABLE,
+    ],
+)
+def test_after_a_failed_attempt_a_route_leaves_the_premises_only_where_guard_and_request_let_it(
+    reason: Reason, asks_remote: bool, cloud_fallback: bool
+) -> None:
+    mesh = scheduler(candidate("a", "m"), candidate("b", "cloud", remote=True))
+    mesh.apply(replace(route("m", "cloud"), cloud_fallback=cloud_fallback), 0.0)
+    mesh.submit(arrival(1, "route/r", allow_remote=asks_remote), 0.0)
+    decisions = mesh.report_failed(1, 1, reason, 0.0) + mesh.tick(1.0)
+    assert ("b" in placed(decisions).values()) is (cloud_fallback and asks_remote)
+
+
+@pytest.mark.parametrize("cloud_fallback", [True, False])
+def test_an_explicit_primary_off_the_premises_is_never_stripped(cloud_fallback: bool) -> None:
+    mesh = scheduler(candidate("a", "m"), candidate("b", "cloud", remote=True))
+    mesh.apply(replace(route("cloud", "m"), cloud_fallback=cloud_fallback), 0.0)
+    assert placed(mesh.submit(arrival(1, "route/r", allow_remote=True), 0.0)) == {1: "b"}

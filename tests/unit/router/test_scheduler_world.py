@@ -4,7 +4,7 @@ not, and once the mesh works nobody is forgotten.
 
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler_world import POOL, REMOTE, RUNNERS, SWAPPED, TARGETS, TENANTS, World
+from scheduler_world import EVERYTHING, RUNNERS, TARGETS, TENANTS, World
 
 from router_svc.policy.endpoints.candidates import Readiness
 from weft.kernel.reasons import Reason
@@ -35,7 +35,7 @@ STEPS = st.lists(
         SUBMIT,
         st.tuples(st.just("finish"), st.integers(0, 40)),
         st.tuples(st.just("fail"), st.tuples(st.integers(0, 5), st.sampled_from(FAILURES))),
-        st.tuples(st.just("fleet"), st.tuples(st.sampled_from((*POOL, *SWAPPED, REMOTE)), st.sampled_from(Readiness))),
+        st.tuples(st.just("fleet"), st.tuples(st.sampled_from(EVERYTHING), st.sampled_from(Readiness))),
         st.tuples(st.just("restart"), st.sampled_from((*RUNNERS, "g"))),
         st.tuples(st.just("wake"), st.tuples(st.integers(0, 5), st.sampled_from(WAKE_ENDS))),
         st.tuples(st.just("guard"), st.booleans()),
@@ -71,6 +71,18 @@ def test_no_cap_no_slot_and_no_permit_is_overrun_in_any_history(steps: list[tupl
     world = World(queue_timeout_seconds=30.0)
     for kind, argument in steps:
         step(world, kind, argument)
+    world.become(Readiness.DOWN)
+    assert not world.waiting, "somebody waits for runners that are all down"
+
+
+@given(STEPS)
+def test_no_request_has_models_woken_for_ever(steps: list[tuple[str, object]]) -> None:
+    world = World(queue_timeout_seconds=1e6)
+    for kind, argument in steps:
+        step(world, kind, argument)
+    for _ in range(2 * len(EVERYTHING)):
+        world.become(Readiness.ASLEEP)
+    assert not world.waiting, "a request wakes models for ever"
 
 
 @given(STEPS)

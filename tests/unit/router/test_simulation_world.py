@@ -29,7 +29,7 @@ from router_svc.simulation.scenario import (
     Traffic,
     seeded_random,
 )
-from router_svc.simulation.traffic import may_use_remote, requests_of
+from router_svc.simulation.traffic import requests_of
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
@@ -149,7 +149,8 @@ def test_requests_leave_the_premises_where_they_and_their_tenant_say_so(
 ) -> None:
     settings = Settings(tenants={"t": TenantSettings(allow_remote=permission)})
     traffic = Traffic(tenant="t", target="a", rate=Rate(per_second=1.0), allow_remote=asked)
-    assert may_use_remote(scenario(settings=settings), traffic) is allowed
+    (first, *_) = requests_of(scenario(settings=settings, traffic=(traffic,)))
+    assert first.arrival.needs.allow_remote is allowed
 
 
 def test_an_idle_model_is_evicted_and_the_load_begins_when_its_memory_is_free() -> None:
