@@ -171,7 +171,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, running_postgres() as server, server.fresh_database() as name:
         urls = {
             "not kept": None,
-            "kept, SQLite": f"sqlite+aiosqlite:///{folder}/router.db",
+            "kept, SQLite": f"sqlite:///{folder}/router.db",
             "kept, PostgreSQL": server.url(name),
         }
         runs, alone = asyncio.run(measured(urls))

@@ -151,7 +151,7 @@ def _rss(mesh: _Mesh) -> int:
 async def _claims(folder: Path, waiting: int) -> float:
     """Seconds per task that is found, claimed and ended, one after another, while so many wait."""
     limits = TaskLimits()
-    store = SqlTaskStore(RouterDatabase(f"sqlite+aiosqlite:///{folder / 'router.db'}"))
+    store = SqlTaskStore(RouterDatabase(f"sqlite:///{folder / 'router.db'}"))
     await store.start()
     try:
         lane = Lane("away", "default", Priority.DURABLE)

@@ -240,8 +240,8 @@ class RegistrySettings:
     """The registry: runners and their heartbeats, declarations, VRAM ledger, operations and keys."""
 
     database_url: Annotated[str | None, PUBLIC, SECRET] = field(default=None, repr=False)
-    """Default: an SQLite file under the home. Or `postgresql+asyncpg://user:password@host/database` (TLS:
-    `?ssl=require`; a socket: `?host=/folder`), which needs `pip install asyncpg` beside weft, and no
+    """Default: an SQLite file under the home. Or `postgresql://user:password@host/database` (TLS:
+    `?sslmode=require`; a socket: `?host=/folder`), which needs `pip install "psycopg[binary]"` beside weft, and no
     transaction-pooling proxy between."""
     owner_silence_seconds: Annotated[float, Ge(1), Le(3_600), PUBLIC] = 10.0
     """On PostgreSQL: how long the registry that owns the database may write no heartbeat before a registry that waits
@@ -300,7 +300,7 @@ class RegistryConfig(RegistrySettings):
     router_session_seconds: float = 10.0
     """Silence after which a router is deleted, and the others own its part of the mesh."""
     database_url: str | Path  # type: ignore[assignment]  # settings have no path
-    """The file of a SQLite database, or a SQLAlchemy URL of an async driver, such as "sqlite+aiosqlite:////var/lib/weft/registry.db"."""
+    """The file of a SQLite database, or a URL such as "postgresql://user@host/weft"."""
     address: str = ""
     """Where it serves: a standby refers callers to the owner's address."""
     allow_cloud_fallback: bool = True

@@ -125,15 +125,11 @@ class PostgresServer:
         return self.socket_folder / SOCKET_NAME
 
     def url(self, database: str, socket_folder: Path | None = None) -> str:
-        """Returns the URL of a database for SQLAlchemy with asyncpg.
+        """Returns the URL of a database.
 
         `socket_folder`: where another socket leads there, under the same name.
         """
-        return f"postgresql+asyncpg://postgres@/{database}?host={socket_folder or self.socket_folder}"
-
-    def dsn(self, database: str) -> str:
-        """Returns the URL of a database for asyncpg."""
-        return f"postgresql://postgres@/{database}?host={self.socket_folder}"
+        return f"postgresql://postgres@/{database}?host={socket_folder or self.socket_folder}"
 
     def sql(self, statement: str, database: str = "postgres") -> str:
         """Runs one statement with psql and returns its output, unaligned and without headings."""

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The secrets of the mesh, made anew, as documents for kubectl:
 #
-#   deploy/kubernetes/secrets.sh postgresql+asyncpg://weft:SECRET@db.example/weft | kubectl apply -f -
+#   deploy/kubernetes/secrets.sh postgresql://weft:SECRET@db.example/weft | kubectl apply -f -
 #
 # An authority and a certificate of 397 days for each service; what registries must have in common; and, where it is named,
 # the database. The authority's key is not kept: all certificates are replaced together, by the same command, and only they:

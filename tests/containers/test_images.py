@@ -92,9 +92,9 @@ def test_a_service_in_a_container_is_well_by_its_own_health(podman: Podman, mesh
 
 
 def test_the_image_of_the_services_has_no_engine_and_can_use_postgresql(podman: Podman, mesh_image: str) -> None:
-    code = "from importlib.util import find_spec; print([n for n in ('asyncpg', 'xllamacpp') if find_spec(n)])"
+    code = "from importlib.util import find_spec; print([n for n in ('psycopg', 'xllamacpp') if find_spec(n)])"
     said = podman.run("run", "--rm", *LIMITS, *HARDENED, "--entrypoint", "python", mesh_image, "-c", code)
-    assert said.strip() == "['asyncpg']"
+    assert said.strip() == "['psycopg']"
 
 
 def test_the_row_of_the_readme_is_carried_out_and_undone(podman: Podman, llama_cpp: str, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from registry_svc.mesh.store import SqlStore
@@ -42,10 +44,31 @@ def postgres_url(postgres: PostgresServer, postgres_database: str) -> str:
     return postgres.url(postgres_database)
 
 
+class Admin:
+    """A connection of somebody else to the same database."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.transaction = connection.transaction
+
+    async def execute(self, statement: str, *values: Any) -> Any:
+        return await self._connection.execute(statement, values or None)
+
+    async def fetchval(self, statement: str, *values: Any) -> Any:
+        """The first column of the first row."""
+        return (await (await self.execute(statement, *values)).fetchone())[0]
+
+
+@pytest.fixture
+async def admin(postgres_url: str) -> AsyncIterator[Admin]:
+    async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
+        yield Admin(connection)
+
+
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     """A file in a folder that is not there yet, with a character that configuration files interpolate."""
-    return f"sqlite+aiosqlite:///{tmp_path}/per%cent/registry.db"
+    return f"sqlite:///{tmp_path}/per%cent/registry.db"
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=USES_POSTGRES)])

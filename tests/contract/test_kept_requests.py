@@ -404,7 +404,7 @@ def test_over_kills_at_any_moment_no_request_is_doubled_and_none_that_was_writte
     tmp_path_factory: pytest.TempPathFactory, steps: list[str]
 ) -> None:
     folder = tmp_path_factory.mktemp("records")
-    asyncio.run(_chaos(f"sqlite+aiosqlite:///{folder}/router.db", steps))
+    asyncio.run(_chaos(f"sqlite:///{folder}/router.db", steps))
 
 
 async def _chaos(url: str, steps: list[str]) -> None:

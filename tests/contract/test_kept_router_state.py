@@ -38,7 +38,7 @@ class TestAccounts:
         assert again.shares.account("ann") - again.shares.account("bob") == 800.0
         await again.kill()
         # Negative control: a router with a database of its own has forgotten it.
-        fresh = KeptRouter("sqlite+aiosqlite://")
+        fresh = KeptRouter("sqlite://")
         await fresh.start()
         assert fresh.shares.known_account("ann") is None
         await fresh.kill()

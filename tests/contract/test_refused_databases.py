@@ -21,7 +21,7 @@ OPENED: dict[str, Callable[[str], SqlStore | RouterDatabase]] = {"registry": Sql
 
 @asynccontextmanager
 async def _open(owner: str, path: Path) -> AsyncIterator[None]:
-    database = OPENED[owner](f"sqlite+aiosqlite:///{path}")
+    database = OPENED[owner](f"sqlite:///{path}")
     await database.open()
     try:
         yield

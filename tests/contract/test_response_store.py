@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import asyncpg
 import pytest
 
 import router_svc.durable.stored_responses
@@ -139,13 +138,10 @@ async def test_a_postgres_that_cuts_its_connections_is_asked_anew(
     service = built(postgres.url(postgres_database))
     await service.start()
     await service.store.save(response("resp_1"))
-    admin = await asyncpg.connect(postgres.dsn(postgres_database))
-    try:
-        await admin.execute(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'weft-router'"
-        )
-    finally:
-        await admin.close()
+    await asyncio.to_thread(
+        postgres.sql,
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'weft-router'",
+    )
     assert (await service.store.get("ann", "resp_1")).id == "resp_1"
     await service.stop(0)
 
@@ -155,8 +151,8 @@ async def test_a_postgres_that_is_away_or_refuses_is_unavailable_and_quotes_noth
 ) -> None:
     for url in (
         postgres.url("no_such_database"),
-        f"postgresql+asyncpg://nobody_here:hunter2@/{postgres_database}?host={postgres.socket_folder}",
-        f"postgresql+asyncpg://ann:hunter2@/{postgres_database}?host={postgres.socket_folder}/nowhere",
+        f"postgresql://nobody_here:hunter2@/{postgres_database}?host={postgres.socket_folder}",
+        f"postgresql://ann:hunter2@/{postgres_database}?host={postgres.socket_folder}/nowhere",
     ):
         words = await refused(Reason.SERVICE_UNAVAILABLE, built(url).start())
         assert "hunter2" not in words

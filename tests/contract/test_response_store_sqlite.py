@@ -38,7 +38,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def built(file: Path) -> ResponseService:
-    return router_svc.durable.stored_responses.build(RouterDatabase(f"sqlite+aiosqlite:///{file}"), ResponseLimits())
+    return router_svc.durable.stored_responses.build(RouterDatabase(f"sqlite:///{file}"), ResponseLimits())
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import asyncpg
 import pytest
 from stored_values import stored
 
@@ -14,7 +13,6 @@ from weft.kernel.clock import SystemClock
 from weft.sql.address import address_of
 from weft.sql.owners import TakenOverError
 from weft.sql.standby import OwnerWatch, owner_watch_of
-from weft_testing.postgres_server import PostgresServer
 
 pytest_plugins = ("database_fixtures",)
 
@@ -31,13 +29,6 @@ async def owner(postgres_url: str) -> AsyncIterator[SqlStore]:
     await store.open()
     yield store
     await store.close()
-
-
-@pytest.fixture
-async def admin(postgres: PostgresServer, postgres_database: str) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(postgres.dsn(postgres_database))
-    yield connection
-    await connection.close()
 
 
 def watch_of(url: str, silence_seconds: float = SHORT_SILENCE_SECONDS) -> OwnerWatch:
@@ -111,11 +102,11 @@ async def test_a_holder_without_heartbeats_is_never_ended(owner: SqlStore, admin
 
 
 async def test_a_database_without_tables_is_no_reason_to_end_who_makes_them(admin: Any, postgres_url: str) -> None:
-    await admin.execute("SELECT pg_advisory_lock($1)", REGISTRY_OWNER.lock_key)
+    await admin.execute("SELECT pg_advisory_lock(%s)", REGISTRY_OWNER.lock_key)
     waiting = asyncio.create_task(watch_of(postgres_url).until_free())
     await asyncio.sleep(4 * SHORT_SILENCE_SECONDS)
     assert not waiting.done()
-    await admin.execute("SELECT pg_advisory_unlock($1)", REGISTRY_OWNER.lock_key)
+    await admin.execute("SELECT pg_advisory_unlock(%s)", REGISTRY_OWNER.lock_key)
     async with asyncio.timeout(LIMIT_SECONDS):
         await waiting
 

@@ -320,7 +320,7 @@ class StoreSuite:
 class TestSqliteInMemory(StoreSuite):
     @pytest.fixture
     async def store(self) -> AsyncIterator[Store]:
-        store = SqlStore("sqlite+aiosqlite://")
+        store = SqlStore("sqlite://")
         await store.open()
         yield store
         await store.close()

@@ -85,7 +85,7 @@ def test_what_is_no_behaviour_is_refused(text: str) -> None:
 
 
 async def test_a_damaged_behaviour_costs_an_agent_its_tools_and_nobody_the_mesh(tmp_path: Path) -> None:
-    url = f"sqlite+aiosqlite:///{tmp_path}/registry.db"
+    url = f"sqlite:///{tmp_path}/registry.db"
     store = SqlStore(url)
     await store.open()
     await store.save_declarations(DeclaredRecords([], [declared_agent("a1"), declared_agent("a2")]))
@@ -98,7 +98,7 @@ async def test_a_damaged_behaviour_costs_an_agent_its_tools_and_nobody_the_mesh(
 
 
 async def test_damaged_default_parameters_cost_an_agent_its_defaults_and_nobody_the_mesh(tmp_path: Path) -> None:
-    url = f"sqlite+aiosqlite:///{tmp_path}/registry.db"
+    url = f"sqlite:///{tmp_path}/registry.db"
     store = SqlStore(url)
     await store.open()
     await store.save_declarations(

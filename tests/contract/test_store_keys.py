@@ -124,7 +124,7 @@ async def test_a_database_that_fails_is_told_and_keeps_what_it_had(store: SqlSto
 
 
 async def test_a_store_whose_database_is_not_open_says_so(tmp_path: Path) -> None:
-    keys = SqlKeyStore(SqlStore(f"sqlite+aiosqlite:///{tmp_path}/registry.db"))
+    keys = SqlKeyStore(SqlStore(f"sqlite:///{tmp_path}/registry.db"))
     with pytest.raises(WeftError) as refusal:
         await keys.load()
     assert refusal.value.reason is Reason.SERVICE_UNAVAILABLE

@@ -116,7 +116,7 @@ async def test_more_leases_than_one_statement_takes_go_together(leases: LeaseSto
 
 
 async def test_a_store_whose_database_is_not_open_says_so(tmp_path: Path) -> None:
-    store = SqlLeaseStore(SqlStore(f"sqlite+aiosqlite:///{tmp_path}/registry.db"))
+    store = SqlLeaseStore(SqlStore(f"sqlite:///{tmp_path}/registry.db"))
     with pytest.raises(WeftError) as refusal:
         await store.load()
     assert refusal.value.reason is Reason.SERVICE_UNAVAILABLE

@@ -101,7 +101,7 @@ async def test_sqlite_commits_are_durable_and_foreign_keys_hold(sqlite_url: str)
 
 async def test_an_sqlite_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "registry.db"
-    store = SqlStore(f"sqlite+aiosqlite:///{path}")
+    store = SqlStore(f"sqlite:///{path}")
     await store.open()
     await store.save_session(stored())
     modes = _modes(tmp_path)
@@ -117,7 +117,7 @@ def _modes(folder: Path) -> dict[str, int]:
 async def test_a_wake_plan_that_cannot_be_read_costs_only_itself(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    store = SqlStore(f"sqlite+aiosqlite:///{tmp_path}/registry.db")
+    store = SqlStore(f"sqlite:///{tmp_path}/registry.db")
     await store.open()
     await store.save_declarations(DeclaredRecords([declared_model("m1"), declared_model("m2")], []))
     with closing(sqlite3.connect(tmp_path / "registry.db")) as raw:

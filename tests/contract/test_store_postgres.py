@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import asyncpg
 import pytest
 from kit.messages import changed
 from stored_values import agent, declared_model, stored
@@ -31,14 +30,6 @@ async def owner(postgres_url: str) -> AsyncIterator[SqlStore]:
     await store.open()
     yield store
     await store.close()
-
-
-@pytest.fixture
-async def admin(postgres: PostgresServer, postgres_database: str) -> AsyncIterator[Any]:
-    """A connection of somebody else to the same database."""
-    connection = await asyncpg.connect(postgres.dsn(postgres_database))
-    yield connection
-    await connection.close()
 
 
 async def cut(admin: Any) -> None:
@@ -152,7 +143,7 @@ async def test_a_server_that_does_not_let_us_in_is_a_clear_error_without_the_pas
     place: str, postgres: PostgresServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     where = place.format(socket=postgres.socket_folder)
-    store = SqlStore(f"postgresql+asyncpg://postgres:SECRET@{where}")
+    store = SqlStore(f"postgresql://postgres:SECRET@{where}")
     with pytest.raises(WeftError) as failure:
         await store.open()
     await store.close()
@@ -171,7 +162,7 @@ async def test_a_failed_open_leaves_no_lock_behind(owner: SqlStore, admin: Any, 
     with pytest.raises(WeftError) as failure:
         await store.open()
     assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
-    await admin.execute("UPDATE alembic_version SET version_num = $1", newest)
+    await admin.execute("UPDATE alembic_version SET version_num = %s", newest)
     await store.open()
     await store.close()
 
@@ -197,4 +188,4 @@ def test_without_the_driver_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delitem(sys.modules, "weft.sql.postgres", raising=False)
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(FieldError, match=r"database_url: .*pip install psycopg"):
-        SqlStore("postgresql+asyncpg://host/weft")
+        SqlStore("postgresql://host/weft")

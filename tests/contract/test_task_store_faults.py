@@ -46,7 +46,7 @@ def file(tmp_path: Path) -> Path:
 async def kept(monkeypatch: pytest.MonkeyPatch, file: Path) -> AsyncIterator[SqlTaskStore]:
     """On SQLite that waits for others for a short while only, with what it acknowledges counted apart; started."""
     monkeypatch.setattr("weft.sql.connections.BUSY_TIMEOUT_MS", PATIENCE_MS)
-    database = RouterDatabase(f"sqlite+aiosqlite:///{file}", promise_file=file.with_name("router.promised"))
+    database = RouterDatabase(f"sqlite:///{file}", promise_file=file.with_name("router.promised"))
     store = SqlTaskStore(database)
     await store.start()
     yield store

@@ -170,7 +170,7 @@ def test_the_runner_of_gpu_nvidia_has_a_configuration_of_its_own(tmp_path: Path)
 
 
 def test_certificates_are_for_the_names_that_pods_have(tmp_path: Path) -> None:
-    command = [str(FOLDER / "secrets.sh"), "postgresql+asyncpg://weft:x@db/weft"]
+    command = [str(FOLDER / "secrets.sh"), "postgresql://weft:x@db/weft"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert _faults(text, tmp_path) == ""
     secrets = {each["metadata"]["name"]: each["data"] for each in yaml.safe_load_all(text)}

@@ -16,7 +16,7 @@ from weft_testing.free_port import free_port
 
 COMPOSE = Path(__file__).parents[2] / "deploy" / "compose"
 SHARED, HOME = "/var/lib/weft-shared", "/var/lib/weft"
-DATABASE_URL = "postgresql+asyncpg://weft@postgres/weft"
+DATABASE_URL = "postgresql://weft@postgres/weft"
 START_SECONDS = 60.0
 GATEWAYS = ("gateway-1", "gateway-2")
 

@@ -211,7 +211,7 @@ async def test_a_stream_that_completes_after_its_router_was_killed_is_recorded_a
 @pytest.mark.nightly("a matrix of kills of routers")
 async def test_a_router_whose_database_is_in_memory_has_forgotten_everything(tmp_path: Path) -> None:
     """The negative control of the test above."""
-    router = QUICK | {"database_url": "sqlite+aiosqlite://"}
+    router = QUICK | {"database_url": "sqlite://"}
     config = write_config(tmp_path, fake_runner("a", tokens_per_second=200.0, answer_tokens=0), router=router)
     with running_apart(tmp_path, config) as mesh:
         async with aiohttp.ClientSession(mesh.url) as http:

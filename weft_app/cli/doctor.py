@@ -175,11 +175,9 @@ def examine(home: WeftHome, config_path: Path | None, network: NetworkOptions) -
 
 
 def _packages() -> Finding:
-    wanted = {"fastapi": "gateway", "uvicorn": "gateway", "sqlalchemy": "registry", "alembic": "registry"}
-    missing = sorted(package for package in wanted if find_spec(package) is None)
+    missing = [package for package in ("fastapi", "uvicorn") if find_spec(package) is None]
     if missing:
-        lacking = " and ".join(sorted({wanted[package] for package in missing}))
-        detail = f"missing: {', '.join(missing)}; {lacking} cannot run here"
+        detail = f"missing: {', '.join(missing)}; gateway cannot run here"
         return failed("packages", detail, "install weft again (docs/start.md), or: pip install " + " ".join(missing))
     return Finding(check="packages", verdict=Verdict.OK, detail="gateway and registry can run here")
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from weft.api.router.v1.task_service_pb2_grpc import TaskServiceAsyncStub
 
 
-SQLITE_PREFIX = "sqlite+aiosqlite:///"
-_POSTGRES_PREFIX = "postgresql+asyncpg://"
+SQLITE_PREFIX = "sqlite:///"
 TASKS = "SELECT id, state, attempt, idempotency_key FROM tasks"
 ATTEMPTS = "SELECT task_id, attempt, owner, claimed_at, ended_at, reason FROM task_attempts ORDER BY task_id, attempt"
 _COUNTS = ("completed_count", "failed_count", "cancelled_count", "rejected_count", "retried_count")
@@ -35,48 +34,36 @@ _USAGE = " UNION ALL ".join(
 
 async def read_usage(url: str) -> Mapping[str, int]:
     """Returns the sums of usage of all hours, by column. Raises as `read_database`."""
-    rows: Iterable[Any]
-    if url.startswith(SQLITE_PREFIX):
-        with closing(sqlite3.connect(Path(url.removeprefix(SQLITE_PREFIX)))) as connection:
-            rows = connection.execute(_USAGE).fetchall()
-    else:
-        import asyncpg  # noqa: PLC0415 - the driver is installed for PostgreSQL only
-
-        connected = await asyncpg.connect(url.replace(_POSTGRES_PREFIX, "postgresql://", 1))
-        try:
-            rows = await connected.fetch(_USAGE)
-        finally:
-            await connected.close()
+    (rows,) = await asyncio.to_thread(_rows, url, _USAGE)
     return {name: sum(int(row[place]) for row in rows) for place, name in enumerate(_COUNTS)}
 
 
 async def read_database(url: str) -> tuple[Mapping[str, KeptTask], Sequence[str]]:
     """Returns every task by id, and the damage that the database's own checks report.
 
-    Raises sqlite3.Error, or what asyncpg raises.
+    Raises sqlite3.Error, or psycopg.Error.
     """
+    tasks, attempts = await asyncio.to_thread(_rows, url, TASKS, ATTEMPTS)
+    damage: list[str] = []
+    # PostgreSQL has no integrity check that an ordinary user may run.
     if url.startswith(SQLITE_PREFIX):
-        return _read_sqlite(Path(url.removeprefix(SQLITE_PREFIX)))
-    return await _read_postgres(url.replace(_POSTGRES_PREFIX, "postgresql://", 1))
+        checks = await asyncio.to_thread(_rows, url, "PRAGMA integrity_check", "PRAGMA foreign_key_check")
+        damage = [line for (line,) in checks[0] if line != "ok"]
+        damage += [f"a row of {row[0]} has no parent" for row in checks[1]]
+    return kept_tasks(tasks, attempts), damage
 
 
-def _read_sqlite(path: Path) -> tuple[Mapping[str, KeptTask], Sequence[str]]:
-    with closing(sqlite3.connect(path)) as connection:
-        damage = [line for (line,) in connection.execute("PRAGMA integrity_check") if line != "ok"]
-        dangling = connection.execute("PRAGMA foreign_key_check").fetchall()
-        damage += [f"a row of {row[0]} has no parent" for row in dangling]
-        return kept_tasks(connection.execute(TASKS), connection.execute(ATTEMPTS)), damage
+def _rows(url: str, *statements: str) -> list[list[Any]]:
+    """Returns the rows of each statement."""
+    connection: Any
+    if url.startswith(SQLITE_PREFIX):
+        connection = sqlite3.connect(Path(url.removeprefix(SQLITE_PREFIX)))
+    else:
+        import psycopg  # noqa: PLC0415 - the driver is installed for PostgreSQL only
 
-
-async def _read_postgres(dsn: str) -> tuple[Mapping[str, KeptTask], Sequence[str]]:
-    import asyncpg  # noqa: PLC0415 - the driver is installed for PostgreSQL only
-
-    connection = await asyncpg.connect(dsn)
-    try:
-        # PostgreSQL has no integrity check that an ordinary user may run.
-        return kept_tasks(await connection.fetch(TASKS), await connection.fetch(ATTEMPTS)), ()
-    finally:
-        await connection.close()
+        connection = psycopg.connect(url)
+    with closing(connection):
+        return [connection.execute(statement).fetchall() for statement in statements]
 
 
 def kept_tasks(tasks: Iterable[Any], attempts: Iterable[Any]) -> Mapping[str, KeptTask]:

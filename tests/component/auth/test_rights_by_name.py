@@ -102,7 +102,7 @@ async def registry(folder: Path) -> AsyncIterator[Callable[[str], Caller]]:
             for key_id, scopes in HOLDERS.items()
         },
     )
-    service = build(RegistryConfig(database_url=f"sqlite+aiosqlite:///{folder}/registry.db"), clock=clock)
+    service = build(RegistryConfig(database_url=f"sqlite:///{folder}/registry.db"), clock=clock)
     server = new_server((AuthInterceptor(lambda: keys, clock),))
     service.register(server)
     port = server.add_insecure_port("127.0.0.1:0")

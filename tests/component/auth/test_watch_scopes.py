@@ -36,7 +36,7 @@ def ring(*scopes: str) -> KeyRing:
 async def registry_channel(folder: Path, *scopes: str) -> AsyncIterator[grpc.aio.Channel]:
     """To a registry that asks for keys; the one key has these scopes."""
     clock, keys = FakeClock(), ring(*scopes)
-    service = build(RegistryConfig(database_url=f"sqlite+aiosqlite:///{folder}/registry.db"), clock=clock)
+    service = build(RegistryConfig(database_url=f"sqlite:///{folder}/registry.db"), clock=clock)
     server = new_server((AuthInterceptor(lambda: keys, clock),))
     service.register(server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -60,7 +60,7 @@ class LedgerHome:
 
     async def start(self) -> None:
         """The ledger, as it was left."""
-        store = SqlStore(f"sqlite+aiosqlite:///{self.home}/registry.db")
+        store = SqlStore(f"sqlite:///{self.home}/registry.db")
         await store.open()
         ledger = Ledger(SqlLeaseStore(store), SystemClock(), self._config, NoRunners(), _no_session)
         await ledger.start()

@@ -10,7 +10,7 @@ from registry_harness import RunningRegistry, running_registry
 @pytest.fixture
 def registry_url(tmp_path: Path) -> str:
     """Where the registry keeps things; modules that run on every database have one of their own."""
-    return f"sqlite+aiosqlite:///{tmp_path}/registry.db"
+    return f"sqlite:///{tmp_path}/registry.db"
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ class GatedStore:
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once a write waits at the gate."""
     writes: int = 0
-    inner: SqlStore = field(default_factory=lambda: SqlStore("sqlite+aiosqlite://"))
+    inner: SqlStore = field(default_factory=lambda: SqlStore("sqlite://"))
     _is_open: bool = False
 
     async def open(self) -> None:

@@ -75,7 +75,7 @@ class NobodyThere:
 @asynccontextmanager
 async def governed(folder: Path, gate: Gatekeeper, clock: Clock) -> AsyncIterator[Operations]:
     """Operations on the database in `folder`, from start to stop."""
-    store = SqlStore(f"sqlite+aiosqlite:///{folder / DATABASE}")
+    store = SqlStore(f"sqlite:///{folder / DATABASE}")
     await store.open()
     directory = NobodyThere()
     tools = JobDeps(

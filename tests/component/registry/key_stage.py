@@ -90,9 +90,9 @@ async def registry_with_keys(
 @asynccontextmanager
 async def bare_keys(folder: Path, *, watch_buffer_responses: int = 1024) -> AsyncIterator[tuple[ApiKeys, SqlStore]]:
     """Keys without a server, and the database they are on."""
-    database, clock = SqlStore("sqlite+aiosqlite://"), FakeClock()
+    database, clock = SqlStore("sqlite://"), FakeClock()
     config = RegistryConfig(
-        database_url="sqlite+aiosqlite://",
+        database_url="sqlite://",
         watch_buffer_responses=watch_buffer_responses,
         keys=KeysConfig(pepper_file=folder / PEPPER_NAME),
     )

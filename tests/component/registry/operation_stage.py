@@ -348,7 +348,7 @@ class Stage:
 @asynccontextmanager
 async def running_stage(
     gatekeeper: Gatekeeper | None = None,
-    url: str = "sqlite+aiosqlite://",
+    url: str = "sqlite://",
     tracing: Tracing = NO_TRACING,
     **settings: float,
 ) -> AsyncIterator[Stage]:

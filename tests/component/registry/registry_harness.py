@@ -306,7 +306,7 @@ async def running_registry(
     clock = clock or FakeClock()
     # Without a spread every expiry has one exact moment.
     chosen = cast("Any", {"restart_spread_seconds": 0.0, **settings})
-    config = RegistryConfig(database_url=database_url or f"sqlite+aiosqlite:///{folder}/registry.db", **chosen)
+    config = RegistryConfig(database_url=database_url or f"sqlite:///{folder}/registry.db", **chosen)
     service, server, health = build(config, clock=clock), new_server(), Health()
     service.register(server)
     health.register(server, service.service_names)

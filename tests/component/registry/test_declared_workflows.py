@@ -42,7 +42,7 @@ def a_workflow(name: str = "turbo", model: str = "m1", *, node: str = "6", text:
 
 @asynccontextmanager
 async def registry_of(tmp_path: Path, **more: int) -> AsyncIterator[BareRegistry]:
-    config = RegistryConfig(database_url=f"sqlite+aiosqlite:///{tmp_path / 'registry.db'}", **more)  # type: ignore[arg-type]
+    config = RegistryConfig(database_url=f"sqlite:///{tmp_path / 'registry.db'}", **more)  # type: ignore[arg-type]
     registry = BareRegistry(SqlStore(config.database_url), FakeClock(), config)
     await registry.start()
     try:

@@ -105,7 +105,7 @@ async def mesh_of(
     tmp_path: Path, *instances: InstanceState, gate: Callable[[], OpenGate] = OpenGate
 ) -> AsyncIterator[Mesh]:
     clock, calls = FakeClock(), ScriptedCalls()
-    config = RegistryConfig(database_url=f"sqlite+aiosqlite:///{tmp_path / 'registry.db'}")
+    config = RegistryConfig(database_url=f"sqlite:///{tmp_path / 'registry.db'}")
     store = SqlStore(config.database_url)
     registry = BareRegistry(store, clock, config)
     await registry.start()

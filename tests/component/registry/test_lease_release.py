@@ -83,7 +83,7 @@ async def test_nothing_is_released_while_the_database_fails() -> None:
 
 
 async def test_over_the_wire_a_release_is_in_the_audit_log_once_and_refusals_are_not(tmp_path: Path) -> None:
-    config = RegistryConfig(database_url=f"sqlite+aiosqlite:///{tmp_path}/registry.db")
+    config = RegistryConfig(database_url=f"sqlite:///{tmp_path}/registry.db")
     service = build(config, clock=FakeClock())
     server, address = new_server(), f"unix:{tmp_path}/registry.sock"
     service.register(server)

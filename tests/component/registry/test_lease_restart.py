@@ -41,7 +41,7 @@ async def stored(database_url: str) -> StoredLedger:
 
 @pytest.mark.slow("kills or restarts a service")
 async def test_a_registry_killed_between_commit_and_answer_leaves_a_lease_that_comes_back(tmp_path: Path) -> None:
-    url = f"sqlite+aiosqlite:///{tmp_path}/registry.db"
+    url = f"sqlite:///{tmp_path}/registry.db"
     process = await child(url, "commit")
     async with asyncio.timeout(LIMIT_SECONDS):
         _, errors = await process.communicate()
@@ -70,7 +70,7 @@ async def test_a_registry_killed_between_commit_and_answer_leaves_a_lease_that_c
 async def test_killed_again_and_again_a_registry_books_nothing_twice_and_forgets_nothing_it_told(
     tmp_path: Path,
 ) -> None:
-    url = f"sqlite+aiosqlite:///{tmp_path}/registry.db"
+    url = f"sqlite:///{tmp_path}/registry.db"
     told: dict[str, int] = {}
     given_up: set[str] = set()
     highest = 0

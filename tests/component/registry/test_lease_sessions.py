@@ -37,8 +37,8 @@ def request(life: str, session_id: str) -> AcquireLeaseRequest:
 
 
 async def test_a_runner_leases_memory_with_the_session_that_it_opened() -> None:
-    store, clock = SqlStore("sqlite+aiosqlite://"), SystemClock()
-    core = RegistryCore(store, clock, RegistryConfig(database_url="sqlite+aiosqlite://"))
+    store, clock = SqlStore("sqlite://"), SystemClock()
+    core = RegistryCore(store, clock, RegistryConfig(database_url="sqlite://"))
     sessions = session_lookup(core)
     ledger = Ledger(SqlLeaseStore(store), clock, LedgerConfig(device_margin_mb=512), ScriptedCalls(), sessions)
     await core.start()
@@ -65,8 +65,8 @@ async def test_a_runner_leases_memory_with_the_session_that_it_opened() -> None:
 
 
 async def test_who_joined_over_a_link_is_a_guest_and_nobody_else_is() -> None:
-    store = SqlStore("sqlite+aiosqlite://")
-    core = RegistryCore(store, SystemClock(), RegistryConfig(database_url="sqlite+aiosqlite://"))
+    store = SqlStore("sqlite://")
+    core = RegistryCore(store, SystemClock(), RegistryConfig(database_url="sqlite://"))
     is_dial_out = dial_out_lookup(core)
     await core.start()
     try:

@@ -33,9 +33,7 @@ class Addresses:
 
 @pytest.fixture
 async def core() -> AsyncIterator[RegistryCore]:
-    core = RegistryCore(
-        SqlStore("sqlite+aiosqlite://"), FakeClock(), RegistryConfig(database_url="sqlite+aiosqlite://")
-    )
+    core = RegistryCore(SqlStore("sqlite://"), FakeClock(), RegistryConfig(database_url="sqlite://"))
     await core.start()
     yield core
     await core.stop(1.0)

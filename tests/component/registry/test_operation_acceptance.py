@@ -378,7 +378,7 @@ async def test_an_operation_that_is_cancelled_just_as_its_turn_comes_is_not_begu
 async def test_after_kill_9_at_any_commit_the_retry_finds_the_operation_and_it_ends_once(
     tmp_path: Path, commits: int
 ) -> None:
-    url = f"sqlite+aiosqlite:///{tmp_path}/registry.db"
+    url = f"sqlite:///{tmp_path}/registry.db"
     script = KILLED_AFTER_A_COMMIT.format(folder=str(Path(__file__).parent), url=url, commits=commits)
     process = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script], timeout=60, check=False)
     assert process.returncode == -signal.SIGKILL

@@ -143,7 +143,7 @@ def opening(address: str, incarnation: str = "life-1") -> OpenSessionRequest:
 @asynccontextmanager
 async def a_stage(tmp_path: Path, *, relayed: bool = False) -> AsyncIterator[RunnerStage]:
     clock, store, channels = FakeClock(), GatedStore(), ChannelPool()
-    config = RegistryConfig(database_url="sqlite+aiosqlite://", restart_spread_seconds=0)
+    config = RegistryConfig(database_url="sqlite://", restart_spread_seconds=0)
     registry = BareRegistry(store, clock, config)
     await registry.start()
     target = f"unix:{tmp_path}/runner.sock"

@@ -158,7 +158,7 @@ async def mesh_of(
 
 
 def a_config(tmp_path: Path, **more: int) -> RegistryConfig:
-    return RegistryConfig(database_url=f"sqlite+aiosqlite:///{tmp_path / 'registry.db'}", **more)  # type: ignore[arg-type]
+    return RegistryConfig(database_url=f"sqlite:///{tmp_path / 'registry.db'}", **more)  # type: ignore[arg-type]
 
 
 def in_words(results: list[ApplyResult]) -> list[str]:

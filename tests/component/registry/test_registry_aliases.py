@@ -151,4 +151,4 @@ def test_aliases_of_the_configuration_are_checked_like_declared_ones() -> None:
         AliasSetting(name="x", target="x")
     twice = (AliasSetting(name="a", pattern="p", target="m"), AliasSetting(name="b", pattern="p", target="m"))
     with pytest.raises(SettingError, match="a pattern of its own"):
-        RegistryConfig(database_url="sqlite+aiosqlite:///x.db", aliases=twice)
+        RegistryConfig(database_url="sqlite:///x.db", aliases=twice)

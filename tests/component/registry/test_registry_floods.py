@@ -28,7 +28,7 @@ async def store() -> AsyncIterator[GatedStore]:
 
 @pytest.fixture
 async def registry(store: GatedStore) -> AsyncIterator[BareRegistry]:
-    config = RegistryConfig(database_url="sqlite+aiosqlite://", max_waiting_writes=WAITING, max_detail_bytes=100)
+    config = RegistryConfig(database_url="sqlite://", max_waiting_writes=WAITING, max_detail_bytes=100)
     registry = BareRegistry(store, FakeClock(), config)
     await registry.start()
     yield registry

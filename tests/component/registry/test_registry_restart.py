@@ -124,7 +124,7 @@ async def test_a_wall_clock_set_back_during_the_absence_expires_nobody_early_or_
 
 async def test_a_second_registry_on_one_file_refuses_to_start_and_harms_nothing(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as first:
-        second = build(RegistryConfig(database_url=f"sqlite+aiosqlite:///{tmp_path}/registry.db"))
+        second = build(RegistryConfig(database_url=f"sqlite:///{tmp_path}/registry.db"))
         with pytest.raises(WeftError, match="another registry runs on this database") as refusal:
             await second.start()
         assert refusal.value.reason is Reason.ALREADY_EXISTS
@@ -136,7 +136,7 @@ async def test_a_second_registry_on_one_file_refuses_to_start_and_harms_nothing(
 
 async def test_the_file_with_the_keys_is_for_its_owner_only(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "there" / "yet"
-    config = RegistryConfig(database_url=f"sqlite+aiosqlite:///{folder}/registry.db")
+    config = RegistryConfig(database_url=f"sqlite:///{folder}/registry.db")
     service = build(config, clock=FakeClock())
     await service.start()
     try:
@@ -148,7 +148,7 @@ async def test_the_file_with_the_keys_is_for_its_owner_only(tmp_path: Path) -> N
 
 
 async def test_stop_is_safe_before_start_and_twice(tmp_path: Path) -> None:
-    service = build(RegistryConfig(database_url=f"sqlite+aiosqlite:///{tmp_path}/registry.db"), clock=FakeClock())
+    service = build(RegistryConfig(database_url=f"sqlite:///{tmp_path}/registry.db"), clock=FakeClock())
     await service.stop(grace_seconds=0.0)
     await service.start()
     await service.stop(grace_seconds=0.0)
@@ -157,7 +157,7 @@ async def test_stop_is_safe_before_start_and_twice(tmp_path: Path) -> None:
 
 
 async def _can_start(folder: Path) -> bool:
-    another = build(RegistryConfig(database_url=f"sqlite+aiosqlite:///{folder}/registry.db"), clock=FakeClock())
+    another = build(RegistryConfig(database_url=f"sqlite:///{folder}/registry.db"), clock=FakeClock())
     try:
         await another.start()
     except WeftError:
@@ -169,7 +169,7 @@ async def _can_start(folder: Path) -> bool:
 async def test_a_database_that_is_none_is_a_clear_error_that_names_the_file_and_what_to_do(tmp_path: Path) -> None:
     broken = tmp_path / "registry.db"
     broken.write_text("this is no database, but long enough to be read as one " * 40)
-    service = build(RegistryConfig(database_url=f"sqlite+aiosqlite:///{broken}"), clock=FakeClock())
+    service = build(RegistryConfig(database_url=f"sqlite:///{broken}"), clock=FakeClock())
     with pytest.raises(WeftError, match="is no database") as failure:
         await service.start()
     assert failure.value.reason is Reason.SERVICE_UNAVAILABLE

@@ -56,7 +56,7 @@ async def test_a_change_is_told_and_written_down_once(mesh: RunningRegistry) -> 
 
 async def test_what_could_not_be_kept_is_neither_set_nor_told() -> None:
     store = GatedStore()
-    registry = BareRegistry(store, FakeClock(), RegistryConfig(database_url="sqlite+aiosqlite://"))
+    registry = BareRegistry(store, FakeClock(), RegistryConfig(database_url="sqlite://"))
     await registry.start()
     _, watcher = registry.catalogue.watch()
     store.failing = True
@@ -76,7 +76,7 @@ async def test_what_could_not_be_kept_is_neither_set_nor_told() -> None:
 
 async def test_a_registry_that_does_not_run_says_so() -> None:
     store = GatedStore()
-    registry = BareRegistry(store, FakeClock(), RegistryConfig(database_url="sqlite+aiosqlite://"))
+    registry = BareRegistry(store, FakeClock(), RegistryConfig(database_url="sqlite://"))
     with pytest.raises(WeftError) as failure:
         registry.settings.current()
     assert failure.value.reason is Reason.SHUTTING_DOWN

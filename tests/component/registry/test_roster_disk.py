@@ -39,7 +39,7 @@ async def store() -> AsyncIterator[GatedStore]:
 
 @pytest.fixture
 async def registry(store: GatedStore, clock: FakeClock) -> BareRegistry:
-    registry = BareRegistry(store, clock, RegistryConfig(database_url="sqlite+aiosqlite://", restart_spread_seconds=0))
+    registry = BareRegistry(store, clock, RegistryConfig(database_url="sqlite://", restart_spread_seconds=0))
     await registry.start()
     return registry
 
@@ -279,7 +279,7 @@ async def test_an_operator_who_leaves_during_the_commit_does_not_part_memory_fro
 
 
 async def test_nothing_is_answered_before_the_start(store: GatedStore, clock: FakeClock) -> None:
-    closed = BareRegistry(store, clock, RegistryConfig(database_url="sqlite+aiosqlite://"))
+    closed = BareRegistry(store, clock, RegistryConfig(database_url="sqlite://"))
     batch = ApplyRequest()
     for attempt in (
         lambda: closed.catalogue.pools.find("p"),

@@ -65,7 +65,7 @@ class World:
     lives: int = 0
 
     async def start(self) -> None:
-        config = RegistryConfig(database_url="sqlite+aiosqlite://", sweep_interval_seconds=SWEEP_SECONDS)
+        config = RegistryConfig(database_url="sqlite://", sweep_interval_seconds=SWEEP_SECONDS)
         self.registry = BareRegistry(self.store, self.clock, config)
         await self.registry.start()
         snapshot, self.watcher = self.registry.catalogue.watch()

@@ -70,7 +70,7 @@ class Kept:
 def built(
     path: Path, clock: FakeClock | None = None, **limits: Any
 ) -> "router_svc.durable.batches.service.BatchService":
-    database = RouterDatabase(f"sqlite+aiosqlite:///{path}")
+    database = RouterDatabase(f"sqlite:///{path}")
     return router_svc.durable.batches.service.build(
         database, BatchLimits(**limits), TaskLimits(), TaskEventBus(), clock=clock
     )
@@ -548,7 +548,7 @@ class NoMesh:
 
 async def test_a_line_for_an_unknown_model_is_refused_by_its_number_and_nothing_is_kept(path: Path) -> None:
     """The batch was accepted, and in progress until its window ended."""
-    database = RouterDatabase(f"sqlite+aiosqlite:///{path}")
+    database = RouterDatabase(f"sqlite:///{path}")
     service = router_svc.durable.batches.service.build(
         database, BatchLimits(), TaskLimits(), TaskEventBus(), names=KnownNames(NoMesh())
     )

@@ -39,7 +39,7 @@ class Place:
         self.promised = folder / "router.promised"
 
     def database(self) -> RouterDatabase:
-        return RouterDatabase(f"sqlite+aiosqlite:///{self.file}", promise_file=self.promised)
+        return RouterDatabase(f"sqlite:///{self.file}", promise_file=self.promised)
 
     async def killed(self, tasks: int = TASKS) -> "Place":
         """After the life of a router that acknowledged tasks and left its files as they are at a kill."""
@@ -84,7 +84,7 @@ async def _submit(service: TaskService, count: int = 1) -> None:
 
 
 async def _acknowledge_and_die(file: Path, promised: Path) -> None:
-    service = _service(RouterDatabase(f"sqlite+aiosqlite:///{file}", promise_file=promised))
+    service = _service(RouterDatabase(f"sqlite:///{file}", promise_file=promised))
     await service.start()
     await _submit(service, TASKS)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -37,7 +37,7 @@ def response(
 
 
 def url_of(tmp_path: Path) -> str:
-    return f"sqlite+aiosqlite:///{tmp_path / 'router.db'}"
+    return f"sqlite:///{tmp_path / 'router.db'}"
 
 
 @asynccontextmanager

@@ -167,7 +167,7 @@ async def mesh_of(tmp_path: Path, limits: TaskLimits = FAST) -> AsyncIterator[tu
         subscribe=mesh.tell.append,
         router_name="router-box-5f1c02",
     )
-    database = RouterDatabase(f"sqlite+aiosqlite:///{tmp_path / 'router.db'}")
+    database = RouterDatabase(f"sqlite:///{tmp_path / 'router.db'}")
     service = router_svc.durable.tasks.service.build(database, limits, parts)
     await service.start()
     try:

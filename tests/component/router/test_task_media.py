@@ -53,7 +53,7 @@ class MediaBench:
 @asynccontextmanager
 async def media_bench(folder: Path, **limits: Any) -> AsyncIterator[MediaBench]:
     clock = FakeClock()
-    database = RouterDatabase(f"sqlite+aiosqlite:///{folder / 'router.db'}")
+    database = RouterDatabase(f"sqlite:///{folder / 'router.db'}")
     await database.open()
     files = FileManager(database, BatchLimits(), clock, results=ResultLimits(**limits))
     try:

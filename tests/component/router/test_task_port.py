@@ -32,7 +32,7 @@ Open = Callable[..., AbstractAsyncContextManager[Opened]]
 
 
 def service_on_disk(tmp_path: Path, limits: TaskLimits, calls: ScriptedCalls) -> TaskService:
-    store = SqlTaskStore(RouterDatabase(f"sqlite+aiosqlite:///{tmp_path / 'router.db'}"))
+    store = SqlTaskStore(RouterDatabase(f"sqlite:///{tmp_path / 'router.db'}"))
     return TaskService(store, limits, calls, SystemClock(), Failpoints())
 
 
@@ -182,7 +182,7 @@ async def test_a_misspelt_model_is_refused_at_submission_and_a_task_that_is_kept
     """It was accepted, and failed after an hour."""
     mesh = Mesh()
     mesh.have("coder")
-    store = SqlTaskStore(RouterDatabase(f"sqlite+aiosqlite:///{tmp_path / 'router.db'}"))
+    store = SqlTaskStore(RouterDatabase(f"sqlite:///{tmp_path / 'router.db'}"))
     service = TaskService(store, TaskLimits(), ScriptedCalls(), SystemClock(), Failpoints(), names=KnownNames(mesh))
     await service.start()
     try:

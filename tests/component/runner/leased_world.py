@@ -46,7 +46,7 @@ class RunningRegistry:
 
     def __init__(self, folder: Path) -> None:
         self.address = f"unix:{folder}/registry.sock"
-        self._database_url = f"sqlite+aiosqlite:///{folder}/registry.db"
+        self._database_url = f"sqlite:///{folder}/registry.db"
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:

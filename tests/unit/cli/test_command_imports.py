@@ -25,7 +25,7 @@ OWN = {"weft", "weft_app", "gateway", "registry_svc", "router_svc", "runner_svc"
 HEAVY = {"pydantic", "grpc", "google", "yaml", "structlog", "asyncio"}
 LARGE = {"pydantic", "rich", "yaml", "structlog", "msgspec", "uvloop"}
 """Libraries that take longer to import than most commands take."""
-OF_SERVICES = {*("fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "aiohttp", "uvloop"), "weft_app.compose"}
+OF_SERVICES = {*("fastapi", "starlette", "uvicorn", "psycopg", "weft.sql", "aiohttp", "uvloop"), "weft_app.compose"}
 READING = ("get", "describe", "declare", "wait", "events", "chat", "ps", "completion")
 HELP = ("--help", "--version", "completion of commands")
 COMPLETED = {

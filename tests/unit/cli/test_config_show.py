@@ -17,7 +17,7 @@ FILE = """
 port: 8081
 router:
   queue_timeout_seconds: 5.0
-  database_url: postgresql+asyncpg://u:pw@h/db
+  database_url: postgresql://u:pw@h/db
   tenants: {a: {weight: 2.0}}
 gateway:
   allowed_hosts: [x.example]

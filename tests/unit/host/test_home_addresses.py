@@ -28,4 +28,4 @@ def test_a_database_is_the_file_that_its_path_names(name: str) -> None:
 
 
 def test_a_database_by_its_url_is_that_of_the_url() -> None:
-    assert address_of("sqlite+aiosqlite:////tmp/router.db?timeout=3").path == Path("/tmp/router.db")
+    assert address_of("sqlite:////tmp/router.db?timeout=3").path == Path("/tmp/router.db")

@@ -126,8 +126,8 @@ def test_what_a_running_mesh_cannot_take_is_named_and_waits(section: dict[str, A
 
 
 def test_a_secret_is_not_shown_wherever_it_stands() -> None:
-    before = {**BASE, "router": {"database_url": "postgresql+asyncpg://u:first@h/d"}}
-    after = {**BASE, "router": {"database_url": "postgresql+asyncpg://u:second@h/d"}}
+    before = {**BASE, "router": {"database_url": "postgresql://u:first@h/d"}}
+    after = {**BASE, "router": {"database_url": "postgresql://u:second@h/d"}}
     assert "first" not in str(plan(before, after))
     assert "second" not in str(plan(before, after))
     wake = {"type": "http", "url": "http://h/?key=third", "headers": {"x": "fourth"}, "max_wait_seconds": 77.0}

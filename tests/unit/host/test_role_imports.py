@@ -7,21 +7,20 @@ pytestmark = pytest.mark.slow("imports each service in a process of its own: 9 s
 PRETTY = ("rich.console", "pygments")
 """For terminals."""
 WEB = ("fastapi", "starlette", "uvicorn", "prometheus_client", "gateway.app", "gateway.endpoints")
-STORES = ("sqlalchemy", "aiosqlite", "alembic")
+STORES = ("weft.sql.store",)
 RARE = (
     *(
         "aiohttp",
         "mcp",
         "jsonschema",
         "jinja2",
-        "alembic",
-        "asyncpg",
+        "psycopg",
         "cryptography",
         "joserfc",
         "xllamacpp",
         "zeroconf",
     ),
-    *("sqlalchemy.dialects.postgresql", "opentelemetry.exporter", "gateway.media.fetcher"),
+    *("opentelemetry.exporter", "gateway.media.fetcher"),
     *("mcp_types", "referencing", "httpx2"),
 )
 """For a feature that a configuration turns on, or a request that asks for it."""

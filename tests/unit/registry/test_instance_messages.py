@@ -12,7 +12,7 @@ from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest
 from weft.kernel.errors import FieldError
 
 State = runner_pb2.InstanceState
-CONFIG = RegistryConfig(database_url="sqlite+aiosqlite://")
+CONFIG = RegistryConfig(database_url="sqlite://")
 
 
 def valid_instance(state: State) -> State:

@@ -12,7 +12,7 @@ from weft_app.compose.home import WeftHome
 from weft_app.compose.registry import registry_config
 from weft_app.config.config import WeftConfig
 
-URL = "sqlite+aiosqlite://"
+URL = "sqlite://"
 
 
 def test_the_defaults_are_those_of_the_mission() -> None:

@@ -13,7 +13,7 @@ from weft.api.registry.v1 import model_pb2, registry_service_pb2, runner_pb2, ru
 from weft.kernel.errors import FieldError
 from weft.kernel.names import is_name
 
-CONFIG = RegistryConfig(database_url="sqlite+aiosqlite://", max_models_per_session=3)
+CONFIG = RegistryConfig(database_url="sqlite://", max_models_per_session=3)
 OpenSession = runner_session_service_pb2.OpenSessionRequest
 Heartbeat = runner_session_service_pb2.HeartbeatRequest
 InstanceState = runner_pb2.InstanceState
