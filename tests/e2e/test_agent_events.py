@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import MeshProcess, fake_runner, run_weft, running_mesh, write_config
 
 DECISION = {"question": "Which shard?", "options": ["a", "b"]}
 TURNS = [
@@ -16,7 +16,7 @@ TURNS = [
 ]
 FAR_TURNS = [
     {"calls": [{"name": "far_echo", "arguments": '{"text": "found it"}'}]},
-    {"text": "Done.", "calls": [{"name": "far_hang"}]},
+    {"text": "Done."},
 ]
 DECLARED = """
 kind: agent
@@ -41,13 +41,12 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     runner = {
         **fake_runner("a", turns=TURNS),
         "tools": [desk],
-        "agents": [{"name": "published", "model": "m-a", **asking}, {"name": "plain", "model": "m-a"}],
+        "agents": [{"name": "published", "model": "m-a", **asking}],
     }
-    away = {"model": "m-b", "tools": ["far.echo", "far.hang"]}
     far_runner = {
         **fake_runner("b", pool="far-pool", turns=FAR_TURNS),
         "tools": [{**desk, "name": "far", "remote": True}],
-        "agents": [{"name": "away", "max_tool_iterations": 1, **away}, {"name": "stuck", **away}],
+        "agents": [{"name": "away", "model": "m-b", "tools": ["far.echo"]}],
     }
     config = write_config(folder, runner, far_runner, fake_runner("c", turns=TURNS))
     with running_mesh(folder / "home", "--config", str(config)) as mesh:
@@ -80,12 +79,6 @@ async def test_an_agent_uses_its_tool_and_asks_for_its_decision(mesh: MeshProces
     assert (told[1]["tool_result"]["failed"], "found it" in told[1]["tool_result"]["content"]) == (False, True)
 
 
-async def test_an_agent_that_asks_for_nothing_is_offered_nothing(mesh: MeshProcess) -> None:
-    whole = json.loads(await ask(mesh, "plain"))
-    assert {"signals", "warnings"}.isdisjoint(whole)
-    assert "tool_calls" not in whole["choices"][0]["message"]
-
-
 async def test_tools_that_leave_the_premises_are_for_those_who_allow_it_and_are_told(mesh: MeshProcess) -> None:
     body = {"model": "agent/away", "messages": [{"role": "user", "content": "Find it"}]}
     url = f"{mesh.url}/v1/chat/completions"
@@ -98,28 +91,6 @@ async def test_tools_that_leave_the_premises_are_for_those_who_allow_it_and_are_
             assert (await answer.json())["choices"][0]["message"]["content"] == "Done."
         async with session.post(url, json={**body, "model": "m-b"}) as answer:
             assert (answer.status, answer.headers["x-left-premises"]) == (200, "false")
-
-
-async def test_a_request_that_is_cancelled_while_a_remote_tool_runs_has_left_the_premises(mesh: MeshProcess) -> None:
-    messages = [{"role": "user", "content": "Find it"}]
-    body = {"model": "agent/stuck", "messages": messages, "allow_remote": True, "stream": True}
-    url = f"{mesh.url}/v1/chat/completions"
-    async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
-        async for line in answer.content:
-            if line == b": tool far.hang\n":
-                break
-        answer.close()
-    request_id = answer.headers["x-request-id"]
-    ended = lambda: any(line["request_id"] == request_id for line in mesh.log_lines("request"))  # noqa: E731
-    await eventually(ended, 5.0, "the request goes on")
-    told = mesh.request_line(request_id)
-    assert (told["outcome"], told["left_premises"]) == ("cancelled", True)
-    # Its slot is free again, although the tool has not answered.
-    await eventually(lambda: _is_idle(mesh, "b"), 5.0, "the slot is still held")
-
-
-async def _is_idle(mesh: MeshProcess, runner: str) -> bool:
-    return not (await mesh.describe(runner)).active_request_ids
 
 
 async def test_a_chat_at_the_command_line_tells_tools_and_signals_beside_the_answer(mesh: MeshProcess) -> None:

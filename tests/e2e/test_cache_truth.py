@@ -72,48 +72,12 @@ def test_a_hit_is_in_the_usage_and_in_the_headers_and_so_is_a_miss(mesh: MeshPro
     assert int(hit.headers["x-queue-wait-ms"]) >= 0
 
 
-def test_the_final_chunk_of_a_stream_has_the_same_figure(mesh: MeshProcess) -> None:
-    with connect(mesh.grpc) as client:
-        for _ in range(2):
-            events = list(client.chat(DEMO_MODEL, _text("streams"), max_tokens=1))
-    receipt = events[-1].finished.receipt
-    assert receipt.usage.cached_prompt_tokens > MIN_HIT_TOKENS
-
-
 def test_another_tenant_finds_nothing_in_either_direction_however_many_there_are(mesh: MeshProcess) -> None:
     tenants = [f"tenant-{number}" for number in range(6)]
     assert [_ask(mesh, tenant, _text("two")).cached for tenant in tenants] == [0] * 6
     assert _ask(mesh, tenants[-1], _text("two")).cached > MIN_HIT_TOKENS
     _ask(mesh, tenants[-1], _text("three"))
     assert _ask(mesh, tenants[0], _text("three")).cached == 0
-
-
-def test_another_tag_of_the_same_tenant_finds_nothing(mesh: MeshProcess) -> None:
-    tag = {"X-Cache-Tag": "session-1"}
-    _ask(mesh, "tagged", _text("four"), tag)
-    assert _ask(mesh, "tagged", _text("four")).cached == 0
-    assert _ask(mesh, "tagged", _text("four"), {"X-Cache-Tag": "session-2"}).cached == 0
-    assert _ask(mesh, "tagged", _text("four"), tag).cached > MIN_HIT_TOKENS
-
-
-def test_without_the_cache_nothing_is_found_and_nothing_is_left(mesh: MeshProcess) -> None:
-    none = {"X-Cache-Mode": "none"}
-    _ask(mesh, "private", _text("five"))
-    assert _ask(mesh, "private", _text("five"), none).cached == 0
-    # A tenant of its own: "private" may find the words that its texts begin with, while the slot of "six" is held.
-    assert _ask(mesh, "unknown", _text("six"), none).cached == 0
-    assert _ask(mesh, "unknown", _text("six")).cached == 0
-
-
-def test_what_one_tenant_embeds_is_no_prefix_for_another(mesh: MeshProcess) -> None:
-    for number in range(4):
-        _ask(mesh, f"reader-{number}", _text("seven"))
-    text = f"Plain. {STORY}"
-    _post(mesh, "/v1/embeddings", {"X-Tenant-ID": "embedder"}, model=DEMO_MODEL, input=text)
-    for number in range(4):
-        reader = {"X-Tenant-ID": f"reader-{number}"}
-        found, _ = _post(mesh, "/v1/completions", reader, model=DEMO_MODEL, prompt=text, max_tokens=1)
-        assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
 def _flush(mesh: MeshProcess, **what: str) -> None:

@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 from apart_mesh import running_apart
 from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 from test_tasks_mesh import batch_file, client_of
-
-from weft.client import connect_async
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
 
 CHAT = "/v1/chat/completions"
 ENDLESS: dict[str, Any] = {"answer_tokens": 0, "tokens_per_second": 20}
@@ -125,18 +120,6 @@ async def test_a_request_that_waits_is_ended_over_http_and_the_one_before_it_goe
             assert "weft get requests" in (await unknown.json())["error"]["message"]
 
 
-async def test_another_tenant_with_the_same_id_ends_nothing(mesh: MeshProcess) -> None:
-    async with aiohttp.ClientSession(mesh.url) as http:
-        asking = asyncio.create_task(_ask(http, "req-same", tenant="acme"))
-        await _reach(http, "req-same", "running", "acme")
-        async with http.post("/v1/requests/req-same/cancel", headers={"X-Tenant-ID": "other"}) as refused:
-            assert refused.status == 404
-        assert not asking.done()
-        code, out, err = await run_weft("cancel", "request/req-same", "--tenant", "acme", home=mesh.home)
-        assert (code, out) == (0, "request/req-same cancelled by an operator on this machine\n"), err
-        assert (await asking)[0] == 499
-
-
 @pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.nightly("kills a runner too"))])
 async def test_a_gateway_far_from_the_router_ends_a_request_also_when_its_runner_is_killed(
     tmp_path: Path, kills: bool
@@ -209,68 +192,6 @@ async def test_an_item_of_a_batch_is_ended_alone(mesh: MeshProcess, tmp_path_fac
         (line,) = (await client.files.content(batch.error_file_id)).text.splitlines()
     assert json.loads(line)["error"]["code"] == "request_cancelled"
     assert "cancelled by" in json.loads(line)["error"]["message"]
-
-
-async def test_the_openai_client_raises_for_a_cancelled_request(mesh: MeshProcess) -> None:
-    async with client_of(mesh) as client, aiohttp.ClientSession(mesh.url) as http:
-        messages: Any = [{"role": "user", "content": "hi"}]
-        asking = asyncio.create_task(
-            client.chat.completions.create(
-                model=POOL, messages=messages, max_tokens=4000, extra_headers={"X-Request-Id": "req-client"}
-            )
-        )
-        await _reach(http, "req-client", "running")
-        async with http.post("/v1/requests/req-client/cancel") as answer:
-            assert answer.status == 200
-        with pytest.raises(openai.APIStatusError) as raised:
-            await asking
-    assert (raised.value.status_code, raised.value.code) == (499, "cancelled")
-
-
-async def _running(http: aiohttp.ClientSession) -> str:
-    """The id of the one request that runs."""
-    async with asyncio.timeout(30):
-        while True:
-            async with http.get("/v1/requests") as answer:
-                found = [each["requestId"] for each in (await answer.json())["items"] if each["state"] == "running"]
-            if len(found) == 1:
-                return str(found[0])
-            await asyncio.sleep(0.02)
-
-
-async def test_a_request_over_grpc_is_ended_by_its_id_alone(mesh: MeshProcess) -> None:
-    async def ask() -> None:
-        async with connect_async(home=mesh.home) as client:
-            async for _ in client.chat(POOL, "hi", max_tokens=4000):
-                pass
-
-    async with aiohttp.ClientSession(mesh.url) as http, await mesh.backend("a") as backend:
-        asking = asyncio.create_task(ask())
-        await backend.wait_for_state(lambda state: state.active_requests == 1)
-        request_id = await _running(http)
-        code, out, err = await run_weft("cancel", request_id, home=mesh.home)
-        assert (code, out) == (0, f"request/{request_id} cancelled by an operator on this machine\n"), err
-        with pytest.raises(WeftError, match="cancelled by an operator on this machine") as ended:
-            await asking
-        assert ended.value.reason is Reason.CANCELLED
-        await backend.wait_for_state(lambda state: state.active_requests == 0)
-
-
-async def test_the_run_of_an_agent_is_ended_with_its_engine(mesh: MeshProcess, tmp_path: Path) -> None:
-    agent = tmp_path / "agent.yaml"
-    agent.write_text("kind: agent\nname: writer\nmodel: m-a\nsystemPrompt: Write on.\n")
-    assert (await run_weft("apply", "-f", str(agent), home=mesh.home))[0] == 0
-    body = {"model": "agent/writer", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4000}
-    async with aiohttp.ClientSession(mesh.url) as http, await mesh.backend("a") as backend:
-        asking = asyncio.create_task(http.post(CHAT, json=body, headers={"X-Request-Id": "req-agent"}))
-        await backend.wait_for_state(lambda state: state.active_requests == 1)
-        await _reach(http, "req-agent", "running")
-        code, out, err = await run_weft("cancel", "req-agent", home=mesh.home)
-        assert (code, out) == (0, "request/req-agent cancelled by an operator on this machine\n"), err
-        await backend.wait_for_state(lambda state: state.active_requests == 0)
-        async with await asking as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (499, "cancelled")
-    assert (await run_weft("delete", "agent", "writer", home=mesh.home))[0] == 0
 
 
 async def test_a_batch_is_ended_with_the_requests_of_its_lines(mesh: MeshProcess, tmp_path: Path) -> None:

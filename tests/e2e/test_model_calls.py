@@ -17,9 +17,6 @@ from mesh_process import MeshProcess, eventually, fake_runner, running_mesh, wri
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
 from weft_testing.fake_backend.media_routes import PNG, WAVE_HEAD
 from weft_testing.fake_backend.process import fake_backend_command
 
@@ -197,31 +194,6 @@ def test_what_no_runner_offers_is_a_clear_501(http: httpx2.Client, path: str, as
         )
 
 
-WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("/v1/rerank", {"json": {"model": "all", "query": "a", "documents": []}}, "documents"),
-    ("/v1/rerank", {"json": {"model": "all", "query": "a", "documents": ["b", 3]}}, "documents[1]"),
-    ("/v1/rerank", {"json": {"model": "all", "query": "a", "documents": ["b"], "top_n": 0}}, "top_n"),
-    ("/tokenize", {"json": {"model": "all"}}, "content"),
-    ("/tokenize", {"json": {"model": "all", "content": "a", "prompt": "b"}}, "prompt"),
-    ("/v1/images/generations", {"json": {"model": "all", "prompt": "a", "n": 11}}, "n"),
-    ("/v1/images/edits", {"data": {"model": "all", "prompt": "a"}, "files": {"other": ("a", b"1")}}, "other"),
-    ("/v1/images/edits", {"data": {"prompt": "a"}, "files": {"image": ("a.png", PNG, "image/png")}}, "model"),
-    ("/v1/audio/transcriptions", {"data": {"model": "all"}, "files": {"file": ("a.wav", b"")}}, "file"),
-    (
-        "/v1/audio/transcriptions",
-        {"data": {"model": "all", "temperature": "hot"}, "files": {"file": ("a.wav", b"0")}},
-        "temperature",
-    ),
-    ("/v1/audio/speech", {"json": {"model": "all", "input": "a", "voice": "b", "speed": 9}}, "speed"),
-]
-
-
-@pytest.mark.parametrize(("path", "asked", "field"), WRONG)
-def test_a_wrong_field_is_named(http: httpx2.Client, path: str, asked: dict[str, Any], field: str) -> None:
-    answer = http.post(path, **asked)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
-
-
 def test_all_of_it_is_there_over_grpc_as_well(stub: "InferenceServiceStub") -> None:
     ranked = stub.Rerank(
         pb.RerankRequest(model="all", payload=rerank_pb2.RerankPayload(query="grey cat", documents=DOCUMENTS)),
@@ -249,17 +221,3 @@ def test_all_of_it_is_there_over_grpc_as_well(stub: "InferenceServiceStub") -> N
     assert heard.transcription.text == "1 bytes of sound"
     assert (spoken[0].media_type, spoken[-1].receipt.model) == ("audio/wav", "all")
     assert b"".join(piece.data for piece in spoken).startswith(WAVE_HEAD)
-
-
-def test_a_field_of_a_grpc_payload_is_named(stub: "InferenceServiceStub") -> None:
-    wrong = pb.TokenizeRequest(model="all", payload=tokenize_pb2.TokenizePayload(chat=chat_pb2.ChatPayload()))
-    with pytest.raises(grpc.RpcError) as failed:
-        stub.Tokenize(wrong, timeout=10)
-    error = error_from_call(cast("Any", failed.value), Reason.INTERNAL)
-    assert isinstance(error, WeftError)
-    assert (error.reason, error.metadata["field"]) == (Reason.INVALID_ARGUMENT, "payload.chat.messages")
-
-
-def test_an_agent_counts_nothing(http: httpx2.Client) -> None:
-    answer = http.post("/tokenize", json={"model": "agent/someone", "content": "a"})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (501, "model")

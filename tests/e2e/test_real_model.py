@@ -1,9 +1,7 @@
 """The whole mesh with a real language model on the real llama.cpp server: no fake anywhere."""
 
 import json
-import os
 import re
-import signal
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +9,9 @@ from pathlib import Path
 import openai
 import pytest
 from kit.demo_answers import WITHOUT_END
-from mesh_process import MeshProcess, eventually, run_weft, running_mesh
+from mesh_process import MeshProcess, run_weft, running_mesh
 
-from weft.client import Message, WeftError, connect
-from weft.kernel.reasons import Reason
+from weft.client import Message, connect
 from weft_app.compose.demo import DEMO_MODEL
 from weft_testing.media_files import png
 
@@ -131,29 +128,6 @@ def test_a_stream_comes_in_pieces_that_make_the_answer(client: openai.OpenAI) ->
     assert len(pieces) <= 24
 
 
-def test_the_same_prompt_again_is_served_from_the_prefix_cache_and_said_so(client: openai.OpenAI) -> None:
-    long_prompt = [{"role": "user", "content": "The sea is wide and deep. " * 30 + "Continue."}]
-    usages = [
-        client.chat.completions.create(model=DEMO_MODEL, messages=long_prompt, max_tokens=4).usage  # type: ignore[arg-type]
-        for _ in range(2)
-    ]
-    cold, warm = (
-        usage.prompt_tokens_details.cached_tokens for usage in usages if usage and usage.prompt_tokens_details
-    )
-    assert cold is not None
-    assert warm is not None
-    assert warm > cold
-    assert warm > 100
-
-
-def test_several_choices_each_end_and_their_tokens_add_up(client: openai.OpenAI) -> None:
-    answer = _ask(client, n=3, max_tokens=6, temperature=0.2)
-    assert [choice.index for choice in answer.choices] == [0, 1, 2]
-    assert all(choice.finish_reason for choice in answer.choices)
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 18
-
-
 def test_a_stop_string_ends_the_answer_before_itself(client: openai.OpenAI) -> None:
     only = {"grammar": 'root ::= "waves come and go"'}
     assert _ask(client, max_tokens=24, extra_body=only).choices[0].message.content == "waves come and go"
@@ -199,12 +173,6 @@ def test_a_text_completion_and_embeddings_work_on_the_same_model(client: openai.
     assert floats == pytest.approx(vectors[0].embedding, abs=1e-4)
 
 
-def test_a_prompt_beyond_the_context_is_refused_by_name(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model=DEMO_MODEL, messages=[{"role": "user", "content": "word " * 5000}])
-    assert refused.value.code == "context_length_exceeded"
-
-
 def test_grpc_talks_to_the_inference_service_directly(mesh: MeshProcess) -> None:
     with connect(mesh.grpc) as client:
         events = list(client.chat(DEMO_MODEL, PROMPT, max_tokens=16, timeout=60.0, extra_parameters=ENDLESS))
@@ -221,13 +189,6 @@ def test_grpc_talks_to_the_inference_service_directly(mesh: MeshProcess) -> None
     assert receipt.host
     assert not receipt.left_premises
     assert [len(vector) for vector in vectors] == [576, 576]
-
-
-def test_an_unknown_model_names_what_there_is(mesh: MeshProcess) -> None:
-    with connect(mesh.grpc) as client, pytest.raises(WeftError) as refused:
-        list(client.chat("gpt-9", "hi", timeout=10.0))
-    assert refused.value.reason is Reason.MODEL_NOT_FOUND
-    assert DEMO_MODEL in refused.value.message
 
 
 async def test_the_command_line_shows_and_uses_the_mesh(mesh: MeshProcess) -> None:
@@ -258,18 +219,6 @@ async def test_commands_without_a_mesh_say_how_to_start_one(tmp_path: Path) -> N
     assert code == 1
     assert "weft up" in error
     assert "Traceback" not in error
-
-
-async def test_a_killed_llama_server_is_back_by_itself(mesh: MeshProcess, client: openai.OpenAI) -> None:
-    before = await mesh.describe("local")
-    os.kill(before.process_id, signal.SIGKILL)
-
-    async def replaced() -> bool:
-        now = await mesh.describe("local")
-        return now.process_id not in (0, before.process_id) and bool(now.restart_count)
-
-    await eventually(replaced, 15.0, "the server was not restarted")
-    assert _ask(client, max_tokens=4).choices[0].finish_reason
 
 
 async def test_the_demo_command_goes_up_chats_and_goes_down(tmp_path: Path) -> None:

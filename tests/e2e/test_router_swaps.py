@@ -1,7 +1,6 @@
 """More models than a device holds, and who waits for which: what callers see of the router's turns."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -14,7 +13,6 @@ from mesh_process import (
     MeshProcess,
     eventually,
     fake_runner,
-    run_weft,
     running_mesh,
     user_environment,
     write_config,
@@ -25,7 +23,6 @@ from weft.client import connect_async
 MODEL_MB = 2000
 BUDGET = {"declared": [{"name": "budget", "memory_mb": 3000}]}
 TOKENS_PER_SECOND = 20.0
-COLD_WAIT_SECONDS = 4.0
 SLOW_MACHINE_SECONDS = 12.0
 """What a drain and a load may take on a machine that is busy with other tests."""
 UNTIL_THE_BOOK_IS_READ = 1.5
@@ -96,35 +93,6 @@ async def test_a_request_waits_in_the_queue_for_the_memory_that_a_busy_model_hol
 
 
 @pytest.mark.nightly("a storm of requests")
-async def test_a_cold_request_is_served_within_the_bound_under_a_constant_stream_of_more_urgent_ones(
-    tmp_path: Path,
-) -> None:
-    config = models_for_one_place(tmp_path, "busy", "cold", max_cold_wait_seconds=COLD_WAIT_SECONDS)
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
-        served: list[int] = []
-        is_over = False
-
-        async def keep_busy(http: aiohttp.ClientSession) -> None:
-            while not is_over:
-                status, answer = await ask(http, mesh, "busy", 10, **{"X-Priority": "high"})
-                assert status == 200, answer
-                served.append(status)
-
-        async with aiohttp.ClientSession() as http:
-            streams = [asyncio.create_task(keep_busy(http)) for _ in range(4)]
-            await eventually(lambda: len(served) >= 2 * len(streams), 30.0, "the busy model serves nothing")
-            began = time.monotonic()
-            status, answer = await ask(http, mesh, "cold", 3, **{"X-Priority": "low"})
-            waited = time.monotonic() - began
-            assert status == 200, answer
-            assert COLD_WAIT_SECONDS - 0.5 <= waited <= COLD_WAIT_SECONDS + SLOW_MACHINE_SECONDS
-            after = len(served)
-            await eventually(lambda: len(served) > after + len(streams), 30.0, "the busy model does not come back")
-            is_over = True
-            await asyncio.gather(*streams)
-
-
-@pytest.mark.nightly("a storm of requests")
 async def test_three_models_with_room_for_one_are_all_served_and_take_turns(tmp_path: Path) -> None:
     names = ("a", "b", "c")
     with running_mesh(tmp_path / "home", "--config", str(models_for_one_place(tmp_path, *names))) as mesh:
@@ -133,37 +101,6 @@ async def test_three_models_with_room_for_one_are_all_served_and_take_turns(tmp_
         assert [status for status, _ in answers] == [200] * 18
         loads = len(mesh.log_lines("woke"))
         assert loads <= 6, "requests for the same model are served together, in whichever order they came"
-
-
-async def test_a_request_is_told_that_a_pinned_model_holds_the_memory(tmp_path: Path) -> None:
-    config = models_for_one_place(tmp_path, "first", "second", queue_timeout_seconds=3.0)
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
-        assert (await run_weft("load", "first", "--pin", home=mesh.home))[0] == 0
-        body = {"model": "second", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-        async with (
-            aiohttp.ClientSession() as http,
-            http.post(f"{mesh.url}/v1/chat/completions", json=body) as response,
-        ):
-            told = (await response.content.read()).decode()
-        assert "held by first (pinned)" in told
-        assert "queue_timeout" in told
-        assert await loaded_models(mesh) == {"first"}
-
-
-async def test_a_model_larger_than_its_host_is_refused_at_once_with_the_figures(tmp_path: Path) -> None:
-    runner = fake_runner("box", pool="")
-    runner["models"] = [
-        {"name": "huge", "path": __file__, "slots": 2, "memory_mb": 9000, "start_asleep": True},
-        {"name": "small", "path": __file__, "slots": 2, "memory_mb": MODEL_MB},
-    ]
-    with running_mesh(tmp_path / "home", "--config", str(write_config(tmp_path, runner, accelerators=BUDGET))) as mesh:
-        async with aiohttp.ClientSession() as http:
-            began = time.monotonic()
-            status, answer = await ask(http, mesh, "huge", 3)
-            assert (status, answer["error"]["code"]) == (503, "wake_failed")
-            assert "8.8 GiB" in answer["error"]["message"]
-            assert time.monotonic() - began < SLOW_MACHINE_SECONDS
-            assert await loaded_models(mesh) == {"small"}, "nobody gives way in vain"
 
 
 @pytest.mark.nightly("memory that another program takes")

@@ -1,7 +1,6 @@
 """What every service answers, and what travels along with a request."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,6 @@ import grpc
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.json_format import ParseDict
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from mesh_process import POOL, MeshProcess, fake_runner, running_mesh, write_config
 
@@ -59,20 +57,6 @@ async def _runner_address(mesh: MeshProcess) -> str:
 
 def _body(**changes: Any) -> dict[str, Any]:
     return {"model": POOL, "messages": [{"role": "user", "content": "hi"}], **changes}
-
-
-@pytest.mark.parametrize("service", ["", "readiness", *MESH_SERVICES, *RUNNER_SERVICES])
-async def test_health_answers_for_every_service(mesh: MeshProcess, service: str) -> None:
-    address = await _runner_address(mesh) if service in RUNNER_SERVICES else mesh.grpc
-    with grpc.insecure_channel(address) as channel:
-        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=5.0)
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
-
-
-async def test_health_of_an_unknown_service_is_not_found(mesh: MeshProcess) -> None:
-    with grpc.insecure_channel(mesh.grpc) as channel, pytest.raises(grpc.RpcError) as refused:
-        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=5.0)
-    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 @pytest.mark.parametrize(("where", "services"), [("mesh", MESH_SERVICES), ("runner", RUNNER_SERVICES)])
@@ -151,42 +135,6 @@ async def test_waiting_longer_than_the_queue_timeout_is_refused_by_name(mesh: Me
         assert await running == 200
 
 
-@pytest.mark.parametrize(
-    ("path", "payload", "status", "named"),
-    [
-        ("/v1/chat/completions", b"{not json", 400, None),
-        ("/v1/chat/completions", json.dumps(_body(messages=[])).encode(), 400, "messages"),
-        ("/v1/chat/completions", json.dumps(_body(temperature="hot")).encode(), 400, "temperature"),
-        (
-            "/v1/chat/completions",
-            json.dumps(_body(messages=[{"role": "pope", "content": "x"}])).encode(),
-            400,
-            "messages[0].role",
-        ),
-        ("/v1/chat/completions", json.dumps(_body(model="nobody")).encode(), 404, "model"),
-        ("/v1/chat/completions", json.dumps(_body(pad="x" * 200_000)).encode(), 413, None),
-        ("/v1/embeddings", json.dumps({"model": POOL, "input": []}).encode(), 400, "input"),
-        ("/v1/nothing", b"{}", 404, None),
-    ],
-)
-async def test_wrong_input_is_a_clear_4xx_in_the_envelope_and_the_process_lives_on(
-    mesh: MeshProcess, path: str, payload: bytes, status: int, named: str | None
-) -> None:
-    pid = mesh.process.pid
-    headers = {"Content-Type": "application/json"}
-    async with aiohttp.ClientSession() as http:
-        async with http.post(f"{mesh.url}{path}", data=payload, headers=headers) as response:
-            assert response.status == status
-            assert response.headers["x-request-id"]
-            error = (await response.json())["error"]
-        assert set(error) == {"message", "type", "param", "code"}
-        assert error["message"]
-        assert error["param"] == named
-        assert await _status(http, f"{mesh.url}/v1/chat/completions", _body()) == 200
-    assert mesh.process.poll() is None
-    assert mesh.facts["pids"]["host"] == pid
-
-
 def _chat_request(**fields: Any) -> inference_service_pb2.ChatRequest:
     return ParseDict({"model": POOL, **fields}, inference_service_pb2.ChatRequest())
 
@@ -231,19 +179,3 @@ async def test_the_receipt_is_in_the_trailer_on_success_and_on_failure(mesh: Mes
     assert receipts[0].outcome == receipt_pb2.OUTCOME_COMPLETED
     assert receipts[1].outcome == receipt_pb2.OUTCOME_REJECTED
     assert Reason(receipts[1].reason) is Reason.MODEL_NOT_FOUND
-
-
-async def test_metrics_and_health_answer_over_http(mesh: MeshProcess) -> None:
-    async with aiohttp.ClientSession() as http:
-        await _status(http, f"{mesh.url}/v1/chat/completions", _body())
-        async with http.get(f"{mesh.url}/health") as response:
-            assert response.status == 200
-        async with http.get(f"{mesh.url}/metrics") as response:
-            text = await response.text()
-    assert "request_id" not in text
-    for line in (
-        "weft_gateway_requests_total{",
-        "weft_router_requests_total{",
-        "weft_router_queue_wait_seconds_count{",
-    ):
-        assert f"\n{line}" in text

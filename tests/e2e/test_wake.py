@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from apart_mesh import running_apart
-from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import MeshProcess, eventually, fake_runner, running_mesh, write_config
 from sleepy_server import SleepyServer
 
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc
@@ -21,7 +21,7 @@ from weft_app.compose.demo import demo_model_path
 
 MODEL = "sleepy"
 """Of the tests whose mesh is their own."""
-MODELS = ("first", "together", "broken", "idle", "streamed", "a-broken", "b-sound", "asleep", "late", "listed")
+MODELS = ("first", "idle", "streamed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def sleepers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sleepers]:
     folder = tmp_path_factory.mktemp("sleepers")
     servers = {name: SleepyServer(folder / name) for name in MODELS}
     gateway = {"sse_keepalive_seconds": 0.2}
-    config = write_config(folder, _box(servers), fake_runner("awake", pool="siblings"), gateway=gateway)
+    config = write_config(folder, _box(servers), gateway=gateway)
     try:
         with running_mesh(folder / "home", "--config", str(config)) as mesh:
             yield Sleepers(mesh, servers)
@@ -49,11 +49,7 @@ def sleepers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sleepers]:
 def _box(servers: dict[str, SleepyServer]) -> dict[str, Any]:
     """A runner with a model on each of these servers."""
     changes: dict[str, dict[str, Any]] = {
-        "together": {"slots": 2},
         "idle": {"sleep": {"after_seconds": 0.5, "type": "command", "argv": servers["idle"].sleep_argv}},
-        "a-broken": {"pool": "unequal"},
-        "b-sound": {"pool": "unequal"},
-        "asleep": {"pool": "siblings"},
     }
     sections = [server.runner("box", name, **changes.get(name, {})) for name, server in servers.items()]
     return sections[0] | {"models": [section["models"][0] for section in sections]}
@@ -111,30 +107,6 @@ async def test_the_first_request_wakes_a_sleeping_model_and_is_told_that_it_wait
     assert events[-1].finished.receipt.load_wait.ToNanoseconds() > 0
     assert server.wakes == 1
     await _until(mesh.grpc, model_pb2.Model.STATUS_ACTIVE, "first")
-
-
-async def test_requests_that_come_together_share_one_wake(sleepers: Sleepers) -> None:
-    async with aiohttp.ClientSession() as http:
-        asked = (_ask(http, sleepers.mesh.url, number, model="together") for number in range(12))
-        answers = await asyncio.gather(*asked)
-    assert [status for status, _ in answers] == [200] * 12
-    assert sleepers.servers["together"].wakes == 1
-
-
-async def test_a_wake_that_fails_is_told_to_all_and_the_next_request_tries_afresh(sleepers: Sleepers) -> None:
-    mesh, server = sleepers.mesh, sleepers.servers["broken"]
-    server.break_it(broken=True)
-    async with aiohttp.ClientSession() as http:
-        answers = await asyncio.gather(*(_ask(http, mesh.url, number, model="broken") for number in range(4)))
-        assert [status for status, _ in answers] == [503] * 4
-        assert all(body["error"]["code"] == "wake_failed" for _, body in answers)
-        assert all("the box is on fire" in body["error"]["message"] for _, body in answers)
-        assert server.wakes == 1
-        assert await _status(mesh.grpc, "broken") == model_pb2.Model.STATUS_HIBERNATING
-        server.break_it(broken=False)
-        status, _ = await _ask(http, mesh.url, model="broken")
-        assert status == 200
-    assert server.wakes == 2
 
 
 async def test_an_idle_model_goes_back_to_sleep_and_wakes_again(sleepers: Sleepers) -> None:
@@ -199,47 +171,6 @@ async def test_a_stream_gets_its_headers_and_comments_while_its_model_wakes(slee
     assert rest.endswith(b"data: [DONE]\n\n")
 
 
-async def test_a_pool_is_served_by_the_member_that_can_be_woken(sleepers: Sleepers) -> None:
-    broken, sound = sleepers.servers["a-broken"], sleepers.servers["b-sound"]
-    broken.break_it(broken=True)
-    async with aiohttp.ClientSession() as http:
-        asked = (_ask(http, sleepers.mesh.url, number, model="unequal") for number in range(6))
-        answers = await asyncio.gather(*asked)
-    assert [status for status, _ in answers] == [200] * 6
-    assert (broken.wakes, sound.wakes) == (1, 1)
-
-
-async def test_a_ready_member_serves_and_its_sleeping_sibling_sleeps_on(sleepers: Sleepers) -> None:
-    async with aiohttp.ClientSession() as http:
-        asked = (_ask(http, sleepers.mesh.url, number, model="siblings") for number in range(6))
-        answers = await asyncio.gather(*asked)
-    assert [status for status, _ in answers] == [200] * 6
-    assert sleepers.servers["asleep"].wakes == 0
-
-
-async def test_a_request_that_runs_out_of_time_or_hangs_up_leaves_the_wake_to_the_next_one(sleepers: Sleepers) -> None:
-    mesh, server = sleepers.mesh, sleepers.servers["late"]
-    server.hold(held=True)
-    async with aiohttp.ClientSession() as http:
-        headers = _named("late") | {"X-Request-Timeout-Seconds": "0.5"}
-        status, answer = await _ask(http, mesh.url, headers=headers, model="late")
-        assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await _ask(http, mesh.url, headers=_named("gone"), model="late")
-        asking = asyncio.create_task(_ask(http, mesh.url, headers=_named("stays"), model="late"))
-        server.hold(held=False)
-        assert (await asking)[0] == 200
-    assert server.wakes == 1
-    lines = [mesh.request_line(name) for name in ("late", "gone", "stays")]
-    assert [line["outcome"] for line in lines] == ["rejected", "cancelled", "completed"]
-    assert all(line["load_wait_ms"] > line["queue_wait_ms"] for line in lines), lines
-
-
-def _named(request_id: str) -> dict[str, str]:
-    return {"X-Request-ID": request_id}
-
-
 async def test_the_mesh_wakes_a_host_whose_runner_is_gone_with_a_magic_packet(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as network_card:
         network_card.bind(("127.0.0.1", 0))
@@ -286,12 +217,3 @@ async def test_while_the_registry_is_away_models_wake_and_sleep_and_no_request_f
 
 async def _answers(http: aiohttp.ClientSession, url: str) -> bool:
     return (await _ask(http, url))[0] == 200
-
-
-async def test_a_sleeping_model_is_listed_as_such(sleepers: Sleepers) -> None:
-    code, out, _ = await run_weft("get", "models", home=sleepers.mesh.home)
-    assert code == 0
-    (row,) = [line for line in out.splitlines() if line.startswith("listed ")]
-    assert "hibernating" in row
-    async with aiohttp.ClientSession() as http, http.get(f"{sleepers.mesh.url}/v1/models") as response:
-        assert "listed" in [entry["id"] for entry in (await response.json())["data"]]
