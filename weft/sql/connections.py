@@ -5,13 +5,15 @@ import sqlite3
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, ClassVar
+
+from typing_extensions import override
 
 from weft.kernel.file_lock import lock_file
 from weft.sql.address import DatabaseAddress
 from weft.sql.failures import DatabaseError
 from weft.sql.owners import OwnerRole
-from weft.sql.statements import Values, insert, moment_from, sqlite_text, sqlite_values, update
+from weft.sql.statements import Values, delete, insert, moment_from, sqlite_text, sqlite_values, update
 
 MAX_CHECKED_BYTES = 256 * 1024 * 1024
 """A larger file is opened without the check of its structure, which reads all of it."""
@@ -31,73 +33,13 @@ Row = Any
 """A named tuple: columns are attributes."""
 
 
-class Connection(Protocol):
-    """A connection to a database of one kind. Methods raise DatabaseError."""
-
-    dialect: str
-    """`sqlite` or `postgresql`."""
-    owner: str | None
-    """The id that this process wrote into the role's table; None until then, and on SQLite."""
-
-    def open(self) -> None:
-        """Connects. Raises OSError for a file, ALREADY_EXISTS when another process owns the database."""
-        ...
-
-    def begin(self, *, writes: bool) -> None:
-        """Begins a transaction; connects again if the connection broke."""
-        ...
-
-    def commit(self) -> None:
-        """Commits; what was written is on disk afterwards."""
-        ...
-
-    def rollback(self) -> None:
-        """Undoes the transaction, if there is one."""
-        ...
-
-    def execute(self, sql: str, values: Values) -> Any:
-        """Runs a statement with `:name` parameters; returns the driver's cursor."""
-        ...
-
-    def execute_many(self, sql: str, rows: Sequence[Values]) -> None:
-        """Runs a statement once per row."""
-        ...
-
-    def fetch(self, cursor: Any) -> list[tuple[Any, ...]]:
-        """Returns the rows that are left."""
-        ...
-
-    @property
-    def is_in_transaction(self) -> bool:
-        """Whether a transaction goes on: some failures end it."""
-        ...
-
-    @property
-    def changes(self) -> int:
-        """Rows that this connection has changed so far; PostgreSQL does not count: 0."""
-        ...
-
-    def mark_owner(self, tx: "Tx") -> None:
-        """Records the new owner, in the transaction that opens the database."""
-        ...
-
-    def beat(self, tx: "Tx") -> bool:
-        """Writes a heartbeat of the owner; returns whether a standby is connected."""
-        ...
-
-    def interrupt(self) -> None:
-        """Ends the statement in progress. Called from another thread."""
-        ...
-
-    def close(self) -> None:
-        """Gives ownership up and disconnects. Safe to call twice, or when not connected."""
-        ...
-
-
 class Tx:
-    """A transaction. Statements have `:name` parameters, given by keyword: `tx.row("… WHERE id = :id", id=name)`."""
+    """A transaction. Statements have `:name` parameters, given by keyword: `tx.row("… WHERE id = :id", id=name)`.
 
-    def __init__(self, connection: Connection) -> None:
+    Methods raise DatabaseError.
+    """
+
+    def __init__(self, connection: "Connection") -> None:
         self._connection = connection
         self.dialect = connection.dialect
         """`sqlite` or `postgresql`, for the few statements that differ."""
@@ -129,7 +71,7 @@ class Tx:
     def delete(self, table: str, key: str, values: Iterable[Any]) -> int:
         """Deletes the rows with these keys; returns how many there were."""
         given = list(values)
-        return self.execute(f"DELETE FROM {table} WHERE {key} IN :given", given=given) if given else 0  # noqa: S608
+        return self.execute(delete(table, key), given=given) if given else 0
 
     def rows(self, sql: str, /, **values: Any) -> list[Row]:
         """Returns the rows of a query, or of RETURNING."""
@@ -154,31 +96,87 @@ def _row_type(columns: tuple[str, ...]) -> Callable[[tuple[Any, ...]], Any]:
     return make
 
 
-class FileLock:
-    """An exclusive lock on a file, released by `release` and, whatever happens, by the end of the process."""
+class Connection:
+    """A connection of one kind of database, as drivers of Python make it. Methods raise DatabaseError."""
 
-    def __init__(self, role: OwnerRole) -> None:
-        self._role = role
-        self._descriptor: int | None = None
+    dialect: ClassVar[str]
+    driver_error: ClassVar[type[Exception]]
+    owner: str | None = None
+    """The id that this process wrote into the role's table; None until then, and on SQLite."""
+    _raw: Any = None
+    """The driver's connection; None: it is not open."""
 
-    def acquire(self, path: str) -> None:
-        """Takes the lock; raises ALREADY_EXISTS when another process holds it."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def open(self) -> None:
+        """Connects. Raises OSError for a file, ALREADY_EXISTS when another process owns the database."""
+        raise NotImplementedError
+
+    def bound(self, sql: str, values: Values) -> tuple[str, Values]:
+        """Returns a statement and its values as the driver takes them."""
+        raise NotImplementedError
+
+    def failure(self, error: Any) -> DatabaseError:
+        """Returns what a driver's error says, without values."""
+        raise NotImplementedError
+
+    def begin(self, *, writes: bool) -> None:
+        """Begins a transaction."""
+        raise NotImplementedError
+
+    def commit(self) -> None:
+        """Commits; what was written is on disk afterwards."""
+        self.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Undoes the transaction, if there is one."""
+        if self.is_in_transaction:
+            self.execute("ROLLBACK")
+
+    def execute(self, sql: str, values: Values | None = None) -> Any:
+        """Runs a statement; returns the driver's cursor."""
+        return self._called(self._raw.execute, *((sql,) if not values else self.bound(sql, values)))
+
+    def execute_many(self, sql: str, rows: Sequence[Values]) -> None:
+        """Runs a statement once per row."""
+        self._called(self._raw.cursor().executemany, self.bound(sql, {})[0], [self.bound(sql, row)[1] for row in rows])
+
+    def fetch(self, cursor: Any) -> list[tuple[Any, ...]]:
+        """Returns the rows that are left."""
+        found: list[tuple[Any, ...]] = self._called(cursor.fetchall)
+        return found
+
+    @property
+    def is_in_transaction(self) -> bool:
+        """Whether a transaction goes on: some failures end it."""
+        raise NotImplementedError
+
+    @property
+    def changes(self) -> int:
+        """Rows that were changed so far; 0: the database does not count them."""
+        return 0
+
+    def mark_owner(self, tx: Tx) -> None:
+        """Records the new owner, in the transaction that opens the database."""
+
+    def beat(self, tx: Tx) -> bool:
+        """Writes a heartbeat of the owner; returns whether a standby is connected."""
+        del tx
+        return False
+
+    def interrupt(self) -> None:
+        """Ends the statement in progress. Called from another thread."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Gives ownership up and disconnects. Safe to call twice, or when not connected."""
+        raw, self._raw = self._raw, None
+        if raw is not None:
+            raw.close()
+
+    def _called(self, call: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            lock_file(descriptor)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise self._role.owned_elsewhere() from error
-        self._descriptor = descriptor
-
-    def release(self) -> None:
-        """Releases the lock, if it is held.
-
-        The file stays: removing it would let a third process lock a new file while a second still waits for this one.
-        """
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+            return call(*arguments)
+        except self.driver_error as error:
+            raise self.failure(error) from None
 
 
 class SqliteConnection(Connection):
@@ -188,24 +186,26 @@ class SqliteConnection(Connection):
     """
 
     dialect = "sqlite"
-    owner = None
+    driver_error = sqlite3.Error
 
     def __init__(self, address: DatabaseAddress, role: OwnerRole | None) -> None:
         self._path = address.path
-        self._lock = FileLock(role) if role is not None and role.locks_file and address.path is not None else None
-        self._raw: sqlite3.Connection | None = None
+        self._role = role
+        self._lock: int | None = None
+        """The lock file; None: it is not locked."""
 
+    @override
     def open(self) -> None:
-        """Connects, and checks the structure of a file of up to MAX_CHECKED_BYTES."""
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            if self._lock is not None:
-                self._lock.acquire(f"{self._path}.lock")
+        path = self._path
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if self._role is not None and self._role.locks_file:
+                self._lock = _locked(f"{path}.lock", self._role)
             # For its owner's eyes only: it may hold secrets. SQLite's side files inherit its mode.
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         try:
             self._raw = sqlite3.connect(
-                self._path or ":memory:",
+                path or ":memory:",
                 timeout=BUSY_TIMEOUT_MS / 1000,
                 # The module's own BEGIN leaves DDL and SELECT outside of transactions.
                 isolation_level=None,
@@ -215,96 +215,68 @@ class SqliteConnection(Connection):
                 cached_statements=512,
             )
         except sqlite3.Error as error:
-            raise _sqlite_error(error) from None
+            raise self.failure(error) from None
         for pragma in _PRAGMAS:
-            self.execute(f"PRAGMA {pragma}", {})
-        if self._path is not None and self._path.stat().st_size <= MAX_CHECKED_BYTES:
-            found = self.fetch(self.execute("PRAGMA quick_check(1)", {}))[0][0]
+            self.execute(f"PRAGMA {pragma}")
+        if path is not None and path.stat().st_size <= MAX_CHECKED_BYTES:
+            found = self.fetch(self.execute("PRAGMA quick_check(1)"))[0][0]
             if found != "ok":
                 raise DatabaseError("SQLITE_CORRUPT", found)
 
+    @override
+    def bound(self, sql: str, values: Values) -> tuple[str, Values]:
+        return sqlite_text(sql), sqlite_values(values)
+
+    @override
+    def failure(self, error: sqlite3.Error) -> DatabaseError:
+        # SQLite's messages name tables and columns, never values.
+        return DatabaseError(getattr(error, "sqlite_errorname", None) or type(error).__name__, str(error))
+
+    @override
     def begin(self, *, writes: bool) -> None:
-        """Begins; a writer takes the write lock here, because a transaction that has read cannot wait for it."""
         if not writes:
-            self.execute("BEGIN", {})
+            self.execute("BEGIN")
             return
-        # The store tries again, and reads meanwhile.
-        self.execute(f"PRAGMA busy_timeout={LOCK_TRY_MS}", {})
+        # A transaction that has read cannot wait for the write lock. The store tries again, and reads meanwhile.
+        self.execute(f"PRAGMA busy_timeout={LOCK_TRY_MS}")
         try:
-            self.execute("BEGIN IMMEDIATE", {})
+            self.execute("BEGIN IMMEDIATE")
         finally:
-            self.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}", {})
-
-    def commit(self) -> None:
-        """Commits."""
-        self.execute("COMMIT", {})
-
-    def rollback(self) -> None:
-        """Undoes the transaction, if there is one."""
-        if self.is_in_transaction:
-            self.execute("ROLLBACK", {})
-
-    def execute(self, sql: str, values: Values) -> sqlite3.Cursor:
-        """Runs a statement."""
-        try:
-            return self._opened.execute(sqlite_text(sql), sqlite_values(values))
-        except sqlite3.Error as error:
-            raise _sqlite_error(error) from None
-
-    def execute_many(self, sql: str, rows: Sequence[Values]) -> None:
-        """Runs a statement once per row."""
-        try:
-            self._opened.executemany(sqlite_text(sql), map(sqlite_values, rows))
-        except sqlite3.Error as error:
-            raise _sqlite_error(error) from None
-
-    def fetch(self, cursor: sqlite3.Cursor) -> list[tuple[Any, ...]]:
-        """Returns the rows that are left."""
-        try:
-            return cursor.fetchall()
-        except sqlite3.Error as error:
-            raise _sqlite_error(error) from None
+            self.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
 
     @property
+    @override
     def is_in_transaction(self) -> bool:
-        """Whether a transaction goes on."""
-        return self._raw is not None and self._raw.in_transaction
+        return self._raw is not None and bool(self._raw.in_transaction)
 
     @property
+    @override
     def changes(self) -> int:
-        """Rows that were changed so far."""
-        return self._opened.total_changes
+        return int(self._raw.total_changes)
 
-    def mark_owner(self, tx: Tx) -> None:
-        """Does nothing: the lock file is the only mark."""
-
-    def beat(self, tx: Tx) -> bool:
-        """Returns that no standby is there."""
-        del tx
-        return False
-
+    @override
     def interrupt(self) -> None:
-        """Ends the statement in progress."""
         if self._raw is not None:
             self._raw.interrupt()
 
+    @override
     def close(self) -> None:
-        """Closes the file, then releases its lock."""
-        raw, self._raw = self._raw, None
-        if raw is not None:
-            raw.close()
-        if self._lock is not None:
-            self._lock.release()
-
-    @property
-    def _opened(self) -> sqlite3.Connection:
-        assert self._raw is not None, "it is open"
-        return self._raw
+        super().close()
+        # The file stays: removing it would let a third process lock a new file while a second still waits for this one.
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
 
 
-def _sqlite_error(error: sqlite3.Error) -> DatabaseError:
-    # SQLite's messages name tables and columns, never values.
-    return DatabaseError(getattr(error, "sqlite_errorname", None) or type(error).__name__, str(error))
+def _locked(path: str, role: OwnerRole) -> int:
+    """Locks a file until it is closed, or the process ends; raises ALREADY_EXISTS when another process has the lock."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        lock_file(descriptor)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise role.owned_elsewhere() from error
+    return descriptor
 
 
 # The module knows converters by the declared type of a column, for connections that ask for them.

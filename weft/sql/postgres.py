@@ -1,12 +1,12 @@
 """PostgreSQL by psycopg: one connection, which holds the lock of an owner."""
 
 import socket
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
+from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import FloatLoader
 from typing_extensions import override
 
@@ -78,7 +78,8 @@ class PostgresConnection(Connection):
     """
 
     dialect = "postgresql"
-    changes = 0
+    driver_error = psycopg.Error
+    _raw: psycopg.Connection[tuple[Any, ...]] | None
 
     def __init__(self, address: DatabaseAddress, application: str, role: OwnerRole | None, own_address: str) -> None:
         """`application`: how the server lists the connection. `own_address`: where the owner serves."""
@@ -86,11 +87,9 @@ class PostgresConnection(Connection):
         self._application = application
         self._role = role
         self._own_address = own_address
-        self.owner: str | None = None
-        self._raw: psycopg.Connection[tuple[Any, ...]] | None = None
 
+    @override
     def open(self) -> None:
-        """Connects, and takes the lock of the role."""
         settings = SERVER_SETTINGS | {"statement_timeout": f"{STATEMENT_TIMEOUT_SECONDS * 1000:.0f}"}
         try:
             self._raw = _LimitedConnection.connect(
@@ -102,82 +101,76 @@ class PostgresConnection(Connection):
             )
         except psycopg.Error as error:
             reason = str(error).partition("\n")[0].rpartition(": ")[2]
-            raise DatabaseError(
-                error.sqlstate or f"no connection: {reason}", f"{self._address.shown}: {reason}"
-            ) from None
+            code = error.sqlstate or f"no connection: {reason}"
+            raise DatabaseError(code, f"{self._address.shown}: {reason}") from None
         # Sums are of this type.
         self._raw.adapters.register_loader("numeric", FloatLoader)
         try:
             if self._role is not None:
                 self._claim(self._role)
         except BaseException:
-            self._disconnect()
+            super().close()
             raise
 
+    @override
+    def bound(self, sql: str, values: Values) -> tuple[str, Values]:
+        # A tuple would be a record.
+        return postgres_text(sql), {n: list(value) if type(value) is tuple else value for n, value in values.items()}
+
+    @override
+    def failure(self, error: psycopg.Error) -> DatabaseError:
+        kind, state = type(error).__name__, error.sqlstate or ""
+        # The message alone: the details quote rows.
+        text = error.diag.message_primary if state and not state.startswith(_DATA_EXCEPTION_CLASS) else None
+        return DatabaseError(state or kind, f"{self._address.shown}: {kind} {state}{f': {text}' if text else ''}")
+
+    @override
     def begin(self, *, writes: bool) -> None:
-        """Begins; connects again if the connection broke."""
+        """Begins a transaction; connects again if the connection broke."""
         statement = "BEGIN" if writes else "BEGIN READ ONLY"
         if self._raw is not None and not self._raw.closed:
             try:
-                self.execute(statement, {})
+                self.execute(statement)
             except DatabaseError:
                 if not self._raw.closed:
                     raise
             else:
                 return
         self.open()
-        self.execute(statement, {})
+        self.execute(statement)
 
+    @override
     def commit(self) -> None:
         """Commits. Raises DatabaseError for a transaction in which a statement failed."""
-        if self.execute("COMMIT", {}).statusmessage != "COMMIT":
+        if self.execute("COMMIT").statusmessage != "COMMIT":
             raise DatabaseError("25P02", f"{self._address.shown}: a statement of the transaction failed")
 
-    def rollback(self) -> None:
-        """Undoes the transaction, if there is one."""
-        if self.is_in_transaction:
-            self.execute("ROLLBACK", {})
-
-    def execute(self, sql: str, values: Values) -> psycopg.Cursor[tuple[Any, ...]]:
-        """Runs a statement."""
-        if not values:
-            # As it is: a colon in a comment names no parameter.
-            return self._explained(lambda raw: raw.execute(sql))
-        return self._explained(lambda raw: raw.execute(postgres_text(sql), _lists(values)))
-
-    def execute_many(self, sql: str, rows: Sequence[Values]) -> None:
-        """Runs a statement once per row."""
-        given = [_lists(each) for each in rows]
-        self._explained(lambda raw: raw.cursor().executemany(postgres_text(sql), given))
-
-    def fetch(self, cursor: psycopg.Cursor[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Returns the rows that are left."""
-        return self._explained(lambda _: cursor.fetchall())
-
     @property
+    @override
     def is_in_transaction(self) -> bool:
-        """Whether a transaction goes on."""
-        return (
-            self._raw is not None
-            and not self._raw.closed
-            and self._raw.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
-        )
+        raw = self._raw
+        return raw is not None and not raw.closed and raw.info.transaction_status != TransactionStatus.IDLE
 
+    @override
     def mark_owner(self, tx: Tx) -> None:
-        """Records the new owner. Transactions of the former one that have begun end first."""
         if self._role is None:
             return
-        owner = new_id("own")
+        # Transactions of the former owner that have begun end first.
         tx.execute(f"DELETE FROM {self._role.table}")  # noqa: S608 - the table of the role
+        owner = new_id("own")
         # The first heartbeat sets `backend_pid`: until then the owner reads everything back, which may take its time.
-        tx.execute(
-            f"INSERT INTO {self._role.table} (id, owner, address, backend_pid, beat, beat_at) "  # noqa: S608
-            "VALUES (1, :owner, :address, NULL, 0, clock_timestamp())",
-            owner=owner,
-            address=self._own_address[:MAX_ADDRESS_CHARS],
-        )
+        row = {
+            "id": 1,
+            "owner": owner,
+            "address": self._own_address[:MAX_ADDRESS_CHARS],
+            "backend_pid": None,
+            "beat": 0,
+        }
+        tx.insert(self._role.table, row)
+        tx.execute(f"UPDATE {self._role.table} SET beat_at = clock_timestamp()")  # noqa: S608 - as above
         self.owner = owner
 
+    @override
     def beat(self, tx: Tx) -> bool:
         """Writes a heartbeat; returns whether a standby is there.
 
@@ -186,40 +179,35 @@ class PostgresConnection(Connection):
         assert self._role is not None, "owners alone beat"
         tx.execute("SET LOCAL synchronous_commit TO off")
         tx.execute(
-            f"UPDATE {self._role.table} SET beat = beat + 1, beat_at = clock_timestamp(), "  # noqa: S608
+            f"UPDATE {self._role.table} SET beat = beat + 1, beat_at = clock_timestamp(), "  # noqa: S608 - as above
             "backend_pid = pg_backend_pid() WHERE owner = :owner",
             owner=self.owner,
         )
         return bool(tx.value(_HAS_STANDBY, name=self._role.standby_application))
 
+    @override
     def interrupt(self) -> None:
-        """Breaks the connection."""
         raw = self._raw
         if raw is not None and not raw.closed:
             with suppress(OSError, psycopg.Error), socket.socket(fileno=socket.dup(raw.fileno())) as same:
                 same.shutdown(socket.SHUT_RDWR)
 
+    @override
     def close(self) -> None:
-        """Gives the lock up and disconnects."""
         if self._raw is not None and not self._raw.closed and self._role is not None:
             # Closing alone frees the lock too, but only when the server notices; the next owner may be quicker.
             with suppress(DatabaseError):
                 self.rollback()
-                self.execute("SELECT pg_advisory_unlock_all()", {})
+                self.execute("SELECT pg_advisory_unlock_all()")
         self.owner = None
-        self._disconnect()
-
-    def _disconnect(self) -> None:
-        raw, self._raw = self._raw, None
-        if raw is not None:
-            raw.close()
+        super().close()
 
     def _claim(self, role: OwnerRole) -> None:
         """Takes the lock, and checks that no other process owned the database meanwhile."""
         try:
-            self.execute(f"SET lock_timeout = {LOCK_WAIT_MS}", {})
+            self.execute(f"SET lock_timeout = {LOCK_WAIT_MS}")
             self.execute("SELECT pg_advisory_lock(:key)", {"key": role.lock_key})
-            self.execute("SET lock_timeout = 0", {})
+            self.execute("SET lock_timeout = 0")
         except DatabaseError as error:
             if error.code != _LOCK_NOT_AVAILABLE:
                 raise
@@ -235,24 +223,6 @@ class PostgresConnection(Connection):
     def _require_own(self, role: OwnerRole) -> None:
         if self.owner is None:
             return
-        found = self.fetch(self.execute(f"SELECT owner FROM {role.table}", {}))  # noqa: S608 - as above
+        found = self.fetch(self.execute(f"SELECT owner FROM {role.table}"))  # noqa: S608 - as above
         if found != [(self.owner,)]:
             raise role.taken_over()
-
-    def _explained(self, call: Callable[[psycopg.Connection[tuple[Any, ...]]], T]) -> T:
-        assert self._raw is not None, "it is open"
-        try:
-            return call(self._raw)
-        except psycopg.Error as error:
-            raise self._failure(error) from None
-
-    def _failure(self, error: psycopg.Error) -> DatabaseError:
-        kind, state = type(error).__name__, error.sqlstate or ""
-        # The message alone: the details quote rows.
-        text = error.diag.message_primary if state and not state.startswith(_DATA_EXCEPTION_CLASS) else None
-        return DatabaseError(state or kind, f"{self._address.shown}: {kind} {state}{f': {text}' if text else ''}")
-
-
-def _lists(values: Values) -> Values:
-    """Returns the values with lists in place of tuples, which would be records."""
-    return {name: list(value) if type(value) is tuple else value for name, value in values.items()}

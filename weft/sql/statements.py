@@ -41,18 +41,14 @@ def _any_of(found: re.Match[str]) -> str:
 
 def sqlite_values(values: Values) -> Values:
     """Returns values as sqlite3 binds them: moments as texts in UTC, lists as JSON."""
-    return {name: _TO_SQLITE.get(type(value), _unchanged)(value) for name, value in values.items()}
-
-
-def _unchanged(value: Any) -> Any:
-    return value
+    return {name: _SQLITE[type(value)](value) if type(value) in _SQLITE else value for name, value in values.items()}
 
 
 def _moment_text(moment: datetime) -> str:
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
-_TO_SQLITE: Mapping[type, Any] = {datetime: _moment_text, list: json.dumps, tuple: json.dumps}
+_SQLITE: Mapping[type, Any] = {datetime: _moment_text, list: json.dumps, tuple: json.dumps}
 
 
 def moment_from(text: bytes) -> datetime:
@@ -78,3 +74,9 @@ def upsert(table: str, key: str | tuple[str, ...], *columns: str) -> str:
 def update(table: str, key: str, *columns: str) -> str:
     """Returns the statement that changes `columns` of the row with this key."""
     return f"UPDATE {table} SET {', '.join(f'{each} = :{each}' for each in columns)} WHERE {key} = :{key}"  # noqa: S608
+
+
+@lru_cache(MAX_CACHED)
+def delete(table: str, key: str) -> str:
+    """Returns the statement that deletes the rows whose keys are in the list `given`."""
+    return f"DELETE FROM {table} WHERE {key} IN :given"  # noqa: S608

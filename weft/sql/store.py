@@ -18,8 +18,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
 from weft.kernel.errors import WeftError, invalid_field
@@ -94,8 +95,8 @@ class Store:
         self._tx = Tx(self._connection)
         self._turn = threading.Condition()
         """Guards the queues and `_is_open`."""
-        self._reads: deque[_Job[Any]] = deque()
-        self._writes: deque[_Job[Any]] = deque()
+        self._reads: deque[_Job] = deque()
+        self._writes: deque[_Job] = deque()
         self._is_open = False
         self._locked_since: float | None = None
         """Since when writes wait for another program, by the monotonic clock."""
@@ -151,7 +152,7 @@ class Store:
         ended = self._ended
         done, _ = await asyncio.wait([ended], timeout=CLOSE_WAIT_SECONDS)
         if not done:
-            _settle([(job, None, self._closed()) for job in self._left()])
+            _deliver(self._refused())
             self._connection.interrupt()
             await asyncio.wait([ended], timeout=CLOSE_WAIT_SECONDS)
         self._ended = None
@@ -226,8 +227,8 @@ class Store:
         except (DatabaseError, WeftError):
             return self.known_schema
 
-    async def _queued(self, queue: "deque[_Job[Any]]", work: Work[T], most: int, *, alone: bool = False) -> T:
-        job = _Job(work, asyncio.get_running_loop().create_future(), alone=alone)
+    async def _queued(self, queue: "deque[_Job]", work: Work[T], most: int, *, alone: bool = False) -> T:
+        job = _Job(work, asyncio.get_running_loop().create_future(), alone)
         with self._turn:
             if not self._is_open:
                 raise self._closed()
@@ -258,25 +259,20 @@ class Store:
             self._begin(first)
         except Exception as error:  # noqa: BLE001 - `open` raises it
             failure = error
-        _call(loop, _finish, opened, failure)
+        _settle(loop, [(opened, None, failure)])
         try:
             while failure is None and (groups := self._next_groups()):
-                for group in groups:
-                    outcomes = self._settled(group)
-                    _call(loop, _settle, outcomes)
+                for jobs, is_write in groups:
+                    _settle(loop, self._settled(jobs, is_write=is_write))
         finally:
             self._connection.close()
-            _call(loop, _settle, [(job, None, self._closed()) for job in self._left()])
-            _call(loop, _finish, ended, None)
+            _settle(loop, [*self._refused(), (ended, None, None)])
 
     def _begin(self, first: Work[None] | None) -> None:
         connection = self._connection
         connection.open()
         # As a reader: without a pending migration nothing is written, so that a running backup does not block a start.
-        if connection.dialect == "sqlite":
-            connection.begin(writes=False)
-        else:
-            connection.begin(writes=True)
+        connection.begin(writes=connection.dialect != "sqlite")
         try:
             if self._schema is not None:
                 bring_up_to_date(self._tx, self._schema)
@@ -288,48 +284,45 @@ class Store:
             self._roll_back()
             raise
 
-    def _next_groups(self) -> "Sequence[_Group]":
-        """Returns the reads and the writes that wait; none: the store is closed."""
+    def _next_groups(self) -> "Sequence[tuple[list[_Job], bool]]":
+        """Returns the reads and the writes that wait, and whether they write; none: the store is closed."""
         with self._turn:
             while not self._reads and not self._writes:
                 if not self._is_open:
                     return ()
                 self._turn.wait()
             queues = [queue for queue in (self._reads, self._writes) if queue]
-            return [_Group(_taken(queue), is_write=queue is self._writes) for queue in queues]
+            return [(_taken(queue), queue is self._writes) for queue in queues]
 
-    def _settled(self, group: "_Group") -> "Sequence[_Settled]":
+    def _settled(self, taken: "list[_Job]", *, is_write: bool) -> "Sequence[_Settled]":
         """Runs a group in one transaction; returns what each of its callers gets."""
-        jobs = [job for job in group.jobs if not job.outcome.cancelled()]
+        jobs = [job for job in taken if not job.outcome.cancelled()]
         has_begun = False
         try:
-            if group.is_write and self._counter is not None:
+            if is_write and self._counter is not None:
                 self._counter.require_place()
-            if not jobs:
+            if jobs:
+                self._connection.begin(writes=is_write)
+                has_begun = True
+            if is_write:
                 self._locked_since = None
-                return ()
-            self._connection.begin(writes=group.is_write)
-            has_begun = True
-            if group.is_write:
-                self._locked_since = None
-            return self._transacted(jobs)
+            return self._transacted(jobs) if jobs else ()
         except Exception as error:  # noqa: BLE001 - the callers get it
             self._roll_back()
-            if not has_begun and self._tries_again(error):
-                with self._turn:
-                    self._writes.extendleft(reversed(jobs))
-                return ()
             if not has_begun and isinstance(error, DatabaseError):
-                # What came meanwhile would wait as long for the same error.
                 with self._turn:
-                    queue = self._writes if group.is_write else self._reads
+                    if self._tries_again(error):
+                        self._writes.extendleft(reversed(jobs))
+                        return ()
+                    # What came meanwhile would wait as long for the same error.
+                    queue = self._writes if is_write else self._reads
                     jobs += queue
                     queue.clear()
-            return [(job, None, error) for job in jobs]
+            return [(job.outcome, None, error) for job in jobs]
 
-    def _tries_again(self, error: Exception) -> bool:
+    def _tries_again(self, error: DatabaseError) -> bool:
         """Whether writes that could not begin wait on, because another program has SQLite's lock."""
-        if not isinstance(error, DatabaseError) or error.code != "SQLITE_BUSY":
+        if error.code != "SQLITE_BUSY":
             return False
         now = time.monotonic()
         self._locked_since = now if self._locked_since is None else self._locked_since
@@ -338,7 +331,7 @@ class Store:
         self._locked_since = None
         return False
 
-    def _transacted(self, jobs: "Sequence[_Job[Any]]") -> "Sequence[_Settled]":
+    def _transacted(self, jobs: "Sequence[_Job]") -> "Sequence[_Settled]":
         before = self._connection.changes
         settled = [self._member(job, is_alone=len(jobs) == 1) for job in jobs]
         counter = self._counter if self._connection.changes != before else None
@@ -349,30 +342,30 @@ class Store:
             counter.keep()
         return settled
 
-    def _member(self, job: "_Job[Any]", *, is_alone: bool) -> "_Settled":
+    def _member(self, job: "_Job", *, is_alone: bool) -> "_Settled":
         """Runs one transaction of a group. Raises if nothing of the group can be committed."""
         connection = self._connection
         if is_alone:
-            return job, job.done(self._tx), None
-        connection.execute("SAVEPOINT member", {})
+            return job.outcome, job.done(self._tx), None
+        connection.execute("SAVEPOINT member")
         try:
-            settled: _Settled = (job, job.done(self._tx), None)
+            settled: _Settled = (job.outcome, job.done(self._tx), None)
         except Exception as error:
             if not connection.is_in_transaction:
                 raise
-            connection.execute("ROLLBACK TO SAVEPOINT member", {})
-            settled = (job, None, error)
-        connection.execute("RELEASE SAVEPOINT member", {})
+            connection.execute("ROLLBACK TO SAVEPOINT member")
+            settled = (job.outcome, None, error)
+        connection.execute("RELEASE SAVEPOINT member")
         return settled
 
-    def _left(self) -> "list[_Job[Any]]":
-        """Closes the queues; returns what was in them."""
+    def _refused(self) -> "list[_Settled]":
+        """Closes the queues; returns the end of what was in them."""
         with self._turn:
             self._is_open = False
             left = [*self._reads, *self._writes]
             self._reads.clear()
             self._writes.clear()
-            return left
+        return [(job.outcome, None, self._closed()) for job in left]
 
     def _roll_back(self) -> None:
         try:
@@ -393,15 +386,13 @@ class Store:
         return WeftError(Reason.SERVICE_UNAVAILABLE, f"the {self._service}'s database is not open")
 
 
-class _Job(Generic[T]):
-    __slots__ = ("alone", "outcome", "work")
+@dataclass(frozen=True, slots=True)
+class _Job:
+    work: Work[Any]
+    outcome: asyncio.Future[Any]
+    alone: bool
 
-    def __init__(self, work: Work[T], outcome: asyncio.Future[T], *, alone: bool) -> None:
-        self.work = work
-        self.outcome = outcome
-        self.alone = alone
-
-    def done(self, tx: Tx) -> T:
+    def done(self, tx: Tx) -> Any:
         """Runs it; raises if its caller was cancelled meanwhile."""
         result = self.work(tx)
         if self.outcome.cancelled():
@@ -413,18 +404,11 @@ class _GivenUpError(Exception):
     """The caller of a transaction was cancelled before the commit."""
 
 
-class _Group:
-    __slots__ = ("is_write", "jobs")
-
-    def __init__(self, jobs: "list[_Job[Any]]", *, is_write: bool) -> None:
-        self.jobs = jobs
-        self.is_write = is_write
+_Settled = tuple[asyncio.Future[Any], Any, Exception | None]
+"""What a caller gets: its result, or an error."""
 
 
-_Settled = tuple[_Job[Any], Any, Exception | None]
-
-
-def _taken(queue: deque[_Job[Any]]) -> list[_Job[Any]]:
+def _taken(queue: deque[_Job]) -> list[_Job]:
     """Takes the first of a queue off it, with those after it that may be committed together with it."""
     taken = [queue.popleft()]
     while queue and len(taken) < MAX_GROUP and not taken[0].alone and not queue[0].alone:
@@ -432,33 +416,23 @@ def _taken(queue: deque[_Job[Any]]) -> list[_Job[Any]]:
     return taken
 
 
-def _settle(settled: Sequence[_Settled]) -> None:
-    """Gives callers their results, in the event loop."""
-    for job, result, error in settled:
-        if job.outcome.done():
-            continue
-        if error is None:
-            job.outcome.set_result(result)
-        else:
-            job.outcome.set_exception(error)
-
-
-def _finish(future: asyncio.Future[None], error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
-
-
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
-    """Calls a function in the event loop, unless that was closed: nobody waits then."""
+def _settle(loop: asyncio.AbstractEventLoop, settled: Sequence[_Settled]) -> None:
+    """Gives callers in the event loop what they get, unless that was closed: nobody waits then."""
     try:
-        loop.call_soon_threadsafe(function, *arguments)
+        loop.call_soon_threadsafe(_deliver, settled)
     except RuntimeError:
         if not loop.is_closed():
             raise
+
+
+def _deliver(settled: Sequence[_Settled]) -> None:
+    for outcome, result, error in settled:
+        if outcome.done():
+            continue
+        if error is None:
+            outcome.set_result(result)
+        else:
+            outcome.set_exception(error)
 
 
 def _write_nothing(tx: Tx) -> None:
