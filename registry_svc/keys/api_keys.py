@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 
-from registry_svc.keys.key_store import ApiKey, KeyStore, StoredKeys, verifier_message, verifier_of
+from registry_svc.keys.key_store import ApiKey, SqlKeyStore, StoredKeys, verifier_message, verifier_of
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.watch import Broadcaster, Watcher
@@ -48,7 +48,7 @@ _ID_ALPHABET = string.ascii_lowercase + string.digits
 class ApiKeys:
     """The keys of one registry. Writes pass one by one with all others of the core."""
 
-    def __init__(self, core: RegistryCore, store: KeyStore) -> None:
+    def __init__(self, core: RegistryCore, store: SqlKeyStore) -> None:
         self._core = core
         self._store = store
         self._config = core.config.keys
@@ -72,7 +72,7 @@ class ApiKeys:
         self._ring = None
         log.info("keys ready", keys=len(self._keys), good=len(self._good))
 
-    async def require_pepper_of(self, store: KeyStore) -> None:
+    async def require_pepper_of(self, store: SqlKeyStore) -> None:
         """Raises INVALID_ARGUMENT when the pepper is not the one that the valid keys of a store were made with."""
         stored, path, now = await store.load(), self._config.pepper_file, self._core.clock.utc_now()
         pepper = None if path is None else read_pepper(path)

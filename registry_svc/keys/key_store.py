@@ -1,12 +1,10 @@
-"""API keys as records, what is shown of them, and their store: its port, and its implementation on SQL."""
+"""API keys as records, what is shown of them, and their store, on SQL."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Protocol
-
-from typing_extensions import override
+from typing import Any
 
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.clock import seconds_ahead
@@ -124,41 +122,21 @@ class StoredKeys:
     """Mark of the pepper that the digests were made with, see `pepper_mark`; empty: none was used."""
 
 
-class KeyStore(Protocol):
+_MARK_ID = 1
+
+
+class SqlKeyStore:
     """Store of API keys: digests, never secrets.
 
     Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
     database fails; then nothing was written, unless the acknowledgement of the commit was lost.
     """
 
-    async def load(self) -> StoredKeys:
-        """Everything there is."""
-        ...
-
-    async def save(self, keys: Sequence[ApiKey]) -> None:
-        """Keep these; one of the same id is replaced. All of them, or none."""
-        ...
-
-    async def delete(self, key_ids: Sequence[str]) -> None:
-        """Delete these keys; unknown ids are ignored."""
-        ...
-
-    async def save_pepper_mark(self, mark: bytes, revoked: Sequence[ApiKey] = ()) -> None:
-        """Store the mark of the pepper in use, together with the keys that it revokes."""
-        ...
-
-
-_MARK_ID = 1
-
-
-class SqlKeyStore(KeyStore):
-    """See KeyStore."""
-
     def __init__(self, database: Store) -> None:
         self._database = database
 
-    @override
     async def load(self) -> StoredKeys:
+        """Everything there is."""
         rows, mark = await self._database.read(
             lambda tx: (tx.rows("SELECT * FROM api_keys"), tx.value("SELECT mark FROM key_pepper"))
         )
@@ -166,17 +144,17 @@ class SqlKeyStore(KeyStore):
         keys = sorted((_key_of(row) for row in rows), key=lambda key: key.id)
         return StoredKeys(keys=tuple(keys), pepper_mark=mark or b"")
 
-    @override
     async def save(self, keys: Sequence[ApiKey]) -> None:
+        """Keep these; one of the same id is replaced. All of them, or none."""
         rows = [_row_of(key) for key in keys]
         await self._database.run(lambda tx: tx.replace("api_keys", "id", *rows))
 
-    @override
     async def delete(self, key_ids: Sequence[str]) -> None:
+        """Delete these keys; unknown ids are ignored."""
         await self._database.run(lambda tx: tx.delete("api_keys", "id", key_ids))
 
-    @override
     async def save_pepper_mark(self, mark: bytes, revoked: Sequence[ApiKey] = ()) -> None:
+        """Store the mark of the pepper in use, together with the keys that it revokes."""
         rows = [_row_of(key) for key in revoked]
 
         def work(tx: Tx) -> None:

@@ -12,7 +12,7 @@ from registry_svc.mesh.policy.heartbeat import resumed
 from registry_svc.mesh.records import Held
 from registry_svc.mesh.rows import StoredSession
 from registry_svc.mesh.session_state import SessionState
-from registry_svc.mesh.store import Store
+from registry_svc.mesh.store import SqlStore
 from registry_svc.mesh.tenant_index import configured_tenant
 from registry_svc.mesh.watch import Broadcaster, EventLog, Snapshot, Watcher
 from registry_svc.writer import SingleWriter
@@ -36,7 +36,7 @@ T = TypeVar("T")
 class RegistryCore:
     """The state of one registry: memory, store, writer and watchers."""
 
-    def __init__(self, store: Store, clock: Clock, config: RegistryConfig) -> None:
+    def __init__(self, store: SqlStore, clock: Clock, config: RegistryConfig) -> None:
         self.store = store
         self.clock = clock
         self.mesh_clock = MeshClock(clock)

@@ -1,10 +1,8 @@
-"""The store of the mesh: its port, and its implementation on SQL."""
+"""The store of the mesh, on SQL."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
-
-from typing_extensions import override
 
 from registry_svc.mesh.domain import JoinToken
 from registry_svc.mesh.rows import (
@@ -43,79 +41,6 @@ from registry_svc.store.database import RegistryDatabase
 from weft.api.registry.v1 import event_pb2, settings_pb2
 from weft.sql.connections import Row, Tx
 
-
-class Store(Protocol):
-    """Store of sessions with their rows, declarations, settings and join tokens. One owner at a time.
-
-    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
-    database fails; then nothing was written.
-    """
-
-    async def open(self) -> None:
-        """Take ownership and bring the schema up to date; raises ALREADY_EXISTS when another registry owns it."""
-        ...
-
-    async def close(self) -> None:
-        """Give it up. Safe to call twice, or when never opened."""
-        ...
-
-    async def load(self) -> StoredMesh:
-        """Everything there is; sessions ordered by runner, their publications and agents by name."""
-        ...
-
-    async def save_session(self, stored: StoredSession, *, evicted: Sequence[str] = ()) -> None:
-        """Replace all rows of a session, and the publications of the models and agents it names.
-
-        Its earlier rows are deleted, its models and agents are withdrawn from other publishers, and the sessions
-        `evicted` (by id) end, as does any other that holds its runner's name. Declarations are untouched.
-        """
-        ...
-
-    async def save_pulses(self, pulses: Sequence[StoredPulse]) -> None:
-        """Update the liveness of these runners; unknown names are ignored."""
-        ...
-
-    async def delete_sessions(self, session_ids: Sequence[str]) -> None:
-        """Delete these sessions with their runners, agents and models; unknown ids are ignored."""
-        ...
-
-    async def save_declarations(self, declared: DeclaredRecords, gone: DeclaredNames = NO_NAMES) -> None:
-        """Put these declarations in place of earlier ones of their names, and delete `gone`; all of it, or nothing."""
-        ...
-
-    async def delete_names(
-        self,
-        models: Sequence[str],
-        agents: Sequence[str],
-        routes: Sequence[str] = (),
-        aliases: Sequence[str] = (),
-        profiles: Sequence[str] = (),
-        workflows: Sequence[str] = (),
-        tenants: Sequence[str] = (),
-    ) -> None:
-        """Delete models and agents of these names, declared and published, and what else operators declared.
-
-        Unknown names are ignored.
-        """
-        ...
-
-    async def save_settings(self, settings: settings_pb2.MeshSettings) -> None:
-        """Keep the mesh's settings in place of earlier ones."""
-        ...
-
-    async def save_join_token(self, token: JoinToken) -> None:
-        """Keep a token; one of the same id is replaced."""
-        ...
-
-    async def delete_join_token(self, token_id: str) -> None:
-        """Delete a token; an unknown id is ignored."""
-        ...
-
-    async def save_events(self, new: Sequence[event_pb2.Event], oldest: int) -> None:
-        """Keep new events, at least one, with rising numbers; delete those with a number below `oldest`."""
-        ...
-
-
 T = TypeVar("T")
 
 
@@ -143,11 +68,15 @@ _READ: Mapping[str, str] = {
 }
 
 
-class SqlStore(RegistryDatabase, Store):
-    """See Store. One registry owns the database."""
+class SqlStore(RegistryDatabase):
+    """Store of sessions with their rows, declarations, settings and join tokens. One owner at a time.
 
-    @override
+    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
+    database fails; then nothing was written.
+    """
+
     async def load(self) -> StoredMesh:
+        """Everything there is; sessions ordered by runner, their publications and agents by name."""
         found = await self.read(lambda tx: {table: tx.rows(statement) for table, statement in _READ.items()})
         publications = _by_runner(_values(found["models"], publication_of))
         published_agents = _by_runner(_values(found["agents"], agent_publication_of))
@@ -168,8 +97,12 @@ class SqlStore(RegistryDatabase, Store):
             events=tuple(event_pb2.Event.FromString(row.event) for row in found["events"]),
         )
 
-    @override
     async def save_session(self, stored: StoredSession, *, evicted: Sequence[str] = ()) -> None:
+        """Replace all rows of a session, and the publications of the models and agents it names.
+
+        Its earlier rows are deleted, its models and agents are withdrawn from other publishers, and the sessions
+        `evicted` (by id) end, as does any other that holds its runner's name. Declarations are untouched.
+        """
         models, agents = list(map(model_row, stored.publications)), list(map(agent_row, stored.agents))
 
         def work(tx: Tx) -> None:
@@ -187,18 +120,18 @@ class SqlStore(RegistryDatabase, Store):
 
         await self.run(work)
 
-    @override
     async def save_pulses(self, pulses: Sequence[StoredPulse]) -> None:
+        """Update the liveness of these runners; unknown names are ignored."""
         if pulses:
             rows = [{"runner": pulse.runner, **pulse_row(pulse)} for pulse in pulses]
             await self.run(lambda tx: tx.many(_PULSE, rows))
 
-    @override
     async def delete_sessions(self, session_ids: Sequence[str]) -> None:
+        """Delete these sessions with their runners, agents and models; unknown ids are ignored."""
         await self.run(lambda tx: tx.delete("sessions", "id", session_ids))
 
-    @override
     async def save_declarations(self, declared: DeclaredRecords, gone: DeclaredNames = NO_NAMES) -> None:
+        """Put these declarations in place of earlier ones of their names, and delete `gone`; all of it, or nothing."""
         deleted = {"declared_agents": gone.agents, "declared_routes": gone.routes, "declared_aliases": gone.aliases}
         saved = {
             "declared_models": list(map(declared_model_row, declared.models)),
@@ -217,7 +150,6 @@ class SqlStore(RegistryDatabase, Store):
 
         await self.run(work)
 
-    @override
     async def delete_names(
         self,
         models: Sequence[str],
@@ -228,6 +160,10 @@ class SqlStore(RegistryDatabase, Store):
         workflows: Sequence[str] = (),
         tenants: Sequence[str] = (),
     ) -> None:
+        """Delete models and agents of these names, declared and published, and what else operators declared.
+
+        Unknown names are ignored.
+        """
         names = {
             "agents": agents,
             "declared_agents": agents,
@@ -241,21 +177,21 @@ class SqlStore(RegistryDatabase, Store):
         }
         await self.run(lambda tx: _delete_names(tx, names))
 
-    @override
     async def save_settings(self, settings: settings_pb2.MeshSettings) -> None:
+        """Keep the mesh's settings in place of earlier ones."""
         row = settings_row(settings)
         await self.run(lambda tx: tx.replace("mesh_settings", "id", row))
 
-    @override
     async def save_join_token(self, token: JoinToken) -> None:
+        """Keep a token; one of the same id is replaced."""
         await self.run(lambda tx: tx.replace("join_tokens", "id", join_token_row(token)))
 
-    @override
     async def delete_join_token(self, token_id: str) -> None:
+        """Delete a token; an unknown id is ignored."""
         await self.run(lambda tx: tx.delete("join_tokens", "id", [token_id]))
 
-    @override
     async def save_events(self, new: Sequence[event_pb2.Event], oldest: int) -> None:
+        """Keep new events, at least one, with rising numbers; delete those with a number below `oldest`."""
         rows = [{"sequence": event.sequence, "event": event.SerializeToString()} for event in new]
 
         def work(tx: Tx) -> None:

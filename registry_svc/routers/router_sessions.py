@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.limits import require_room
-from registry_svc.routers.router_store import RouterStore
+from registry_svc.routers.router_store import SqlRouterStore
 from weft.api.registry.v1 import router_session_service_pb2 as pb
 from weft.api.registry.v1.registry_service_pb2 import Change
 from weft.api.registry.v1.router_pb2 import Router
@@ -30,7 +30,7 @@ class RouterSessions:
     Sessions outlive a restart of the registry, and begin a new lifetime with it. What is known is the core's `routers`.
     """
 
-    def __init__(self, core: RegistryCore, store: RouterStore) -> None:
+    def __init__(self, core: RegistryCore, store: SqlRouterStore) -> None:
         self._core = core
         self._store = store
         self._clock = core.clock

@@ -1,43 +1,24 @@
-"""The store of routers: its port, and its implementation on SQL."""
+"""The store of routers, on SQL."""
 
 from collections.abc import Sequence
-from typing import Protocol
-
-from typing_extensions import override
 
 from weft.api.registry.v1.router_pb2 import Router
 from weft.kernel.timestamps import datetime_of, stamp_of
 from weft.sql.store import Store
 
 
-class RouterStore(Protocol):
+class SqlRouterStore:
     """Store of the routers with a session.
 
     Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
     database fails; then nothing was written, unless the acknowledgement of the commit was lost.
     """
 
-    async def load(self) -> Sequence[Router]:
-        """Returns all routers by name. None of them leads, until it says so again."""
-        ...
-
-    async def save(self, router: Router) -> None:
-        """Stores a router; one of the same name is replaced."""
-        ...
-
-    async def delete(self, names: Sequence[str]) -> None:
-        """Deletes these; unknown names are ignored."""
-        ...
-
-
-class SqlRouterStore(RouterStore):
-    """See RouterStore."""
-
     def __init__(self, database: Store) -> None:
         self._database = database
 
-    @override
     async def load(self) -> Sequence[Router]:
+        """Returns all routers by name. None of them leads, until it says so again."""
         rows = await self._database.read(lambda tx: tx.rows("SELECT * FROM routers"))
         found = (
             Router(
@@ -51,8 +32,8 @@ class SqlRouterStore(RouterStore):
         )
         return sorted(found, key=lambda router: router.name)
 
-    @override
     async def save(self, router: Router) -> None:
+        """Stores a router; one of the same name is replaced."""
         row = {
             "name": router.name,
             "incarnation": router.incarnation,
@@ -62,6 +43,6 @@ class SqlRouterStore(RouterStore):
         }
         await self._database.run(lambda tx: tx.replace("routers", "name", row))
 
-    @override
     async def delete(self, names: Sequence[str]) -> None:
+        """Deletes these; unknown names are ignored."""
         await self._database.run(lambda tx: tx.delete("routers", "name", names))

@@ -1,11 +1,8 @@
-"""Secrets as records, and their store: its port, and its implementation on SQL."""
+"""Secrets as records, and their store, on SQL."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
-
-from typing_extensions import override
 
 from registry_svc.secrets.cipher import Sealed
 from weft.sql.store import Store
@@ -24,34 +21,18 @@ class StoredSecret:
     """When it got its present value."""
 
 
-class SecretStore(Protocol):
+class SqlSecretStore:
     """Store of encrypted secrets.
 
     Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
     database fails; then nothing was written, unless the acknowledgement of the commit was lost.
     """
 
-    async def load(self) -> tuple[StoredSecret, ...]:
-        """Returns all secrets by name."""
-        ...
-
-    async def save(self, changed: Sequence[StoredSecret]) -> None:
-        """Stores these; one of the same name is replaced. All of them, or none."""
-        ...
-
-    async def delete(self, names: Sequence[str]) -> None:
-        """Deletes these; unknown names are ignored."""
-        ...
-
-
-class SqlSecretStore(SecretStore):
-    """See SecretStore."""
-
     def __init__(self, database: Store) -> None:
         self._database = database
 
-    @override
     async def load(self) -> tuple[StoredSecret, ...]:
+        """Returns all secrets by name."""
         rows = await self._database.read(lambda tx: tx.rows("SELECT * FROM secrets"))
         found = (
             StoredSecret(
@@ -66,8 +47,8 @@ class SqlSecretStore(SecretStore):
         # Not ORDER BY: PostgreSQL sorts by the language of the database.
         return tuple(sorted(found, key=lambda secret: secret.name))
 
-    @override
     async def save(self, changed: Sequence[StoredSecret]) -> None:
+        """Stores these; one of the same name is replaced. All of them, or none."""
         if not changed:
             return
         rows = [
@@ -83,6 +64,6 @@ class SqlSecretStore(SecretStore):
         ]
         await self._database.run(lambda tx: tx.replace("secrets", "name", *rows))
 
-    @override
     async def delete(self, names: Sequence[str]) -> None:
+        """Deletes these; unknown names are ignored."""
         await self._database.run(lambda tx: tx.delete("secrets", "name", names))

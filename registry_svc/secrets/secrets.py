@@ -10,7 +10,7 @@ from registry_svc.mesh.central import Bell, users_of
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.secrets.cipher import SETTING, SecretCipher, UnreadableSecretError, make_keys, read_keys
-from registry_svc.secrets.secret_store import SecretStore, StoredSecret
+from registry_svc.secrets.secret_store import SqlSecretStore, StoredSecret
 from weft.api.registry.v1 import secret_service_pb2 as pb
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -38,7 +38,7 @@ def require_value(value: str) -> str:
 class Secrets:
     """The secrets of one registry. Writes pass one by one with all others of the core."""
 
-    def __init__(self, core: RegistryCore, store: SecretStore, bell: Bell) -> None:
+    def __init__(self, core: RegistryCore, store: SqlSecretStore, bell: Bell) -> None:
         """`bell` rings with every change."""
         self._core = core
         self._store = store
@@ -69,7 +69,7 @@ class Secrets:
         if stored:
             log.info("secrets ready", count=len(stored), encrypted_again=len(earlier))
 
-    async def require_keys_of(self, store: SecretStore) -> None:
+    async def require_keys_of(self, store: SqlSecretStore) -> None:
         """Raises INVALID_ARGUMENT when a secret of a store cannot be decrypted with the keys of the file."""
         stored, path = await store.load(), self._config.key_file
         cipher = SecretCipher(() if path is None else read_keys(path))

@@ -1,4 +1,4 @@
-"""One suite that every Store of the registry passes.
+"""One suite that every SqlStore of the registry passes.
 
 It lives here and not in `weft_testing.conformance`, because it speaks of the registry's own values and `weft` imports
 no service.
@@ -28,7 +28,7 @@ from stored_values import (
 
 from registry_svc.mesh.domain import Standing
 from registry_svc.mesh.rows import DeclaredRecords, StoredMesh, StoredPulse, StoredSession
-from registry_svc.mesh.store import SqlStore, Store
+from registry_svc.mesh.store import SqlStore
 from weft.api.registry.v1 import event_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
@@ -36,11 +36,11 @@ from weft.kernel.reasons import Reason
 pytest_plugins = ("database_fixtures",)
 
 
-async def loaded_sessions(store: Store) -> list[StoredSession]:
+async def loaded_sessions(store: SqlStore) -> list[StoredSession]:
     return list((await store.load()).sessions)
 
 
-async def fill(store: Store) -> StoredMesh:
+async def fill(store: SqlStore) -> StoredMesh:
     """Two of everything, and what that should read back as."""
     await store.save_session(stored("s1", "r1", ("m1", "m2"), ("a1",)))
     await store.save_session(stored("s2", "r2", ("m3",), ("a2", "a3")))
@@ -65,16 +65,16 @@ async def fill(store: Store) -> StoredMesh:
 
 
 class StoreSuite:
-    """What a Store must do, on the fixture `store`: open, empty, closed afterwards."""
+    """What a SqlStore must do, on the fixture `store`: open, empty, closed afterwards."""
 
-    async def test_an_empty_store_holds_nothing(self, store: Store) -> None:
+    async def test_an_empty_store_holds_nothing(self, store: SqlStore) -> None:
         assert await store.load() == StoredMesh()
 
-    async def test_what_was_saved_comes_back_whole(self, store: Store) -> None:
+    async def test_what_was_saved_comes_back_whole(self, store: SqlStore) -> None:
         expected = await fill(store)
         assert await store.load() == expected
 
-    async def test_the_newest_events_come_back_in_their_order(self, store: Store) -> None:
+    async def test_the_newest_events_come_back_in_their_order(self, store: SqlStore) -> None:
         first, second, third, again = (
             event_pb2.Event(sequence=number, name=name) for number, name in ((8, "a"), (9, "b"), (10, "c"), (10, "d"))
         )
@@ -82,7 +82,7 @@ class StoreSuite:
         await store.save_events([again], 9)
         assert (await store.load()).events == (second, again)
 
-    async def test_everything_comes_back_in_the_order_of_bytes_not_of_a_language(self, store: Store) -> None:
+    async def test_everything_comes_back_in_the_order_of_bytes_not_of_a_language(self, store: SqlStore) -> None:
         names = ("Zeta", "_z", "alpha", "b-1", "b.1", "b1")
         for number, name in enumerate(reversed(names)):
             await store.save_session(stored(f"s{number}", name, ()))
@@ -105,13 +105,13 @@ class StoreSuite:
         assert [each.manifest.name for each in mesh.routes] == expected
         assert [each.id for each in mesh.join_tokens] == expected
 
-    async def test_saving_again_replaces_everything_of_the_session(self, store: Store) -> None:
+    async def test_saving_again_replaces_everything_of_the_session(self, store: SqlStore) -> None:
         await store.save_session(stored(models=("m1", "m2"), agents=("a1", "a2")))
         renamed = stored(runner="r9", models=("m2", "m3"), agents=("a2", "a3"))
         await store.save_session(renamed)
         assert await loaded_sessions(store) == [renamed]
 
-    async def test_models_and_agents_leave_whoever_held_them(self, store: Store) -> None:
+    async def test_models_and_agents_leave_whoever_held_them(self, store: SqlStore) -> None:
         await store.save_session(stored("s1", "r1", ("m1", "m2"), ("a1", "a2")))
         await store.save_session(stored("s2", "r2", ("m2",), ("a2",)))
         assert await loaded_sessions(store) == [
@@ -119,19 +119,19 @@ class StoreSuite:
             stored("s2", "r2", ("m2",), ("a2",)),
         ]
 
-    async def test_an_evicted_session_ends_with_all_its_rows(self, store: Store) -> None:
+    async def test_an_evicted_session_ends_with_all_its_rows(self, store: SqlStore) -> None:
         await store.save_session(stored("s1", "r1", ("m1", "m2"), ("a1",)))
         await store.save_session(stored("s2", "r1", ("m2",)), evicted=["s1", "never-there"])
         assert await loaded_sessions(store) == [stored("s2", "r1", ("m2",))]
 
     async def test_a_session_of_a_write_that_was_told_as_failed_does_not_keep_the_name_of_its_runner(
-        self, store: Store
+        self, store: SqlStore
     ) -> None:
         await store.save_session(stored("lost", "r1", ("m1", "m2"), ("a1",)))
         await store.save_session(stored("s2", "r1", ("m1",)))
         assert await loaded_sessions(store) == [stored("s2", "r1", ("m1",))]
 
-    async def test_a_refused_session_leaves_everything_as_it_was(self, store: Store) -> None:
+    async def test_a_refused_session_leaves_everything_as_it_was(self, store: SqlStore) -> None:
         before = await fill(store)
         # One agent twice: the last of several statements fails.
         with pytest.raises(WeftError) as failure:
@@ -139,7 +139,7 @@ class StoreSuite:
         assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
         assert await store.load() == before
 
-    async def test_refused_declarations_leave_everything_as_it_was(self, store: Store) -> None:
+    async def test_refused_declarations_leave_everything_as_it_was(self, store: SqlStore) -> None:
         before = await fill(store)
         twice = [declared_agent("a9", "other"), declared_agent("a7"), declared_agent("a7")]
         with pytest.raises(WeftError) as failure:
@@ -147,7 +147,7 @@ class StoreSuite:
         assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
         assert await store.load() == before
 
-    async def test_a_refused_route_leaves_everything_as_it_was(self, store: Store) -> None:
+    async def test_a_refused_route_leaves_everything_as_it_was(self, store: SqlStore) -> None:
         before = await fill(store)
         twice = [declared_route("q9", "other"), declared_route("q7"), declared_route("q7")]
         with pytest.raises(WeftError) as failure:
@@ -157,7 +157,7 @@ class StoreSuite:
         assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
         assert await store.load() == before
 
-    async def test_routes_are_replaced_and_deleted_by_name(self, store: Store) -> None:
+    async def test_routes_are_replaced_and_deleted_by_name(self, store: SqlStore) -> None:
         await store.save_declarations(DeclaredRecords([], [], [declared_route("q1"), declared_route("q2")]))
         manifest = changed(declared_route("q1").manifest, budget=None, keep_alive=None, pin_primary=False)
         bare = changed(declared_route("q1"), manifest=manifest)
@@ -168,36 +168,36 @@ class StoreSuite:
         await store.delete_names(["q1"], ["q1"])
         assert (await store.load()).routes == (bare,)
 
-    async def test_settings_are_one_row_that_is_replaced(self, store: Store) -> None:
+    async def test_settings_are_one_row_that_is_replaced(self, store: SqlStore) -> None:
         assert (await store.load()).settings is None
         for revision in (1, 2, 3):
             await store.save_settings(mesh_settings(revision))
             assert (await store.load()).settings == mesh_settings(revision)
 
-    async def test_refused_settings_leave_those_before(self, store: Store) -> None:
+    async def test_refused_settings_leave_those_before(self, store: SqlStore) -> None:
         before = await fill(store)
         with pytest.raises(WeftError):
             await store.save_settings(SimpleNamespace(allow_cloud_fallback=None, revision=1, journal=0))  # type: ignore[arg-type]
         assert await store.load() == before
 
-    async def test_a_model_of_which_no_skills_are_known_stays_so(self, store: Store) -> None:
+    async def test_a_model_of_which_no_skills_are_known_stays_so(self, store: SqlStore) -> None:
         plain = declared_model("m1")
         unknown = changed(plain, manifest=changed(plain.manifest, skills=None))
         await store.save_declarations(DeclaredRecords([unknown], []))
         assert (await store.load()).models == (unknown,)
 
-    async def test_a_refused_token_leaves_the_one_before(self, store: Store) -> None:
+    async def test_a_refused_token_leaves_the_one_before(self, store: SqlStore) -> None:
         before = await fill(store)
         with pytest.raises(WeftError):
             await store.save_join_token(replace(join_token("t1"), secret_sha256=None))  # type: ignore[arg-type]
         assert await store.load() == before
 
-    async def test_a_runner_may_publish_nothing(self, store: Store) -> None:
+    async def test_a_runner_may_publish_nothing(self, store: SqlStore) -> None:
         await store.save_session(stored(models=()))
         assert await loaded_sessions(store) == [stored(models=())]
 
     @pytest.mark.slow("5,000 rows")
-    async def test_more_rows_than_one_statement_takes_are_no_trouble(self, store: Store) -> None:
+    async def test_more_rows_than_one_statement_takes_are_no_trouble(self, store: SqlStore) -> None:
         names = tuple(f"n{number:05}" for number in range(2500))
         await store.save_session(stored(models=names, agents=names))
         await store.save_session(stored(models=names[:2400], agents=names[:2300]))
@@ -206,7 +206,7 @@ class StoreSuite:
         await store.delete_names(names[:2399], names[:2299])
         assert await loaded_sessions(store) == [stored(models=("n02399",), agents=("n02299",))]
 
-    async def test_pulses_change_nothing_else(self, store: Store) -> None:
+    async def test_pulses_change_nothing_else(self, store: SqlStore) -> None:
         before = await fill(store)
         pulse = StoredPulse(
             runner="r1", standing=Standing.CLOSED, last_heartbeat_at=NOW + timedelta(seconds=5), inactive_since=NOW
@@ -215,14 +215,14 @@ class StoreSuite:
         first, second = before.sessions
         assert await store.load() == replace(before, sessions=(replace(first, pulse=pulse), second))
 
-    async def test_a_pulse_may_return_to_active(self, store: Store) -> None:
+    async def test_a_pulse_may_return_to_active(self, store: SqlStore) -> None:
         await store.save_session(stored())
         active = stored().pulse
         await store.save_pulses([replace(active, standing=Standing.SILENT, inactive_since=NOW)])
         await store.save_pulses([active])
         assert await loaded_sessions(store) == [stored()]
 
-    async def test_nothing_to_write_is_no_work(self, store: Store) -> None:
+    async def test_nothing_to_write_is_no_work(self, store: SqlStore) -> None:
         before = await fill(store)
         await store.save_pulses([])
         await store.delete_sessions([])
@@ -230,19 +230,19 @@ class StoreSuite:
         await store.delete_names([], [])
         assert await store.load() == before
 
-    async def test_deleted_sessions_take_their_rows_along_and_no_declarations(self, store: Store) -> None:
+    async def test_deleted_sessions_take_their_rows_along_and_no_declarations(self, store: SqlStore) -> None:
         before = await fill(store)
         await store.delete_sessions(["s1", "never-there"])
         assert await store.load() == replace(before, sessions=before.sessions[1:])
 
-    async def test_a_session_leaves_declarations_of_its_names_alone(self, store: Store) -> None:
+    async def test_a_session_leaves_declarations_of_its_names_alone(self, store: SqlStore) -> None:
         before = await fill(store)
         await store.save_session(stored("s1", "r1", ("m9",), ("a9",)))
         assert await store.load() == replace(
             before, sessions=(stored("s1", "r1", ("m9",), ("a9",)), before.sessions[1])
         )
 
-    async def test_a_declaration_leaves_published_rows_of_its_name_alone(self, store: Store) -> None:
+    async def test_a_declaration_leaves_published_rows_of_its_name_alone(self, store: SqlStore) -> None:
         before = await fill(store)
         changed_model, changed_agent = declared_model("m1", "r7"), declared_agent("a1", "m7")
         await store.save_declarations(DeclaredRecords([changed_model, declared_model("m3")], [changed_agent]))
@@ -252,7 +252,7 @@ class StoreSuite:
             agents=(changed_agent, declared_agent("a9")),
         )
 
-    async def test_deleted_names_go_declared_and_published(self, store: Store) -> None:
+    async def test_deleted_names_go_declared_and_published(self, store: SqlStore) -> None:
         before = await fill(store)
         await store.delete_names(["m1", "never-there"], ["a1", "never-there"])
         assert await store.load() == replace(
@@ -262,12 +262,12 @@ class StoreSuite:
             agents=(declared_agent("a9"),),
         )
 
-    async def test_a_name_is_deleted_of_its_own_kind_only(self, store: Store) -> None:
+    async def test_a_name_is_deleted_of_its_own_kind_only(self, store: SqlStore) -> None:
         before = await fill(store)
         await store.delete_names(["a1", "a9"], ["m1", "m9"])
         assert await store.load() == before
 
-    async def test_agents_do_not_hold_on_to_the_models_they_pin(self, store: Store) -> None:
+    async def test_agents_do_not_hold_on_to_the_models_they_pin(self, store: SqlStore) -> None:
         await store.save_session(stored("s1", "r1", ("m1",)))
         await store.save_session(stored("s2", "r2", (), ("a1",)))
         await store.save_declarations(DeclaredRecords([], [declared_agent("a9", "m1")]))
@@ -276,7 +276,7 @@ class StoreSuite:
         assert mesh.sessions == (stored("s1", "r1", ()), stored("s2", "r2", (), ("a1",)))
         assert mesh.agents == (declared_agent("a9", "m1"),)
 
-    async def test_a_token_replaces_the_one_of_its_id_and_goes_when_told(self, store: Store) -> None:
+    async def test_a_token_replaces_the_one_of_its_id_and_goes_when_told(self, store: SqlStore) -> None:
         before = await fill(store)
         await store.save_join_token(join_token("t1", None))
         assert (await store.load()).join_tokens == (join_token("t1", None), join_token("t2", None))
@@ -284,12 +284,12 @@ class StoreSuite:
         await store.delete_join_token("never-there")
         assert await store.load() == replace(before, join_tokens=(join_token("t2", None),))
 
-    async def test_wake_plans_of_published_models_come_back(self, store: Store) -> None:
+    async def test_wake_plans_of_published_models_come_back(self, store: SqlStore) -> None:
         sleepy = replace(stored(), publications=(publication("m1", wake=waking()), publication("m2")))
         await store.save_session(sleepy)
         assert await loaded_sessions(store) == [sleepy]
 
-    async def test_the_longest_prompts_come_back(self, store: Store) -> None:
+    async def test_the_longest_prompts_come_back(self, store: SqlStore) -> None:
         assert len(LONGEST_PROMPT) == 65_536
         published = agent("a1")
         published = changed(published, manifest=changed(published.manifest, system_prompt=LONGEST_PROMPT))
@@ -300,7 +300,7 @@ class StoreSuite:
         assert mesh.sessions[0].agents == (published,)
         assert mesh.agents == (declared,)
 
-    async def test_times_come_back_in_utc_to_the_microsecond(self, store: Store) -> None:
+    async def test_times_come_back_in_utc_to_the_microsecond(self, store: SqlStore) -> None:
         pulse = replace(stored().pulse, last_heartbeat_at=NOW.astimezone(ELSEWHERE))
         await store.save_session(replace(stored(), pulse=pulse))
         await store.save_join_token(join_token("t1", NOW.astimezone(ELSEWHERE)))
@@ -309,7 +309,7 @@ class StoreSuite:
             assert moment == NOW
             assert moment.utcoffset() == timedelta(0)
 
-    async def test_closing_twice_is_safe_and_a_closed_store_refuses(self, store: Store) -> None:
+    async def test_closing_twice_is_safe_and_a_closed_store_refuses(self, store: SqlStore) -> None:
         await store.close()
         await store.close()
         with pytest.raises(WeftError) as failure:
@@ -319,7 +319,7 @@ class StoreSuite:
 
 class TestSqliteInMemory(StoreSuite):
     @pytest.fixture
-    async def store(self) -> AsyncIterator[Store]:
+    async def store(self) -> AsyncIterator[SqlStore]:
         store = SqlStore("sqlite://")
         await store.open()
         yield store

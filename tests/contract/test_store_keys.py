@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from registry_svc.keys.key_store import ApiKey, KeyStore, SqlKeyStore, StoredKeys
+from registry_svc.keys.key_store import ApiKey, SqlKeyStore, StoredKeys
 from registry_svc.mesh.store import SqlStore
 from weft.kernel.errors import WeftError
 from weft.kernel.names import MAX_TENANT_CHARS
@@ -49,18 +49,18 @@ def keys(store: SqlStore) -> SqlKeyStore:
     return SqlKeyStore(store)
 
 
-async def test_an_empty_store_holds_nothing(keys: KeyStore) -> None:
+async def test_an_empty_store_holds_nothing(keys: SqlKeyStore) -> None:
     assert await keys.load() == StoredKeys()
 
 
-async def test_keys_come_back_whole_and_in_order(keys: KeyStore) -> None:
+async def test_keys_come_back_whole_and_in_order(keys: SqlKeyStore) -> None:
     await keys.save([key("b"), plain("a")])
     await keys.save([key("0")])
     await keys.save([])
     assert await keys.load() == StoredKeys(keys=(key("0"), plain("a"), key("b")))
 
 
-async def test_saving_again_replaces(keys: KeyStore) -> None:
+async def test_saving_again_replaces(keys: SqlKeyStore) -> None:
     await keys.save([plain("a"), plain("b")])
     await keys.save([key("a")])
     assert (await keys.load()).keys == (key("a"), plain("b"))
@@ -76,14 +76,14 @@ async def test_what_was_committed_is_there_for_the_next_owner(store: SqlStore, d
     await again.close()
 
 
-async def test_deleted_keys_are_gone_and_others_stay(keys: KeyStore) -> None:
+async def test_deleted_keys_are_gone_and_others_stay(keys: SqlKeyStore) -> None:
     await keys.save([key("a"), key("b"), key("c")])
     await keys.delete(["a", "c", "unknown"])
     await keys.delete([])
     assert (await keys.load()).keys == (key("b"),)
 
 
-async def test_more_keys_than_one_statement_takes_go_together(keys: KeyStore) -> None:
+async def test_more_keys_than_one_statement_takes_go_together(keys: SqlKeyStore) -> None:
     many = [plain(f"{number:012}") for number in range(MANY + 1)]
     await keys.save(many)
     await keys.save([replace(each, description="again") for each in many])
@@ -92,7 +92,7 @@ async def test_more_keys_than_one_statement_takes_go_together(keys: KeyStore) ->
     assert (await keys.load()).keys == ()
 
 
-async def test_a_new_pepper_is_kept_together_with_what_becomes_of_the_keys(keys: KeyStore) -> None:
+async def test_a_new_pepper_is_kept_together_with_what_becomes_of_the_keys(keys: SqlKeyStore) -> None:
     await keys.save_pepper_mark(b"earlier" * 4)
     await keys.save([plain("a"), plain("b")])
     gone = plain("a").revoked(NOW)

@@ -7,7 +7,7 @@ import pytest
 
 from registry_svc.mesh.store import SqlStore
 from registry_svc.secrets.cipher import KEY_ID_CHARS, Sealed
-from registry_svc.secrets.secret_store import SecretStore, SqlSecretStore, StoredSecret
+from registry_svc.secrets.secret_store import SqlSecretStore, StoredSecret
 from weft.kernel.names import MAX_NAME_CHARS
 
 pytest_plugins = ("database_fixtures",)
@@ -32,7 +32,7 @@ def secrets(store: SqlStore) -> SqlSecretStore:
     return SqlSecretStore(store)
 
 
-async def test_secrets_come_back_whole_and_in_order(secrets: SecretStore) -> None:
+async def test_secrets_come_back_whole_and_in_order(secrets: SqlSecretStore) -> None:
     assert await secrets.load() == ()
     longest = "n" * MAX_NAME_CHARS
     await secrets.save([secret(longest), secret("a")])
@@ -41,7 +41,7 @@ async def test_secrets_come_back_whole_and_in_order(secrets: SecretStore) -> Non
     assert await secrets.load() == (secret("0"), secret("a"), secret(longest))
 
 
-async def test_a_secret_is_replaced_and_deleted_by_its_name(secrets: SecretStore) -> None:
+async def test_a_secret_is_replaced_and_deleted_by_its_name(secrets: SqlSecretStore) -> None:
     await secrets.save([secret("a"), secret("b")])
     changed = replace(secret("a"), version=2, sealed=Sealed("0" * KEY_ID_CHARS, b"other"))
     await secrets.save([changed])

@@ -7,7 +7,7 @@ from registry_svc.mesh.declarations import Declarations, SettingsManager
 from registry_svc.mesh.expiry import Expiry
 from registry_svc.mesh.servicers import Catalogue
 from registry_svc.mesh.sessions import SessionManager
-from registry_svc.mesh.store import Store
+from registry_svc.mesh.store import SqlStore
 from weft_testing.fake_clock import FakeClock
 
 
@@ -24,7 +24,7 @@ class NothingLoaded:
 class BareRegistry:
     """The parts of a registry, started together."""
 
-    def __init__(self, store: Store, clock: FakeClock, config: RegistryConfig) -> None:
+    def __init__(self, store: SqlStore, clock: FakeClock, config: RegistryConfig) -> None:
         self.core = RegistryCore(store, clock, config)
         self.roster = SessionManager(self.core)
         self.expiry = Expiry(self.core)

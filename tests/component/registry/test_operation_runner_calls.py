@@ -326,9 +326,9 @@ async def operating(stage: RunnerStage) -> AsyncIterator[Stage]:
     """Operations on the registry's own database and mesh, as the service puts them together."""
     store = stage.registry.core.store
     assert isinstance(store, GatedStore)
-    desk = OperationService(stage.registry.core, store.inner, stage.calls, OpenGate(), OperationLimits())
+    desk = OperationService(stage.registry.core, store, stage.calls, OpenGate(), OperationLimits())
     await desk.start()
-    operations = Stage(store.inner, OperationStore(store.inner), clock=stage.runner.clock)
+    operations = Stage(store, OperationStore(store), clock=stage.runner.clock)
     operations.operations = desk.operations
     yield operations
     await desk.stop(1.0)
