@@ -294,7 +294,7 @@ def _issue_anew(home: Path, folder: Path) -> None:
     """Has the mesh's own authority issue another certificate, as a renewal does."""
     from datetime import UTC, datetime  # noqa: PLC0415 - with the library of certificates
 
-    from weft_app.compose.edge_certificate import EdgeCertificate  # noqa: PLC0415
+    from weft_app.compose.authority import EdgeCertificate  # noqa: PLC0415
 
     assert folder.is_relative_to(home)
     EdgeCertificate(folder=folder).prepare(["another.example"], datetime.now(UTC))

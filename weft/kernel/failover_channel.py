@@ -5,17 +5,17 @@ Calls go to the address whose health says SERVING. A call that has begun stays w
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typing_extensions import override
 
+from weft.kernel.chosen_channel import ChosenSyncChannel, PickedChannel
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
@@ -92,63 +92,6 @@ def reach_of(status: int) -> Reach:
     return Reach.SERVING if status == health_pb2.HealthCheckResponse.SERVING else Reach.NOT_SERVING
 
 
-Pick = Callable[[], grpc.aio.Channel]
-
-
-class PickedChannel(grpc.aio.Channel):
-    """A channel over those of another owner, who closes them. A call that has begun stays where it is."""
-
-    def __init__(self, pick: Pick) -> None:
-        """`pick` returns the channel of the next call; what it raises, the call raises."""
-        self._pick = pick
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    @override
-    async def close(self, grace: float | None = None) -> None:
-        pass
-
-    @override
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        return self._pick().get_state(try_to_connect)
-
-    @override
-    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        await self._pick().wait_for_state_change(last_observed_state)
-
-    @override
-    async def channel_ready(self) -> None:
-        await self._pick().channel_ready()
-
-    @override
-    def unary_unary(self, *method: Any, **options: Any) -> Any:
-        return self._picking(lambda channel: channel.unary_unary(*method, **options))
-
-    @override
-    def unary_stream(self, *method: Any, **options: Any) -> Any:
-        return self._picking(lambda channel: channel.unary_stream(*method, **options))
-
-    @override
-    def stream_unary(self, *method: Any, **options: Any) -> Any:
-        return self._picking(lambda channel: channel.stream_unary(*method, **options))
-
-    @override
-    def stream_stream(self, *method: Any, **options: Any) -> Any:
-        return self._picking(lambda channel: channel.stream_stream(*method, **options))
-
-    def _picking(self, method_of: Callable[[grpc.aio.Channel], Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return method_of(self._pick())(*args, **kwargs)
-
-        return call
-
-
 class FailoverChannel(PickedChannel):
     """A channel of grpc.aio over several servers, whose health it watches from the first call on."""
 
@@ -178,12 +121,6 @@ class FailoverChannel(PickedChannel):
         await self._settled.wait()
 
     @override
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    @override
     async def close(self, grace: float | None = None) -> None:
         tasks, self._tasks = self._tasks, []
         await stop_tasks(tasks)
@@ -192,33 +129,34 @@ class FailoverChannel(PickedChannel):
             await channel.close(grace)
 
     @override
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        return self._channels[self._choice.chosen].get_state(try_to_connect)
-
-    @override
-    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        await self._channels[self._choice.chosen].wait_for_state_change(last_observed_state)
+    def current(self) -> grpc.aio.Channel:
+        return self._channels[self._choice.chosen]
 
     @override
     async def channel_ready(self) -> None:
         await self.settled()
-        await self._channels[self._choice.chosen].channel_ready()
+        await super().channel_ready()
 
     @override
-    def unary_unary(self, *method: Any, **options: Any) -> Any:
-        begin = super().unary_unary(*method, **options)
+    def method(self, kind: str, names: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        begin = super().method(kind, names, options)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._begin()
-            if self._settled.is_set():
+            if kind != "unary_unary" or self._settled.is_set():
                 return begin(*args, **kwargs)
-            return _LaterCall(self.settled, partial(begin, *args, **kwargs))
+            return self._later(partial(begin, *args, **kwargs))
 
         return call
 
+    async def _later(self, begin: Callable[[], Any]) -> Any:
+        """Begins a call with one response once it is known who serves."""
+        await self.settled()
+        return await begin()
+
     def _picked(self) -> grpc.aio.Channel:
         self._begin()
-        channel = self._channels[self._choice.chosen]
+        channel = self.current()
         if self._settled.is_set():
             self._choice = after_call(self._choice)
         return channel
@@ -274,23 +212,7 @@ class FailoverChannel(PickedChannel):
             notice()
 
 
-class _LaterCall(Awaitable[Any]):
-    """A call with one response that begins once it is known who serves."""
-
-    def __init__(self, settled: Callable[[], Awaitable[None]], begin: Callable[[], Any]) -> None:
-        self._settled = settled
-        self._begin = begin
-
-    @override
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._answer().__await__()
-
-    async def _answer(self) -> Any:
-        await self._settled()
-        return await self._begin()
-
-
-class BlockingFailoverChannel(grpc.Channel):
+class BlockingFailoverChannel(ChosenSyncChannel):
     """A channel of grpc over several servers, for threads.
 
     It asks who serves before the first call, and after a failed one.
@@ -302,22 +224,10 @@ class BlockingFailoverChannel(grpc.Channel):
         self._chosen: grpc.Channel | None = None
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     @override
     def close(self) -> None:
         for channel in self._channels:
             channel.close()
-
-    @override
-    def subscribe(self, callback: Callable[[grpc.ChannelConnectivity], None], try_to_connect: bool = False) -> None:
-        self.pick().subscribe(callback, try_to_connect)
 
     @override
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
@@ -325,22 +235,11 @@ class BlockingFailoverChannel(grpc.Channel):
             channel.unsubscribe(callback)
 
     @override
-    def unary_unary(self, *method: Any, **options: Any) -> Any:
-        return _BlockingMethod(self, "unary_unary", method, options)
+    def method(self, kind: str, names: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return _BlockingMethod(self, kind, names, options)
 
     @override
-    def unary_stream(self, *method: Any, **options: Any) -> Any:
-        return _BlockingMethod(self, "unary_stream", method, options)
-
-    @override
-    def stream_unary(self, *method: Any, **options: Any) -> Any:
-        return _BlockingMethod(self, "stream_unary", method, options)
-
-    @override
-    def stream_stream(self, *method: Any, **options: Any) -> Any:
-        return _BlockingMethod(self, "stream_stream", method, options)
-
-    def pick(self) -> grpc.Channel:
+    def current(self) -> grpc.Channel:
         """Returns the channel of the server that serves; where none does, of one that answers, else the first one."""
         with self._lock:
             if self._chosen is None:
@@ -398,7 +297,7 @@ class _BlockingMethod:
         self._options = options
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        channel = self._owner.pick()
+        channel = self._owner.current()
         try:
             call = self._on(channel)(*args, **kwargs)
         except grpc.RpcError as error:
@@ -410,11 +309,11 @@ class _BlockingMethod:
 
     def with_call(self, *args: Any, **kwargs: Any) -> Any:
         """See grpc.UnaryUnaryMultiCallable."""
-        return self._on(self._owner.pick()).with_call(*args, **kwargs)
+        return self._on(self._owner.current()).with_call(*args, **kwargs)
 
     def future(self, *args: Any, **kwargs: Any) -> Any:
         """See grpc.UnaryUnaryMultiCallable."""
-        return self._on(self._owner.pick()).future(*args, **kwargs)
+        return self._on(self._owner.current()).future(*args, **kwargs)
 
     def _on(self, channel: grpc.Channel) -> Any:
         return getattr(channel, self._kind)(*self._method, **self._options)

@@ -74,14 +74,6 @@ class Access:
     role: Role
     name: str = ""
     """What it is limited to: a name, or with `*` at its end every name that begins so; empty: it is not limited."""
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        # Each request looks some up, and the enums would be hashed each time.
-        object.__setattr__(self, "_hash", hash((self.resource, self.role, self.name)))
-
-    def __hash__(self) -> int:
-        return self._hash
 
     def __str__(self) -> str:
         return f"{self.resource.value}{f'/{self.name}' if self.name else ''}:{self.role.value}"

@@ -8,6 +8,7 @@ reads weft.yaml into them. Nothing here imports pydantic: it finds `Checked`, `R
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,37 +100,20 @@ def _require_model_name(text: str) -> str:
     return text
 
 
-def _reason(error: FieldError) -> ValueError:
-    return ValueError(error.message.removeprefix(f"{error.field}: "))
-
-
-def _read_rate(text: str) -> Rate:
+def _parsed(parse: Callable[[Any, str], Any], value: Any) -> Any:
     try:
-        return parse_rate(text, "rate")
+        return parse(value, "")
     except FieldError as error:
-        raise _reason(error) from None
+        raise ValueError(error.message.removeprefix(f"{error.field}: ")) from None
 
 
 def _check_any_rate(text: str) -> str:
-    try:
-        parse_any_rate(text, "rate")
-    except FieldError as error:
-        raise _reason(error) from None
+    _parsed(parse_any_rate, text)
     return text
 
 
-def _read_rates(texts: tuple[str, ...]) -> tuple[Rate, ...]:
-    try:
-        return parse_rates(texts, "rates")
-    except FieldError as error:
-        raise _reason(error) from None
-
-
 def _check_size(text: str) -> str:
-    try:
-        parse_size(text, "size")
-    except FieldError as error:
-        raise _reason(error) from None
+    _parsed(parse_size, text)
     return text
 
 
@@ -154,9 +138,11 @@ PathText = Annotated[Path, Read(str, Path)]
 """A path; `~` is the home of the user, and is expanded where the file is read."""
 SizeText = Annotated[str, Checked(_check_size)]
 """An amount of bytes with its unit, such as `200GiB`."""
-RequestRate = Annotated[Rate, Read(str, _read_rate)]
+RequestRate = Annotated[Rate, Read(str, partial(_parsed, parse_rate))]
 """A rate of requests such as `100req/min`."""
-Rates = Annotated[tuple[Rate, ...], Read(tuple[Annotated[str, Checked(_check_any_rate)], ...], _read_rates)]
+Rates = Annotated[
+    tuple[Rate, ...], Read(tuple[Annotated[str, Checked(_check_any_rate)], ...], partial(_parsed, parse_rates))
+]
 """Rates that hold at once, such as `100req/min` and `20000tok/min`."""
 
 

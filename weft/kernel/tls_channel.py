@@ -2,17 +2,17 @@
 
 import asyncio
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import grpc
 from typing_extensions import override
 
 from weft.kernel.address import needs_tls, without_tls
+from weft.kernel.chosen_channel import CallsByKind, ChosenChannel, ChosenSyncChannel
 from weft.kernel.log import get_logger
 from weft.kernel.tls import TlsFiles, TlsMaterial, TlsSource
 
@@ -160,11 +160,11 @@ class _Method:
 
     __slots__ = ("_arguments", "_bound", "_channel", "_kind")
 
-    def __init__(self, channel: "_SecuredChannel", kind: str, *names: Any, **keywords: Any) -> None:
+    def __init__(self, channel: "_SecuredCalls", kind: str, names: tuple[Any, ...], options: dict[str, Any]) -> None:
         """`kind` is the method of a gRPC channel that makes an rpc of the other arguments."""
         self._channel = channel
         self._kind = kind
-        self._arguments = names, keywords
+        self._arguments = names, options
         self._bound: tuple[_Connection | None, Any] = None, None
 
     def __call__(self, *arguments: Any, metadata: Any = None, **options: Any) -> Any:
@@ -187,72 +187,47 @@ class _Method:
                 channel.connections.leave(connection)
 
 
-class _SecuredChannel(ABC):
-    """A channel for stubs whose certificate can change: gRPC's own binds a stub to one certificate.
+class _SecuredCalls(CallsByKind):
+    """Calls whose certificate can change: gRPC's own channel binds a stub to one certificate.
 
     Metadata is added here rather than by an interceptor, which would cost every message of a stream.
     """
 
-    _closes_at_end: bool
-
-    def __init__(self, source: TlsSource | None, connect: Connect, extra: Metadata) -> None:
-        """`extra` is metadata of every call."""
-        self.extra = extra
-        self.connections = _Connections(source, connect, self._close_retired, closes_at_end=self._closes_at_end)
+    extra: Metadata
+    """Metadata of every call."""
+    connections: _Connections
 
     @abstractmethod
     def watch(self, kind: str, call: Any, on_end: Callable[..., None]) -> bool:
         """Has `on_end` called at the end of a call that was made; returns False when the call has ended already."""
 
-    @abstractmethod
-    def _close_retired(self, channel: Any) -> None:
-        """Closes a channel of an earlier certificate."""
+    @override
+    def method(self, kind: str, names: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return _Method(self, kind, names, options)
 
-    def unary_unary(self, *names: Any, **keywords: Any) -> Any:
-        """See grpc.Channel."""
-        return _Method(self, "unary_unary", *names, **keywords)
-
-    def unary_stream(self, *names: Any, **keywords: Any) -> Any:
-        """See grpc.Channel."""
-        return _Method(self, "unary_stream", *names, **keywords)
-
-    def stream_unary(self, *names: Any, **keywords: Any) -> Any:
-        """See grpc.Channel."""
-        return _Method(self, "stream_unary", *names, **keywords)
-
-    def stream_stream(self, *names: Any, **keywords: Any) -> Any:
-        """See grpc.Channel."""
-        return _Method(self, "stream_stream", *names, **keywords)
+    def current(self) -> Any:
+        """Returns the channel with the newest certificate."""
+        return self.connections.current()
 
 
-class SecuredChannel(_SecuredChannel, grpc.aio.Channel):
+class SecuredChannel(_SecuredCalls, ChosenChannel):
     """A secured channel of grpc.aio."""
-
-    _closes_at_end = True
 
     def __init__(self, source: TlsSource | None, connect: Connect, extra: Metadata) -> None:
         """`extra` is metadata of every call."""
+        self.extra = extra
+        self.connections = _Connections(source, connect, self._close_retired, closes_at_end=True)
         self.closing: set[asyncio.Task[None]] = set()
-        super().__init__(source, connect, extra)
 
     @override
     def watch(self, kind: str, call: Any, on_end: Callable[..., None]) -> bool:
         call.add_done_callback(on_end)
         return True
 
-    @override
     def _close_retired(self, channel: grpc.aio.Channel) -> None:
         task = asyncio.get_running_loop().create_task(channel.close(None))
         self.closing.add(task)
         task.add_done_callback(self.closing.discard)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     @override
     async def close(self, grace: float | None = None) -> None:
@@ -260,25 +235,15 @@ class SecuredChannel(_SecuredChannel, grpc.aio.Channel):
             await channel.close(grace)
         await asyncio.gather(*self.closing, return_exceptions=True)
 
-    @override
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        state: grpc.ChannelConnectivity = self.connections.current().get_state(try_to_connect)
-        return state
 
-    @override
-    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        await self.connections.current().wait_for_state_change(last_observed_state)
-
-    @override
-    async def channel_ready(self) -> None:
-        await self.connections.current().channel_ready()
-
-
-class SecuredSyncChannel(_SecuredChannel, grpc.Channel):
+class SecuredSyncChannel(_SecuredCalls, ChosenSyncChannel):
     """A secured channel of grpc, for threads."""
 
-    # gRPC's thread, which reports the end of a call, must not close its own channel.
-    _closes_at_end = False
+    def __init__(self, source: TlsSource | None, connect: Connect, extra: Metadata) -> None:
+        """`extra` is metadata of every call."""
+        self.extra = extra
+        # gRPC's thread, which reports the end of a call, must not close its own channel.
+        self.connections = _Connections(source, connect, lambda channel: channel.close(), closes_at_end=False)
 
     @override
     def watch(self, kind: str, call: Any, on_end: Callable[..., None]) -> bool:
@@ -286,26 +251,6 @@ class SecuredSyncChannel(_SecuredChannel, grpc.Channel):
         return kind.endswith("_stream") and bool(call.add_callback(on_end))
 
     @override
-    def _close_retired(self, channel: grpc.Channel) -> None:
-        channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @override
     def close(self) -> None:
         for channel in self.connections.take_all():
             channel.close()
-
-    def subscribe(self, callback: Callable[[grpc.ChannelConnectivity], None], try_to_connect: bool = False) -> None:
-        """As grpc.Channel, of the current connection."""
-        self.connections.current().subscribe(callback, try_to_connect)
-
-    @override
-    def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
-        self.connections.current().unsubscribe(callback)

@@ -9,8 +9,8 @@ from weft.dispatch.fleet import FleetWatcher
 from weft.dispatch.leader_placement import LeaderPlacement
 from weft.dispatch.remote_router import RemotePlacement, RemoteRequests, RouterSource, RouterWatch
 from weft.dispatch.router_links import RouterLinks
+from weft.kernel.chosen_channel import PickedChannel
 from weft.kernel.clock import Clock
-from weft.kernel.failover_channel import PickedChannel
 from weft.kernel.tls_channel import ChannelSecurity
 
 if TYPE_CHECKING:

@@ -15,13 +15,11 @@ from gateway.config import EdgeTls
 from gateway.http.tls import following_context
 from weft.kernel.errors import WeftError
 from weft.kernel.tls import TlsSource
+from weft_app.compose.authority import EdgeCertificate, issue
 from weft_app.compose.certificate import fingerprint_of_pem
 from weft_app.compose.edge_certificate import (
-    CertificateFacts,
-    EdgeCertificate,
     checked_edge_certificate,
     own_edge_certificate,
-    why_due,
     with_edge_certificate,
 )
 from weft_app.compose.home import WeftHome
@@ -29,26 +27,23 @@ from weft_app.compose.machine import certifiable, local_url, ordered_addresses
 from weft_app.config.loader import parse_config
 
 NOW = datetime.now(UTC)
-FACTS = CertificateFacts(
-    names=frozenset({"box", "192.168.1.5"}), valid_from=NOW - timedelta(days=1), valid_until=NOW + timedelta(days=300)
-)
+HELD = issue("weft", ("box", "192.168.1.5"), now=NOW, valid_until=NOW + timedelta(days=300))
 
 
 @pytest.mark.parametrize(
-    ("facts", "names", "days", "why"),
+    ("names", "days", "why"),
     [
-        (None, (), 0, "there is none yet"),
-        (FACTS, ("box",), 0, ""),
-        (FACTS, ("box", "192.168.1.5"), 269, ""),
-        (FACTS, ("box",), 271, "it expires soon"),
-        (FACTS, ("box",), -2, "it is not valid yet"),
-        (FACTS, ("box", "10.0.0.7"), 0, "this machine is now also called 10.0.0.7"),
+        (("box",), 0, ""),
+        (("box", "192.168.1.5"), 269, ""),
+        (("box",), 271, "it expires soon"),
+        (("box",), -2, "it is not valid yet"),
+        (("box", "10.0.0.7"), 0, "this machine is now also called 10.0.0.7"),
     ],
 )
 def test_a_certificate_is_issued_anew_before_it_expires_and_for_new_names(
-    facts: CertificateFacts | None, names: tuple[str, ...], days: int, why: str
+    names: tuple[str, ...], days: int, why: str
 ) -> None:
-    assert why_due(facts, names, NOW + timedelta(days=days)) == why
+    assert HELD.why_due(names, NOW + timedelta(days=days)) == why
 
 
 def _handshake(certificate: EdgeCertificate, name: str, roots: Path) -> None:

@@ -1,0 +1,221 @@
+"""Certificates that this machine issues: for its relay, and for its HTTP edge by an authority of this home.
+
+Imported only where a certificate is made or read: `cryptography` takes 6 MB.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from gateway.config import EdgeTls
+from weft.kernel.errors import WeftError
+from weft.kernel.file_replacement import replace_file
+from weft_app.compose.certificate import damaged_certificate, fingerprint_of_pem
+from weft_app.compose.machine import this_machine
+
+CLOCK_SKEW_DAYS = 1
+MAX_ALTERNATIVE_NAMES = 128
+AUTHORITY_DAYS = 3650
+CERTIFICATE_DAYS = 397
+"""The most that browsers accept."""
+RENEW_BEFORE_DAYS = 30
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuedCertificate:
+    """A certificate with its private key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    @property
+    def certificate_pem(self) -> bytes:
+        """The certificate as PEM."""
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def key_pem(self) -> bytes:
+        """The key as PEM, without a passphrase."""
+        return self.key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names and addresses for which it is."""
+        try:
+            found = self.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except x509.ExtensionNotFound:
+            return frozenset()
+        return frozenset(str(each.value) for each in found)
+
+    def why_due(self, names: Collection[str], now: datetime) -> str:
+        """Returns why it has to be replaced; empty: it can stay. A name that is gone is no reason."""
+        if now >= self.certificate.not_valid_after_utc - timedelta(days=RENEW_BEFORE_DAYS):
+            return "it expires soon"
+        if now < self.certificate.not_valid_before_utc:
+            return "it is not valid yet"
+        missing = sorted(set(names) - self.names)
+        return f"this machine is now also called {', '.join(missing)}" if missing else ""
+
+
+def issue(
+    common_name: str,
+    names: Sequence[str],
+    *,
+    now: datetime,
+    valid_until: datetime,
+    issuer: IssuedCertificate | None = None,
+    key: ec.EllipticCurvePrivateKey | None = None,
+    is_authority: bool = False,
+) -> IssuedCertificate:
+    """Returns a certificate for names and addresses, of `issuer` or self-signed, and its key: `key` or a new one."""
+    key = key or ec.generate_private_key(ec.SECP256R1())
+    signer = key if issuer is None else issuer.key
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if issuer is None else issuer.certificate.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=CLOCK_SKEW_DAYS))
+        .not_valid_after(valid_until)
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), critical=True)
+    )
+    if names:
+        alternatives = [_alternative(name) for name in list(dict.fromkeys(names))[:MAX_ALTERNATIVE_NAMES]]
+        builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+    if is_authority or issuer is not None:
+        # Verifiers that follow RFC 5280 strictly, as Python 3.13 does, ask for these of an authority and its issues.
+        own, above = x509.SubjectKeyIdentifier, x509.AuthorityKeyIdentifier
+        builder = builder.add_extension(own.from_public_key(key.public_key()), critical=False)
+        builder = builder.add_extension(above.from_issuer_public_key(signer.public_key()), critical=False)
+    if is_authority:
+        builder = builder.add_extension(_AUTHORITY_USAGE, critical=True)
+    return IssuedCertificate(certificate=builder.sign(signer, hashes.SHA256()), key=key)
+
+
+_AUTHORITY_USAGE = x509.KeyUsage(
+    key_cert_sign=True,
+    crl_sign=True,
+    digital_signature=True,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    encipher_only=False,
+    decipher_only=False,
+)
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def read_issued(certificate_file: Path, key_file: Path) -> IssuedCertificate:
+    """Raises OSError, ValueError or TypeError for files that are no certificate and its key."""
+    certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
+    key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        raise ValueError("the key is another one's")
+    return IssuedCertificate(certificate=certificate, key=key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeCertificate:
+    """Files of the certificate of the HTTP edge, all under the home."""
+
+    folder: Path
+
+    @property
+    def authority_file(self) -> Path:
+        """PEM of the authority, for clients to trust."""
+        return self.folder / "ca.pem"
+
+    @property
+    def files(self) -> EdgeTls:
+        """The settings that name the certificate and its key."""
+        return EdgeTls(
+            certificate_file=self._certificate_file, key_file=self._key_file, authority_file=self.authority_file
+        )
+
+    @property
+    def _certificate_file(self) -> Path:
+        return self.folder / "cert.pem"
+
+    @property
+    def _key_file(self) -> Path:
+        return self.folder / "key.pem"
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the authority, as `sha256:<hex>`."""
+        return fingerprint_of_pem(self.authority_file.read_bytes())
+
+    def prepare(self, names: Sequence[str], now: datetime) -> str:
+        """Makes what is missing or due, and returns why; empty: nothing was. Raises INVALID_ARGUMENT for damage."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        names = tuple(dict.fromkeys((*LOCAL_NAMES, *names)))
+        authority = self._authority(now)
+        held = self._held(authority)
+        why = "there is none yet" if held is None else held.why_due(names, now)
+        if why:
+            self._issue(authority, names, now, held)
+        return why
+
+    def held_authority(self) -> IssuedCertificate | None:
+        """Returns the authority; None: there is none yet. Raises INVALID_ARGUMENT for damage."""
+        try:
+            # The certificate is written last: a key without one is left over from a start that was interrupted.
+            is_there = self.authority_file.exists()
+            return read_issued(self.authority_file, self.folder / "ca.key") if is_there else None
+        except (OSError, ValueError, TypeError) as error:
+            raise self.damaged(error) from error
+
+    def damaged(self, error: Exception) -> WeftError:
+        """Returns the error for files of the authority that cannot be used."""
+        return damaged_certificate("the mesh's", self.authority_file, self.folder / "ca.key", error)
+
+    def _authority(self, now: datetime) -> IssuedCertificate:
+        held = self.held_authority()
+        if held is not None and now < held.certificate.not_valid_after_utc - timedelta(days=RENEW_BEFORE_DAYS):
+            return held
+        name = f"weft of {(*this_machine().names, 'this machine')[0]}"[:64]
+        until = now + timedelta(days=AUTHORITY_DAYS)
+        made = issue(name, (), now=now, valid_until=until, is_authority=True)
+        replace_file(self.folder / "ca.key", made.key_pem)
+        replace_file(self.authority_file, made.certificate_pem)
+        return made
+
+    def _held(self, authority: IssuedCertificate) -> IssuedCertificate | None:
+        """Returns the certificate in use; None where there is none of this authority that can be used."""
+        try:
+            held = read_issued(self._certificate_file, self._key_file)
+            held.certificate.verify_directly_issued_by(authority.certificate)
+        except (OSError, ValueError, TypeError, InvalidSignature):
+            # Clients know the authority alone, so this one can be replaced whatever is wrong with it.
+            return None
+        return held
+
+    def _issue(
+        self, authority: IssuedCertificate, names: Sequence[str], now: datetime, held: IssuedCertificate | None
+    ) -> None:
+        until = min(now + timedelta(days=CERTIFICATE_DAYS), authority.certificate.not_valid_after_utc)
+        key = None if held is None else held.key
+        made = issue("weft", names, now=now, valid_until=until, issuer=authority, key=key)
+        if key is None:
+            replace_file(self._key_file, made.key_pem)
+        # The key stays with a renewal, so that both files fit each other at every moment.
+        replace_file(self._certificate_file, made.certificate_pem + authority.certificate_pem)
