@@ -22,7 +22,7 @@ from gateway.request_facts import RequestFacts
 from registry_svc.figures import RegistryFigures
 from registry_svc.metrics import add_registry_metrics
 from router_svc.metrics import RouterMetrics
-from router_svc.observer import NoObserver, RouterState, SchedulingObserver
+from router_svc.observer import RouterState, SchedulingObserver
 from router_svc.policy.decisions import Placed, WaitKind
 from router_svc.policy.endpoints.candidates import HostMemory, MemoryHolder
 from weft.api.common.v1 import receipt_pb2, usage_pb2
@@ -203,7 +203,7 @@ def microseconds(count: Callable[[], None]) -> float:
 def counted() -> tuple[float, float]:
     """Processor time of one request without counters, and what they add."""
     mesh = new_mesh(["qwen"])
-    nothing, view = NoObserver(), mesh.view
+    nothing, view = SchedulingObserver(), mesh.view
     off, more = [], []
     for _ in range(REPETITIONS):
         before = microseconds(lambda: count_request(nothing, None, view, "qwen", Reason.UNSPECIFIED))

@@ -14,7 +14,7 @@ from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.declared_tenants import declared_in, limits_of, settings_of
 from router_svc.figures import FiguresRecorder
 from router_svc.fleet_view import MeshDiff
-from router_svc.observer import NoObserver, SchedulingObserver
+from router_svc.observer import SchedulingObserver
 from router_svc.policy.arrival import Arrival, Needs, context_class
 from router_svc.policy.decisions import (
     Decision,
@@ -265,7 +265,7 @@ class LoopDeps:
     waker: WakeStarter
     tickets: TicketIssuer
     records: RouterRecords
-    observer: SchedulingObserver = field(default_factory=NoObserver)
+    observer: SchedulingObserver = field(default_factory=SchedulingObserver)
     tracing: Tracing = NO_TRACING
     """Where the spans of wakes go."""
     on_waiting: Callable[[], None] = _ignore_waiting

@@ -2,9 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
-
-from typing_extensions import override
 
 from router_svc.policy.decisions import RequestDecision, WaitKind
 from router_svc.policy.endpoints.candidates import HostMemory
@@ -32,85 +29,34 @@ class RouterState:
     active_tenants: Callable[[], int] = lambda: 0
 
 
-class SchedulingObserver(Protocol):
-    """Gets every event of one router's scheduling. Its methods neither wait nor raise."""
+class SchedulingObserver:
+    """Gets every event of one router's scheduling. Its methods neither wait nor raise; here they do nothing."""
 
     def show(self, state: RouterState) -> None:
         """Gets the reads of the state, once."""
-        ...
 
     def note_decision(self, decision: RequestDecision, request: PlacementRequest, view: FleetView) -> None:
         """A decision about a request."""
-        ...
 
     def note_wait(self, request: PlacementRequest, kind: WaitKind, view: FleetView) -> None:
         """A request that waits, or that waits for something else now."""
-        ...
 
     def note_estimate(self, request: PlacementRequest, error: float, view: FleetView) -> None:
         """A request that was shown a wait and has been placed: the error of the first one; see `estimate_error`."""
-        ...
 
     def note_wake(self, model: str) -> None:
         """A wake or a load that waiting requests caused."""
-        ...
 
     def note_failed_wake(self, model: str, reason: Reason) -> None:
         """A wake that failed."""
-        ...
 
     def note_refusal(self, request: PlacementRequest, reason: Reason, view: FleetView) -> None:
         """A request that was refused before the scheduler."""
-        ...
 
     def note_failed_attempt(self, reason: Reason) -> None:
         """An attempt that failed before any content."""
-        ...
 
     def note_end(
         self, request: PlacementRequest, reason: Reason, receipt: receipt_pb2.Receipt | None, view: FleetView
     ) -> None:
         """The end of a request; UNSPECIFIED: it completed. Without a receipt its dispatcher is gone."""
-        ...
-
-
-class NoObserver(SchedulingObserver):
-    """Counts nothing."""
-
-    @override
-    def show(self, state: RouterState) -> None:
-        pass
-
-    @override
-    def note_decision(self, decision: RequestDecision, request: PlacementRequest, view: FleetView) -> None:
-        pass
-
-    @override
-    def note_wait(self, request: PlacementRequest, kind: WaitKind, view: FleetView) -> None:
-        pass
-
-    @override
-    def note_estimate(self, request: PlacementRequest, error: float, view: FleetView) -> None:
-        pass
-
-    @override
-    def note_wake(self, model: str) -> None:
-        pass
-
-    @override
-    def note_failed_wake(self, model: str, reason: Reason) -> None:
-        pass
-
-    @override
-    def note_refusal(self, request: PlacementRequest, reason: Reason, view: FleetView) -> None:
-        pass
-
-    @override
-    def note_failed_attempt(self, reason: Reason) -> None:
-        pass
-
-    @override
-    def note_end(
-        self, request: PlacementRequest, reason: Reason, receipt: receipt_pb2.Receipt | None, view: FleetView
-    ) -> None:
-        pass

@@ -11,7 +11,7 @@ from router_svc.fleet_view import view_of_runner
 from router_svc.inference_servicer import InferenceServicer
 from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer
 from router_svc.memory_watch import MemoryWatch
-from router_svc.observer import NoObserver, RouterState, SchedulingObserver
+from router_svc.observer import RouterState, SchedulingObserver
 from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.policy.queue.fair_share import FairShare
 from router_svc.relay import Relay
@@ -84,7 +84,7 @@ class RouterService(Service):
         self._config = config
         self.tracing = tracing
         """Where the spans of requests and tasks go."""
-        observer = observer or NoObserver()
+        observer = observer or SchedulingObserver()
         self._clock = clock
         # The registry's time, which runners use too: this machine's own clock may be off, or be set.
         self._mesh_clock = MeshClock(clock)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from importlib.util import find_spec
 from typing import Any
 
 from runner_svc.chat.settings import ChatSettings
@@ -14,7 +13,6 @@ from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, json_value_pb2
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.json_objects import to_json_object
-from weft.kernel.missing_package import missing_package
 from weft.kernel.reasons import Reason
 
 MAX_NAME_CHARS = 64
@@ -138,8 +136,6 @@ def _require_usable(offer: Offer, caller: list[str], payload: chat_pb2.ChatPaylo
         offer.functions(with_tools=True)
     except ValueError as error:
         raise WeftError(Reason.TOOL_UNAVAILABLE, f"the schema of a tool or signal cannot be used: {error}") from None
-    if find_spec("jsonschema") is None:
-        raise WeftError(Reason.TOOL_UNAVAILABLE, missing_package("tools and signals need", "jsonschema"))
 
 
 MAX_SENT_DEPTH = 28

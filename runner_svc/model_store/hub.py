@@ -9,7 +9,6 @@ from runner_svc.model_store.http_file import require_allowed_url
 from runner_svc.policy.repository_files import RepositoryFile
 from weft import __version__
 from weft.kernel.errors import WeftError
-from weft.kernel.missing_package import missing_package
 from weft.kernel.model_source import HubSource
 from weft.kernel.reasons import Reason
 
@@ -45,7 +44,6 @@ class Hub:
         Raises NOT_FOUND, PERMISSION_DENIED (gated or private, with the next step), or SERVICE_UNAVAILABLE.
         """
         require_allowed_url(self.endpoint, allow_http=self._allow_http)
-        require_hub_library()
         from httpx2 import HTTPError  # noqa: PLC0415
         from huggingface_hub import HfApi  # noqa: PLC0415 - half a second that no other command should take
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled  # noqa: PLC0415
@@ -109,14 +107,6 @@ class Hub:
         if code in (401, 403):
             return WeftError(Reason.PERMISSION_DENIED, f"{source}: the hub refuses the token ({code}); {login}")
         return WeftError(Reason.SERVICE_UNAVAILABLE, f"{source}: the hub answered {code}; try again")
-
-
-def require_hub_library() -> None:
-    """Checks that huggingface_hub is installed. Raises INVALID_ARGUMENT with the command that installs it."""
-    from importlib.util import find_spec  # noqa: PLC0415
-
-    if find_spec("huggingface_hub") is None:
-        raise WeftError(Reason.INVALID_ARGUMENT, missing_package("pulling models needs", "huggingface_hub"))
 
 
 def _headers(api: "HfApi") -> dict[str, str]:

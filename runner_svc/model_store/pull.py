@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from runner_svc.model_store.found import locate, program_folders
 from runner_svc.model_store.http_file import CHUNK_BYTES, FileOrder, FileTransfer, LoadedFile, TransferPorts
-from runner_svc.model_store.hub import Hub, Repository, require_hub_library
+from runner_svc.model_store.hub import Hub, Repository
 from runner_svc.model_store.store import KEY_CHARS, ROLES, ModelStore
 from runner_svc.model_store.wheel_file import extract_model
 from runner_svc.policy.model_sizing import Variant, require_memory_for
@@ -180,7 +180,6 @@ class Puller:
     def _pull_url(self, source: UrlSource, form: ModelForm | None, progress: "_Progress") -> pb.StoredModel:
         if form is ModelForm.FOLDER:
             raise invalid_field(FIELD, "a URL is one GGUF file, and this engine loads a folder; use hf: or a path")
-        require_hub_library()  # it brings the HTTP client
         stored = self._store.find(source, ModelForm.GGUF)
         if stored is not None and source.sha256:
             return stored  # it was checked when it was pulled

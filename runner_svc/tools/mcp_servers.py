@@ -17,7 +17,6 @@ from runner_svc.tools.schemas import object_schema
 from runner_svc.waiting import end_tasks
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.missing_package import missing_package
 from weft.kernel.names import MAX_NAME_CHARS, is_name
 from weft.kernel.reasons import Reason
 
@@ -284,8 +283,6 @@ def _cause(error: BaseException) -> str:
         error = error.exceptions[0]
     if isinstance(error, WeftError):
         return error.message
-    if isinstance(error, ImportError):
-        return missing_package("MCP needs", "mcp")
     if isinstance(error, TimeoutError):
         return "its server did not answer in time"
     if type(error).__name__ in _UNREACHABLE:

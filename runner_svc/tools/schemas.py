@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.json_schema import require_json_schema
-from weft.kernel.missing_package import missing_package
 from weft.kernel.reasons import Reason
 
 MAX_SCHEMA_BYTES = 65_536
@@ -83,10 +82,7 @@ class ArgumentCheck:
         self._end = 0.0
 
     def parse(self, text: str) -> dict[str, Any]:
-        """Returns the arguments. Raises TOOL_CALL_INVALID with the error, without repeating all arguments.
-
-        Raises TOOL_UNAVAILABLE when the library for it is not installed.
-        """
+        """Returns the arguments. Raises TOOL_CALL_INVALID with the error, without repeating all arguments."""
         arguments = self._decode(text)
         validator = self._compiled()
         self._steps, self._depth, self._end = 0, 0, time.thread_time() + MAX_CHECK_CPU_SECONDS
@@ -115,11 +111,9 @@ class ArgumentCheck:
     def _compiled(self) -> Any:
         """Returns the validator, made at the first use: a runner without tools saves the import."""
         if self._validator is None:
-            try:
-                import jsonschema  # noqa: PLC0415 - see above
-                import referencing  # noqa: PLC0415 - comes with it
-            except ImportError:
-                raise WeftError(Reason.TOOL_UNAVAILABLE, missing_package("tools need", "jsonschema")) from None
+            import jsonschema  # noqa: PLC0415 - see above
+            import referencing  # noqa: PLC0415 - comes with it
+
             base = jsonschema.Draft202012Validator
             keywords: dict[str, Callable[..., Any]] = {
                 name: self._counted(function) for name, function in base.VALIDATORS.items() if name not in NOT_ENFORCED

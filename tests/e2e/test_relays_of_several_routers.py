@@ -17,7 +17,7 @@ from join_process import JoinProcess, laptop_server, running_join
 from kit.fake_backend import run_fake_backend
 from mesh_process import eventually, run_weft, write_config
 
-from weft_app.compose.certificate import self_signed_certificate
+from weft_app.compose.authority import self_signed_certificate
 from weft_testing.free_port import free_port
 
 pytestmark = pytest.mark.nightly("ends routers under streams of a laptop")

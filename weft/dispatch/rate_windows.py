@@ -130,7 +130,7 @@ class RateWindows:
             return None
         rate, window = max(tightest, key=lambda each: each[1].seconds_until_empty(now)) if tightest[1:] else tightest[0]
         return RateLimitWindow(
-            limit=window.shown(rate.amount),
+            limit=rate.amount,
             remaining=least,
             reset=duration_of(window.seconds_until_empty(now)),
             window=duration_of(rate.window_seconds),
@@ -148,7 +148,7 @@ class RateWindows:
             Reason.RATE_LIMIT_EXCEEDED,
             f"{claim.who} exceeded {rate}",
             metadata={
-                "limit": str(window.shown(rate.amount)),
+                "limit": str(rate.amount),
                 "remaining": str(window.left(now, rate.amount)),
                 "resetAt": str(int(free_at) + 1),
                 "unit": _UNIT_WORDS[rate.unit],

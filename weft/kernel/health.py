@@ -72,15 +72,6 @@ class HealthLimits:
     max_event_loop_delay_seconds: Annotated[float, Gt(0), Le(3600)] = 5.0
     """A process that is this late for its checks again and again is stuck, and not live."""
 
-    def max_transitions(self, seconds: float) -> int:
-        """Returns the highest number of changes of one component that fit into this time, whatever is observed.
-
-        With three severities there are at most two changes for the worse before one for the better. The first two after
-        the start of a process may come at once.
-        """
-        shortest = 2 * self.worse_after_seconds + self.better_after_seconds
-        return 2 + 3 * (int(seconds / shortest) + 1)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:

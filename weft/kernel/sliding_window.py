@@ -44,10 +44,6 @@ class SlidingWindow:
         """Returns what fits into the window, at least 0."""
         return max(0, most - self.settle(now))
 
-    def shown(self, most: int) -> int:
-        """Returns the limit as it holds here: as it is."""
-        return most
-
     def add(self, now: float, amount: int) -> None:
         """Counts an amount."""
         self.total += amount

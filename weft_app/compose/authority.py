@@ -3,9 +3,11 @@
 Imported only where a certificate is made or read: `cryptography` takes 6 MB.
 """
 
+import socket
+import ssl
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -17,9 +19,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from gateway.config import EdgeTls
 from weft.kernel.errors import WeftError
 from weft.kernel.file_replacement import replace_file
-from weft_app.compose.certificate import damaged_certificate, fingerprint_of_pem
+from weft_app.compose.certificate import ServerCertificate, damaged_certificate, fingerprint_of_pem
 from weft_app.compose.machine import this_machine
 
+SELF_SIGNED_DAYS = 3650
+SELF_SIGNED_NAME = "weft-relay"
 CLOCK_SKEW_DAYS = 1
 MAX_ALTERNATIVE_NAMES = 128
 AUTHORITY_DAYS = 3650
@@ -131,6 +135,30 @@ def read_issued(certificate_file: Path, key_file: Path) -> IssuedCertificate:
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise ValueError("the key is another one's")
     return IssuedCertificate(certificate=certificate, key=key)
+
+
+def self_signed_certificate(folder: Path, names: Sequence[str], now: datetime | None = None) -> ServerCertificate:
+    """Returns the relay's certificate in `folder`, made on first use; its fingerprint changes only with the folder.
+
+    Raises INVALID_ARGUMENT when its files are damaged: a new one would lock out every runner that pins it.
+    """
+    certificate_file, key_file = folder / "cert.pem", folder / "key.pem"
+    try:
+        # The certificate is written last: a key without one is left over from a start that was interrupted.
+        if not certificate_file.exists():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            issued = issue(
+                SELF_SIGNED_NAME,
+                [SELF_SIGNED_NAME, *names, socket.gethostname(), "localhost", "127.0.0.1", "::1"],
+                valid_until=(now or datetime.now(UTC)) + timedelta(days=SELF_SIGNED_DAYS),
+                now=now or datetime.now(UTC),
+            )
+            replace_file(key_file, issued.key_pem)
+            replace_file(certificate_file, issued.certificate_pem)
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate_file, key_file)
+        return ServerCertificate(chain=certificate_file.read_bytes(), key=key_file.read_bytes(), is_self_signed=True)
+    except OSError as error:  # ssl.SSLError is one, too
+        raise damaged_certificate("the relay's", certificate_file, key_file, error) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,21 +1,15 @@
 """Certificates that this machine makes for its listeners, and those of the operator: chain, key and fingerprint."""
 
-import socket
 import ssl
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 
 import grpc
 
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.file_replacement import replace_file
 from weft.kernel.reasons import Reason
 
-SELF_SIGNED_DAYS = 3650
-SELF_SIGNED_NAME = "weft-relay"
 _PEM_END = "-----END CERTIFICATE-----"
 
 
@@ -58,32 +52,6 @@ def certificate_from_files(certificate_file: Path, key_file: Path) -> ServerCert
         raise invalid_field("relay.certificate_file", "and relay.key_file are not a PEM chain and its key") from error
     except OSError as error:
         raise invalid_field("relay.certificate_file", f"or relay.key_file cannot be read: {error.strerror}") from error
-
-
-def self_signed_certificate(folder: Path, names: Sequence[str], now: datetime | None = None) -> ServerCertificate:
-    """Returns the relay's certificate in `folder`, made on first use; its fingerprint changes only with the folder.
-
-    Raises INVALID_ARGUMENT when its files are damaged: a new one would lock out every runner that pins it.
-    """
-    certificate_file, key_file = folder / "cert.pem", folder / "key.pem"
-    try:
-        # The certificate is written last: a key without one is left over from a start that was interrupted.
-        if not certificate_file.exists():
-            from weft_app.compose.authority import issue  # noqa: PLC0415 - see there
-
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            issued = issue(
-                SELF_SIGNED_NAME,
-                [SELF_SIGNED_NAME, *names, socket.gethostname(), "localhost", "127.0.0.1", "::1"],
-                valid_until=(now or datetime.now(UTC)) + timedelta(days=SELF_SIGNED_DAYS),
-                now=now or datetime.now(UTC),
-            )
-            replace_file(key_file, issued.key_pem)
-            replace_file(certificate_file, issued.certificate_pem)
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate_file, key_file)
-        return ServerCertificate(chain=certificate_file.read_bytes(), key=key_file.read_bytes(), is_self_signed=True)
-    except OSError as error:  # ssl.SSLError is one, too
-        raise damaged_certificate("the relay's", certificate_file, key_file, error) from error
 
 
 def damaged_certificate(whose: str, certificate_file: Path, key_file: Path, error: Exception) -> WeftError:

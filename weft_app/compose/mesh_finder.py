@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from weft.kernel.errors import WeftError
-from weft.kernel.missing_package import missing_package
 from weft.kernel.reasons import Reason
 from weft_app.compose.announcement import (
     MAX_MESHES,
@@ -28,12 +27,8 @@ RESOLVE_MILLISECONDS = 1000
 @contextmanager
 def multicast_errors() -> Iterator[None]:
     """Raises CONNECT_FAILED, with the other way to join, where this machine or its network has no multicast."""
-    try:
-        import zeroconf  # noqa: PLC0415 - few commands need it
-    except ImportError:
-        raise WeftError(
-            Reason.UNSUPPORTED_OPERATION, missing_package("an announcement on the network needs", "zeroconf")
-        ) from None
+    import zeroconf  # noqa: PLC0415 - few commands need it
+
     try:
         yield
     except (OSError, RuntimeError, zeroconf.Error) as error:

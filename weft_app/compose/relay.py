@@ -17,7 +17,7 @@ from weft.kernel.file_replacement import replace_file
 from weft.kernel.reasons import Reason
 from weft.kernel.service import Service
 from weft.link.link import LINK_SERVER_OPTIONS
-from weft_app.compose.certificate import ServerCertificate, certificate_from_files, self_signed_certificate
+from weft_app.compose.certificate import ServerCertificate, certificate_from_files
 from weft_app.compose.grpc_host import CLOSE_SECONDS, GrpcHost, is_loopback
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import RelaySettings
@@ -147,6 +147,8 @@ def relay_certificate(section: RelaySettings, home: WeftHome, host: str) -> Serv
         return certificate_from_files(section.certificate_file.expanduser(), section.key_file.expanduser())
     if is_loopback(host):
         return None
+    from weft_app.compose.authority import self_signed_certificate  # noqa: PLC0415 - see there
+
     return self_signed_certificate(home.state / "relay", [] if is_any_host(host) else [host])
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from relay_harness import TOKEN, soon
 
 from runner_svc.dial_out import DialOut, DialOutConfig, LinkEvent, LinkState
-from weft_app.compose.certificate import self_signed_certificate
+from weft_app.compose.authority import self_signed_certificate
 from weft_app.compose.join_address import JoinAddress, JoinDialer, Trust
 from weft_testing.free_port import free_port
 

@@ -13,7 +13,7 @@ import pytest
 from weft.client._home import mesh_address, mesh_url
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_app.compose.certificate import self_signed_certificate
+from weft_app.compose.authority import self_signed_certificate
 from weft_app.compose.home import WeftHome
 from weft_app.compose.relay import known_endpoint
 

@@ -8,7 +8,7 @@ import pytest
 
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft_app.compose.certificate import self_signed_certificate
+from weft_app.compose.authority import self_signed_certificate
 from weft_app.compose.invitation import invitation_to, invitation_to_relays, parse_invitation
 from weft_app.compose.join_address import JoinAddress, JoinDialer, Trust
 from weft_app.compose.machine import this_machine

@@ -7,7 +7,8 @@ import pytest
 
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft_app.compose.certificate import certificate_from_files, self_signed_certificate
+from weft_app.compose.authority import self_signed_certificate
+from weft_app.compose.certificate import certificate_from_files
 from weft_app.compose.grpc_host import is_local, is_loopback
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join_address import JoinAddress, Trust, open_join_channel, parse_join_address, parse_trust
