@@ -91,6 +91,17 @@ class FiguresRecorder:
         samples = (_sample_of(host.host, device) for host in hosts for device in host.devices)
         self._ring.note_devices(islice(samples, self._limits.max_devices), self._clock.monotonic())
 
+    def note_speeds(self, view: FleetView) -> None:
+        """Note how many tokens per second the answers that run have, as runners reported it last."""
+        speeds: dict[str, float] = {}
+        for runner in view.runners.values():
+            for state in runner.instances.values() if runner.active else ():
+                if state.tokens_per_second > 0 and not state.base_model:
+                    model = self._targets.label(state.model, view)
+                    speeds[model] = speeds.get(model, 0.0) + state.tokens_per_second
+        busiest = sorted(speeds, key=lambda model: -speeds[model])[: self._limits.max_models_per_step]
+        self._ring.note_speeds({model: speeds[model] for model in busiest}, self._clock.monotonic())
+
     def figures(self) -> pb.Figures:
         """Return the figures of the remembered steps that have ended."""
         return self._message(self._ring.steps(self._clock.monotonic()))
@@ -159,9 +170,13 @@ class FiguresRecorder:
         message.start_time.FromDatetime(self._start_of(steps))
         none = RequestCounts()
         _fill_requests(message.all, [step.requests or none for step in steps])
+        message.all.tokens_per_second.extend(_or_unknown(step.speed) for step in steps)
         for model in busiest(steps, self._limits.max_models):
             counts = [step.models.get(model, none) for step in steps]
-            _fill_requests(message.models.add(model=model).requests, counts)
+            requests = message.models.add(model=model).requests
+            _fill_requests(requests, counts)
+            speeds = (None if step.speed is None else step.speeds.get(model, 0.0) for step in steps)
+            requests.tokens_per_second.extend(map(_or_unknown, speeds))
         for sample in devices_of(steps):
             _fill_device(message.devices.add(), sample, steps)
         return message

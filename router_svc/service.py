@@ -1,5 +1,6 @@
 """The router as a service: the scheduling loop, fed by the registry's watch, behind its gRPC services."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from router_svc.spans import CallSpans
 from router_svc.usage import UsageRecorder
 from router_svc.waker import Waker
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
+from weft.api.registry.v1 import lease_service_pb2
 from weft.api.router.v1 import (
     inference_service_pb2,
     placement_service_pb2,
@@ -285,7 +287,7 @@ class RouterService(Service):
             self._clock,
             self._loop.update_memory,
             self._mesh_clock.set,
-            self._records.figures.note_devices,
+            self._note_figures,
         )
         await self._memory.start()
 
@@ -331,6 +333,10 @@ class RouterService(Service):
     def _hurry_memory(self) -> None:
         if self._memory is not None:
             self._memory.hurry()
+
+    def _note_figures(self, hosts: Iterable[lease_service_pb2.HostMemory]) -> None:
+        self._records.figures.note_devices(hosts)
+        self._records.figures.note_speeds(self._view)
 
     def _update_view(self, view: FleetView) -> None:
         self._registry_view, only = view, self._config.only_runner

@@ -5,7 +5,7 @@ Each step is cheap while nothing happens: what it counts is made with its first 
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -184,6 +184,16 @@ class Step:
     """None: no request ended."""
     models: dict[str, RequestCounts] = field(default_factory=dict)
     devices: dict[tuple[str, int], DeviceStep] = field(default_factory=dict)
+    speed: float | None = None
+    """The highest number of tokens per second of running answers; None: unknown."""
+    speeds: dict[str, float] = field(default_factory=dict)
+    """The same of each model that had any."""
+
+    def note_speeds(self, speeds: Mapping[str, float]) -> None:
+        """Note the tokens per second of the running answers of each model."""
+        self.speed = max(self.speed or 0.0, sum(speeds.values()))
+        for model, speed in speeds.items():
+            self.speeds[model] = max(self.speeds.get(model, 0.0), speed)
 
 
 class FigureRing:
@@ -193,8 +203,9 @@ class FigureRing:
         self._limits = limits
         self._seconds = limits.step_seconds
         self._waiting = self._running = 0
+        self._speeds: Mapping[str, float] = {}
         self._ended: deque[Step] = deque(maxlen=limits.max_steps)
-        self._current = Step(int(now // self._seconds), 0, 0)
+        self._current = self._step(int(now // self._seconds))
 
     def note_load(self, waiting: int, running: int, now: float) -> None:
         """Note how many requests wait and run from now on."""
@@ -227,6 +238,11 @@ class FigureRing:
                     continue
                 known = devices[place] = DeviceStep(sample)
             known.add(sample)
+
+    def note_speeds(self, speeds: Mapping[str, float], now: float) -> None:
+        """Note the tokens per second of running answers from now on, by model."""
+        current, self._speeds = self._at(now), speeds
+        current.note_speeds(speeds)
 
     def steps(self, now: float, after: int | None = None) -> Sequence[Step]:
         """Return the remembered steps that have ended, the oldest first; only those after number `after`."""
@@ -265,9 +281,15 @@ class FigureRing:
             self._ended.append(current)
             # Steps without any event: no more of them than are remembered.
             first = max(current.index + 1, index - self._limits.max_steps)
-            self._ended.extend(Step(empty, self._waiting, self._running) for empty in range(first, index))
-            current = self._current = Step(index, self._waiting, self._running)
+            self._ended.extend(map(self._step, range(first, index)))
+            current = self._current = self._step(index)
         return current
+
+    def _step(self, index: int) -> Step:
+        """Return a step in which nothing has happened yet."""
+        step = Step(index, self._waiting, self._running)
+        step.note_speeds(self._speeds)
+        return step
 
 
 def _merge(step: Step, other: Step) -> None:

@@ -12,14 +12,16 @@ from router_svc.policy.figures import (
     FigureRing,
     Outcome,
     RequestEnd,
+    Step,
     Times,
     busiest,
     devices_of,
 )
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import figures_pb2 as pb
-from weft.dispatch.fleet import FleetView
+from weft.dispatch.fleet import FleetView, RunnerView
 from weft.dispatch.placement import PlacementRequest
 from weft.documents.codec import document_of
 from weft.kernel.reasons import Reason
@@ -75,6 +77,41 @@ def test_a_step_has_the_most_that_waited_and_ran_in_it_and_the_next_one_begins_w
     ring.note_load(1, 4, 2.0)
     ring.note_load(0, 1, 25.0)
     assert [(step.waiting, step.running) for step in ring.steps(40.0)] == [(3, 4), (1, 4), (1, 4), (0, 1)]
+
+
+def streaming(**speeds: float) -> FleetView:
+    """A mesh whose runner reports this many tokens per second of its models."""
+    runner = RunnerView(
+        name="r1",
+        incarnation="1",
+        address="",
+        host="titan",
+        runtime="fake",
+        active=True,
+        draining=False,
+        ticket_key=b"",
+        instances={name: InstanceState(model=name, tokens_per_second=speed) for name, speed in speeds.items()},
+    )
+    return FleetView(1, {"r1": runner}, {}, {})
+
+
+async def test_tokens_per_second_are_not_zero_while_answers_stream() -> None:
+    clock = FakeClock()
+    recorder = FiguresRecorder(clock, LIMITS)
+    recorder.note_end(ASKED, Reason.UNSPECIFIED, receipt(), FleetView(), clock.monotonic())
+    for view in (streaming(qwen=30.0, phi=12.0), streaming(qwen=40.0), streaming(qwen=20.0)):
+        recorder.note_speeds(view)
+    await clock.advance(2 * LIMITS.step_seconds)
+    recorder.note_speeds(streaming())
+    await clock.advance(LIMITS.step_seconds)
+    figures = recorder.figures()
+    assert list(figures.all.tokens_per_second) == [42.0, 20.0, 20.0]
+
+
+def test_tokens_per_second_of_before_a_restart_are_unknown() -> None:
+    ring = FigureRing(LIMITS, 100.0)
+    ring.restore([Step(9, 0, 1)], 100.0)
+    assert [step.speed for step in ring.steps(110.0)] == [None, 0.0]
 
 
 def test_no_more_steps_are_remembered_than_allowed_however_long_nothing_happened() -> None:

@@ -90,6 +90,7 @@ class RequestFigures(google.protobuf.message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: builtins.int
     TIME_PER_OUTPUT_TOKEN_FIELD_NUMBER: builtins.int
+    TOKENS_PER_SECOND_FIELD_NUMBER: builtins.int
     @property
     def completed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Those with a whole answer."""
@@ -126,6 +127,12 @@ class RequestFigures(google.protobuf.message.Message):
     def time_per_output_token(self) -> global___Percentiles:
         """Mean seconds of a token after the first one, of those that completed."""
 
+    @property
+    def tokens_per_second(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Tokens per second of running answers, as their runners reported them: the highest of each step. NaN (in documents
+        null): of before a restart.
+        """
+
     def __init__(
         self,
         *,
@@ -138,9 +145,10 @@ class RequestFigures(google.protobuf.message.Message):
         completion_tokens: collections.abc.Iterable[builtins.int] | None = ...,
         time_to_first_token: global___Percentiles | None = ...,
         time_per_output_token: global___Percentiles | None = ...,
+        tokens_per_second: collections.abc.Iterable[builtins.float] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["time_per_output_token", b"time_per_output_token", "time_to_first_token", b"time_to_first_token"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cancelled", b"cancelled", "completed", b"completed", "completion_tokens", b"completion_tokens", "failed", b"failed", "prompt_tokens", b"prompt_tokens", "rejected", b"rejected", "time_per_output_token", b"time_per_output_token", "time_to_first_token", b"time_to_first_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cancelled", b"cancelled", "completed", b"completed", "completion_tokens", b"completion_tokens", "failed", b"failed", "prompt_tokens", b"prompt_tokens", "rejected", b"rejected", "time_per_output_token", b"time_per_output_token", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second"]) -> None: ...
 
 global___RequestFigures = RequestFigures
 

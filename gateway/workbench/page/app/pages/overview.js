@@ -79,7 +79,7 @@ function Charts({ series, of }) {
   ];
   return html`<div class="grid charts">
     <${LineChart} title="Tokens per second" times=${times} format=${rateText} empty="no tokens" lines=${[
-      { name: "out", tone: "accent", values: rate("completionTokens"), isArea: true },
+      { name: "out", tone: "accent", values: rate("completionTokens").map((ended, index) => of.speeds[index] ?? ended), isArea: true },
       { name: "in", tone: "blue", values: rate("promptTokens") },
     ]} />
     <${LineChart} title="Requests per minute" times=${times} format=${rateText} empty="no requests" lines=${[

@@ -7,7 +7,7 @@ const COUNTS = ["completed", "failed", "rejected", "cancelled", "promptTokens", 
 const TIMES = ["timeToFirstTokenSeconds", "timePerOutputTokenSeconds"];
 
 /**
- * @typedef {{counts: Record<string, number[]>, times: Record<string, {p50: (number | null)[], p95: (number | null)[]}>}} RequestSeries
+ * @typedef {{counts: Record<string, number[]>, speeds: (number | null)[], times: Record<string, {p50: (number | null)[], p95: (number | null)[]}>}} RequestSeries
  * @typedef {{name: string, totalBytes: number, usedBytes: (number | null)[], utilization: (number | null)[]}} DeviceSeries
  * @typedef {{stepSeconds: number, times: number[], waiting: number[], running: number[], all: RequestSeries,
  *   models: Map<string, RequestSeries>, devices: Map<string, DeviceSeries>}} Series
@@ -51,6 +51,7 @@ function requestSeries(count) {
   const gaps = () => /** @type {(number | null)[]} */ (Array.from({ length: count }, () => null));
   return {
     counts: Object.fromEntries(COUNTS.map((name) => [name, Array.from({ length: count }, () => 0)])),
+    speeds: gaps(),
     times: Object.fromEntries(TIMES.map((name) => [name, { p50: gaps(), p95: gaps() }])),
   };
 }
@@ -59,6 +60,7 @@ function requestSeries(count) {
 function putRequests(series, given, from) {
   // 64-bit counts are text.
   for (const name of COUNTS) put(series.counts[name], given[name].map(Number), from);
+  put(series.speeds, given.tokensPerSecond, from);
   for (const name of TIMES) {
     put(series.times[name].p50, given[name].p50, from);
     put(series.times[name].p95, given[name].p95, from);
