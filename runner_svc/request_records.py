@@ -66,6 +66,8 @@ class RequestRecord:
     """Time of the first token of the present turn; None: none yet."""
     first_content: float | None = None
     last_token: float | None = None
+    last_report: float | None = None
+    """Time of the last token, report on the prompt, answer or error of the engine."""
     ended: float | None = None
     verdict: WeftError | None = None
     """The error by which `fail` ended it."""
@@ -94,12 +96,16 @@ class RequestRecord:
         self.turn_started = self.last_progress = self.clock.monotonic()
 
     def note_prefill(self) -> None:
-        """Record progress on the prompt: the engine reported it, or was observed to compute."""
+        """Record progress on the prompt that the engine reported."""
+        self.last_report = self.last_progress = self.clock.monotonic()
+
+    def note_work(self) -> None:
+        """Record that the engine was observed to compute."""
         self.last_progress = self.clock.monotonic()
 
     def note_token(self) -> None:
         """Record a token of the engine, whether it can be sent yet or not."""
-        self.last_token = self.last_progress = self.clock.monotonic()
+        self.last_token = self.last_report = self.last_progress = self.clock.monotonic()
         self.recent_tokens.settle(self.last_token)
         self.recent_tokens.add(self.last_token, 1)
         if not self.turn_has_content:
@@ -155,6 +161,9 @@ class RequestRecord:
     def _end(self, state: RequestState, reason: Reason | None) -> None:
         self.state, self.ended = state, self.clock.monotonic()
         self.reason = reason or Reason.UNSPECIFIED
+        is_given_up = self.verdict is not None or state is RequestState.CANCELLED or reason is Reason.DEADLINE_EXCEEDED
+        if not is_given_up:
+            self.last_report = self.ended
         self._pieces.clear()
         self._kept_chars = 0
 

@@ -59,6 +59,7 @@ class Watchdog:
             now=self._clock.monotonic(),
             requests=requests,
             last_token=self._last_token() if running else None,
+            last_report=self._last_report(),
             engine=None if signs is None else _engine_signs(signs),
             owned=self._owned,
             responded=self._probe_result(),
@@ -67,7 +68,7 @@ class Watchdog:
     def _act(self, verdict: Verdict) -> None:
         for record in self._records.running:
             if verdict.working and record.state is RequestState.PREFILL:
-                record.note_prefill()
+                record.note_work()
             for failure in verdict.failures:
                 if failure.key == id(record):
                     log.warning("request stalled", request_id=record.request_id, message=failure.message)
@@ -86,6 +87,9 @@ class Watchdog:
     def _last_token(self) -> float | None:
         return max((record.last_token for record in self._records.all if record.last_token is not None), default=None)
 
+    def _last_report(self) -> float | None:
+        return max((record.last_report for record in self._records.all if record.last_report is not None), default=None)
+
 
 def _signs_of(record: RequestRecord) -> RequestSample:
     asked = record.turn_started > 0.0
@@ -95,6 +99,7 @@ def _signs_of(record: RequestRecord) -> RequestSample:
         turn_started=record.turn_started,
         last_progress=record.last_progress,
         last_token=record.last_token,
+        last_report=record.last_report,
         has_content=record.turn_has_content,
         in_engine=asked and not record.with_caller and record.state is not RequestState.RUNNING_TOOL,
     )

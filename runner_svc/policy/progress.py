@@ -15,6 +15,8 @@ FROZEN_PROBES = 3
 """Unanswered probes in a row after which an idle engine counts as frozen."""
 IDLE_PROBE_INTERVALS = 5
 """Observations between two probes of an idle engine."""
+GIVEN_UP_REQUESTS = 2
+"""Requests in a row that end without a sign of the engine, after which an engine that computes counts as looping."""
 MAX_NAP_INTERVALS = 5.0
 """Gap between two observations, in intervals, that means a suspended process or machine."""
 UNLIMITED_WINDOW_SECONDS = 120.0
@@ -94,6 +96,8 @@ class RequestSample:
     """Time of the last token or prefill report; the start of the turn where there was none."""
     last_token: float | None = None
     """Time of the last token of any turn."""
+    last_report: float | None = None
+    """Time of the last token, or of the last report of the engine on the prompt; never of observed work."""
     has_content: bool = False
     """Whether the engine's present turn has produced its first token."""
     in_engine: bool = True
@@ -120,6 +124,8 @@ class Observation:
     requests: Sequence[RequestSample] = ()
     last_token: float | None = None
     """Time of the last token of any request, ended ones included."""
+    last_report: float | None = None
+    """Time of the last token, report on a prompt, answer or error of any request, ended ones included."""
     engine: EngineUsage | None = None
     """None for an attached server, or where it was not read."""
     owned: bool = True
@@ -166,6 +172,12 @@ class ProgressPolicy:
     _elsewhere: dict[int, float] = field(default_factory=dict)
     """Time at which a request was last observed to wait for something else than the engine."""
     _last_look: float | None = None
+    _heard_at: float = -float("inf")
+    """Time of the last token or report of the engine."""
+    _silent: dict[int, float] = field(default_factory=dict)
+    """Start of the turn of each request in prefill of which the engine has reported nothing."""
+    _given_up: int = 0
+    """Requests in a row that ended without any report of the engine for the limit on prefill."""
     _work: UsageWindow = field(init=False)
     _unanswered: int = 0
     _looks_to_probe: int = IDLE_PROBE_INTERVALS
@@ -192,6 +204,9 @@ class ProgressPolicy:
                 failures.append(failure.named)
                 if failure.wedged and not restart and not _others_moved(request, seen):
                     restart = failure.named.message
+        self._note_silence(seen)
+        if not restart and self._given_up >= GIVEN_UP_REQUESTS:
+            restart = f"{self._given_up} requests in a row ended without a token or a report on their prompt"
         return Verdict(
             failures=tuple(failures), restart=restart, working=working, probe=idle and not slept and self._probe_due()
         )
@@ -227,6 +242,24 @@ class ProgressPolicy:
             return None
         words = f"the engine made no progress on the prompt (prefill_liveness_timeout_seconds, {limit:g} s)"
         return _Failure(Failure(request.key, Reason.STALL_TIMEOUT, words), wedged=True)
+
+    def _note_silence(self, seen: Observation) -> None:
+        """Count requests that ended, mostly because their callers gave up, without any report of the engine.
+
+        An engine that loops computes, so that nothing else tells it from a long prefill.
+        """
+        limit = self.profile.prefill_liveness_seconds
+        if seen.last_report is not None and seen.last_report > self._heard_at:
+            self._heard_at, self._given_up = seen.last_report, 0
+        present = {request.key for request in seen.requests}
+        for key, since in self._silent.items():
+            if key not in present and _over(limit, self._elapsed(max(since, self._heard_at), seen.now)):
+                self._given_up += 1
+        self._silent = {
+            request.key: request.turn_started
+            for request in seen.requests
+            if request.in_prefill and (request.last_report or 0.0) < request.turn_started
+        }
 
     def _works(self, seen: Observation) -> bool:
         if seen.engine is None:

@@ -302,3 +302,35 @@ def test_a_watch_keeps_a_bounded_number_of_samples() -> None:
     for step_number in range(100_000):
         watch.worked(step_number / 1000.0, engine())
     assert len(watch._samples) <= 34
+
+
+def looping(now: float, seconds: float, *, report_at: float | None = None) -> Observation:
+    """An engine that computes without end: each of its requests is given up after so many seconds."""
+    key, spent = divmod(now - START, seconds)
+    began = START + key * seconds
+    running = [request(int(key), started=began, turn_started=began, last_progress=now, last_report=report_at)]
+    return Observation(now=now, requests=running if spent else [], last_report=report_at, engine=engine(now - START))
+
+
+def test_an_engine_that_loops_is_restarted_after_two_requests_that_were_given_up() -> None:
+    at, verdict = step(ProgressPolicy(PROFILE), every_second(1_000), lambda now: looping(now, 300.0))
+    assert (at, verdict.failures) == (START + 600.0, ())
+    assert verdict.restart == "2 requests in a row ended without a token or a report on their prompt"
+
+
+def test_requests_that_are_given_up_soon_do_not_restart_an_engine_that_works() -> None:
+    assert step(ProgressPolicy(PROFILE), every_second(1_000), lambda now: looping(now, 100.0))[1] == Verdict()
+
+
+def test_long_prompts_whose_callers_give_up_do_not_restart_an_engine_that_reports_progress() -> None:
+    def look(now: float) -> Observation:
+        return looping(now, 300.0, report_at=START + (now - START) // 50 * 50)
+
+    assert step(ProgressPolicy(PROFILE), every_second(1_000), look)[1] == Verdict()
+
+
+def test_a_token_between_two_requests_that_are_given_up_counts_for_the_engine() -> None:
+    def look(now: float) -> Observation:
+        return replace(looping(now, 300.0), last_report=START + 320.0 if now > START + 320 else None)
+
+    assert step(ProgressPolicy(PROFILE), every_second(650), look)[1] == Verdict()

@@ -257,3 +257,20 @@ async def test_the_absolute_limit_is_a_deadline(state: RequestState) -> None:
         await k.seconds(9)
         assert _failure(task).reason is Reason.DEADLINE_EXCEEDED
         assert not k.watching.done()
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+async def test_an_engine_that_computes_without_end_is_restarted_once_two_callers_gave_up(is_answered: bool) -> None:
+    async with watchdog_stage() as k:
+        for number in range(2):
+            record, task = await k.request(f"r{number}")
+            for _ in range(20):
+                k.backend.cpu_seconds = (k.backend.cpu_seconds or 0.0) + 1.0
+                await k.seconds(1)
+            record.answered = is_answered
+            task.cancel()
+            await asyncio.sleep(0)
+            await k.seconds(1)
+        assert k.watching.done() is not is_answered
+        if not is_answered:
+            assert k.watching.result().reason is Reason.STALL_TIMEOUT
