@@ -1,0 +1,45 @@
+"""Pages of the handbook use plain technical English: none of the phrases that read like a translation."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+STILTED = re.compile(
+    r"\b(?:of (?:its|their|his|your) own|at once|by (?:itself|themselves)|anew|whoever|nobody|for ever|off the premises"
+    r"|comes? to nothing|gives? way|lets? go|goes on)\b",
+    re.IGNORECASE,
+)
+_CODE = re.compile(r"^( *)```.*?^\1``` *$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+_NOT_YET = frozenset(
+    {
+        *("capacity", "cli", "clients", "configuration", "document-fields", "faults", "grpc-clients", "http-api"),
+        *("launch", "limits", "llm-pool", "logs", "metrics", "parameters", "publishers", "repetition", "runbooks"),
+        *("runner-api", "runtimes", "0011-in-process-engines", "0035-engines-in-their-own-environments", "0071-speech"),
+        *("0036-templates-of-the-command-line", "0037-environments-of-engines", "0039-turns-at-a-shared-cache"),
+        *("0068-workflows-of-comfyui", "0069-recordings-in-pieces", "0070-pipelines-of-images", "0074-cost-of-media"),
+        *("0072-results-are-files", "0075-media-as-events"),
+    }
+)
+"""Pages that are generated or not rewritten yet."""
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(page for page in sorted(DOCS.glob("*.md")) if page.stem not in _NOT_YET),
+    *(page for page in sorted((DOCS / "decisions").glob("*.md")) if page.stem not in _NOT_YET),
+]
+
+
+def _stilted(text: str) -> list[str]:
+    return [found[0] for found in STILTED.finditer(" ".join(_CODE.sub("", text).split()))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_is_in_plain_words(page: Path) -> None:
+    assert _stilted(page.read_text("utf-8")) == []
+
+
+def test_a_stilted_phrase_is_found() -> None:
+    """The control."""
+    assert _stilted("It has a queue\nof its own and goes on, `at once`.") == ["of its own", "goes on"]
