@@ -15,12 +15,26 @@ STILTED = re.compile(
 _CODE = re.compile(r"^( *)```.*?^\1``` *$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 _NOT_YET = frozenset(
     {
-        *("capacity", "cli", "clients", "configuration", "document-fields", "faults", "grpc-clients", "http-api"),
-        *("launch", "limits", "llm-pool", "logs", "metrics", "parameters", "publishers", "repetition", "runbooks"),
-        *("runner-api", "runtimes", "0011-in-process-engines", "0035-engines-in-their-own-environments", "0071-speech"),
-        *("0036-templates-of-the-command-line", "0037-environments-of-engines", "0039-turns-at-a-shared-cache"),
-        *("0068-workflows-of-comfyui", "0069-recordings-in-pieces", "0070-pipelines-of-images", "0074-cost-of-media"),
-        *("0072-results-are-files", "0075-media-as-events"),
+        "0037-environments-of-engines",
+        "cli",
+        "clients",
+        "configuration",
+        "document-fields",
+        "faults",
+        "http-api",
+        "logs",
+        "runtimes",
+        "0011-in-process-engines",
+        "0035-engines-in-their-own-environments",
+        "0071-speech",
+        "0036-templates-of-the-command-line",
+        "0039-turns-at-a-shared-cache",
+        "0068-workflows-of-comfyui",
+        "0069-recordings-in-pieces",
+        "0070-pipelines-of-images",
+        "0074-cost-of-media",
+        "0072-results-are-files",
+        "0075-media-as-events",
     }
 )
 """Pages that are generated or not rewritten yet."""
