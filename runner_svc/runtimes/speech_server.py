@@ -60,7 +60,7 @@ class SpeechServer(MediaServer[Settings], Generic[Settings]):
     @override
     async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
         """See Backend.speak. Raises INVALID_ARGUMENT naming the voice that there is not."""
-        http, voice = self._running(), self._catalog.choose(payload.voice)
+        voice = self._catalog.choose(payload.voice)
         warnings = [] if voice.warning is None else [voice.warning]
         if payload.instructions:
             warnings.append(ParameterWarning(field="instructions", message="this engine follows no instructions"))
@@ -68,11 +68,12 @@ class SpeechServer(MediaServer[Settings], Generic[Settings]):
         spoken = audio_pb2.SpeechPayload()
         spoken.CopyFrom(payload)
         spoken.voice = voice.name
-        async with aclosing(media.speak(http, spoken, self._process.noting(call), voice.speaker)) as parts:
-            async for part in parts:
-                if part.receipt is not None:
-                    part.receipt.warnings.extend(event.warning for event in warning_frame(warnings))
-                yield part
+        with self._asking(Operation.SPEECH, call) as (http, asked):
+            async with aclosing(media.speak(http, spoken, asked, voice.speaker)) as parts:
+                async for part in parts:
+                    if part.receipt is not None:
+                        part.receipt.warnings.extend(event.warning for event in warning_frame(warnings))
+                    yield part
 
     def further_warnings(self, payload: audio_pb2.SpeechPayload) -> list[ParameterWarning]:
         """Returns warnings about what the engine cannot do as it is asked for."""

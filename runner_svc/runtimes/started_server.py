@@ -7,8 +7,8 @@ port, and once it answers there, one of its processes must be what listens on it
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Container, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -19,22 +19,17 @@ from runner_svc.backend.engine_process import LOOPBACK, EngineProcess, ProcessBa
 from runner_svc.backend.port import (
     BackendFacts,
     CallInfo,
-    EmbeddingResult,
     EnginePage,
     LoadOrder,
-    RerankResult,
-    SpeechPart,
 )
-from runner_svc.openai_upstream import media
 from runner_svc.openai_upstream.client import HEALTH, Endpoint, OpenAiHttp
-from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.host_memory import configured_limit
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.engine_figures import FigureSampler, MetricsPage
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
+from runner_svc.runtimes.server_calls import ServerCalls
 from runner_svc.runtimes.settings import StartedModelSettings
 from runner_svc.supervise.process_time import GpuTime
-from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
@@ -104,7 +99,7 @@ class StartLog:
         return None
 
 
-class StartedServer(ProcessBackend, Generic[Model]):
+class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
     """The common part of backends over OpenAI-compatible servers that weft starts: one model in one process.
 
     A runtime says what is its server's own: `engine_parameters`, `command`, `key_variable` and `arguments`, and where
@@ -153,8 +148,8 @@ class StartedServer(ProcessBackend, Generic[Model]):
         """The port that the server is told; 0: it chooses one."""
 
     @property
+    @override
     def operations(self) -> frozenset[Operation]:
-        """The operations that the model offers."""
         return frozenset({Operation.CHAT, Operation.COMPLETION})
 
     def arguments(self, order: LoadOrder, port: int) -> Sequence[str]:
@@ -294,52 +289,13 @@ class StartedServer(ProcessBackend, Generic[Model]):
     def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         return self._running().generate(payload, self._process.noting(call))
 
+    @contextmanager
     @override
-    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
-        self._require(Operation.EMBEDDING, "embeddings")
-        result = await self._running().embed(payload, call)
-        self._process.note_answer()
-        return result
-
-    @override
-    async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
-        self._require(Operation.RERANK, "reranking")
-        result = await self._running().rerank(payload, call)
-        self._process.note_answer()
-        return result
-
-    @override
-    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
-        self._require(Operation.TOKENIZE, "counting tokens")
-        return await tokenize(self._running(), payload, call)
-
-    @override
-    async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        self._require(Operation.IMAGE, "images")
-        async with aclosing(media.generate_images(self._running(), payload, self._process.noting(call))) as frames:
-            async for frame in frames:
-                self._process.note_answer()
-                yield frame
-
-    @override
-    async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        self._require(Operation.TRANSCRIPTION, "transcriptions")
-        async with aclosing(media.transcribe(self._running(), payload, self._process.noting(call))) as frames:
-            async for frame in frames:
-                self._process.note_answer()
-                yield frame
-
-    @override
-    async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
-        self._require(Operation.SPEECH, "speech")
-        async with aclosing(media.speak(self._running(), payload, self._process.noting(call))) as parts:
-            async for part in parts:
-                self._process.note_answer()
-                yield part
-
-    def _require(self, operation: Operation, words: str) -> None:
-        if operation not in self.operations:
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self.model.name} is not configured for {words}")
+    def _asking(self, operation: Operation, call: CallInfo) -> Iterator[tuple[OpenAiHttp, CallInfo]]:
+        with super()._asking(operation, self._process.noting(call)) as asked:
+            yield asked
+        if operation is not Operation.TOKENIZE:
+            self._process.note_answer()
 
     async def _healthy(self, order: LoadOrder) -> OpenAiHttp:
         """Returns the client of the started server; further ports are tried while other programs take them."""
@@ -390,6 +346,7 @@ class StartedServer(ProcessBackend, Generic[Model]):
         self._memory = log.memory
         return http
 
+    @override
     def _running(self) -> OpenAiHttp:
         if self._http is None:
             raise WeftError(Reason.BACKEND_NOT_READY, "the engine is not running")

@@ -13,25 +13,20 @@ from typing_extensions import override
 from yarl import URL
 
 from runner_svc.backend.port import (
-    Backend,
     BackendFacts,
     CallInfo,
-    EmbeddingResult,
     ExitReport,
     LoadOrder,
-    RerankResult,
-    SpeechPart,
 )
 from runner_svc.engine_http.answer import Answer
-from runner_svc.openai_upstream import media
 from runner_svc.openai_upstream.client import Endpoint, Open, OpenAiHttp
-from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.backoff import ServerBackoff
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.model_engine import ModelContext
+from runner_svc.runtimes.server_calls import ServerCalls
 from runner_svc.runtimes.settings import UpstreamSettings
 from runner_svc.supervise.logs import LogRing
-from weft.api.common.v1 import audio_pb2, completion_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
+from weft.api.common.v1 import completion_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -56,7 +51,7 @@ def read_key(variable: str | None, environment: Mapping[str, str]) -> str:
     return key
 
 
-class UnmanagedServer(Backend, Generic[Model]):
+class UnmanagedServer(ServerCalls, Generic[Model]):
     """The common part of backends over servers that weft does not start: one model of one server.
 
     A runtime adds the operations and parameters, how requests are sent (`_open`), how it looks whether the server is
@@ -81,7 +76,7 @@ class UnmanagedServer(Backend, Generic[Model]):
         """`parameters`: those beyond weft's own that it is sent, and whether the model thinks by default."""
         self.model = model
         self.context = context
-        self.operations = operations
+        self._operations = operations
         self.parameters = parameters
         self._http: OpenAiHttp | None = None
         self._backoff = ServerBackoff(max_retries=max_retries)
@@ -90,6 +85,11 @@ class UnmanagedServer(Backend, Generic[Model]):
         self._why_gone = ""
         """Why the last probe found the server unusable; empty: it did not answer."""
         self.log = LogRing()
+
+    @property
+    @override
+    def operations(self) -> frozenset[Operation]:
+        return self._operations
 
     @property
     def base_url(self) -> str:
@@ -189,51 +189,11 @@ class UnmanagedServer(Backend, Generic[Model]):
                 async for frame in frames:
                     yield frame
 
+    @contextmanager
     @override
-    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
-        self._require(Operation.EMBEDDING, "embeddings")
-        with self._redacted_errors():
-            return await self._running().embed(payload, call)
-
-    @override
-    async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
-        self._require(Operation.RERANK, "reranking")
-        with self._redacted_errors():
-            return await self._running().rerank(payload, call)
-
-    @override
-    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
-        self._require(Operation.TOKENIZE, "counting tokens")
-        with self._redacted_errors():
-            return await tokenize(self._running(), payload, call)
-
-    @override
-    async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        self._require(Operation.IMAGE, "images")
-        with self._redacted_errors():
-            async with aclosing(media.generate_images(self._running(), payload, call)) as frames:
-                async for frame in frames:
-                    yield frame
-
-    @override
-    async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        self._require(Operation.TRANSCRIPTION, "transcriptions")
-        with self._redacted_errors():
-            async with aclosing(media.transcribe(self._running(), payload, call)) as frames:
-                async for frame in frames:
-                    yield frame
-
-    @override
-    async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
-        self._require(Operation.SPEECH, "speech")
-        with self._redacted_errors():
-            async with aclosing(media.speak(self._running(), payload, call)) as parts:
-                async for part in parts:
-                    yield part
-
-    def _require(self, operation: Operation, words: str) -> None:
-        if operation not in self.operations:
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"this model is not configured for {words}")
+    def _asking(self, operation: Operation, call: CallInfo) -> Iterator[tuple[OpenAiHttp, CallInfo]]:
+        with self._redacted_errors(), super()._asking(operation, call) as asked:
+            yield asked
 
     @contextmanager
     def _redacted_errors(self) -> Iterator[None]:
@@ -258,6 +218,7 @@ class UnmanagedServer(Backend, Generic[Model]):
             message = "the server is busy and has not been asked"
             raise WeftError(Reason.NO_SLOT_AVAILABLE, message, retry_after_seconds=wait)
 
+    @override
     def _running(self) -> OpenAiHttp:
         if self._http is None:
             raise WeftError(Reason.BACKEND_NOT_READY, "the engine is not running")

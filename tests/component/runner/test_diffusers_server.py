@@ -404,3 +404,15 @@ async def test_an_engine_that_dies_at_work_is_noticed_and_the_next_one_works(mod
         await backend.stop()
         await backend.start()
         assert await _made(backend, _payload())
+
+
+@pytest.mark.slow("starts engine processes")
+async def test_progress_is_no_answer_that_proves_that_the_library_runs_on_this_processor(model: Path) -> None:
+    async with (
+        _running(model, {"seconds_per_step": 0.05}) as (backend, _),
+        aclosing(backend.generate_images(_payload(steps=100), CALL)) as frames,
+    ):
+        await anext(frames)
+        os.kill(backend.process_id or 0, signal.SIGSEGV)
+        with pytest.raises(WeftError, match=r"before its first answer: .*built for another processor"):
+            await _to_the_end(frames)

@@ -1,0 +1,73 @@
+"""The calls of backends over one server with OpenAI's interface, whoever started it."""
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+
+from typing_extensions import override
+
+from runner_svc.backend.port import Backend, CallInfo, EmbeddingResult, RerankResult, SpeechPart
+from runner_svc.openai_upstream import media
+from runner_svc.openai_upstream.client import OpenAiHttp
+from runner_svc.openai_upstream.tokens import tokenize
+from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
+from weft.dispatch.frames import Frame
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+
+class ServerCalls(Backend):
+    """A Backend whose operations beside generations are calls of its server."""
+
+    @property
+    def operations(self) -> frozenset[Operation]:
+        """The operations that the model offers."""
+        raise NotImplementedError
+
+    def _running(self) -> OpenAiHttp:
+        """Returns the server. Raises BACKEND_NOT_READY where it does not run."""
+        raise NotImplementedError
+
+    @contextmanager
+    def _asking(self, operation: Operation, call: CallInfo) -> Iterator[tuple[OpenAiHttp, CallInfo]]:
+        """Yields the server and the call for it. Raises UNSUPPORTED_OPERATION, BACKEND_NOT_READY."""
+        if operation not in self.operations:
+            message = f"this model is not configured for the operation {operation.name.lower()}"
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, message)
+        yield self._running(), call
+
+    @override
+    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
+        with self._asking(Operation.EMBEDDING, call) as (http, asked):
+            return await http.embed(payload, asked)
+
+    @override
+    async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
+        with self._asking(Operation.RERANK, call) as (http, asked):
+            return await http.rerank(payload, asked)
+
+    @override
+    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
+        with self._asking(Operation.TOKENIZE, call) as (http, asked):
+            return await tokenize(http, payload, asked)
+
+    @override
+    async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        with self._asking(Operation.IMAGE, call) as (http, asked):
+            async with aclosing(media.generate_images(http, payload, asked)) as frames:
+                async for frame in frames:
+                    yield frame
+
+    @override
+    async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        with self._asking(Operation.TRANSCRIPTION, call) as (http, asked):
+            async with aclosing(media.transcribe(http, payload, asked)) as frames:
+                async for frame in frames:
+                    yield frame
+
+    @override
+    async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
+        with self._asking(Operation.SPEECH, call) as (http, asked):
+            async with aclosing(media.speak(http, payload, asked)) as parts:
+                async for part in parts:
+                    yield part
