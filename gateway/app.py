@@ -75,7 +75,7 @@ from weft.durable.tasks import TaskPort
 from weft.durable.usage import UsageSource
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.health import AlwaysHealthy, HealthSource
+from weft.kernel.health import HealthSource
 from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
 from weft.kernel.time_limit import time_limited
@@ -129,7 +129,7 @@ class GatewayPorts:
     """The kinds that `/api/v1/watch` can stream."""
     tracing: Tracing = NO_TRACING
     """Where the spans of requests go."""
-    health: HealthSource = AlwaysHealthy()  # noqa: RUF009 - it has no state
+    health: HealthSource = HealthSource()  # noqa: RUF009 - it has no state
     """The health of this process."""
     ends: EndReporter | None = None
     """Hands over the ends of requests whose router was lost, and is counted by the gateway; None: nothing does."""

@@ -27,7 +27,7 @@ from weft.durable.batches import FilePort
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.health import AlwaysHealthy, HealthSource
+from weft.kernel.health import HealthSource
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TASK_OPERATIONS, TEXT_OPERATIONS, Operation
 from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
@@ -64,7 +64,7 @@ class InferenceDeps:
     """Where the spans of requests go."""
     service: ServiceName = ServiceName.GATEWAY
     """The service of these spans."""
-    health: HealthSource = AlwaysHealthy()  # noqa: RUF009 - it has no state
+    health: HealthSource = HealthSource()  # noqa: RUF009 - it has no state
     """The health of this process."""
     on_limited: Callable[[str, str], None] = _ignore_limited
     """Called with the model's label and the tenant of each request that exceeds a rate limit."""

@@ -13,7 +13,7 @@ from gateway.runner_api.metrics import QueueView, RequestObserver
 from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.durable.journal_policy import JournalRules
-from weft.kernel.health import AlwaysHealthy, HealthSource
+from weft.kernel.health import HealthSource
 from weft.kernel.tracing import NO_TRACING, Tracing
 
 
@@ -44,7 +44,7 @@ class RunnerApiPorts:
     operations: OperationsPort
     keys: KeyRingSource | None = None
     """The valid API keys; None: callers need none."""
-    health: HealthSource = AlwaysHealthy()  # noqa: RUF009 - it has no state
+    health: HealthSource = HealthSource()  # noqa: RUF009 - it has no state
     """The health of the process."""
     tracing: Tracing = NO_TRACING
     """Where the spans of requests go."""

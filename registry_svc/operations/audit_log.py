@@ -68,28 +68,19 @@ class AuditLog:
 
     async def refused(self, refused: Refused, action: operation_pb2.OperationAction, requested_by: str) -> None:
         """Write down a refusal, or count it when there were too many. Raises SERVICE_UNAVAILABLE."""
-        await self.close_window()
         why = refused.why[:MAX_WHY_CHARS]
-        roomy = self._head.sequence < self._max_entries * SHARE_FOR_REFUSALS
-        if not roomy or not self._refusals.takes(self._clock.utc_now()):
-            self._refusals.count(why)
-            return
-        detail = {
+        detail: dict[str, object] = {
             "action": action_detail(action),
             "action_sha256": action_hash(action_bytes(action)),
             "proven_signers": list(refused.actors[:MAX_SIGNERS_NAMED]),
             "why": why,
         }
-        await self._write("operation.refused", requested_by, detail)
+        await self._write_or_count("operation.refused", requested_by, detail, self._refusals, why)
 
     async def cancelled(self, request_id: str, tenant: str, cancelled_by: str) -> None:
         """Write down that a request was ended by its id, or count it as refusals are. Raises SERVICE_UNAVAILABLE."""
-        await self.close_window()
-        roomy = self._head.sequence < self._max_entries * SHARE_FOR_REFUSALS
-        if not roomy or not self._cancellations.takes(self._clock.utc_now()):
-            self._cancellations.count(tenant)
-            return
-        await self._write("request.cancelled", cancelled_by, {"request_id": request_id, "tenant": tenant})
+        detail: dict[str, object] = {"request_id": request_id, "tenant": tenant}
+        await self._write_or_count("request.cancelled", cancelled_by, detail, self._cancellations, tenant)
 
     async def release_requested(self, lease: Mapping[str, object], requested_by: str) -> None:
         """Write down that the lease of a program is released for an operator. Raises SERVICE_UNAVAILABLE."""
@@ -104,7 +95,7 @@ class AuditLog:
 
         While the log has room for operations alone, it is in the log of the process only.
         """
-        if self._head.sequence < self._max_entries * SHARE_FOR_REFUSALS:
+        if self._has_room_for_refusals():
             await self._write("log_level.changed", changed_by, {"process": process, "level": level, "until": until})
 
     async def close_window(self, *, at_once: bool = False) -> None:
@@ -118,8 +109,20 @@ class AuditLog:
             log.info("cancellations counted", count=cancellations.count, since=cancellations.since.isoformat())
             await self._write_counted("request.cancellations_counted", cancellations, "tenants")
 
+    def _has_room_for_refusals(self) -> bool:
+        return self._head.sequence < self._max_entries * SHARE_FOR_REFUSALS
+
+    async def _write_or_count(
+        self, event: str, actor: str, detail: dict[str, object], window: RefusalWindow, counted_as: str
+    ) -> None:
+        await self.close_window()
+        if self._has_room_for_refusals() and window.takes(self._clock.utc_now()):
+            await self._write(event, actor, detail)
+        else:
+            window.count(counted_as)
+
     async def _write_counted(self, event: str, counted: CountedRefusals, by: str) -> None:
-        if self._head.sequence < self._max_entries * SHARE_FOR_REFUSALS:
+        if self._has_room_for_refusals():
             await self._write(event, "", _counted_detail(counted, by))
 
     def tell_head(self) -> None:

@@ -299,24 +299,13 @@ class _BlockingMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         channel = self._owner.current()
         try:
-            call = self._on(channel)(*args, **kwargs)
+            call = getattr(channel, self._kind)(*self._method, **self._options)(*args, **kwargs)
         except grpc.RpcError as error:
             self._owner.note_failure(channel, _code_of(error))
             raise
         if self._kind.endswith("_stream"):
             call.add_callback(lambda: self._owner.note_failure(channel, _code_of(call)))
         return call
-
-    def with_call(self, *args: Any, **kwargs: Any) -> Any:
-        """See grpc.UnaryUnaryMultiCallable."""
-        return self._on(self._owner.current()).with_call(*args, **kwargs)
-
-    def future(self, *args: Any, **kwargs: Any) -> Any:
-        """See grpc.UnaryUnaryMultiCallable."""
-        return self._on(self._owner.current()).future(*args, **kwargs)
-
-    def _on(self, channel: grpc.Channel) -> Any:
-        return getattr(channel, self._kind)(*self._method, **self._options)
 
 
 def _code_of(call: Any) -> grpc.StatusCode | None:

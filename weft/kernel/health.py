@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le
 
@@ -185,29 +185,16 @@ class HealthReport:
         return self.is_ready and service not in self.stopped_services
 
 
-HEALTHY = HealthReport()
-
-
-class HealthSource(Protocol):
-    """Source of the health of this process."""
+class HealthSource:
+    """Source of the health of a process; this one has no components and is healthy."""
 
     @property
     def report(self) -> HealthReport:
         """The health as of the last checks, and of those that are made at each answer."""
-        ...
+        return HealthReport()
 
     def component_documents(self) -> list[dict[str, Any]]:
         """Returns the components as JSON: see `component_document`."""
-        ...
-
-
-class AlwaysHealthy(HealthSource):
-    """The health of a process without components."""
-
-    report = HEALTHY
-
-    def component_documents(self) -> list[dict[str, Any]]:
-        """Returns no components."""
         return []
 
 

@@ -12,7 +12,7 @@ class _Logger:
 
     @cached_property
     def _written(self) -> Any:
-        from weft.kernel.structured_log import structlog  # noqa: PLC0415 - see the class
+        from weft.kernel.log_threshold import structlog  # noqa: PLC0415 - see the class
 
         return structlog.get_logger(self._name, component=self._name)
 

@@ -1,10 +1,32 @@
 """The lowest level that a process logs; it may change while the process runs."""
 
 import logging
+import sys
 from types import MappingProxyType
 from typing import Any
 
-from weft.kernel.structured_log import structlog
+
+def _import_structlog() -> None:
+    """Imports structlog as if rich were not installed.
+
+    It would import rich for tracebacks that show local variables, which weft never writes: they hold prompts and keys.
+    That took a tenth of the CPU time of a start, and 5 MB.
+    """
+    if "rich" in sys.modules:
+        import structlog  # noqa: PLC0415
+    else:
+        sys.modules["rich"] = None  # type: ignore[assignment]  # what the import system calls a missing module
+        try:
+            import structlog  # noqa: F401, PLC0415
+        finally:
+            del sys.modules["rich"]
+
+
+_import_structlog()
+
+import structlog  # noqa: E402
+
+__all__ = ["LEVELS", "LogThreshold", "structlog", "threshold_in_use"]
 
 LEVELS = ("debug", "info", "warning", "error")
 _NUMBERS = MappingProxyType(

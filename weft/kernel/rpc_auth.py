@@ -52,10 +52,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class RpcGuard(ABC, grpc.aio.ServerInterceptor):
     """An interceptor that rejects calls. An error of `check` becomes the call's status."""
 
-    def __init__(self) -> None:
-        self._made: dict[str, tuple[Any, Any]] = {}
-        """A method's handler and the guarded one, created once per method of the server."""
-
     @abstractmethod
     def check(self, method: str, context: Context) -> None:
         """Checks a call of `/package.Service/Method`. Raises the WeftError that rejects it.
@@ -76,10 +72,7 @@ class RpcGuard(ABC, grpc.aio.ServerInterceptor):
         handler, method = await continuation(handler_call_details), handler_call_details.method
         if handler is None or self.is_open(method):
             return handler
-        made = self._made.get(method)
-        if made is None or made[0] is not handler:
-            made = self._made[method] = handler, self._guarded(handler, method)
-        return made[1]
+        return self._guarded(handler, method)
 
     def _guarded(self, handler: Any, method: str) -> Any:
         inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
@@ -124,7 +117,6 @@ class PeerGate(RpcGuard):
 
     def __init__(self, patterns: Sequence[str]) -> None:
         """Shell patterns for URIs, such as `weft://mesh/router-*`."""
-        super().__init__()
         self._patterns = tuple(patterns)
 
     def check(self, method: str, context: "grpc.aio.ServicerContext[Any, Any]") -> None:  # noqa: ARG002 - whichever
@@ -213,7 +205,6 @@ class AuthInterceptor(RpcGuard):
 
     def __init__(self, ring: Callable[[], KeyRing], clock: Clock) -> None:
         """`ring` returns the currently valid keys."""
-        super().__init__()
         self._ring = ring
         self._clock = clock
 

@@ -18,8 +18,7 @@ from typing import Any, Literal, TextIO, cast
 
 import msgspec
 
-from weft.kernel.log_threshold import LogThreshold
-from weft.kernel.structured_log import structlog
+from weft.kernel.log_threshold import LogThreshold, structlog
 
 TRACEPARENT = "traceparent"
 

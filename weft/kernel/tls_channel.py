@@ -158,29 +158,29 @@ class _Connections:
 class _Method:
     """An rpc on whatever connection is the newest one when it is called."""
 
-    __slots__ = ("_arguments", "_bound", "_channel", "_kind")
-
     def __init__(self, channel: "_SecuredCalls", kind: str, names: tuple[Any, ...], options: dict[str, Any]) -> None:
         """`kind` is the method of a gRPC channel that makes an rpc of the other arguments."""
         self._channel = channel
         self._kind = kind
         self._arguments = names, options
-        self._bound: tuple[_Connection | None, Any] = None, None
 
-    def __call__(self, *arguments: Any, metadata: Any = None, **options: Any) -> Any:
-        channel = self._channel
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._begin("__call__", self._kind, *arguments, **options)
+
+    def future(self, *arguments: Any, **options: Any) -> Any:
+        """See grpc.UnaryUnaryMultiCallable."""
+        return self._begin("future", "future", *arguments, **options)
+
+    def _begin(self, form: str, kind: str, *arguments: Any, metadata: Any = None, **options: Any) -> Any:
+        channel, (names, keywords) = self._channel, self._arguments
         connection = channel.connections.enter()
         is_watched = False
         try:
-            made_for, method = self._bound
-            if made_for is not connection:
-                names, keywords = self._arguments
-                method = getattr(connection.channel, self._kind)(*names, **keywords)
-                self._bound = connection, method
+            method = getattr(connection.channel, self._kind)(*names, **keywords)
             if channel.extra:
                 metadata = (*(metadata or ()), *channel.extra)
-            call = method(*arguments, metadata=metadata, **options)
-            is_watched = channel.watch(self._kind, call, partial(channel.connections.leave, connection))
+            call = getattr(method, form)(*arguments, metadata=metadata, **options)
+            is_watched = channel.watch(kind, call, partial(channel.connections.leave, connection))
             return call
         finally:
             if not is_watched:
@@ -199,7 +199,10 @@ class _SecuredCalls(CallsByKind):
 
     @abstractmethod
     def watch(self, kind: str, call: Any, on_end: Callable[..., None]) -> bool:
-        """Has `on_end` called at the end of a call that was made; returns False when the call has ended already."""
+        """Has `on_end` called at the end of a call that was made; returns False when the call has ended already.
+
+        `kind` is that of its rpc, or "future".
+        """
 
     @override
     def method(self, kind: str, names: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -248,7 +251,7 @@ class SecuredSyncChannel(_SecuredCalls, ChosenSyncChannel):
     @override
     def watch(self, kind: str, call: Any, on_end: Callable[..., None]) -> bool:
         # A call with one response has waited for it; one that has ended accepts no callback.
-        return kind.endswith("_stream") and bool(call.add_callback(on_end))
+        return kind.endswith(("_stream", "future")) and bool(call.add_callback(on_end))
 
     @override
     def close(self) -> None:

@@ -63,7 +63,7 @@ from weft.durable.tasks import TaskPort
 from weft.durable.usage import RemoteUsage, UsageSource
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
-from weft.kernel.health import AlwaysHealthy, HealthSource
+from weft.kernel.health import HealthSource
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.memory_tuning import settle_memory
 from weft.kernel.metrics import MetricsPage
@@ -164,7 +164,7 @@ class MeshClients:
     """The mesh with the models that are still expected; None: `fleet`."""
     tracing: Tracing = NO_TRACING
     """Where the spans of requests go."""
-    health: HealthSource = AlwaysHealthy()  # noqa: RUF009 - it has no state
+    health: HealthSource = HealthSource()  # noqa: RUF009 - it has no state
     """The health of this process."""
     metrics: MetricsPage | None = None
     """The page of this process; None: one of its own."""

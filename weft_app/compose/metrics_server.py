@@ -10,7 +10,7 @@ from aiohttp import web
 from typing_extensions import override
 
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.health import HEALTH, LIVEZ, READYZ, AlwaysHealthy, HealthSource, probe_answer
+from weft.kernel.health import HEALTH, LIVEZ, READYZ, HealthSource, probe_answer
 from weft.kernel.log import get_logger
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.reasons import Reason
@@ -38,7 +38,7 @@ class MetricsServer(Service):
     def __init__(self, page: MetricsPage, listen: str, health: HealthSource | None = None) -> None:
         """`listen` is `host:port`, or `unix:` and a path. Raises INVALID_ARGUMENT for another form."""
         self._page = page
-        self._health = health or AlwaysHealthy()
+        self._health = health or HealthSource()
         self._path = Path(listen.removeprefix(UNIX_PREFIX)) if listen.startswith(UNIX_PREFIX) else None
         self._address = ("", 0) if self._path is not None else _host_and_port(listen)
         self._http: web.Server | None = None

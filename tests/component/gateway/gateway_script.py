@@ -33,7 +33,7 @@ from weft.durable.batches import BatchPort, FilePort
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.durable.usage import UsageSource
-from weft.kernel.health import AlwaysHealthy, HealthSource
+from weft.kernel.health import HealthSource
 from weft.kernel.request import Operation
 
 Frame = list[event_pb2.InferenceEvent]
@@ -331,7 +331,7 @@ async def serving(
         tasks=tasks,
         usage=usage_source,
         router=router,
-        health=health or AlwaysHealthy(),
+        health=health or HealthSource(),
         watched=watched,
     )
     service = build(config or GatewayConfig(port=0), ports)

@@ -14,6 +14,7 @@ from weft.kernel.chosen_channel import PickedChannel
 from weft.kernel.failover_channel import BlockingFailoverChannel, FailoverChannel
 from weft.kernel.rpc import new_server, open_blocking_channel, open_channel
 from weft.kernel.service import Health
+from weft.kernel.tls_channel import ChannelSecurity
 
 WAIT_SECONDS = 20.0
 
@@ -196,13 +197,14 @@ async def test_a_channel_without_any_server_fails_its_calls(pair: tuple[Named, N
     assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.parametrize("api_key", ["", "wk_secret"])
 async def test_a_blocking_channel_asks_who_serves_before_the_first_call_and_after_a_failure(
-    pair: tuple[Named, Named],
+    pair: tuple[Named, Named], api_key: str
 ) -> None:
     a, b = pair
     await a.start(serving=False)
     await b.start(serving=True)
-    channel = open_blocking_channel(f"{a.address},{b.address}")
+    channel = open_blocking_channel(f"{a.address},{b.address}", ChannelSecurity(api_key=api_key))
     assert isinstance(channel, BlockingFailoverChannel)
 
     def name() -> str:

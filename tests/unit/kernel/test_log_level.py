@@ -4,8 +4,7 @@ import pytest
 
 from weft.kernel.errors import WeftError
 from weft.kernel.log_level import DEFAULT_LOG_LEVEL_SECONDS, MAX_LOG_LEVEL_SECONDS, LogLevel
-from weft.kernel.log_threshold import LogThreshold
-from weft.kernel.structured_log import structlog
+from weft.kernel.log_threshold import LogThreshold, structlog
 from weft_testing.fake_clock import FakeClock
 
 
