@@ -23,7 +23,6 @@ from weft.kernel.service import Service
 from weft.kernel.timestamps import datetime_of, stamp_of
 from weft.sql.connections import Tx
 from weft.sql.moments import BoundedMoment, bring_back
-from weft.sql.statements import insert
 
 SWEPT_AT_ONCE = 100
 """Responses that one statement of a sweep changes; other writes run in between."""
@@ -31,7 +30,6 @@ SWEPT_AT_ONCE = 100
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _SIZE = "SELECT tenant, size FROM responses WHERE id = :id"
-_COLUMNS = ("tenant", "previous_id", "created_at", "size", "body", "items")
 _CREATED = BoundedMoment("responses", "id", "created_at")
 
 
@@ -52,7 +50,7 @@ class ResponseManager(ResponseStore):
         self._limits = limits
         self._clock = clock
         self._usage: dict[str, Usage] = {}
-        """Usage by tenant. Writes of other routers on the database are seen at the next count."""
+        """Usage by tenant."""
         self._total_bytes = 0
         """Bytes of all tenants."""
 
@@ -131,13 +129,11 @@ class ResponseManager(ResponseStore):
         def put(tx: Tx) -> Usage:
             found = tx.row(_SIZE, id=response.id)
             if found is None:
-                tx.execute(insert("responses", "id", *_COLUMNS), **values)
+                tx.insert("responses", values)
                 return Usage(1, size)
             if found.tenant != response.tenant:
                 raise WeftError(Reason.ALREADY_EXISTS, "a response with this id exists")
-            tx.execute(
-                f"UPDATE responses SET {', '.join(f'{each} = :{each}' for each in _COLUMNS)} WHERE id = :id", **values
-            )
+            tx.update("responses", "id", values)
             return Usage(0, size - found.size)
 
         return await self._database.run(put)

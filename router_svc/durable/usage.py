@@ -66,7 +66,7 @@ def ignore_usage(_added: Mapping[UsageKey, UsageSums]) -> None:
 
 
 class UsageStore(UsageSource):
-    """The usage in one router's database, that of other routers on it included."""
+    """The usage in a router's database, that of earlier leaders included."""
 
     def __init__(
         self,
@@ -85,8 +85,7 @@ class UsageStore(UsageSource):
         self._seen_writes = -1
         """The database's `write_count` when it had no entries: only the router that leads makes any."""
         self._rows: dict[int, HourRows] = {}
-        """The rows of recent hours. Those that other routers made meanwhile are missing: with a shared database an hour
-        may have as many rows of each router."""
+        """The rows of recent hours."""
 
     async def flush(self) -> None:
         """Writes what was counted, and adds the entries of ended tasks to their hours. Raises SERVICE_UNAVAILABLE."""

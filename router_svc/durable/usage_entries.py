@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from router_svc.usage import (
-    COLUMNS,
     Outcome,
     UsageSums,
     asked_of,
@@ -16,9 +15,6 @@ from router_svc.usage import (
 )
 from weft.api.common.v1 import receipt_pb2
 from weft.sql.connections import Tx
-from weft.sql.statements import insert
-
-_ADD_ENTRY = insert("usage_entries", "hour", "tenant", "key", "model", "asked", *COLUMNS)
 
 Entry = dict[str, object]
 """The columns of an entry."""
@@ -54,7 +50,7 @@ def ended_without_receipt(task: Any, now: float, outcome: "Outcome | None", *, w
 
 def add_entries(tx: Tx, entries: Sequence[Entry]) -> None:
     """Writes entries in a transaction."""
-    tx.many(_ADD_ENTRY, entries)
+    tx.insert("usage_entries", *entries)
 
 
 def _entry(task: Any, now: float, model: str, asked: str, sums: UsageSums) -> Entry:

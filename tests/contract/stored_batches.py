@@ -9,7 +9,6 @@ import pytest
 
 import router_svc.durable.batches.service
 from router_svc.durable.limits import BatchLimits, TaskLimits
-from router_svc.durable.tasks.sql_rows import ADD_ATTEMPT, ADD_PIECE
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import chat_pb2, event_pb2
@@ -81,7 +80,7 @@ class World:
         attempt = {"attempt": 1, "owner": "router-1", "claimed_at": now, "reason": 0, "message": "", "receipt": b""}
         running = await self.database.rows("SELECT id FROM tasks WHERE state = 2 AND batch_id = :id", id=batch_id)
         rows = [{"task_id": row.id, "ended_at": None, **attempt} for row in running]
-        await self.database.run(lambda tx: tx.many(ADD_ATTEMPT, rows))
+        await self.database.run(lambda tx: tx.insert("task_attempts", *rows))
 
     async def answer(self, batch_id: str, line: int, *texts: str, attempt: int = 1) -> None:
         """Keep pieces of an answer."""
@@ -97,7 +96,7 @@ class World:
             }
             for index, text in enumerate(texts, start=1)
         ]
-        await self.database.run(lambda tx: tx.many(ADD_PIECE, rows))
+        await self.database.run(lambda tx: tx.insert("task_pieces", *rows))
         size = sum(len(row["output"]) for row in rows)
         await self.database.change("UPDATE tasks SET result_size = :size WHERE id = :id", size=size, id=task_id)
 

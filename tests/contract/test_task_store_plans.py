@@ -12,7 +12,7 @@ import pytest
 from stored_tasks import CRASH, DONE, LANE, LEASE, MUCH, NOW, a_chunk, a_row
 from typing_extensions import override
 
-from router_svc.durable.tasks.sql_rows import ADD_ATTEMPT, ADD_PIECE, ADD_SPEC, values_of
+from router_svc.durable.tasks.sql_rows import values_of
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Claim, Lane
 from router_svc.policy.task_release import Release, ReleaseBound
@@ -20,7 +20,7 @@ from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.kernel.reasons import Reason
 from weft.sql.connections import Tx
-from weft.sql.statements import Values, insert
+from weft.sql.statements import Values
 from weft.sql.store import T, Work
 
 pytest_plugins = ("database_fixtures",)
@@ -158,10 +158,10 @@ def _fill(tx: Tx) -> None:
     run = [str(row["id"]) for row in rows if row["attempt"]]
     begun = {"attempt": 1, "owner": "r1", "claimed_at": NOW, "ended_at": None, "reason": 0, "message": ""}
     chunk = {"attempt": 1, "first_index": 1, "event_count": 1, "output": b""}
-    tx.many(insert("tasks", *rows[0]), rows)
-    tx.many(ADD_SPEC, [{"task_id": row["id"], "spec": b""} for row in rows])
-    tx.many(ADD_ATTEMPT, [{"task_id": name, "receipt": b"", **begun} for name in run])
-    tx.many(ADD_PIECE, [{"task_id": name, **chunk} for name in run])
+    tx.insert("tasks", *rows)
+    tx.insert("task_specs", *({"task_id": row["id"], "spec": b""} for row in rows))
+    tx.insert("task_attempts", *({"task_id": name, "receipt": b"", **begun} for name in run))
+    tx.insert("task_pieces", *({"task_id": name, **chunk} for name in run))
 
 
 def _values(number: int) -> dict[str, object]:
@@ -243,9 +243,8 @@ async def test_finding_and_claiming_costs_the_same_with_many_waiting(sqlite_url:
         rows = [values_of(a_row(f"task-{n}", lane=Lane(f"m{n % 4}", "ann", LANE.band)), 1) for n in range(first, size)]
         specs = [{"task_id": row["id"], "spec": b"s"} for row in rows]
         database.keeps = True
-        add = insert("tasks", *rows[0])
-        await database.run(lambda tx, add=add, rows=rows: tx.many(add, rows))  # type: ignore[misc]
-        await database.run(lambda tx, specs=specs: tx.many(ADD_SPEC, specs))  # type: ignore[misc]
+        await database.run(lambda tx, rows=rows: tx.insert("tasks", *rows))  # type: ignore[misc]
+        await database.run(lambda tx, specs=specs: tx.insert("task_specs", *specs))  # type: ignore[misc]
         database.keeps = False
         uses: list[Use] = [
             lambda store: store.lanes(NOW, None, 10),

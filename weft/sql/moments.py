@@ -33,7 +33,6 @@ class BoundedMoment:
     def ahead(self) -> str:
         """The keys of rows whose moment lies further off than it can, for `:later`, `:now` and a margin."""
         latest = self.latest.replace(":now", ":later")
-        # Rows are changed in one order everywhere.
         return f"""SELECT {self.key} FROM {self.table} WHERE {self.where} AND {self.column} > {latest}
             ORDER BY {self.key} LIMIT :limit"""
 

@@ -21,7 +21,6 @@ from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import datetime_of, optional_stamp, stamp_of
 from weft.sql.connections import Row, Tx
 from weft.sql.moments import BoundedMoment, bring_back
-from weft.sql.statements import insert
 
 RECEIVING = 0
 """State of a batch whose items are being received."""
@@ -120,7 +119,7 @@ class BatchStore:
             "window_ends_at": datetime_of(batch.window_end_time).timestamp(),
             "ended_at": now if batch.errors else None,
         }
-        await self._database.change(insert("batches", *values), **values)
+        await self._database.run(lambda tx: tx.insert("batches", values))
 
     async def get(self, tenant: str, batch_id: str) -> batch_pb.Batch | None:
         """Returns a batch; the counts of ended items are set only once all have ended."""

@@ -35,7 +35,6 @@ from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
 from weft.sql.connections import Row, Tx
 from weft.sql.moments import BoundedMoment, bring_back
-from weft.sql.statements import insert
 
 MAX_MEDIA_TYPE_CHARS = 128
 REMOVED_AT_ONCE = 16
@@ -334,7 +333,7 @@ class FileManager(FilePort):
         purposes = self._shelves[new.purpose].purposes
 
         def add(tx: Tx) -> Usage:
-            tx.execute(insert("files", *values), **values)
+            tx.insert("files", values)
             return _usage_of(tx.row(_TENANT_USAGE, tenant=new.tenant, purposes=purposes))
 
         return await self._database.run(add)
@@ -349,8 +348,7 @@ class FileManager(FilePort):
             if found is None:
                 raise upload_timed_out("file")
             if chunk.data:
-                add_piece = insert("file_pieces", "file_id", "place", "data")
-                tx.execute(add_piece, file_id=file_id, place=chunk.place, data=chunk.data)
+                tx.insert("file_pieces", {"file_id": file_id, "place": chunk.place, "data": chunk.data})
             return _file_of(found)
 
         return await self._database.run(add)

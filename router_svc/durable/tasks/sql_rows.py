@@ -16,7 +16,6 @@ from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import Priority
 from weft.kernel.timestamps import optional_stamp, stamp_of
 from weft.sql.connections import Row, Tx
-from weft.sql.statements import insert
 
 LOST = task_error(LOST_LEASE, "the router that ran it gave no sign of life")
 MAX_ERROR_CHARS = 2_000
@@ -34,18 +33,11 @@ READY_NOW = 0.0
 """`ready_at` of a task without a pause. Zero rather than now, so that it is ready by every router's clock, also after a
 clock was set back."""
 
-ADD_SPEC = insert("task_specs", "task_id", "spec")
-ADD_PIECE = insert("task_pieces", "task_id", "attempt", "first_index", "event_count", "output")
-ADD_ATTEMPT = insert(
-    "task_attempts", "task_id", "attempt", "owner", "claimed_at", "ended_at", "reason", "message", "receipt"
-)
-
 
 def insert_rows(tx: Tx, rows: Sequence[TaskRow], *, state: int = task_pb2.TASK_STATE_PENDING) -> None:
     """Inserts new tasks, whose ids and idempotency keys are free."""
-    values = [values_of(row, state) for row in rows]
-    tx.many(insert("tasks", *values[0]), values)
-    tx.many(ADD_SPEC, [{"task_id": row.id, "spec": row.spec} for row in rows])
+    tx.insert("tasks", *(values_of(row, state) for row in rows))
+    tx.insert("task_specs", *({"task_id": row.id, "spec": row.spec} for row in rows))
 
 
 def values_of(row: TaskRow, state: int) -> dict[str, object]:

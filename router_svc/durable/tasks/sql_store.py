@@ -294,7 +294,7 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
             if not tx.execute(add, **values):
                 (found,) = tx.rows(_WITH_KEY, tenant=row.lane.tenant, key=row.idempotency_key)
                 return sql_rows.submission_of(row, found)
-            tx.execute(sql_rows.ADD_SPEC, task_id=row.id, spec=row.spec)
+            tx.insert("task_specs", {"task_id": row.id, "spec": row.spec})
             return pb.SubmitTaskResponse(task=sql_rows.new_task(row))
 
         return await self._database.run(submit)
@@ -320,7 +320,7 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
             ended = tx.value("SELECT max(ended_at) FROM task_attempts WHERE task_id = :id", id=task_id)
             began = now if ended is None else max(now, ended)
             claim = Claim(task_id, owner, taken.attempt)
-            tx.execute(sql_rows.ADD_ATTEMPT, **sql_rows.attempt_values(claim, began))
+            tx.insert("task_attempts", sql_rows.attempt_values(claim, began))
             return claim
 
         return await self._database.run(take, vital=True)
@@ -351,7 +351,7 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
         size = kept + sum(len(chunk.output) for chunk in chunks)
         longer = f"UPDATE tasks SET last_index = :last, result_size = :size WHERE {self.fence}"
         tx.execute(longer, last=last, size=size, **values)
-        tx.many(sql_rows.ADD_PIECE, [sql_rows.piece_values(claim, chunk) for chunk in chunks])
+        tx.insert("task_pieces", *(sql_rows.piece_values(claim, chunk) for chunk in chunks))
         return True
 
     @override
