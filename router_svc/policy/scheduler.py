@@ -162,8 +162,10 @@ class Scheduler:
             return []
         candidate, is_relieved = self._placements.take_back(request, now)
         freed = self._queues.reactivate(request.arrival.tenant) if is_relieved else set()
-        kind = classify(reason)
-        self._placements.note_failed(request, candidate, reason, now)
+        is_refused = reason is Reason.BACKEND_NOT_READY and self._placements.is_refused(request, now)
+        kind = FailureKind.FINAL if is_refused else classify(reason)
+        if not is_refused:
+            self._placements.note_failed(request, candidate, reason, now)
         rejection = refusals.attempt_failed(key, attempt, reason)
         decisions: list[Decision] = []
         if kind is FailureKind.BOUNCED:
@@ -176,6 +178,8 @@ class Scheduler:
             request.kind = request.kind.without(candidate.key)
             request.last_failure = rejection
         if kind is FailureKind.FINAL or self._reconciler.is_exhausted(request):
+            if kind is FailureKind.BOUNCED:
+                self._placements.note_refused(request, candidate, now)
             self._requests.leave(request)
             decisions.append(rejection)
         else:
@@ -482,6 +486,16 @@ class Placements:
             health.take_back_break(prompt.counted_on, now, is_the_prompts=is_the_prompts)
             prompt.counted_on = None
         health.note_shared_failure(candidate, now, is_the_prompts=is_the_prompts)
+
+    def is_refused(self, request: LiveRequest, now: float) -> bool:
+        """Whether engines refuse the prompt of a request while they answer others."""
+        return self._failing.is_refused(request.queue, request.arrival.prompt_digest, now)
+
+    def note_refused(self, request: LiveRequest, candidate: Candidate, now: float) -> None:
+        """Record that a request was refused for as long as it was tried, if others were answered meanwhile."""
+        arrival = request.arrival
+        if self._index.health.has_succeeded_since(candidate, arrival.arrived_at):
+            self._failing.of(request.queue, arrival.prompt_digest, request.key, now).is_refused = True
 
     def end(self, request: LiveRequest, served: Served | None, failure: Reason | None, now: float) -> bool:
         """End a request. Returns whether its tenant was at its cap.

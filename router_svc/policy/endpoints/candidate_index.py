@@ -339,6 +339,11 @@ class HealthMonitor:
         usable = (endpoint for step in self._table.steps(queue) for endpoint in step.endpoints() if endpoint.is_usable)
         return all(endpoint.key in keys for endpoint in usable)
 
+    def has_succeeded_since(self, candidate: Candidate, moment: float) -> bool:
+        """Whether the candidate answered a request after this moment."""
+        endpoint = self._table.by_key.get(candidate.key)
+        return endpoint is not None and endpoint.health.has_succeeded_since(moment)
+
     def is_clean(self, candidate: Candidate, now: float) -> bool:
         """Whether a retry there does not repeat a recent failure.
 

@@ -35,6 +35,8 @@ class FailingPrompt:
     failed_on: list[Candidate]
     counted_on: Candidate | None = None
     """The endpoint against which its latest failure counts."""
+    is_refused: bool = False
+    """Whether an engine called itself busy for as long as it was tried, and answered other requests meanwhile."""
     is_answered: bool = False
     """Whether an endpoint answered it: other requests with it say nothing about the cause."""
 
@@ -69,8 +71,13 @@ class FailingPrompts:
         self._prompts[key] = prompt
         return prompt
 
+    def is_refused(self, queue: str, digest: int, now: float) -> bool:
+        """Whether engines refuse a prompt while they answer others."""
+        prompt = self._prompts.get((queue, digest))
+        return prompt is not None and prompt.is_refused and now - prompt.since < MEMORY_SECONDS
+
     def note_answer(self, queue: str, digest: int) -> None:
         """Record that an endpoint answered a prompt."""
         prompt = self._prompts.get((queue, digest))
         if prompt is not None:
-            prompt.is_answered = True
+            prompt.is_answered, prompt.is_refused = True, False

@@ -98,6 +98,7 @@ class EndpointHealth:
         "_paused_for",
         "_paused_until",
         "_shared_in_a_row",
+        "_succeeded_at",
         "_window",
         "_worked_since",
         "paused",
@@ -116,13 +117,14 @@ class EndpointHealth:
         self._last_ejection_seconds = 0.0
         self._worked_since = NEVER
         self._has_succeeded = False
+        self._succeeded_at = NEVER
         self._window = _Window()
 
     def note_success(self, now: float) -> None:
         """Record a success. An ejected endpoint stays ejected: the request was granted before."""
         self._breaks_before_success = self._breaks_in_a_row
         self._busy_in_a_row = self._breaks_in_a_row = self._shared_in_a_row = 0
-        self._has_succeeded = True
+        self._has_succeeded, self._succeeded_at = True, now
         self._note(good=True, now=now)
         if self.state is HealthState.ON_TRIAL:
             self.state = HealthState.WORKS
@@ -206,6 +208,10 @@ class EndpointHealth:
     def has_proven_itself(self) -> bool:
         """Whether a request succeeded there and none broke since."""
         return self._has_succeeded and not self._breaks_in_a_row and self.state is HealthState.WORKS
+
+    def has_succeeded_since(self, moment: float) -> bool:
+        """Whether a request succeeded there after this moment."""
+        return self._succeeded_at > moment
 
     def has_not_failed_lately(self, now: float) -> bool:
         """Whether nothing broke there for `clean_after_seconds`."""

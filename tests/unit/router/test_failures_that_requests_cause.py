@@ -156,3 +156,46 @@ def test_an_error_that_a_replica_answers_alone_counts_against_it() -> None:
     mesh.report_first_content(1, 0.0)
     mesh.finish(1, 0.0, SOME)
     assert {is_served(mesh, key, 0.5) for key in range(2, 6)} == {other} != {broken}
+
+
+def refused(mesh: Mesh, key: int, now: float) -> float:
+    """When a request of one prompt that its engine calls itself busy for is rejected; others run meanwhile."""
+    decisions, attempt = mesh.submit(arrival(key, arrived_at=now, prompt_digest=7), now), 0
+    while key not in rejected(decisions):
+        if key in placed(decisions):
+            attempt += 1
+            decisions = mesh.report_failed(key, attempt, Reason.BACKEND_NOT_READY, now)
+            continue
+        now += 0.25
+        decisions = mesh.tick(now)
+        other = 1_000 + int(now * 4)
+        if placed(mesh.submit(arrival(other, arrived_at=now), now)):
+            mesh.report_first_content(other, now)
+            mesh.finish(other, now, SOME)
+    return now
+
+
+def test_a_prompt_that_its_engine_calls_itself_busy_for_pauses_the_last_endpoint_for_one_request_only() -> None:
+    mesh = replicas(1)
+    ended = refused(mesh, 1, 0.0)
+    assert ended > 1.0
+    for key in range(2, 20):
+        ended += 0.3
+        assert refused(mesh, key, ended) == ended, "it is rejected at once"
+        assert is_served(mesh, 100 + key, ended)
+    assert refused(mesh, 50, ended + 61.0) > ended + 61.0
+
+
+def test_an_engine_that_is_busy_for_all_prompts_is_waited_for_each_time() -> None:
+    mesh, now = replicas(1), 0.0
+    for key in range(1, 4):
+        began = now
+        decisions, attempt = mesh.submit(arrival(key, arrived_at=now, prompt_digest=7), now), 0
+        while key not in rejected(decisions):
+            if key in placed(decisions):
+                attempt += 1
+                decisions = mesh.report_failed(key, attempt, Reason.BACKEND_NOT_READY, now)
+            else:
+                now += 0.25
+                decisions = mesh.tick(now)
+        assert now - began > 1.0
