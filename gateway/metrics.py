@@ -46,7 +46,7 @@ class GatewayMetrics:
             "Ends of requests that were handed to another router than the lost one, by what became of them.",
             ("fate",),
         )
-        self._streams = Gauge("weft_gateway_active_streams", "Streams being answered.", registry=page.registry)
+        self.active_streams = Gauge("weft_gateway_active_streams", "Streams being answered.", registry=page.registry)
 
     def model_label(self, name: str, view: FleetView) -> str:
         """Returns `name` if the fleet knows it, otherwise `unknown`."""
@@ -80,11 +80,3 @@ class GatewayMetrics:
         ):
             if count:
                 self._tokens.of(facts.model, kind).inc(count)
-
-    def stream_began(self) -> None:
-        """Count a stream that begins."""
-        self._streams.inc()
-
-    def stream_ended(self) -> None:
-        """Count a stream that ended."""
-        self._streams.dec()

@@ -223,11 +223,11 @@ class StreamedAnswer(SseResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._encoder.shows_receipt = shows_receipt(scope, self._deps.config)
         metrics = self._deps.metrics
-        metrics.stream_began()
+        metrics.active_streams.inc()
         try:
             await super().__call__(scope, receive, send)
         finally:
-            metrics.stream_ended()
+            metrics.active_streams.dec()
             metrics.tokens_used(facts_of(scope), self._encoder.usage)
 
     @override

@@ -3,19 +3,16 @@
 Nothing here imports the metrics library before a process has a page: most starts of a runner or a registry need none.
 """
 
-from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from weft.kernel.clock import SystemClock
 from weft.kernel.health import HealthSource
 from weft.kernel.service import Service
-from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
     from runner_svc.service import RunnerService
     from weft.kernel.metrics import MetricsPage
-    from weft_app.compose.runner_pages import RunnerPages
 
 
 def metrics_page(config: WeftConfig) -> "MetricsPage":
@@ -41,22 +38,6 @@ def runner_page(config: WeftConfig, runner: "RunnerService", name: str) -> "Metr
     page = metrics_page(config)
     add_runner_metrics(page, name, runner.describe, runner.engine_pages)
     return page
-
-
-def add_runner_pages(page: "MetricsPage", home: WeftHome, runners: Callable[[], Collection[str]]) -> None:
-    """Adds the metrics of the runner processes of `weft up` to the page of the mesh."""
-    pages: RunnerPages | None = None
-
-    async def refresh() -> None:
-        # The HTTP client is imported with the first scrape: a mesh that nothing scrapes needs none.
-        nonlocal pages
-        if pages is None:
-            from weft_app.compose.runner_pages import RunnerPages  # noqa: PLC0415
-
-            pages = RunnerPages(page, home.metrics_socket, runners, SystemClock())
-        await pages.refresh()
-
-    page.before_scrape(refresh)
 
 
 def metrics_services(

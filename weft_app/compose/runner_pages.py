@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-import aiohttp
 from prometheus_client.core import Metric
 
 from weft.kernel.clock import Clock
@@ -37,6 +36,7 @@ class RunnerPages:
         self._read_at: float | None = None
         self._reading = asyncio.Lock()
         page.add(self._collect)
+        page.before_scrape(self._refresh)
 
     def _collect(self) -> Iterator[Metric]:
         yield self._page.count(
@@ -48,7 +48,7 @@ class RunnerPages:
         for page in self._pages.values():
             yield from page.families
 
-    async def refresh(self) -> None:
+    async def _refresh(self) -> None:
         """Reads the pages, unless they were read just now."""
         async with self._reading:
             now = self._clock.monotonic()
@@ -71,6 +71,8 @@ class RunnerPages:
         socket = str(self._socket_of(runner))
         if not os.path.exists(socket):  # noqa: ASYNC240, PTH110 - a look at a local folder
             return None
+        import aiohttp  # noqa: PLC0415 - a mesh that nothing scrapes needs no HTTP client
+
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         try:
             async with (

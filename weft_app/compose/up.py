@@ -71,11 +71,12 @@ from weft_app.compose.home import RUNNING, STARTING, WeftHome
 from weft_app.compose.join_listeners import join_listeners
 from weft_app.compose.machine import local_url, network_urls
 from weft_app.compose.mesh_runners import MeshRunners
-from weft_app.compose.metrics import add_runner_pages, metrics_page, metrics_services
+from weft_app.compose.metrics import metrics_page, metrics_services
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.registry import registry_config
 from weft_app.compose.reload import MeshReload, ReloadedMesh
 from weft_app.compose.router import router_config
+from weft_app.compose.runner_pages import RunnerPages
 from weft_app.compose.runner_processes import StartedRunners, left_behind_notes, retirement_notes
 from weft_app.compose.security import KeyCheck, channel_security, is_on_loopback, key_check, keys_required
 from weft_app.compose.startable import expected_mesh, require_startable
@@ -442,7 +443,7 @@ class UpHost:
         for figures in metrics_services(self._config, self._page, "mesh", self._monitor):
             self._stack.push_async_callback(figures.stop, 0.0)
             await figures.start()
-        add_runner_pages(self._page, self._home, lambda: self._children.pids)
+        RunnerPages(self._page, self._home.metrics_socket, lambda: self._children.pids, self._clock)
         self._stack.push_async_callback(self._stop_runners)
         self._stack.push_async_callback(self._stop_work, edge, side.engine)
         await edge.start()
