@@ -134,6 +134,7 @@ _FIELDS: Mapping[str, str] = MappingProxyType(
         "model": "modelId",
         "tenant": "tenantId",
         "memoryBudgetMb": "gpuMemoryBudgetMB",
+        "parameters.context_tokens": "maxContextLength",
         "authorization": "verifiedOpToken",
         "source": "modelId",
     }

@@ -25,6 +25,12 @@ from weft_app.cli.verbs import option_of
         ("action.load_model.options.parameters", "parameters", "parameters", "--set"),
         ("action.load_model.options.parameters.a_b", "parameters.a_b", "parameters.a_b", "--set a_b"),
         ("parameters.a_b", "parameters.a_b", "parameters.a_b", "--set a_b"),
+        (
+            "action.load_model.options.parameters.context_tokens",
+            "parameters.context_tokens",
+            "maxContextLength",
+            "--ctx",
+        ),
         ("action.flush_cache.model", "model", "modelId", "--model"),
         ("action.flush_cache.tenant", "tenant", "tenantId", "--tenant"),
         ("action.flush_cache.tag", "tag", "tag", "--tag"),
