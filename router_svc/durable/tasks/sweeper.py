@@ -34,7 +34,7 @@ class OpenTaskCounts:
         self._clock = clock
         self._open: dict[str, int] = {}
         self._new: dict[str, int] = {}
-        """Tasks that were added since the last count began, by tenant."""
+        """Tasks that were added since the last count, by tenant."""
         self._counted_at = float("-inf")
         self._counting = asyncio.Lock()
 
@@ -60,11 +60,9 @@ class OpenTaskCounts:
         """Counts the open tasks in the store. Raises SERVICE_UNAVAILABLE."""
         async with self._counting:
             self._counted_at = self._clock.monotonic()
-            # New tasks stay counted until the store has counted them: requests come meanwhile, and a count may fail.
-            before = dict(self._new)
+            # Results come in the order of their transactions: what was added by then is in the count.
             self._open = dict(await self._store.open_counts())
-            since = {tenant: count - before.get(tenant, 0) for tenant, count in self._new.items()}
-            self._new = {tenant: count for tenant, count in since.items() if count}
+            self._new = {}
 
     def _has_room(self, tenant: str) -> bool:
         return self._open.get(tenant, 0) + self._new.get(tenant, 0) < self._limits.max_open_per_tenant
