@@ -45,7 +45,6 @@ HOLDERS = {
 LoadModel, UnloadModel, FlushCache = operation_pb2.LoadModel, operation_pb2.UnloadModel, operation_pb2.FlushCache
 RemoveModel, SOURCE = operation_pb2.RemoveModel, "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M"
 ALL = FlushCacheRequest.SCOPE_ALL
-EVERY_MODEL = ["other", "shared", "team-a", "team-b"]
 PB = registry_service_pb2
 MODEL, AGENT = resource_kind_pb2.RESOURCE_KIND_MODEL, resource_kind_pb2.RESOURCE_KIND_AGENT
 ROUTE, RUNNER = resource_kind_pb2.RESOURCE_KIND_ROUTE, resource_kind_pb2.RESOURCE_KIND_RUNNER

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from bad_inputs_stage import ENDPOINTS, Case, Endpoint, Send, everywhere, good_body, later, of_kind, request, takes_json
 from gateway_script import head
 
-_EVERY_WORD = frozenset({400})
 _TOO_LARGE = frozenset({431})
 _SLOW = frozenset({408})
 _NOT_FOUND = frozenset({404})
@@ -55,11 +54,6 @@ def _at(path: str) -> Send:
 
 def _half_a_body(endpoint: Endpoint) -> bytes:
     return request(endpoint, good_body(endpoint))[:-5]
-
-
-def _expecting(endpoint: Endpoint) -> bytes:
-    whole = request(endpoint, good_body(endpoint), {"Expect": "100-continue"})
-    return whole.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
 
 
 def _compressed(encoding: str) -> Send:

@@ -23,9 +23,7 @@ from response_script import MemoryResponses
 from task_script import ScriptedTasks, output
 
 from gateway.config import GatewayConfig
-from gateway.responses import output as responses_output
 from weft.kernel.errors import WeftError
-from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 QUEUED = "response.queued"
@@ -87,21 +85,6 @@ async def test_after_every_event_there_is_exactly_what_came_after_it() -> None:
     assert {"response.weft", "response.metrics", "response.function_call_arguments.delta"} <= {
         event["type"] for event in whole
     }
-
-
-async def differs_when_read_again() -> bool:
-    async with stage(ScriptedTasks(at_once=pieces(long_answer()))) as gateway:
-        made = await asked(gateway)
-        return (await followed(gateway, made["id"])).body != (await followed(gateway, made["id"])).body
-
-
-async def test_the_same_events_are_the_same_to_the_letter() -> None:
-    assert not await differs_when_read_again()
-
-
-async def test_an_id_at_random_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses_output, "call_id", lambda *_: new_id("call"))
-    assert await differs_when_read_again()
 
 
 async def test_a_stream_is_the_same_live_and_read_again() -> None:

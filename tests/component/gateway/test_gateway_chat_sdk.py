@@ -2,7 +2,7 @@ import asyncio
 import json
 
 import pytest
-from gateway_script import RunningGateway, ScriptedDispatcher, Step, delta, finished, queued, serving, usage
+from gateway_script import ScriptedDispatcher, Step, delta, finished, queued, serving, usage
 from openai import APIError, AsyncStream, InternalServerError, NotFoundError
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam, ChatCompletionToolParam
 
@@ -93,36 +93,6 @@ async def test_a_stream_has_one_preamble_then_content_then_one_finish() -> None:
     assert all(chunk.usage is None for chunk in chunks)
 
 
-async def test_include_usage_adds_one_chunk_without_choices() -> None:
-    async with serving() as gateway:
-        stream = await gateway.sdk.chat.completions.create(
-            model="chat", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
-        )
-        chunks = [chunk async for chunk in stream]
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.total_tokens == 10
-    assert chunks[-1].usage.prompt_tokens_details is not None
-    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 5
-
-
-async def test_the_sdk_stream_helper_accumulates_text_and_tool_calls() -> None:
-    steps = [[delta("Looking it up.")], *weather_call()]
-    async with (
-        serving(ScriptedDispatcher(steps)) as gateway,
-        gateway.sdk.chat.completions.stream(model="chat", messages=MESSAGES, tools=[WEATHER]) as stream,
-    ):
-        answer = await stream.get_final_completion()
-    message = answer.choices[0].message
-    assert message.content == "Looking it up."
-    assert message.tool_calls is not None
-    assert [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls] == [
-        ("call_1", "weather", '{"city": "Oslo"}'),
-        ("call_2", "weather", "{}"),
-    ]
-    assert answer.choices[0].finish_reason == "tool_calls"
-
-
 async def test_a_unary_answer_holds_whole_tool_calls_and_no_content() -> None:
     async with serving(ScriptedDispatcher(weather_call())) as gateway:
         answer = await gateway.sdk.chat.completions.create(
@@ -140,24 +110,6 @@ async def test_a_unary_answer_holds_whole_tool_calls_and_no_content() -> None:
     assert json.loads(first.function.arguments) == {"city": "Oslo"}
     assert isinstance(payload, chat_pb2.ChatPayload)
     assert payload.tool_choice.function_name == "weather"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_several_choices_arrive_separately(stream: bool) -> None:
-    steps: list[Step] = [
-        [delta("a", index=0), delta("x", index=1)],
-        [delta("b", index=0, finish="STOP"), delta("y", index=1, finish="STOP"), finished()],
-    ]
-    async with serving(ScriptedDispatcher(steps)) as gateway:
-        if stream:
-            async with gateway.sdk.chat.completions.stream(model="chat", messages=MESSAGES, n=2) as events:
-                answer = await events.get_final_completion()
-        else:
-            answer = await gateway.sdk.chat.completions.create(model="chat", messages=MESSAGES, n=2)  # type: ignore[assignment]
-    assert [(choice.message.content, choice.finish_reason) for choice in answer.choices] == [
-        ("ab", "stop"),
-        ("xy", "stop"),
-    ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -240,20 +192,6 @@ async def test_a_failure_after_content_is_an_error_for_the_sdk() -> None:
             await collect(stream, text)
     assert text == ["", "Hel"]
     assert caught.value.code == "worker_lost"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_without_a_finish_reason_is_an_error(stream: bool) -> None:
-    async with serving(ScriptedDispatcher([[delta("Hel")], [finished()]])) as gateway:
-        with pytest.raises(APIError) as caught:
-            await ask(gateway, stream=stream)
-    assert caught.value.code == "backend_protocol_error"
-
-
-async def ask(gateway: RunningGateway, *, stream: bool) -> None:
-    answer = await gateway.sdk.chat.completions.create(model="chat", messages=MESSAGES, stream=stream)
-    if isinstance(answer, AsyncStream):
-        await collect(answer, [])
 
 
 async def collect(stream: AsyncStream[ChatCompletionChunk], contents: list[str | None]) -> None:

@@ -14,12 +14,10 @@ from gateway_script import (
     hello,
     queued,
     serving,
-    started,
     usage,
 )
 from openai.types.responses import FunctionToolParam
 from pydantic import BaseModel
-from response_script import MemoryResponses
 
 from gateway.config import GatewayConfig, ResponseEnvelope
 from gateway.media import MediaAddress, MediaConfig
@@ -181,20 +179,6 @@ async def test_a_failure_after_content_is_an_error_for_the_client() -> None:
     assert caught.value.code == "worker_lost"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_without_a_finish_reason_is_an_error(stream: bool) -> None:
-    async with serving(ScriptedDispatcher([[delta("Hel")], [finished()]]), responses=MemoryResponses()) as gateway:
-        with pytest.raises(openai.APIError) as caught:
-            await read_to_the_end(gateway, stream=stream)
-    assert caught.value.code == "backend_protocol_error"
-
-
-async def read_to_the_end(gateway: RunningGateway, *, stream: bool) -> None:
-    answer: Any = await gateway.sdk.responses.create(model="chat", input="hi", stream=stream)
-    async for _ in answer:
-        pass
-
-
 class Pictures:
     """A MediaSource that has every file."""
 
@@ -257,19 +241,6 @@ async def test_a_caller_who_hangs_up_cancels_the_work() -> None:
         await gateway.dispatcher.was_closed.wait()
 
 
-async def test_the_figures_of_a_pool_come_where_they_are_asked_for() -> None:
-    async with serving() as gateway:
-        whole = json.loads((await gateway.request("POST", PATH, body(decoding={"top_k": 1}))).body)
-        events = events_in((await gateway.request("POST", PATH, body(decoding={"top_k": 1}, stream=True))).body)
-        plain = json.loads((await gateway.request("POST", PATH, body())).body)
-    assert whole["output_text"] == "Hello, world"
-    assert whole["metrics"]["gpu_generate_total_ms"] == 450.0
-    assert whole["metrics"]["engine_prompt_tokens"] == 7
-    assert [event["type"] for event in events[-2:]] == ["response.metrics", "response.completed"]
-    assert events[-2]["metrics"] == events[-1]["response"]["metrics"]
-    assert plain.keys() & {"metrics", "output_text"} == set()
-
-
 async def test_the_form_of_a_response_is_the_requests_else_the_gateways() -> None:
     async def items_of(config: GatewayConfig, **fields: Any) -> list[str]:
         async with serving(config=config) as gateway:
@@ -319,11 +290,3 @@ async def test_the_document_describes_the_routes() -> None:
     assert set(document["paths"][PATH]) == {"post"}
     assert set(document["paths"][f"{PATH}/{{response_id}}"]) == {"get", "delete"}
     assert "ResponsesRequest" in document["components"]["schemas"]
-
-
-async def test_an_engine_that_begins_again_begins_no_second_response() -> None:
-    steps: list[Step] = [[started("tiny")], [started("small")], [delta("Hi", finish="STOP"), finished()]]
-    async with serving(ScriptedDispatcher(steps)) as gateway:
-        events = events_in((await gateway.request("POST", PATH, body(stream=True))).body)
-    assert [event["type"] for event in events].count("response.created") == 1
-    assert events[-1]["response"]["model"] == "small"

@@ -269,7 +269,6 @@ def test_events_of_no_use_to_this_surface_are_skipped() -> None:
     assert chat_stream().encode([event_pb2.InferenceEvent()]) == b""
 
 
-ONE_CALL = call(id="c", name="f", arguments_text="{}")
 JOINED = piece("ab😀", piece_lengths=[1, 2])
 OTHER_JOINED = piece("cd", index=1, piece_lengths=[1, 1])
 JOINED_ANSWERS: dict[str, Frame] = {

@@ -9,7 +9,6 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft.kernel.units import MAX_AMOUNT, Rate, parse_rate
-from weft_testing.fake_clock import FakeClock
 
 
 @pytest.mark.parametrize(
@@ -61,35 +60,3 @@ def test_tenants_are_counted_apart_and_named_ones_have_their_own_rate() -> None:
     for tenant in ("a", "b", "big"):
         with pytest.raises(DetailedError):
             limits.take(tenant)
-
-
-def test_tenants_beyond_the_bound_share_one_window() -> None:
-    limits = TenantRateLimits(RateLimitConfig(default=Rate(1, 60), max_tenants=2), SystemClock())
-    for tenant in ("a", "b", "c"):
-        limits.take(tenant)
-    with pytest.raises(DetailedError):
-        limits.take("d")
-    assert limits.tracked == 2
-
-
-async def test_a_tenant_whose_window_is_empty_makes_room_for_another() -> None:
-    clock = FakeClock()
-    limits = TenantRateLimits(RateLimitConfig(default=Rate(1, 60), max_tenants=2), clock)
-    limits.take("a")
-    limits.take("b")
-    await clock.advance(61)
-    limits.take("c")
-    assert limits.tracked == 1
-    with pytest.raises(DetailedError):
-        limits.take("c")
-
-
-async def test_the_window_moves() -> None:
-    clock = FakeClock()
-    limits = TenantRateLimits(RateLimitConfig(default=Rate(2, 1)), clock)
-    limits.take("a")
-    limits.take("a")
-    with pytest.raises(DetailedError):
-        limits.take("a")
-    await clock.advance(1.05)
-    limits.take("a")
