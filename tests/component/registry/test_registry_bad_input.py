@@ -14,7 +14,6 @@ from registry_harness import (
     RunningRegistry,
     SomeRunner,
     an_agent,
-    by_mesh,
     declare,
     manifest,
     ready,
@@ -187,50 +186,21 @@ def _state(**values: Any) -> runner_pb2.Capability:
     return runner_pb2.Capability(instances=[state])
 
 
-def _tuned(temperature: float) -> Declaration:
-    agent = an_agent("a1")
-    agent.default_params.temperature = temperature
-    return Declaration(agent=agent)
-
-
-def _waiting(seconds: int) -> Declaration:
-    wake = by_mesh()
-    wake.max_wait.seconds = seconds
-    return declare(manifest("m2", wake=wake))
-
-
-async def _opening_with(mesh: RunningRegistry, max_requests: int) -> object:
-    request = SomeRunner(mesh, name="x", models=()).opening()
-    request.runner.capability.max_requests = max_requests
-    return await mesh.sessions.OpenSession(request)
-
-
-SIZES: list[tuple[str, Send, list[float]]] = [
-    ("models[0].context_tokens", lambda m, n: SomeRunner(m, models=(manifest("x", context_tokens=n),)).open(), [-1]),
-    ("runner.capability.max_requests", _opening_with, [-1, -(2**31)]),
-    (
-        "declarations[0].model.manifest.context_tokens",
-        lambda m, n: m.apply(declare(manifest("x", context_tokens=n))),
-        [-(2**31)],
-    ),
-    (
-        "declarations[0].agent.default_params.temperature",
-        lambda m, n: m.apply(_tuned(n)),
-        [-1, math.nan, math.inf, -math.inf],
-    ),
-    ("declarations[0].model.manifest.wake.max_wait", lambda m, n: m.apply(_waiting(n)), [-1, 3_601, 2**40]),
-    ("page_size", lambda m, n: m.registry.ListPools(registry_service_pb2.ListPoolsRequest(page_size=n)), [-1]),
-    ("limit", lambda m, n: m.registry.ListEvents(registry_service_pb2.ListEventsRequest(limit=n)), [-1]),
-]
-
-
-@pytest.mark.parametrize(("field", "send", "numbers"), SIZES, ids=[field for field, _, _ in SIZES])
-async def test_negative_and_impossible_sizes_are_refused(
-    mesh: RunningRegistry, field: str, send: Send, numbers: list[float]
+async def test_negative_and_impossible_numbers_in_a_report_are_refused_and_the_last_report_stands(
+    mesh: RunningRegistry,
 ) -> None:
-    await SomeRunner(mesh).open()
-    for number in numbers:
-        await _require_refusal(mesh, send, number, field)
+    runner = await SomeRunner(mesh).open()
+    await runner.beat(ready(slots_used=1))
+
+    async def beat(_: RunningRegistry, report: runner_pb2.Capability | None) -> None:
+        await runner.beat(report)
+
+    for member in ("slots_total", "slots_used", "context_tokens"):
+        await _require_refusal(mesh, beat, _state(**{member: -1}), f"capability.instances[0].{member}")
+    for progress in (math.nan, math.inf, -0.1, 1.1):
+        await _require_refusal(mesh, beat, _state(load_progress=progress), "capability.instances[0].load_progress")
+    runner.sequence = -2
+    await _require_refusal(mesh, beat, None, "sequence")
 
 
 @pytest.mark.parametrize(
@@ -249,23 +219,6 @@ async def test_names_of_tools_that_cannot_be_are_refused(mesh: RunningRegistry, 
         await runner.beat(report)
 
     await _require_refusal(mesh, beat, runner_pb2.Capability(tool_names=names), field)
-
-
-async def test_negative_and_impossible_numbers_in_a_report_are_refused_and_the_last_report_stands(
-    mesh: RunningRegistry,
-) -> None:
-    runner = await SomeRunner(mesh).open()
-    await runner.beat(ready(slots_used=1))
-
-    async def beat(_: RunningRegistry, report: runner_pb2.Capability | None) -> None:
-        await runner.beat(report)
-
-    for member in ("slots_total", "slots_used", "context_tokens"):
-        await _require_refusal(mesh, beat, _state(**{member: -1}), f"capability.instances[0].{member}")
-    for progress in (math.nan, math.inf, -0.1, 1.1):
-        await _require_refusal(mesh, beat, _state(load_progress=progress), "capability.instances[0].load_progress")
-    runner.sequence = -2
-    await _require_refusal(mesh, beat, None, "sequence")
 
 
 @pytest.mark.slow("floods a service")

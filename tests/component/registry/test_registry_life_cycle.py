@@ -51,14 +51,6 @@ async def test_a_silent_runner_is_inactive_at_90_seconds_and_not_before(mesh: Ru
     assert (await mesh.model("m1")).status == MODEL_INACTIVE
 
 
-async def test_heartbeats_keep_a_runner_active_for_hours(mesh: RunningRegistry) -> None:
-    runner = await SomeRunner(mesh).open()
-    for _ in range(20):
-        await mesh.advance(85.0)
-        await runner.beat()
-    assert (await mesh.runner("r1")).status == ACTIVE
-
-
 @pytest.mark.slow("steps hours of a registry's life")
 async def test_four_hours_of_inactivity_delete_a_runner_within_a_few_real_seconds(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
@@ -81,28 +73,11 @@ async def test_a_heartbeat_revives_a_silent_runner_with_its_models(mesh: Running
     assert (await mesh.model("m1")).status == MODEL_ACTIVE
 
 
-@pytest.mark.slow("steps hours of a registry's life")
-async def test_revival_starts_the_four_hours_anew(mesh: RunningRegistry) -> None:
-    runner = await SomeRunner(mesh).open()
-    await mesh.advance(FOUR_HOURS)
-    await runner.beat()
-    await mesh.advance(FOUR_HOURS)
-    assert (await mesh.runner("r1")).status == INACTIVE
-
-
 async def test_closing_makes_runner_and_models_inactive_at_once(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     await runner.close()
     assert (await mesh.runner("r1")).status == INACTIVE
     assert (await mesh.model("m1")).status == MODEL_INACTIVE
-
-
-async def test_a_heartbeat_that_comes_after_the_good_bye_revives_nobody(mesh: RunningRegistry) -> None:
-    runner = await SomeRunner(mesh).open()
-    await runner.close()
-    with refused(Reason.SESSION_UNKNOWN):
-        await runner.beat()
-    assert (await mesh.runner("r1")).status == INACTIVE
 
 
 async def test_closing_twice_or_with_an_old_incarnation_changes_nothing(mesh: RunningRegistry) -> None:
@@ -128,18 +103,6 @@ async def test_the_last_capability_report_is_what_the_runner_shows(mesh: Running
     await runner.beat()
     (instance,) = (await mesh.runner("r1")).capability.instances
     assert (instance.model, instance.slots_used, instance.HasField("load_progress")) == ("m1", 3, False)
-
-
-@pytest.mark.parametrize("sequence", [0, 3])
-async def test_a_heartbeat_older_than_one_seen_is_stale_and_changes_nothing(
-    mesh: RunningRegistry, sequence: int
-) -> None:
-    runner = await SomeRunner(mesh, sequence=3).open()
-    await runner.beat(ready(slots_used=1))
-    runner.sequence = sequence - 1
-    with refused(Reason.STALE_HEARTBEAT):
-        await runner.beat(ready(slots_used=4))
-    assert (await mesh.runner("r1")).capability.instances[0].slots_used == 1
 
 
 async def test_the_same_heartbeat_again_is_acknowledged(mesh: RunningRegistry) -> None:

@@ -50,17 +50,6 @@ async def test_a_pool_may_be_called_like_a_model(mesh: RunningRegistry) -> None:
     assert [model.manifest.name for model in (await mesh.pool("m1")).members] == ["m1", "m2"]
 
 
-async def test_an_agent_of_a_live_session_is_not_stolen_and_that_of_a_dead_one_is(mesh: RunningRegistry) -> None:
-    await SomeRunner(mesh, agents=(an_agent("a1"),)).open()
-    second = SomeRunner(mesh, name="r2", models=("m2",), agents=(an_agent("a1", "m2"),))
-    with refused(Reason.ALREADY_EXISTS):
-        await second.open()
-    await mesh.advance(90.0)
-    await second.open()
-    assert (await mesh.agent("a1")).runner == "r2"
-    assert (await mesh.model("m1")).runner == "r1"
-
-
 async def test_a_dead_session_that_holds_the_name_in_another_kind_ends_whole(mesh: RunningRegistry) -> None:
     lost = await SomeRunner(mesh, models=("m1", "m2")).open()
     await mesh.advance(90.0)

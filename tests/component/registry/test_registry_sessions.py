@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from registry_harness import (
-    ACTIVE,
     INACTIVE,
     MODEL_ACTIVE,
     RunningRegistry,
@@ -20,7 +19,6 @@ from weft.api.registry.v1 import runner_pb2
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft.api.registry.v1.lease_service_pb2 import ListHostMemoryRequest
 from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceStub
-from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 
 if TYPE_CHECKING:
@@ -64,27 +62,6 @@ async def test_models_that_a_restarted_runner_no_longer_publishes_are_gone(mesh:
     assert (await mesh.model("m3")).status == MODEL_ACTIVE
 
 
-async def test_a_runner_name_of_another_live_session_is_refused(mesh: RunningRegistry) -> None:
-    await SomeRunner(mesh).open()
-    thief = SomeRunner(mesh, incarnation="life-x", models=())
-    with refused(Reason.ALREADY_EXISTS):
-        await thief.open()
-    assert (await mesh.runner("r1")).incarnation == "life-1"
-
-
-async def test_a_model_name_of_another_live_session_is_refused_and_nothing_is_half_written(
-    mesh: RunningRegistry,
-) -> None:
-    await SomeRunner(mesh).open()
-    with refused(Reason.ALREADY_EXISTS) as errors:
-        await SomeRunner(mesh, name="r2", models=("m0", "m1")).open()
-    assert errors[0].metadata == {"owner_kind": "model", "model": "m1"}
-    with refused(Reason.NOT_FOUND):
-        await mesh.runner("r2")
-    with refused(Reason.MODEL_NOT_FOUND):
-        await mesh.model("m0")
-
-
 async def test_a_guessed_session_id_owns_nothing_and_is_replaced(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh, session_id="ses-i-made-this-up").open()
     assert runner.session_id != "ses-i-made-this-up"
@@ -108,14 +85,6 @@ async def test_a_dead_runners_model_goes_to_whoever_publishes_it_and_the_rest_st
     await lost.beat()
     assert (await mesh.model("m1")).runner == "r2"
     assert (await mesh.model("m2")).runner == "r1"
-
-
-async def test_a_closed_runner_may_come_back_with_its_session(mesh: RunningRegistry) -> None:
-    runner = await SomeRunner(mesh).open()
-    await runner.close()
-    await runner.open()
-    await runner.beat()
-    assert (await mesh.runner("r1")).status == ACTIVE
 
 
 async def test_the_same_request_id_gets_the_same_session_and_disturbs_nothing(mesh: RunningRegistry) -> None:
@@ -147,16 +116,6 @@ async def test_the_mesh_has_a_limit_of_runners_but_known_ones_may_return(tmp_pat
         with refused(Reason.TOO_MANY_RESOURCES):
             await SomeRunner(small, name="r2", models=()).open()
         await SomeRunner(small, incarnation="life-2", session_id=runner.session_id).open()
-
-
-async def test_hostile_names_are_refused_with_the_path_of_the_field(mesh: RunningRegistry) -> None:
-    for name in ("", "../etc", "-rf", "a b", "a\nb", "x" * 129, "m\u0430", "'; drop table models; --"):
-        with refused(Reason.INVALID_ARGUMENT) as errors:
-            await SomeRunner(mesh, models=("fine", name)).open()
-        assert isinstance(errors[0], FieldError)
-        assert errors[0].field == "models[1].name"
-    with refused(Reason.MODEL_NOT_FOUND):
-        await mesh.model("fine")
 
 
 @pytest.mark.slow("steps hours of a registry's life")
