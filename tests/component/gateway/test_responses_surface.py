@@ -48,7 +48,7 @@ async def test_its_items_are_those_of_any_response() -> None:
         ({"background": True}, "background"),
         ({"store": True}, "store"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
         ({"input": None}, "input"),
     ],
 )
