@@ -1,4 +1,4 @@
-"""What it costs to start a command: CPU and wall seconds of short commands, beside those of Python and of grpc alone.
+"""What a command costs: CPU time, time to its first output and whole time, beside those of Python and of grpc alone.
 
 A mesh of no models runs on a temporary home. All commands are run in turns, so that a busy machine disturbs all alike;
 the ratios to `import grpc`, of the same turns, are what to compare between machines and days.
@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
     BASE: ((sys.executable, "-c", "import grpc"), {}),
     "weft ps": ((*PROGRAM, "ps"), {}),
     "weft get models": ((*PROGRAM, "get", "models"), {}),
+    "weft get requests": ((*PROGRAM, "get", "requests"), {}),
     "weft status": ((*PROGRAM, "status"), {}),
     "weft --help": ((*PROGRAM, "--help"), {}),
     "weft ps --help": ((*PROGRAM, "ps", "--help"), {}),
@@ -40,7 +41,7 @@ COMMANDS: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
 
 def main(turns: int) -> None:
     """Prints a table of medians, and of the lowest values, which other work disturbs least."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in COMMANDS}
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder, _mesh(Path(folder)):
         environment = {**os.environ, "WEFT_HOME": folder}
@@ -50,12 +51,14 @@ def main(turns: int) -> None:
                 if turn:  # the first one may compile modules
                     found[name].append(seconds)
     print(f"{turns} turns, load average before: {load:.1f}\n")
-    print("| command | CPU ms, median | CPU ms, lowest | wall ms, lowest | CPU, times that of import grpc |")
-    print("|---|---|---|---|---|")
+    titles = ("command", "CPU ms, median", "CPU ms, lowest", "first output ms, median", "whole ms, median")
+    print(f"| {' | '.join((*titles, 'whole ms, lowest', 'CPU, times that of import grpc'))} |")
+    print("|---|---|---|---|---|---|---|")
     for name, each in found.items():
-        cpu, wall = [pair[0] for pair in each], [pair[1] for pair in each]
+        cpu, first, whole = ([run[place] for run in each] for place in range(3))
         ratio = median(mine / theirs[0] for mine, theirs in zip(cpu, found[BASE], strict=True))
-        values = f"{median(cpu) * 1e3:.0f} | {min(cpu) * 1e3:.0f} | {min(wall) * 1e3:.0f} | {ratio:.2f}"
+        times = [median(cpu), min(cpu), median(first), median(whole), min(whole)]
+        values = " | ".join([*(f"{seconds * 1e3:.0f}" for seconds in times), f"{ratio:.2f}"])
         print(f"| {name} | {values} |")
 
 
@@ -71,13 +74,18 @@ def _mesh(home: Path) -> Iterator[None]:
         subprocess.run([*PROGRAM, "stop", *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
-def _seconds(line: Sequence[str], environment: Mapping[str, str]) -> tuple[float, float]:
+def _seconds(line: Sequence[str], environment: Mapping[str, str]) -> tuple[float, float, float]:
+    """Returns CPU time, time to the first output (to the end, where there is none) and whole time."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(line, env=environment, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    wall, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(line)} failed: {done.stderr.decode(errors='replace')}")
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
+    with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as command:
+        assert command.stdout is not None, "it is a pipe"
+        output = command.stdout.read(1)
+        first = time.monotonic() - began
+        output += command.stdout.read()
+    whole, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if command.returncode:
+        raise RuntimeError(f"{' '.join(line)} failed: {output.decode(errors='replace')}")
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, first, whole
 
 
 if __name__ == "__main__":

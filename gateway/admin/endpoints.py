@@ -8,6 +8,7 @@ from gateway.admin.join_tokens import NewJoinTokenBody
 from gateway.admin.keys import NewKeyBody, RotateBody
 from gateway.admin.operations import (
     REQUEST_LIST_PARAMETERS,
+    REQUEST_PARAMETERS,
     cancel_request,
     get_figures,
     get_request,
@@ -256,8 +257,9 @@ REQUESTS.add_get(
     answers(_REQUEST_LIST, query=REQUEST_LIST_PARAMETERS),
 )
 # An id may contain slashes.
-REQUESTS.add_get("/v1/requests/{id:path}", VIEW_REQUESTS, get_request, answers(_REQUEST_SCHEMA, path="id"))
-REQUESTS.add_post("/v1/requests/{id:path}/cancel", EDIT_REQUESTS, cancel_request, answers(_REQUEST_SCHEMA, path="id"))
+_ONE_REQUEST = answers(_REQUEST_SCHEMA, path="id", query=REQUEST_PARAMETERS)
+REQUESTS.add_get("/v1/requests/{id:path}", VIEW_REQUESTS, get_request, _ONE_REQUEST)
+REQUESTS.add_post("/v1/requests/{id:path}/cancel", EDIT_REQUESTS, cancel_request, _ONE_REQUEST)
 REQUESTS.add_get(
     "/v1/clients",
     VIEW_TELEMETRY,

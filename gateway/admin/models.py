@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from starlette.requests import Request
@@ -66,8 +67,8 @@ def admin_model(
     described: InstanceDescriptions,
 ) -> pb.AdminModel:
     """Returns one public name with its replicas. `queues` is None while the router is unreachable."""
-    replicas = [_replica(view, member) for member in members]
     reported = [described.get(member.runner, {}).get(member.name) for member in members]
+    replicas = list(map(partial(_replica, view), members, reported))
     descriptions = [one for one in reported if one is not None]
     queue = next((one for one in queues or () if one.pool == name), None)
     return pb.AdminModel(
@@ -114,7 +115,7 @@ _OPTIONAL: tuple[Literal["load_progress", "load_eta", "memory", "unload_time"], 
 )
 
 
-def _replica(view: FleetView, model: ModelView) -> pb.Replica:
+def _replica(view: FleetView, model: ModelView, described: runner_service_pb2.InstanceDescription | None) -> pb.Replica:
     runner, instance = view.runners.get(model.runner), _instance(view, model)
     host = runner.host if runner is not None else None
     if instance is None:
@@ -132,6 +133,8 @@ def _replica(view: FleetView, model: ModelView) -> pb.Replica:
         slots_used=instance.slots_used,
         slots_total=instance.slots_total,
         pinned=instance.pinned,
+        process_id=described.process_id if described is not None else 0,
+        restart_count=described.restart_count if described is not None else 0,
     )
 
 

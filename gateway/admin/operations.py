@@ -13,6 +13,7 @@ from gateway.admin.ports import DiscoverySource, EngineLogSource, ProcessesPort,
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.stream import EventStream
 from gateway.answers.unary import json_response
+from gateway.auth.authentication import HOME_SOCKET
 from gateway.deps import GatewayDeps
 from gateway.intake.headers import tenant_of
 from gateway.intake.query import Query, begin_change, begin_read
@@ -43,6 +44,7 @@ from weft.kernel.names import (
     require_request_id,
     require_token,
 )
+from weft.kernel.principal import LOCAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,12 @@ async def accept_operation(
 
 
 def _keyless(request: Request) -> str:
-    """Returns the name of a caller without a key in the audit log: its self-reported tenant."""
+    """Returns the name of a caller without a key in the audit log: that of the machine's user on the home's socket.
+
+    Over a port it is its self-reported tenant.
+    """
+    if request.scope.get(HOME_SOCKET):
+        return LOCAL.name
     tenant = headers_of(request.scope).get(b"x-tenant-id", b"").decode("latin-1")
     return f"http:{tenant if is_token(tenant, MAX_TENANT_CHARS) else DEFAULT_TENANT}"
 
@@ -159,7 +166,8 @@ async def _encoded(operations: AsyncGenerator[operation_pb2.Operation]) -> Async
 
 REQUESTS_SURFACE = "requests"
 
-REQUEST_LIST_PARAMETERS = ("limit", "state")
+REQUEST_PARAMETERS = ("allTenants",)
+REQUEST_LIST_PARAMETERS = ("limit", "state", *REQUEST_PARAMETERS)
 _OUTCOMES = {word: number for number, word in enum_words(RequestSelection.DESCRIPTOR).items()}
 
 
@@ -169,19 +177,19 @@ def _request_field(field: str) -> str:
 
 async def get_request(requests: Requests, request: Request) -> Response:
     """Returns one request of the caller's tenant: its state, the decisions about it with their reasons, its receipt."""
-    begin_read(request, REQUESTS_SURFACE)
+    query = begin_read(request, REQUESTS_SURFACE, REQUEST_PARAMETERS)
     request_id = require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
     with renaming_fields(_request_field):
-        record = await requests.request(request_id, tenant_of(request.scope))
+        record = await requests.request(request_id, _tenant_of(request, query))
     return json_response(document_of(shown_to(facts_of(request.scope).principal, record)))
 
 
 async def cancel_request(requests: Requests, request: Request) -> Response:
     """Cancels a running request of the caller's tenant; returns it as it ended."""
-    begin_change(request, REQUESTS_SURFACE)
+    query = begin_change(request, REQUESTS_SURFACE, REQUEST_PARAMETERS)
     request_id = require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
     with renaming_fields(_request_field):
-        record = await requests.cancel(request_id, tenant_of(request.scope), _requester(request))
+        record = await requests.cancel(request_id, _tenant_of(request, query), _requester(request))
     return json_response(document_of(shown_to(facts_of(request.scope).principal, record)))
 
 
@@ -189,7 +197,7 @@ async def list_requests(requests: Requests, request: Request) -> Response:
     """Lists requests of the caller's tenant: the running ones, oldest first; with `state`, ended ones, last first."""
     query = begin_read(request, REQUESTS_SURFACE, REQUEST_LIST_PARAMETERS)
     limit = query.count("limit", MAX_LISTED) or DEFAULT_LISTED
-    found = await requests.requests(limit, tenant_of(request.scope), _selection(query))
+    found = await requests.requests(limit, _tenant_of(request, query), _selection(query))
     listed = ListRequestsResponse(
         requests=found.requests,
         total_count=found.total,
@@ -197,6 +205,12 @@ async def list_requests(requests: Requests, request: Request) -> Response:
         unwritten_count=found.unwritten_count,
     )
     return json_response(document_of(listed))
+
+
+def _tenant_of(request: Request, query: Query) -> str:
+    """Returns the tenant of the caller; empty, any tenant, where it asks for all and may name other tenants."""
+    is_of_all = query.flag("allTenants") and facts_of(request.scope).principal.names_tenants
+    return "" if is_of_all else tenant_of(request.scope)
 
 
 def _selection(query: Query) -> Selection:

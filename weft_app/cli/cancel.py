@@ -8,14 +8,12 @@ from typing import Annotated
 
 import typer
 
-from weft.api.router.v1.request_pb2 import RequestRecord
-from weft.client.requests import connect_requests
-from weft.documents.codec import document_of, word_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
-from weft.kernel.principal import actor_words
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_cancelled_kind
+from weft_app.cli.formats import FORMATS
+from weft_app.cli.mesh_requests import Document, connect_requests
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption, exit_code, note, words_of
 from weft_app.cli.output import print_page, safe_text
 from weft_app.cli.targets import BATCH_WORDS, OPERATION_WORDS, REQUEST_WORDS, TASK_WORDS
@@ -97,7 +95,7 @@ def _cancelled_kind(words: Sequence[str]) -> tuple[str, list[str]]:
 def cancel_requests(ids: Sequence[str], tenant: str, output: OutputFormat, home: Path) -> None:
     """Cancels requests by their ids and prints how each ended. A failure of one does not stop the others."""
     failures: list[WeftError] = []
-    with connect_requests(home=home) as requests:
+    with connect_requests(home) as requests:
         for each in ids:
             try:
                 ended = requests.cancel(require_token(each, "ID", MAX_REQUEST_ID_CHARS), tenant)
@@ -106,7 +104,7 @@ def cancel_requests(ids: Sequence[str], tenant: str, output: OutputFormat, home:
                 note(f"request {safe_text(each)}: {words_of(error)}{_advice(error)}")
             else:
                 line = f"request/{each} {_ended_words(ended)}\n"
-                print_page(output, partial(str, line), partial(document_of, ended))
+                print_page(output, partial(str, line), partial(dict, ended))
     if failures:
         raise typer.Exit(exit_code(failures[0]))
 
@@ -118,9 +116,9 @@ def _advice(error: WeftError) -> str:
     return "; `weft get requests` lists those that run, with `--state ended` those that ended"
 
 
-def _ended_words(request: RequestRecord) -> str:
-    if request.state != RequestRecord.STATE_ENDED:
+def _ended_words(request: Document) -> str:
+    if request["state"] != "ended":
         return "is cancelled, and its caller has not read the end yet"
-    if request.cancelled_by:
-        return f"cancelled by {actor_words(request.cancelled_by)}"
-    return f"had already ended: {word_of(request, 'reason')}" if request.reason else "had already completed"
+    if request.get("cancelledBy"):
+        return f"cancelled by {FORMATS['actor'](request['cancelledBy'])}"
+    return f"had already ended: {request['reason']}" if "reason" in request else "had already completed"

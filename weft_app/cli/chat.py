@@ -19,7 +19,7 @@ from weft.client import ChatOptions, Mesh, Message, WeftError, connect
 from weft.client._home import mesh_address
 from weft.client.resources import Registry, connect_registry
 from weft.client.tasks import connect_tasks
-from weft.documents.codec import word_of
+from weft.documents.codec import document_of, word_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
     AgentDocument,
@@ -465,7 +465,7 @@ class Conversation:
 
         if receipt.request_id:
             _aside(f"weft explain {receipt.request_id}")
-        for line in receipt_lines(receipt):
+        for line in receipt_lines(document_of(receipt)):
             _aside(line)
 
     def _show_cost(self, error: WeftError) -> None:
@@ -511,9 +511,9 @@ def timings(receipt: receipt_pb2.Receipt) -> str:
     first = receipt.time_to_first_token.ToNanoseconds() / 1e9
     queue = receipt.queue_wait.ToNanoseconds() / 1e9
     load = receipt.load_wait.ToNanoseconds() / 1e9
-    is_counted = receipt.HasField("usage") and has_tokens(usage)
+    is_counted = receipt.HasField("usage") and has_tokens(document_of(usage))
     parts = [f"{usage.prompt_tokens} + {usage.completion_tokens} tokens"] if is_counted else []
-    parts += work_parts(usage)
+    parts += work_parts(document_of(usage))
     if receipt.tokens_per_second:
         parts.append(f"{receipt.tokens_per_second:.{0 if receipt.tokens_per_second >= 10 else 1}f} tokens/s")
     if receipt.HasField("time_to_first_token"):

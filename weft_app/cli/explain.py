@@ -1,106 +1,141 @@
 """`weft explain`: the scheduling decisions of one request."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from weft.api.common.v1.receipt_pb2 import DeviceUsage, Receipt
-from weft.api.router.v1.request_pb2 import DecisionRecord, RequestRecord
-from weft.client.requests import Requests, connect_requests
-from weft.documents.codec import document_of, moment_of, word_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.units import wait_words
+from weft_app.cli.formats import FORMATS, moment_in, span
+from weft_app.cli.mesh_requests import Document, MeshRequests, connect_requests
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import INDENT, Column, TextTable, page, print_page, safe_text
-from weft_app.cli.templates import filled
 from weft_app.cli.usage_text import has_tokens, work_parts
 
 _CANDIDATES = (
-    Column("", lambda candidate: "*" if candidate.chosen else " "),
-    Column("MODEL", "{model}"),
-    Column("RUNNER", "[{runner}|none yet]"),
-    Column("SCORE", "{score:.3g}"),
-    Column("GATE", lambda candidate: "; ".join(filter(None, (candidate.gate, candidate.engine_load)))),
+    Column("", lambda candidate: "*" if candidate["chosen"] else " "),
+    Column("MODEL", "model"),
+    Column("RUNNER", lambda candidate: candidate.get("runner") or "none yet"),
+    Column("SCORE", "score", "{:.3g}"),
+    Column("GATE", lambda candidate: "; ".join(filter(None, map(candidate.get, ("gate", "engineLoad"))))),
 )
-_QUEUED = "queued at position {queued.position}: {queued.reason}[, about {queued.eta:wait} s]"
-_LOADING = "loading[ ({loading.progress:.0%})]: {loading.stage}[, about {loading.eta:wait} s]"
 
 
-def _state(request: RequestRecord) -> str:
-    if request.state != RequestRecord.STATE_ENDED:
-        waits = _QUEUED if request.HasField("queued") else _LOADING if request.HasField("loading") else "{state}"
-        return filled(waits, request)
-    arrived, ended = request.arrive_time.ToDatetime(tzinfo=UTC), moment_of(request, "end_time")
-    took = f" after {(ended - arrived).total_seconds():.3g} s" if ended is not None else ""
-    if not request.reason:
+def _state(request: Document) -> str:
+    if request["state"] != "ended":
+        return _waits(request)
+    took = ""
+    if "endedAt" in request:
+        took = f" after {(moment_in(request['endedAt']) - moment_in(request['arrivedAt'])).total_seconds():.3g} s"
+    if "reason" not in request:
         return f"completed{took}"
-    return f"{word_of(request, 'reason')}{took}" + (f": {request.message}" if request.message else "")
+    return f"{request['reason']}{took}" + _after(": ", request.get("message"))
+
+
+def _waits(request: Document) -> str:
+    queued, loading = request.get("queued"), request.get("loading")
+    if queued:
+        words = f"queued at position {queued['position']}: {queued['reason']}"
+    elif loading:
+        share = f" ({loading['progress']:.0%})" if "progress" in loading else ""
+        words = f"loading{share}: {loading['stage']}"
+    else:
+        return str(request["state"])
+    eta = (queued or loading or {}).get("etaSeconds")
+    return words if eta is None else f"{words}, about {wait_words(eta)} s"
+
+
+def _after(words: str, value: object) -> str:
+    """Returns a value after words; empty: there is none."""
+    return f"{words}{value}" if value else ""
 
 
 _REQUEST = (
-    Column("Request", "{request_id}"),
-    Column("Asked for", "[{asked_model}, an alias of ]{target}"),
-    Column("Tenant", "{tenant}[, client {client_id}]"),
-    Column("Priority", "{priority}"),
-    Column("Arrived", "{arrive_time:local}"),
+    Column("Request", "requestId"),
+    Column("Asked for", lambda request: _alias(request) + request["target"]),
+    Column("Tenant", lambda request: request["tenant"] + _after(", client ", request.get("clientId"))),
+    Column("Priority", "priority"),
+    Column("Arrived", "arrivedAt", "local"),
     Column("State", _state),
 )
-_DECISION = "+{age:.3f} s  {kind:spaced}[ by {policy}]: {detail}"
-_ATTEMPT = "[{model} on ]{runner}: [{reason}|answered][: {message}]"
-_OUTCOME = Column("Outcome", "{outcome}")
-_USAGE = "{usage.prompt_tokens} in[ ({usage.cached_prompt_tokens} cached)], {usage.completion_tokens} out"
+
+
+def _alias(request: Document) -> str:
+    return f"{request['askedModel']}, an alias of " if request.get("askedModel") else ""
+
+
 _ENGINE = (
-    "[{engine_timings.wall_time:span} in its calls]"
-    "[, {engine_timings.tokenize_time:span} to tokenize]"
-    "[, {engine_timings.prefill_time:span} to the first token]"
-    "[, {engine_timings.decode_time:span} from there to the last]"
-    "[, {engine_timings.outside_time:span} outside of it]"
+    ("wallSeconds", "in its calls"),
+    ("tokenizeSeconds", "to tokenize"),
+    ("prefillSeconds", "to the first token"),
+    ("decodeSeconds", "from there to the last"),
+    ("outsideSeconds", "outside of it"),
 )
-_DEVICE = "{device_usage.device_time:span} of device time"
+_NOT_SAMPLED = "not_sampled"
 _GAPS = {
-    DeviceUsage.GAP_NOT_SAMPLED: "too short for the sampling interval, or no figures of the driver",
-    DeviceUsage.GAP_FOREIGN_PROCESS: "a process of others used the device, or what ran there cannot be seen",
-    DeviceUsage.GAP_OTHER_MODEL: "another model computed on the device at the same time",
+    _NOT_SAMPLED: "too short for the sampling interval, or no figures of the driver",
+    "foreign_process": "a process of others used the device, or what ran there cannot be seen",
+    "other_model": "another model computed on the device at the same time",
 }
 
 
-def _device_usage(receipt: Receipt) -> str | None:
+def _engine(receipt: Document) -> str | None:
+    timings = receipt.get("engineTimings", {})
+    return ", ".join(f"{span(timings[name])} {words}" for name, words in _ENGINE if name in timings) or None
+
+
+def _device_usage(receipt: Document) -> str | None:
     """Returns the share in the work of accelerators, or why it is unknown; None: the engine held none."""
-    usage = receipt.device_usage
-    if not receipt.HasField("device_usage"):
+    usage = receipt.get("deviceUsage")
+    if usage is None:
         return None
-    if not usage.HasField("device_time"):
-        return f"unknown: {_GAPS.get(usage.gap, _GAPS[DeviceUsage.GAP_NOT_SAMPLED])}"
-    if not usage.HasField("energy_millijoules"):
-        return filled(_DEVICE, receipt) + ", energy unknown"
-    return filled(_DEVICE, receipt) + f", {usage.energy_millijoules / 1e3:.3g} J"
+    if "deviceSeconds" not in usage:
+        return f"unknown: {_GAPS.get(usage.get('gap', ''), _GAPS[_NOT_SAMPLED])}"
+    energy = f"{usage['energyMillijoules'] / 1e3:.3g} J" if "energyMillijoules" in usage else "energy unknown"
+    return f"{span(usage['deviceSeconds'])} of device time, {energy}"
 
 
-def _tokens(receipt: Receipt) -> str | None:
-    is_known = receipt.HasField("usage") and has_tokens(receipt.usage)
-    return filled(_USAGE, receipt) if is_known else None
+def _tokens(receipt: Document) -> str | None:
+    if "promptTokens" not in receipt or not has_tokens(receipt):
+        return None
+    cached = f" ({receipt['cachedPromptTokens']} cached)" if receipt.get("cachedPromptTokens") else ""
+    return f"{receipt['promptTokens']} in{cached}, {receipt['completionTokens']} out"
 
 
+def _waited(receipt: Document) -> str:
+    return f"{span(receipt['queueWaitSeconds'])} in the queue, {span(receipt['loadWaitSeconds'])} for loads"
+
+
+def _first_token(receipt: Document) -> str | None:
+    seconds = receipt.get("timeToFirstTokenSeconds")
+    return None if seconds is None else f"after {span(seconds)}"
+
+
+def _cancelled(receipt: Document) -> str | None:
+    return f"by {FORMATS['actor'](receipt['cancelledBy'])}" if receipt.get("cancelledBy") else None
+
+
+_OUTCOME = Column("Outcome", "outcome")
 _COSTS = (
-    Column("Waited", "{queue_wait:span} in the queue, {load_wait:span} for loads"),
-    Column("First token", "[after {time_to_first_token:span}]"),
-    Column("Engine", _ENGINE),
+    Column("Waited", _waited),
+    Column("First token", _first_token),
+    Column("Engine", _engine),
     Column("GPU", _device_usage),
     Column("Tokens", _tokens),
-    Column("Work", lambda receipt: ", ".join(work_parts(receipt.usage)) or None),
-    Column("Remote", "{left_premises:yes}"),
-    Column("Cancelled", "[by {cancelled_by:actor}]"),
-    Column("Router", lambda receipt: "none answered when it ended" if receipt.lacked_router else None),
+    Column("Work", lambda receipt: ", ".join(work_parts(receipt)) or None),
+    Column("Remote", "leftPremises"),
+    Column("Cancelled", _cancelled),
+    Column("Router", lambda receipt: "none answered when it ended" if receipt.get("lackedRouter") else None),
 )
 
 
-def _last(requests: Requests) -> str:
+def _last(requests: MeshRequests) -> str:
     """Returns the id of the request that ended last. Raises NOT_FOUND."""
-    for request in requests.ended(1).requests:
-        return request.request_id
+    for request in requests.listed(1, "ended")["items"]:
+        return str(request["requestId"])
     raise WeftError(Reason.NOT_FOUND, "no request has ended lately; `weft get requests` lists those that run")
 
 
@@ -129,33 +164,34 @@ def explain(
 
 def show_request(request_id: str, output: OutputFormat, home: Path) -> None:
     """Prints all that is known of a request; empty: of the one that ended last."""
-    with connect_requests(home=home) as requests:
+    with connect_requests(home) as requests:
         found = requests.get(request_id or _last(requests))
-    print_page(output, lambda: explanation(found), lambda: document_of(found))
+    print_page(output, lambda: explanation(found), lambda: found)
 
 
-def explanation(request: RequestRecord) -> str:
+def explanation(request: Document) -> str:
     """Returns all decisions as text."""
-    lines = [*page(_REQUEST, request), *_section("Decisions", _decisions(request.decisions))]
-    if request.HasField("receipt"):
-        lines += receipt_lines(request.receipt)
+    lines = [*page(_REQUEST, request), *_section("Decisions", _decisions(request.get("decisions", ())))]
+    if "receipt" in request:
+        lines += receipt_lines(request["receipt"])
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def receipt_lines(receipt: Receipt) -> list[str]:
+def receipt_lines(receipt: Document) -> list[str]:
     """Returns the section on what a request has cost."""
-    attempts = [column for place in range(len(receipt.attempts)) for column in _attempt(place)]
-    lines = _section("Receipt", page([_OUTCOME, *attempts, *_COSTS], receipt))
-    for number, attempt in enumerate(receipt.attempts, 1):
-        lines += _section(f"Engine log before attempt {number} failed", map(safe_text, attempt.engine_log))
+    attempts = receipt.get("attempts", ())
+    lines = [*page([_OUTCOME], receipt)]
+    for number, attempt in enumerate(attempts, 1):
+        lines += page([Column(f"Attempt {number}", _attempt), Column("Engine ended", "engineExit")], attempt)
+    lines = _section("Receipt", [*lines, *page(_COSTS, receipt)])
+    for number, attempt in enumerate(attempts, 1):
+        lines += _section(f"Engine log before attempt {number} failed", map(safe_text, attempt.get("engineLog", ())))
     return lines
 
 
-def _attempt(place: int) -> tuple[Column, Column]:
-    return (
-        Column(f"Attempt {place + 1}", lambda receipt: filled(_ATTEMPT, receipt.attempts[place])),
-        Column("Engine ended", lambda receipt: receipt.attempts[place].engine_exit or None),
-    )
+def _attempt(attempt: Document) -> str:
+    model = f"{attempt['model']} on " if attempt.get("model") else ""
+    return f"{model}{attempt['runner']}: {attempt.get('reason', 'answered')}" + _after(": ", attempt.get("message"))
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:
@@ -163,12 +199,14 @@ def _section(title: str, lines: Iterable[str]) -> list[str]:
     return ["", title, *found] if found else []
 
 
-def _decisions(decisions: Sequence[DecisionRecord]) -> Iterator[str]:
+def _decisions(decisions: Sequence[Document]) -> Iterator[str]:
     for decision in decisions:
-        yield safe_text(filled(_DECISION, decision))
-        if decision.candidates:
-            table = TextTable(_CANDIDATES).plain_text(decision.candidates)
+        kind = decision["kind"].replace("_", " ") + _after(" by ", decision.get("policy"))
+        yield safe_text(f"+{decision['ageSeconds']:.3f} s  {kind}: {decision['detail']}")
+        candidates = decision.get("candidates", ())
+        if candidates:
+            table = TextTable(_CANDIDATES).plain_text(candidates)
             yield from (f"{INDENT * 2}{line}" for line in table.splitlines())
-            more = decision.candidate_count - len(decision.candidates)
+            more = decision.get("candidateCount", 0) - len(candidates)
             if more > 0:
                 yield f"{INDENT * 2}and {more} more"

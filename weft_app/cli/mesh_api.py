@@ -6,7 +6,7 @@ It imports no service, no gRPC and no protobuf.
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
@@ -57,10 +57,11 @@ class MeshApi:
         with self._answer("GET", f"{quote(path)}?{urlencode(given)}" if given else quote(path)) as answer:
             return json.loads(answer.read())
 
-    def delete(self, path: str, *, force: bool = False) -> None:
-        """Deletes what is at a path."""
-        with self._answer("DELETE", f"{quote(path)}?force=1" if force else quote(path)) as answer:
-            answer.read()
+    def post(self, path: str, *, tenant: str = "", **query: Any) -> Any:
+        """Posts to a path, as a tenant; returns the document of the answer."""
+        headers = {"X-Tenant-ID": tenant} if tenant else {}
+        with self._answer("POST", f"{quote(path)}?{urlencode(query)}" if query else quote(path), headers) as answer:
+            return json.loads(answer.read())
 
     def pages(self, path: str, **query: Any) -> Iterator[dict[str, Any]]:
         """Yields the items of a list, from all its pages."""
@@ -72,9 +73,9 @@ class MeshApi:
             query["pageToken"] = page["nextPageToken"]
 
     @contextmanager
-    def _answer(self, method: str, target: str) -> Iterator[HTTPResponse]:
+    def _answer(self, method: str, target: str, headers: Mapping[str, str] | None = None) -> Iterator[HTTPResponse]:
         try:
-            self._connection.request(method, target, headers=self._headers)
+            self._connection.request(method, target, headers={**self._headers, **(headers or {})})
             with self._connection.getresponse() as answer:
                 if answer.status >= 400:
                     raise _error_of(answer.status, answer.read()) from HTTPException(answer.status)

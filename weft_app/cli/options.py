@@ -155,7 +155,7 @@ def in_words_of_the_command() -> Iterator[None]:
 def words_of(error: WeftError) -> str:
     """Returns the message of an error. A field of a message that a service refused is named as the command does."""
     field = error.metadata.get("field", "")
-    is_of_service = type(error.__cause__).__module__.partition(".")[0] == "grpc"
+    is_of_service = type(error.__cause__).__module__.partition(".")[0] in ("grpc", "http")
     if not (field and is_of_service and error.message.startswith(f"{field}: ")):
         return error.message
     return f"{_parameter_of(field)}: {error.message.removeprefix(f'{field}: ')}"

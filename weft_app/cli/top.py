@@ -18,7 +18,7 @@ from weft.api.registry.v1.runner_pb2 import Runner
 from weft.api.router.v1.request_pb2 import RequestRecord
 from weft.client.requests import connect_requests
 from weft.client.resources import connect_registry
-from weft.documents.codec import word_of
+from weft.documents.codec import document_of, word_of
 from weft.documents.mesh_state import MeshState
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
@@ -196,7 +196,7 @@ def _models(runner: Runner) -> Iterator[dict[str, Any]]:
             "state": word_of(state, "phase") if is_active else "inactive",
             "slotsUsed": state.slots_used,
             "slotsTotal": state.slots_total,
-            "memoryBytes": memory_bytes(state),
+            "memoryBytes": memory_bytes(document_of(state.memory)),
             "loadProgress": state.load_progress if state.HasField("load_progress") else None,
             "detail": state.detail,
         }

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -27,6 +28,7 @@ from weft.api.router.v1.request_pb2 import RequestRecord
 from weft.client.requests import connect_requests
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import PlacementRequest
+from weft.documents.codec import document_of
 from weft.kernel.clock import SystemClock
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
@@ -527,7 +529,7 @@ def test_ended_requests_are_followed_by_their_outcome(mesh: Mesh, capsys: pytest
 
     following = _interrupted(mesh, end(2, Reason.UNSPECIFIED), end(3, Reason.WORKER_LOST), ended_limit=10)
     remembered, _ = mesh.log.ended(9, at[0] + 1, "", lambda _: True)
-    first = [request_record(entry, with_decisions=False) for entry in remembered]
+    first = [document_of(request_record(entry, with_decisions=False)) for entry in remembered]
     lines = _ends_after(
         capsys,
         lambda: watch_ended(_ENDED, ResourceFormat.NAME, first, following, partial(_has_outcome, "failed")),
@@ -541,9 +543,9 @@ def test_a_named_request_is_read_again_with_its_decisions_when_it_changes(
     at = mesh.arrive(1, "req-1")
     mesh.arrive(2, "req-2")
 
-    def read() -> list[RequestRecord]:
+    def read() -> list[dict[str, Any]]:
         with connect_requests(home=mesh.home) as requests:
-            return [requests.get("req-1")]
+            return [document_of(requests.get("req-1"))]
 
     def waits(key: int) -> Callable[[], None]:
         return lambda: mesh.log.note_decisions([Waits(key=key, position=1, reason="busy")], at + 1)
@@ -578,10 +580,12 @@ def test_a_watch_of_requests_ends_with_ctrl_c_and_without_an_error(
     mesh.arrive(1, "req-1")
     mesh.log.note_end(2, mesh.arrive(2, "req-2") + 1, Reason.UNSPECIFIED)
 
-    def until_interrupted(home: Path, ended_limit: int = 0) -> Iterator[tuple[list[RequestRecord], bool]]:
-        yield next(follow_requests(home, ended_limit))
+    following = follow_requests
+
+    def until_interrupted(home: Path, ended_limit: int = 0) -> Iterator[tuple[list[dict[str, Any]], bool]]:
+        yield next(following(home, ended_limit))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("weft_app.cli.request_table.follow_requests", until_interrupted)
+    monkeypatch.setattr("weft_app.cli.request_watch.follow_requests", until_interrupted)
     result = mesh.run("get", *arguments, "-w", "-o", "name")
     assert (result.exit_code, result.stdout.splitlines()) == (0, ids)

@@ -35,7 +35,10 @@ COMPLETED = {
 }
 """Lines, and the large library that the completion of each needs."""
 COMMANDS = ("ps", "get models -o json", "describe x", "explain x")
-FAST = ("get models", "get all -o json", "get agents -o wide", "describe pool p", "events", "status")
+FAST = (
+    *("get models", "get all -o json", "get agents -o wide", "describe pool p", "events", "status", "ps"),
+    *("get requests", "get clients", "explain r", "cancel request r"),
+)
 """Commands over the HTTP API."""
 CALLS_NOTHING_OF_THE_MESH = {"grpc", "google", "yaml", "asyncio", "gateway", "registry_svc", "router_svc", "runner_svc"}
 WITHOUT_POSIX = """
@@ -116,15 +119,28 @@ class _Answers(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        at = "2026-01-02T03:04:05Z"
+        request = {
+            "requestId": "r",
+            "tenant": "t",
+            "target": "p",
+            "priority": "normal",
+            "state": "ended",
+            "arrivedAt": at,
+        }
         pool = {"kind": "pool", "name": "p", "status": {"explicit": False, "conditions": []}}
         path = self.path.partition("?")[0]
         items = [pool] if path.endswith("/pools") else []
         health = {"status": "ok", "components": []}
-        body = json.dumps(pool if path.endswith("/pools/p") else {"items": items, **health}).encode()
+        listed = {"items": items, "total": 0, "historyMissing": False, **health}
+        found = request if "/requests/" in path else pool if path.endswith("/pools/p") else listed
+        body = json.dumps(found).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    do_POST = do_GET  # noqa: N815
 
     def address_string(self) -> str:
         return "home"

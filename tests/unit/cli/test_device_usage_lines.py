@@ -4,13 +4,16 @@ import pytest
 
 from weft.api.common.v1.receipt_pb2 import DeviceUsage, Receipt
 from weft.api.router.v1.request_pb2 import ClientRecord
+from weft.documents.codec import document_of
 from weft_app.cli.explain import receipt_lines
 from weft_app.cli.output import TextTable
 from weft_app.cli.request_table import _CLIENT_WIDE
 
 
 def _shown(receipt: Receipt) -> list[str]:
-    return [line.split(":", 1)[1].strip() for line in receipt_lines(receipt) if line.strip().startswith("GPU:")]
+    return [
+        line.split(":", 1)[1].strip() for line in receipt_lines(document_of(receipt)) if line.strip().startswith("GPU:")
+    ]
 
 
 def test_a_share_is_shown_with_its_energy_where_that_is_known() -> None:
@@ -36,5 +39,5 @@ def test_the_sums_of_a_client_say_over_how_many_requests_and_are_unknown_over_no
         ClientRecord(client_id="b", measured_count=3, energy_millijoules=5_000),
     )
     known.device_time.FromMilliseconds(2_500)
-    assert table.cells(unknown)[-2:] == ["?", "?"]
-    assert table.cells(known)[-2:] == ["2.5s of 3", "5J"]
+    assert table.cells(document_of(unknown))[-2:] == ["?", "?"]
+    assert table.cells(document_of(known))[-2:] == ["2.5s of 3", "5J"]

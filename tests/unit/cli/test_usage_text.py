@@ -4,6 +4,7 @@ from weft.api.common.v1.receipt_pb2 import OUTCOME_COMPLETED, Attempt, Receipt
 from weft.api.common.v1.usage_pb2 import Usage
 from weft.api.router.v1.usage_pb2 import UsageCounts, UsageRow
 from weft.api.router.v1.usage_service_pb2 import ListUsageResponse
+from weft.documents.codec import document_of
 from weft_app.cli.chat import timings
 from weft_app.cli.explain import receipt_lines
 from weft_app.cli.usage import csv_text, table_text
@@ -16,27 +17,29 @@ def _receipt(usage: Usage) -> Receipt:
 
 
 def test_an_image_has_its_steps_and_megapixels() -> None:
-    assert work_parts(Usage(image_steps=1, image_pixels=1_048_576)) == ["1 step", "1.05 megapixels"]
+    assert work_parts(document_of(Usage(image_steps=1, image_pixels=1_048_576))) == ["1 step", "1.05 megapixels"]
 
 
 def test_a_recording_has_its_length() -> None:
-    assert work_parts(Usage(audio_milliseconds=12_400)) == ["12.4 s of audio"]
+    assert work_parts(document_of(Usage(audio_milliseconds=12_400))) == ["12.4 s of audio"]
 
 
 def test_a_receipt_of_an_image_tells_its_work_and_no_tokens() -> None:
-    text = "\n".join(receipt_lines(_receipt(Usage(image_steps=20, image_pixels=262_144))))
+    text = "\n".join(receipt_lines(document_of(_receipt(Usage(image_steps=20, image_pixels=262_144)))))
     assert "20 steps, 0.262 megapixels" in text
     assert "Tokens" not in text
 
 
 def test_a_receipt_of_a_chat_about_a_recording_tells_both() -> None:
-    text = "\n".join(receipt_lines(_receipt(Usage(prompt_tokens=7, completion_tokens=2, audio_milliseconds=500))))
+    text = "\n".join(
+        receipt_lines(document_of(_receipt(Usage(prompt_tokens=7, completion_tokens=2, audio_milliseconds=500))))
+    )
     assert "7 in, 2 out" in text
     assert "0.5 s of audio" in text
 
 
 def test_a_receipt_of_a_chat_has_no_line_of_work() -> None:
-    assert "Work" not in "\n".join(receipt_lines(_receipt(Usage(prompt_tokens=7, completion_tokens=2))))
+    assert "Work" not in "\n".join(receipt_lines(document_of(_receipt(Usage(prompt_tokens=7, completion_tokens=2)))))
 
 
 def test_the_line_after_an_answer_has_the_work() -> None:

@@ -242,6 +242,8 @@ class Replica(google.protobuf.message.Message):
     MEMORY_FIELD_NUMBER: builtins.int
     UNLOAD_TIME_FIELD_NUMBER: builtins.int
     PINNED_FIELD_NUMBER: builtins.int
+    PROCESS_ID_FIELD_NUMBER: builtins.int
+    RESTART_COUNT_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The replica's own model name."""
     runner: builtins.str
@@ -262,6 +264,10 @@ class Replica(google.protobuf.message.Message):
     """Maximum number of concurrent requests."""
     pinned: builtins.bool
     """Whether it is never evicted for another model."""
+    process_id: builtins.int
+    """The process of its engine, where its runner says one."""
+    restart_count: builtins.int
+    """How often its engine was started again."""
     @property
     def load_eta(self) -> google.protobuf.duration_pb2.Duration:
         """Estimated time until it is loaded."""
@@ -290,9 +296,11 @@ class Replica(google.protobuf.message.Message):
         memory: weft.api.registry.v1.runner_pb2.InstanceMemory | None = ...,
         unload_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         pinned: builtins.bool = ...,
+        process_id: builtins.int = ...,
+        restart_count: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_host", b"_host", "_load_progress", b"_load_progress", "host", b"host", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "unload_time", b"unload_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_host", b"_host", "_load_progress", b"_load_progress", "context_tokens", b"context_tokens", "detail", b"detail", "host", b"host", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "pinned", b"pinned", "runner", b"runner", "slots_total", b"slots_total", "slots_used", b"slots_used", "state", b"state", "unload_time", b"unload_time"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_host", b"_host", "_load_progress", b"_load_progress", "context_tokens", b"context_tokens", "detail", b"detail", "host", b"host", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "pinned", b"pinned", "process_id", b"process_id", "restart_count", b"restart_count", "runner", b"runner", "slots_total", b"slots_total", "slots_used", b"slots_used", "state", b"state", "unload_time", b"unload_time"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_host", b"_host"]) -> typing.Literal["host"] | None: ...
     @typing.overload
