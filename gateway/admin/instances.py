@@ -16,8 +16,8 @@ from weft.kernel.rpc import ChannelPool
 
 TIMEOUT_SECONDS = 2.0
 """Deadline of one runner's answer, so that one runner does not delay the others'."""
-FRESH_SECONDS = 5.0
-"""Maximum age of a cached answer: the interval at which runners report."""
+FRESH_SECONDS = 0.25
+"""Maximum age of a cached answer: process ids of engines are shown that were just started again."""
 MAX_ASKED_AT_ONCE = 16
 MAX_REMEMBERED = 1024
 

@@ -24,7 +24,6 @@ from router_svc.request_log import RequestLog
 from router_svc.request_servicer import LocalRequests, RequestServicer, request_record
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_service_pb2_grpc
-from weft.api.router.v1.request_pb2 import RequestRecord
 from weft.client.requests import connect_requests
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import PlacementRequest
@@ -480,7 +479,7 @@ def _ends_after(capsys: pytest.CaptureFixture[str], watch: Callable[[], None]) -
 
 def _interrupted(
     mesh: Mesh, *events: Callable[[], None], ended_limit: int = 0
-) -> Iterator[tuple[list[RequestRecord], bool]]:
+) -> Iterator[tuple[list[dict[str, Any]], bool]]:
     """What a watch of requests yields: each event comes after the one before was seen; then Ctrl-C."""
     following = follow_requests(mesh.home, ended_limit)
     yield next(following)
