@@ -30,7 +30,6 @@ LFS_SUFFIXES = (".gguf", ".safetensors", ".bin")
 TREE_PAGE = 50
 CHUNK_BYTES = 16_384
 CDN_PREFIX = "/cdn/"
-COMMIT_CHARS = 40
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,8 +15,6 @@ import pathlib, subprocess, sys, time
 folder = pathlib.Path(sys.argv[1])
 with (folder / "wakes").open("a") as log:
     log.write("wake\\n")
-if (folder / "broken").exists():
-    sys.exit("the box is on fire")
 while (folder / "held").exists():
     time.sleep(0.02)
 process = subprocess.Popen(sys.argv[2:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -62,13 +60,12 @@ class SleepyServer:
         """How often it was put to sleep."""
         return self._count("sleeps")
 
-    def break_it(self, *, broken: bool) -> None:
-        """Let every wake fail with exit code 1, or no more."""
-        self._mark("broken", present=broken)
-
     def hold(self, *, held: bool) -> None:
         """Let every wake wait, or no more."""
-        self._mark("held", present=held)
+        if held:
+            (self._folder / "held").touch()
+        else:
+            (self._folder / "held").unlink()
 
     def runner(self, name: str, model: str, **changes: Any) -> dict[str, Any]:
         """A runner section that publishes it."""
@@ -85,12 +82,6 @@ class SleepyServer:
         """Kill it, if it runs."""
         with suppress(FileNotFoundError, ProcessLookupError):
             os.kill(int((self._folder / "pid").read_text()), signal.SIGKILL)
-
-    def _mark(self, name: str, *, present: bool) -> None:
-        if present:
-            (self._folder / name).touch()
-        else:
-            (self._folder / name).unlink()
 
     def _count(self, name: str) -> int:
         path = self._folder / name

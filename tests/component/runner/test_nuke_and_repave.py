@@ -1,12 +1,9 @@
 """A backend that fails is ended and started again: every way it can fail, with real processes."""
 
 import asyncio
-import os
 import shlex
-import signal
 import socket
 import sys
-import time
 
 import psutil
 import pytest
@@ -18,7 +15,6 @@ from runner_svc.instance.settings import HibernationSettings
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.engine_failures import ADVICE
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.request_records import RequestState
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
@@ -62,25 +58,6 @@ async def test_a_backend_killed_in_mid_stream_ends_its_requests_frees_their_slot
         await stage.until_restarted()
         async with stage.control() as control:
             assert (await control.state()).requests_started == 0, "a request was run again"
-
-
-async def test_headers_that_do_not_come_restart_the_backend_and_the_others_are_told() -> None:
-    http = TimeoutProfile(headers_seconds=0.3)
-    async with repaving(http=http, **LONG) as stage:
-        await stage.until_phase(Phase.READY)
-        other = await stage.stream("other")
-        async with stage.control() as control:
-            await control.set_behaviour(slow_headers_seconds=30.0)
-        error = await stage.ask()
-        assert error is not None
-        assert error.reason is Reason.HEADERS_TIMEOUT
-        async with asyncio.timeout(NOTICE_SECONDS):
-            told = await other
-        assert told is not None
-        assert told.reason is Reason.WORKER_RESTARTED
-        assert not stage.instance.slots.holders
-        await stage.until_restarted()
-        assert [Reason(restart.reason) for restart in stage.instance.restart_log.all] == [Reason.HEADERS_TIMEOUT]
 
 
 def _takes_connections(port: int) -> bool:
@@ -142,22 +119,6 @@ async def test_too_little_memory_to_load_is_said_with_advice_and_not_tried_again
         assert ADVICE in stage.instance.detail
         assert "cudaMalloc" in stage.instance.detail
         assert Reason(stage.instance.restart_log.all[0].reason) is Reason.OUT_OF_MEMORY
-
-
-async def test_a_frozen_backend_that_is_told_to_end_is_gone_in_time() -> None:
-    async with repaving(**LONG) as stage:
-        await stage.until_phase(Phase.READY)
-        stream = await stage.stream()
-        process_id = stage.backend.process_id
-        assert process_id is not None
-        os.kill(process_id, signal.SIGSTOP)
-        began = time.monotonic()
-        await stage.instance.stop()
-        assert time.monotonic() - began < 3.0
-        told = await stream
-        assert told is not None
-        assert told.reason is Reason.WORKER_RESTARTED
-        assert not psutil.pid_exists(process_id)
 
 
 @pytest.mark.parametrize("wait_for", [Phase.LOADING, Phase.READY])

@@ -21,7 +21,7 @@ from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.tools.port import ToolSettings
-from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, warning_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, event_pb2, warning_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import FakeControl, fake_backend_command
@@ -106,23 +106,6 @@ async def test_a_tool_is_run_between_two_turns_of_the_engine(tmp_path: Path) -> 
     assert _receipt(events).usage.completion_tokens > 8
 
 
-async def test_a_model_that_never_stops_calling_must_answer_when_its_budget_is_used_up(tmp_path: Path) -> None:
-    async with _stage(tmp_path, {"text": "Hm. ", "calls": [ADD]}, tools=[_tool("add")]) as stage:
-        events = await stage.answer(tools=["add"], max_tool_iterations=3)
-        engine = await stage.engine()
-    assert engine.requests_started == 4
-    assert engine.last_request_body["tool_choice"] == "none"
-    codes = [warning.code for warning in _receipt(events).warnings]
-    assert codes == [warning_pb2.WARNING_CODE_TOOL_BUDGET_EXHAUSTED]
-
-
-@pytest.mark.parametrize("arguments", ["{a: 1}", '{"a": "one", "b": 2}', "[]"])
-async def test_a_malformed_call_is_a_typed_error_and_frees_the_slot(tmp_path: Path, arguments: str) -> None:
-    async with _stage(tmp_path, {"calls": [{"name": "add", "arguments": arguments}]}, tools=[_tool("add")]) as stage:
-        assert await stage.refusal(tools=["add"]) is Reason.TOOL_CALL_INVALID
-        await stage.runner.until_idle("m")
-
-
 @pytest.mark.parametrize(
     "turn",
     [
@@ -189,30 +172,6 @@ async def test_a_request_for_a_decision_stops_the_engine_in_mid_answer(tmp_path:
     assert _kinds(events) == ["started", "signal", "usage", "finished"]
     assert [signal.name for signal in _receipt(events).signals] == ["NEEDS_MANAGER_DECISION"]
     assert engine.requests_cancelled + engine.requests_finished == 1
-
-
-async def test_a_call_that_is_written_as_text_is_run(tmp_path: Path) -> None:
-    written = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
-    async with _stage(tmp_path, {"text": f"So: {written}"}, {"text": "Three."}, tools=[_tool("add")]) as stage:
-        events = await stage.answer(tools=["add"])
-    assert _text(events) == "So: Three."
-    assert _receipt(events).tool_run_count == 1
-
-
-async def test_in_a_mixed_turn_the_caller_gets_its_calls_and_the_mesh_runs_none(tmp_path: Path) -> None:
-    mine = chat_pb2.Tool(function=chat_pb2.FunctionTool(name="mine"))
-    async with _stage(tmp_path, {"calls": [ADD, {"name": "mine"}]}, tools=[_tool("add")]) as stage:
-        call = stage.runner.generate(max_tokens=100, behaviour=Behaviour(tools=["add"]), tools=[mine])
-        events = await events_of(call)
-    named = [piece.name for event in events for piece in event.delta.tool_calls if piece.name]
-    assert named == ["mine"]
-    assert [warning.code for warning in _receipt(events).warnings] == [warning_pb2.WARNING_CODE_TOOL_CALL_NOT_RUN]
-
-
-async def test_a_tool_that_this_runner_has_not_is_said_before_the_engine_is_asked(tmp_path: Path) -> None:
-    async with _stage(tmp_path, {"text": "Hi."}) as stage:
-        assert await stage.refusal(tools=["add"]) is Reason.TOOL_UNAVAILABLE
-        assert (await stage.engine()).requests_started == 0
 
 
 async def test_an_answer_that_loops_is_killed_and_the_engine_stops(tmp_path: Path) -> None:

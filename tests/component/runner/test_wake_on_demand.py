@@ -12,7 +12,6 @@ import psutil
 import pytest
 from aiohttp import web
 from kit.engine_settings import engine_settings
-from kit.own_children import own_children
 from kit.recipes import command_recipe, http_recipe
 from runner_harness import OtherServer, RunningRunner, events_of, refusal, running_runner
 from test_run_recipe import controller
@@ -20,9 +19,6 @@ from test_run_recipe import controller
 from runner_svc.backend.port import CallInfo
 from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from weft.api.common.v1 import chat_pb2
@@ -62,19 +58,6 @@ def _attached(server: OtherServer, recipe: WakeRecipe | None, *, remote: bool = 
         make_backend=lambda: AttachedServer(*config),
         remote=remote,
         hibernation=HibernationSettings(attached=True, recipe=recipe, **{"max_wait_seconds": 15.0, **settings}),
-    )
-
-
-def _supervised(**settings: Any) -> ServedModel:
-    config = engine_settings(
-        LlamaServerModel,
-        command=tuple(fake_backend_command(**settings.pop("switches", {}))),
-        path=Path(__file__),
-        name="m",
-        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
-    )
-    return ServedModel(
-        name="m", make_backend=lambda: LlamaServerBackend(*config), hibernation=HibernationSettings(**settings)
     )
 
 
@@ -139,43 +122,6 @@ async def test_a_command_starts_the_server_and_requests_are_served(tmp_path: Pat
         psutil.Process(int(pid_file.read_text())).kill()
 
 
-async def test_twenty_wakes_at_once_are_one_request_to_the_controller(tmp_path: Path, server: OtherServer) -> None:
-    async with (
-        _http_recipe(server, []) as recipe,
-        running_runner(tmp_path, [_attached(server, recipe)], environment=ENVIRONMENT) as runner,
-    ):
-        await runner.until(Phase.HIBERNATING)
-        await asyncio.gather(*(runner.wake() for _ in range(20)))
-        assert server.starts == 1
-        await runner.wake()
-        assert server.starts == 1
-        assert (await events_of(runner.generate()))[-1].HasField("finished")
-        body = (await _state_of(server)).last_request_body
-        assert body["model"] == "upstream-name"
-
-
-async def test_a_failed_wake_reaches_every_caller_and_the_next_one_succeeds(
-    tmp_path: Path, server: OtherServer
-) -> None:
-    gate = asyncio.Event()
-    async with (
-        _http_recipe(server, [500], gate) as recipe,
-        running_runner(tmp_path, [_attached(server, recipe)], environment=ENVIRONMENT) as runner,
-    ):
-        await runner.until(Phase.HIBERNATING)
-        wakes = [asyncio.create_task(refusal(runner.wake())) for _ in range(5)]
-        for _ in range(20):  # the calls before these have arrived by then
-            await runner.control.Describe(runner_service_pb2.DescribeRequest())
-        gate.set()
-        errors = await asyncio.gather(*wakes)
-        assert {(error.reason, error.message) for error in errors} == {
-            (Reason.WAKE_FAILED, "the recipe's request was answered with status 500")
-        }
-        await runner.until_state(lambda state: state.detail == errors[0].message)
-        await runner.wake()
-        await runner.until(Phase.READY)
-
-
 @pytest.mark.parametrize(
     ("recipe", "max_wait_seconds", "message"),
     [
@@ -203,22 +149,6 @@ async def test_each_way_a_wake_can_fail_is_named(
         assert error.reason is Reason.WAKE_FAILED
         assert message in error.message
         await runner.until_state(lambda state: state.phase == Phase.HIBERNATING.value and message in state.detail)
-
-
-async def test_a_server_that_goes_away_sleeps_and_its_running_request_is_told(
-    tmp_path: Path, server: OtherServer
-) -> None:
-    await server.begin("--api-key", KEY, answer_tokens=0, tokens_per_second=20)
-    async with running_runner(tmp_path, [_attached(server, _python(""))]) as runner:
-        await runner.until(Phase.READY)
-        call = runner.generate(max_tokens=2000)
-        await call.read()
-        await call.read()
-        await server.end()
-        error = await refusal(events_of(call))
-        assert error.reason is Reason.SERVER_DIED
-        state = await runner.until(Phase.HIBERNATING)
-        assert state.detail == "the server stopped answering"
 
 
 async def test_neither_url_nor_key_of_a_server_is_ever_told(tmp_path: Path, server: OtherServer) -> None:
@@ -290,38 +220,6 @@ async def test_a_server_without_a_key_gets_no_authorization(server: OtherServer)
     finally:
         await backend.stop()
     assert "authorization" not in (await _state_of(server)).last_request_headers
-
-
-async def test_an_idle_process_of_ours_ends_and_the_next_wake_starts_another(tmp_path: Path) -> None:
-    model = _supervised(start_asleep=True, sleep=SleepSettings(after_seconds=0.3))
-    async with running_runner(tmp_path, [model]) as runner:
-        await runner.until(Phase.HIBERNATING)
-        children = own_children()
-        await runner.wake()
-        assert await events_of(runner.generate())
-        await runner.until(Phase.HIBERNATING)
-        assert own_children() == children
-        await runner.wake()
-        assert await events_of(runner.generate())
-
-
-@pytest.mark.slow("a stream that runs for a second")
-async def test_an_unload_lets_a_running_stream_end(tmp_path: Path) -> None:
-    model = _supervised(switches={"answer_tokens": 20, "tokens_per_second": 20})
-    async with running_runner(tmp_path, [model]) as runner:
-        await runner.until(Phase.READY)
-        call = runner.generate(max_tokens=20)
-        await call.read()
-        unload = asyncio.create_task(runner.unload())
-        await runner.until_state(lambda state: state.detail == "going to sleep")
-        assert (await refusal(events_of(runner.generate()))).reason is Reason.BACKEND_NOT_READY
-        assert not unload.done()
-        events = await events_of(call)
-        assert events[-1].finished.receipt.usage.completion_tokens == 20
-        await unload
-        await runner.until(Phase.HIBERNATING)
-        await runner.load()
-        await runner.until(Phase.READY)
 
 
 async def test_a_sleep_action_is_carried_out_for_an_attached_server(tmp_path: Path, server: OtherServer) -> None:
