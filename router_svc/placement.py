@@ -16,7 +16,6 @@ from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.agents import require_target
 from weft.dispatch.media_work import MAX_WORK
-from weft.dispatch.payload_description import MAX_PREFIX_CHUNKS
 from weft.dispatch.placement import (
     MAX_ATTEMPT_MESSAGE_CHARS,
     Decision,
@@ -44,7 +43,7 @@ from weft.kernel.names import (
     require_token,
 )
 from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import CALLER_BANDS, Operation, Priority, Skill
+from weft.kernel.request import CALLER_BANDS, PREFIX_ENDS, Operation, Priority, Skill
 from weft.kernel.rpc import answering
 from weft.kernel.service import stop_tasks
 from weft.kernel.telemetry import carried_traceparent
@@ -322,8 +321,8 @@ def _described(message: pb.PlaceOpen) -> _Described:
         raise invalid_field("open.needed_tools", f"has more than {MAX_NEEDED_TOOLS} entries")
     if len(message.affinity_key) > MAX_AFFINITY_KEY_BYTES:
         raise invalid_field("open.affinity_key", f"has more than {MAX_AFFINITY_KEY_BYTES} bytes")
-    if len(message.prefix_digests) > MAX_PREFIX_CHUNKS:
-        raise invalid_field("open.prefix_digests", f"has more than {MAX_PREFIX_CHUNKS} entries")
+    if len(message.prefix_digests) > len(PREFIX_ENDS):
+        raise invalid_field("open.prefix_digests", f"has more than {len(PREFIX_ENDS)} entries")
     known_skills = {skill.value for skill in Skill}
     return _Described(
         prompt_tokens=message.prompt_tokens,

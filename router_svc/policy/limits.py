@@ -67,14 +67,11 @@ class SchedulingLimits:
     """Requests in that window below which the share is not used."""
     max_ejection_seconds: float = 300.0
     """... up to this."""
-    affinity_load_factor: float = 1.25
-    """How much more than its share of its pool's requests a model may have and still be preferred for its cache. The
-    figure is that of consistent hashing with bounded loads (Mirrokni et al., 2018)."""
     engine_figures_seconds: float = 30.0
     """How long an engine's figures of its load count from their arrival, unless newer ones arrive. Older ones say
     nothing."""
     max_prefix_entries: int = 65_536
-    """Prompt prefixes whose last runner is remembered; the least recently used is dropped first."""
+    """Prompt prefixes whose runners are remembered; the least recently used is dropped first."""
     retry_reserve: float = 3.0
     """Retries that a pool or route with few requests may make beyond that share ..."""
     max_retry_balance: float = 10.0

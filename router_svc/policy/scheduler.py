@@ -43,6 +43,12 @@ TAKING_NO_SLOT = frozenset({Operation.TOKENIZE})
 loaded member, they wait for a wake as any request does."""
 MAX_SPREAD_OVER = 16
 _DURABLE = Priority.DURABLE
+MAX_LOOKED_AT = 16
+"""Waiting requests of one tenant among which the one is placed that loses the least of a cached prompt."""
+MAX_PASSED_OVER = 16
+"""Later requests of its tenant that may be placed before a request for their cached prompts."""
+MIN_LOST_TOKENS = 256
+"""A request that loses less of its cached prompt is placed in its turn."""
 MAX_REVIEWS_AT_ONCE = 3
 """Consecutive load plans in one step; the rest waits for the next step."""
 
@@ -377,7 +383,7 @@ class Scheduler:
 
     def _try(self, chosen: QueueEntry, now: float) -> Decision | None:
         """Place the chosen request; None: no candidate is free for it."""
-        request = self._requests.live(chosen.head.key)
+        request = self._of_the_tenant(chosen)
         pick = self._estimator.pick(request)
         choice = self._index.choose(request.queue, pick, now)
         if choice is None:
@@ -390,6 +396,29 @@ class Scheduler:
         queue.note_grant(chosen, waited, now)
         self._requests.dequeue(request, now)
         return self._placements.place(request, choice, now)
+
+    def _of_the_tenant(self, chosen: QueueEntry) -> LiveRequest:
+        """Return the chosen request, or one right behind it of its tenant that loses less of a cached prompt.
+
+        A request without a deadline is passed over MAX_PASSED_OVER times at most.
+        """
+        first = self._requests.live(chosen.head.key)
+        waiting = chosen.request_class.priorities[chosen.priority]
+        if first.deadline_at is not None or first.passed_over >= MAX_PASSED_OVER or waiting is None:
+            return first
+        best, lost = first, self._index.lost_tokens(first.queue, self._estimator.pick(first))
+        for behind in range(1, MAX_LOOKED_AT):
+            if lost < MIN_LOST_TOKENS:
+                break
+            place = waiting.queue_position(chosen.head.tenant, behind)
+            if place is None:
+                break
+            other = self._requests.live(place[2])
+            its = self._index.lost_tokens(other.queue, self._estimator.pick(other))
+            if its < lost:
+                best, lost = other, its
+        first.passed_over += best is not first
+        return best
 
 
 class Placements:
@@ -429,6 +458,8 @@ class Placements:
         request.charged = self._queues.shares.charge(tenant, request.cost)
         self._queues.caps.take(tenant)
         self._index.take(candidate, now)
+        request.expected = choice.expected
+        self._index.owe(candidate, request.uncached_tokens)
         self._running.add(request, candidate)
         self._loads.note_grant(candidate, now, durable=request.kind.durable)
         return Placed(
@@ -457,6 +488,8 @@ class Placements:
         """Record that the answer has begun."""
         if request.placed_on is not None and request.content_at is None:
             request.content_at = now
+            if request.holds_slot:
+                self._index.owe(request.placed_on, -request.uncached_tokens)
             self._index.health.note_content(request.placed_on, now)
 
     def take_back(self, request: LiveRequest, now: float) -> tuple[Candidate, bool]:
@@ -530,6 +563,13 @@ class Placements:
         arrival, content_at = request.arrival, request.content_at
         first = None if content_at is None else content_at - request.placed_at
         self._estimates.note_served(candidate, arrival.tenant, served, seconds, first, limit=arrival.max_output_tokens)
+        expected, selector = request.expected, self._index.selector
+        if expected is not None and first is not None:
+            processed = expected.owed_tokens + max(0, served.prompt_tokens - served.cached_tokens)
+            speed = selector.speeds.note(candidate, processed, first, request.placed_at + first)
+            intervals = served.output_tokens - 1
+            speed.note_answer(seconds, (seconds - first) / intervals if intervals > 0 else None)
+            selector.caches.correct(candidate, expected.hit, served.cached_tokens)
 
     def _charge_of(
         self,
@@ -551,6 +591,8 @@ class Placements:
         if not request.holds_slot:
             return candidate, False
         self._queues.shares.correct(tenant, request.charged, tokens)
+        if request.content_at is None:
+            self._index.owe(candidate, -request.uncached_tokens)
         is_relieved = self._queues.caps.release(tenant)
         self._index.release(candidate)
         self._running.remove(request, candidate)

@@ -17,11 +17,16 @@ from weft.kernel.units import Rate
 class ChoicePolicy(Enum):
     """How one of several free candidates of a pool is chosen."""
 
+    FIRST_TOKEN = "first_token"  # noqa: S105 - no password
+    """The one with the lowest expected time to the first token."""
     LEAST_LOADED = "least_loaded"
     RANDOM = "random"
     ROUND_ROBIN = "round_robin"
-    PREFIX_AFFINITY = "prefix_affinity"
-    """The one that probably has the beginning of the prompt in its cache, unless it has more than its share."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> "ChoicePolicy | None":
+        """Take `prefix_affinity`, of which `first_token` does more."""
+        return cls.FIRST_TOKEN if value == "prefix_affinity" else None
 
 
 class RemotePermission(Enum):
@@ -48,9 +53,9 @@ ClientPriority = Annotated[Priority, Read(Literal["high", "normal", "low"], lamb
 class PoolSettings:
     """One pool: how one of its free models is chosen, and how much may run on them."""
 
-    policy: ChoicePolicy = ChoicePolicy.LEAST_LOADED
-    """`least_loaded`, `random`, `round_robin`, or `prefix_affinity`: the model that probably has the prompt's beginning
-    cached. A request with a session goes where its session ran, whatever the policy."""
+    policy: ChoicePolicy = ChoicePolicy.FIRST_TOKEN
+    """`first_token`: the model with the lowest expected time to the first token, by its queue, its speed and its cached
+    prefixes; `least_loaded`, `random`, or `round_robin`."""
     max_in_flight: Annotated[int, Ge(0), Le(1_000_000)] = 0
     """Requests that may run on its models at once. 0: as many as they have slots."""
 

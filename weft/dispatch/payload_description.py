@@ -21,18 +21,13 @@ from weft.dispatch.history import SYSTEM_ROLES, media_skills, unread_media
 from weft.dispatch.media_work import work_of
 from weft.dispatch.volatile_text import steady_text
 from weft.kernel.abilities import Abilities, ThinkingMode, untaken_languages, untaken_words
-from weft.kernel.request import Skill
+from weft.kernel.request import CHARS_PER_TOKEN, PREFIX_ENDS, Skill
 from weft.kernel.value import value_class
 
-CHARS_PER_TOKEN = 4.0
-"""A usual figure for English text and byte-pair vocabularies; what an answer really took corrects it in the router."""
 TOKENS_PER_MESSAGE = 4
 """Tokens that chat templates add per message."""
 TOKENS_PER_MEDIUM = 512
 """An image of usual size in a vision model, or some 20 s of audio."""
-PREFIX_CHUNK_CHARS = 1_024
-"""Prompts are compared in steps of this many characters; about 256 tokens."""
-MAX_PREFIX_CHUNKS = 32
 MAX_DIGESTED_BYTES = 65_536
 """Bytes of a payload that its digest covers."""
 _DIGEST_BYTES = 8
@@ -107,16 +102,19 @@ def affinity_key(session: str, salt: str) -> bytes:
 
 
 def prefix_digests(pieces: Iterable[str], salt: str) -> tuple[int, ...]:
-    """Returns digests of ever longer prefixes, one per PREFIX_CHUNK_CHARS; an incomplete chunk is ignored."""
+    """Returns digests of ever longer prefixes, one per entry of PREFIX_ENDS that the text reaches."""
     text = _beginning(pieces)
-    if len(text) < PREFIX_CHUNK_CHARS:
+    if len(text) < PREFIX_ENDS[0]:
         return ()
     digest = hashlib.blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
-    found = []
-    for start in range(0, len(text) - PREFIX_CHUNK_CHARS + 1, PREFIX_CHUNK_CHARS):
-        chunk = text[start : start + PREFIX_CHUNK_CHARS].encode("utf-8", "surrogatepass")
+    found, start = [], 0
+    for end in PREFIX_ENDS:
+        if end > len(text):
+            break
+        chunk = text[start:end].encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(digest + chunk, digest_size=_DIGEST_BYTES).digest()
         found.append(int.from_bytes(digest, "big"))
+        start = end
     return tuple(found)
 
 
@@ -132,7 +130,7 @@ def prompt_digest(payload: Payload, salt: str) -> int:
 
 def _beginning(pieces: Iterable[str]) -> str:
     taken: list[str] = []
-    left = MAX_PREFIX_CHUNKS * PREFIX_CHUNK_CHARS
+    left = PREFIX_ENDS[-1]
     for piece in pieces:
         if left <= 0:
             break

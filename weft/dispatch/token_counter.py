@@ -2,7 +2,8 @@
 
 from weft.api.common.v1 import event_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.payload_description import CHARS_PER_TOKEN, estimated_prompt_tokens
+from weft.dispatch.payload_description import estimated_prompt_tokens
+from weft.kernel.request import CHARS_PER_TOKEN
 
 
 class TokenCounter:

@@ -5,6 +5,12 @@ from typing import Literal
 
 from weft.kernel.value import value_class
 
+CHARS_PER_TOKEN = 4.0
+"""A usual figure for English text and byte-pair vocabularies; what an answer really took corrects it in the router."""
+PREFIX_ENDS = (*range(1_024, 33 * 1_024, 1_024), *range(36 * 1_024, 164 * 1_024, 4 * 1_024))
+"""Characters after which the beginnings of a prompt end that are compared: every 256 tokens, from 8,192 tokens on every
+1,024, up to 40,960 tokens."""
+
 
 class Priority(IntEnum):
     """The priority class of a request; lower numbers first."""

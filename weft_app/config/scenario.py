@@ -149,7 +149,7 @@ class ModelSection:
     """Whether it is never evicted."""
     keep_alive_seconds: Moment | None = None
     """How long it stays loaded while idle. Default: until its memory is needed."""
-    policy: ChoicePolicy = ChoicePolicy.LEAST_LOADED
+    policy: ChoicePolicy = ChoicePolicy.FIRST_TOKEN
     """Policy that selects one of several hosts."""
     max_in_flight: Limit = 0
     """Concurrent requests over all hosts. 0: no limit."""

@@ -23,7 +23,7 @@ from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigure
 from router_svc.policy.endpoints.health import HealthState
 from router_svc.policy.endpoints.pool import Endpoint
 from router_svc.policy.endpoints.routes import PRIMARY, RouteStep
-from router_svc.policy.endpoints.selection import Selector
+from router_svc.policy.endpoints.selection import Selection, Selector
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from weft.kernel.failures import FailureKind
@@ -90,19 +90,34 @@ class CandidateIndex:
         self.health.advance(now)
         self.figures.advance(now)
         steps = self._steps_for(queue, pick)
-        found = self._first_free(steps, pick)
+        found = self._first_free(steps, pick, now)
         if found is None:
             return None
-        endpoint, policy = found
+        endpoint = found.endpoint
+        expected = found.expected.get(endpoint.key)
         assert pick.needs.allow_remote or not endpoint.candidate.remote, "nothing leaves the premises without a permit"
         return Choice(
             candidate=endpoint.candidate,
-            policy=policy,
+            policy=found.policy,
             score=score_of_chosen(steps, endpoint),
-            others=self._samples.others(queue, steps, pick, now, endpoint),
+            others=self._samples.others(queue, steps, pick, now, endpoint, found.expected),
             count=count_of(steps),
-            engine_load=endpoint.engine_load.explanation(endpoint.candidate.slots),
+            engine_load="; ".join(
+                filter(
+                    None,
+                    (
+                        endpoint.engine_load.explanation(endpoint.candidate.slots),
+                        "" if expected is None else expected.explanation(),
+                    ),
+                )
+            ),
+            expected=expected,
         )
+
+    def lost_tokens(self, queue: str, pick: PickRequest) -> int:
+        """Return the prompt tokens that a busy member of a pool has in its cache, and no free one has."""
+        pool = self.table.pools.get(queue)
+        return 0 if pool is None else self.selector.lost_tokens(pool, pick)
 
     def considered(self, queue: str, pick: PickRequest, now: float) -> tuple[Considered, ...]:
         """Return the candidates for a request with what keeps each from it, best first; of many only some."""
@@ -161,6 +176,15 @@ class CandidateIndex:
         if endpoint.group is None:
             self.table.forget_if_unused(endpoint)
 
+    def owe(self, candidate: Candidate, tokens: float) -> None:
+        """Record prompt tokens that an endpoint has to process before a first token; negative: it has."""
+        endpoint = self.table.by_key.get(candidate.key)
+        if endpoint is not None:
+            was = endpoint.owed_tokens > 0
+            endpoint.owed_tokens = max(0.0, endpoint.owed_tokens + tokens)
+            endpoint.engine_slots.owed_tokens = max(0.0, endpoint.engine_slots.owed_tokens + tokens)
+            endpoint.pool.prefilling += (endpoint.owed_tokens > 0) - was
+
     def in_flight(self, candidate: Candidate) -> int:
         """Requests on this candidate."""
         endpoint = self.table.by_key.get(candidate.key)
@@ -183,10 +207,10 @@ class CandidateIndex:
                 step.gate = f"{resolved.route.candidates[PRIMARY]} is waited for"
         return steps
 
-    def _first_free(self, steps: Sequence[RouteStep], pick: PickRequest) -> tuple[Endpoint, str] | None:
+    def _first_free(self, steps: Sequence[RouteStep], pick: PickRequest, now: float) -> Selection | None:
         """Select from the first step that has a free endpoint; from ejected endpoints only where none is usable."""
         for step in steps:
-            found = None if step.gate else step.choose(self.selector, pick)
+            found = None if step.gate else step.choose(self.selector, pick, now)
             if found is not None:
                 return found
         open_steps = [step for step in steps if not step.gate]

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from router_svc.policy.arrival import Needs
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
+from router_svc.policy.endpoints.first_token import FirstToken
 from weft.kernel.value import value_class
 
 MAX_CONSIDERED = 16
@@ -20,6 +21,8 @@ class PickRequest(NamedTuple):
     """Candidates on which an attempt of the request failed."""
     affinity_key: bytes = b""
     prefix_digests: tuple[int, ...] = ()
+    prompt_tokens: int = 0
+    """An estimate; 0: unknown, or no prompt."""
     seed: int = 0
     """Seed of random selections: the same seed selects the same endpoint."""
 
@@ -53,6 +56,8 @@ class Choice:
     """Number of candidates that were considered."""
     engine_load: str = ""
     """As that of a considered candidate."""
+    expected: FirstToken | None = None
+    """The expected time to its first token; None: the policy does not need it."""
 
     @property
     def considered(self) -> tuple[Considered, ...]:

@@ -189,6 +189,10 @@ class ClusterView:
             return
         if before is not None:
             self._remove_from_host(before)
+            if before.key != candidate.key:
+                self.index.selector.caches.drop(before)
+            elif candidate.readiness is not Readiness.READY:
+                self.index.selector.caches.empty(before)
         self._add_to_host(candidate, before, now)
         if before is None or _WHAT_COUNTS(before) != _WHAT_COUNTS(candidate):
             old_queues = set(self.index.table.queues_of(before)) if before is not None else set()
@@ -215,6 +219,7 @@ class ClusterView:
             delta.renames = True
             self._remove_from_host(before)
             self.index.table.drop(model)
+            self.index.selector.caches.drop(before)
 
     def _set_routes(self, change: MeshChange, delta: ViewDelta) -> None:
         if change.routes is not None:

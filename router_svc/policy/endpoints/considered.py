@@ -1,11 +1,13 @@
 """Explains decisions: which candidates were considered for a request, and what kept each of them from it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from router_svc.policy.endpoints.candidates import CandidateKey, Readiness
 from router_svc.policy.endpoints.capability import NO_FALLBACK, fits
 from router_svc.policy.endpoints.choice import MAX_CONSIDERED, SHOWN_OF_MANY, Considered, PickRequest
+from router_svc.policy.endpoints.first_token import FirstToken
 from router_svc.policy.endpoints.health import HealthState
 from router_svc.policy.endpoints.pool import Endpoint, Pool
 from router_svc.policy.endpoints.routes import RouteStep
@@ -36,11 +38,17 @@ class ConsideredSamples:
         self._others: dict[tuple[str, Needs], tuple[float, tuple[Considered, ...]]] = {}
 
     def others(
-        self, queue: str, steps: Sequence[RouteStep], pick: PickRequest, now: float, chosen: Endpoint
+        self,
+        queue: str,
+        steps: Sequence[RouteStep],
+        pick: PickRequest,
+        now: float,
+        chosen: Endpoint,
+        expected: Mapping[CandidateKey, FirstToken],
     ) -> tuple[Considered, ...]:
         """Return what `consider` returns for a choice; of many candidates, a sample up to SAMPLE_SECONDS old."""
         if pick.excluded or len(steps) != 1 or count_of(steps) <= MAX_CONSIDERED:
-            return consider(steps, pick, now, besides=chosen, most=SHOWN_OF_MANY)
+            return _by_time(consider(steps, pick, now, besides=chosen, most=SHOWN_OF_MANY), expected)
         known = self._others.get((queue, pick.needs))
         if known is None or now >= known[0] + SAMPLE_SECONDS:
             if len(self._others) >= MAX_SAMPLES:
@@ -81,6 +89,22 @@ def consider(
             else:
                 considered[endpoint.key] = _consider(step, endpoint, pick, now)
     return tuple(sorted(considered.values(), key=_preference)[:shown])
+
+
+def _by_time(considered: tuple[Considered, ...], expected: Mapping[CandidateKey, FirstToken]) -> tuple[Considered, ...]:
+    """Order free candidates by their expected times to the first token, and add these as text."""
+    times = {(model, runner): time for (model, runner, _), time in expected.items()}
+    timed = [
+        each
+        if (time := times.get((each.model, each.runner))) is None
+        else replace(
+            each,
+            score=_FREE + 1 / (1 + time.seconds),
+            engine_load="; ".join(filter(None, (each.engine_load, time.explanation()))),
+        )
+        for each in considered
+    ]
+    return tuple(sorted(timed, key=_preference))
 
 
 def count_of(steps: Sequence[RouteStep]) -> int:

@@ -206,9 +206,7 @@ class EndpointTable:
         pool = self.pools.get(candidate.pool)
         if pool is None:
             settings = self._settings.pool(candidate.pool)
-            pool = self.pools[candidate.pool] = Pool(
-                candidate.pool, settings, rank_for(settings.policy), self._limits.affinity_load_factor
-            )
+            pool = self.pools[candidate.pool] = Pool(candidate.pool, settings, rank_for(settings.policy))
             self._pool_steps[pool.name] = (RouteStep(PRIMARY, pool, None, takes_remote=True),)
         endpoint = self.by_key.get(candidate.key)
         engine = self._engines.setdefault(candidate.engine_key, EngineSlots(candidate.engine_key))

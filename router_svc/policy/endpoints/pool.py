@@ -2,7 +2,7 @@
 
 - `Endpoint` is one candidate with everything that changes about it from one request to the next.
 - `EndpointGroup` holds the endpoints of a pool that can serve the same requests, ordered by the selection policy.
-- `Pool` holds all endpoints of a pool, its concurrency cap and the hash ring of its ready members.
+- `Pool` holds all endpoints of a pool and its concurrency cap.
 
 Which free endpoint a request gets is decided in `selection.py`.
 """
@@ -11,14 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
-from math import ceil
 
 from router_svc.policy.arrival import Needs
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, EngineKey, Readiness, RunnerKey
 from router_svc.policy.endpoints.capability import Profile, fits, profile_of
 from router_svc.policy.endpoints.choice import Considered, PickRequest
 from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigures
-from router_svc.policy.endpoints.hash_ring import Ring
 from router_svc.policy.endpoints.health import EndpointHealth, HealthState
 from router_svc.policy.settings import PoolSettings
 
@@ -26,8 +24,6 @@ MAX_STALE_SHARE = 2
 """The heap of a group is rebuilt when it has more entries than this times the open endpoints ..."""
 MIN_STALE_ENTRIES = 64
 """... and this many on top."""
-MAX_RING_STEPS = 8
-"""Ring members that are tried in turn before the selection falls back to load."""
 MAX_SAMPLED_PER_SHOWN = 1
 """Members that are examined for each one that is shown."""
 MAX_REMEMBERED_NEEDS = 1_024
@@ -66,7 +62,7 @@ class RunnerLoad:
 class EngineSlots:
     """Number of requests that one engine works on, for its model and all adapters of that: they share its slots."""
 
-    __slots__ = ("endpoints", "granted", "inherited", "key", "requests")
+    __slots__ = ("endpoints", "granted", "inherited", "key", "owed_tokens", "requests")
 
     def __init__(self, key: EngineKey) -> None:
         self.key = key
@@ -76,6 +72,8 @@ class EngineSlots:
         self.inherited = 0
         """Requests that it works on and that this router has not granted, as far as its runner's reports show: those
         of an earlier process of this router, of another router, or of callers of the runner itself."""
+        self.owed_tokens = 0.0
+        """Prompt tokens of its requests without a first token."""
         self.endpoints: dict[CandidateKey, Endpoint] = {}
         """The engine's endpoints that are in the mesh."""
 
@@ -110,6 +108,7 @@ class Endpoint:
         "is_spare",
         "is_usable",
         "key",
+        "owed_tokens",
         "place",
         "pool",
         "rank",
@@ -130,6 +129,8 @@ class Endpoint:
         self.group: EndpointGroup | None = None
         """None: its candidate left the mesh, and requests still run on it."""
         self.in_flight = 0
+        self.owed_tokens = 0.0
+        """Its part of the engine's."""
         self.engine: EngineFigures | None = None
         """The figures of its engine that arrived last, whether or not they still count."""
         self.engine_load = NO_ENGINE_LOAD
@@ -288,30 +289,32 @@ class EndpointGroup:
 class Pool:
     """The endpoints of one pool. It exists while it has members, or requests of earlier members still run."""
 
-    def __init__(self, name: str, settings: PoolSettings, rank: Callable[[Endpoint], Rank], load_factor: float) -> None:
+    def __init__(self, name: str, settings: PoolSettings, rank: Callable[[Endpoint], Rank]) -> None:
         self.name = name
         self.settings = settings
         self.endpoints: dict[CandidateKey, Endpoint] = {}
         self.in_flight = 0
         """Requests on its members and on its earlier members."""
+        self.prefilling = 0
+        """Members, and earlier ones, with prompts without a first token."""
         self.breaks_in_a_row = 0
         """Requests that broke on its members since one succeeded."""
         self.up = 0
         """Number of members that are not down."""
         self.ready_slots = 0
         self._rank = rank
-        self._load_factor = load_factor
-        """Multiple of its share of the pool's load up to which an endpoint is preferred for its cache."""
         self._groups: dict[Profile, EndpointGroup] = {}
         self._fitting: dict[Needs, tuple[EndpointGroup, ...]] = {}
-        self._ready: dict[str, CandidateKey] = {}
-        """Ready members, by model."""
-        self._ring: Ring | None = None
 
     @property
     def is_at_its_cap(self) -> bool:
         """Whether the pool has reached `max_in_flight`."""
         return 0 < self.settings.max_in_flight <= self.in_flight
+
+    @property
+    def prefilling_share(self) -> float:
+        """Share of the members that process prompts."""
+        return min(1.0, self.prefilling / (len(self.endpoints) or 1))
 
     @property
     def has_spare(self) -> bool:
@@ -406,22 +409,6 @@ class Pool:
             else None
         )
 
-    def bears_more(self, endpoint: Endpoint) -> bool:
-        """Whether one more request leaves a member within its bounded share of the pool's load."""
-        mean = (self.in_flight + 1) / (self.ready_slots or 1)
-        load, slots = endpoint.engine_load, endpoint.candidate.slots
-        return endpoint.in_flight + load.others < ceil(self._load_factor * mean * load.slots(slots))
-
-    def owner_on_ring(
-        self, key: int, groups: Sequence[EndpointGroup], excluded: Collection[CandidateKey]
-    ) -> Endpoint | None:
-        """Return the owner of a key, or the next ring member that is free and within its share of the load."""
-        for name in self._ready_ring().walk(key, MAX_RING_STEPS):
-            endpoint = self.open_endpoint(self._ready[name], groups, excluded)
-            if endpoint is not None and self.bears_more(endpoint):
-                return endpoint
-        return None
-
     def some_endpoints(self, groups: Sequence[EndpointGroup], most: int) -> Iterable[Endpoint]:
         """Return all members where they are few; otherwise the ones of best rank, filled up with others.
 
@@ -455,25 +442,8 @@ class Pool:
         candidate = endpoint.candidate
         if candidate.readiness is not Readiness.DOWN:
             self.up += sign
-        if candidate.readiness is not Readiness.READY:
-            return
-        self.ready_slots += sign * candidate.slots
-        if sign > 0:
-            self._ready[candidate.model] = endpoint.key
-        else:
-            del self._ready[candidate.model]
-        if self._ring is not None and sign > 0:
-            self._ring.add(candidate.model)
-        elif self._ring is not None:
-            self._ring.remove(candidate.model)
-
-    def _ready_ring(self) -> Ring:
-        """Return the hash ring of the ready members; it is built on first use."""
-        if self._ring is None:
-            self._ring = Ring()
-            for name in self._ready:
-                self._ring.add(name)
-        return self._ring
+        if candidate.readiness is Readiness.READY:
+            self.ready_slots += sign * candidate.slots
 
 
 def _same_profile(one: Candidate, other: Candidate) -> bool:

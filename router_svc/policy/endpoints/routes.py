@@ -7,7 +7,7 @@ from router_svc.policy.arrival import ROUTE_PREFIX, Needs
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness
 from router_svc.policy.endpoints.choice import PickRequest
 from router_svc.policy.endpoints.pool import Endpoint, EndpointGroup, Pool
-from router_svc.policy.endpoints.selection import Selector, choose_ejected, policy_name
+from router_svc.policy.endpoints.selection import Selection, Selector, choose_ejected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,19 +51,22 @@ class RouteStep:
         """Return the needs as they apply to the candidates of this step."""
         return replace(needs, allow_remote=False) if needs.allow_remote and not self.takes_remote else needs
 
-    def choose(self, selector: Selector, pick: PickRequest) -> tuple[Endpoint, str] | None:
-        """Select a free endpoint of this step, with the name of the policy; None: none is free for the request."""
+    def choose(self, selector: Selector, pick: PickRequest, now: float) -> Selection | None:
+        """Select a free endpoint of this step; None: none is free for the request."""
         pick = self._allowed(pick)
         if self._only is None:
-            return selector.choose(self.pool, pick)
-        return (self._only, policy_name(self.pool)) if self._is_free(self._only.is_open, pick) else None
+            return selector.choose(self.pool, pick, now)
+        return self._alone(self._only) if self._is_free(self._only.is_open, pick) else None
 
-    def choose_ejected(self, pick: PickRequest) -> tuple[Endpoint, str] | None:
+    def choose_ejected(self, pick: PickRequest) -> Selection | None:
         """Select an endpoint of this step that only its ejection keeps from the request."""
         pick = self._allowed(pick)
         if self._only is None:
             return choose_ejected(self.pool, pick)
-        return (self._only, policy_name(self.pool)) if self._is_free(self._only.is_spare, pick) else None
+        return self._alone(self._only) if self._is_free(self._only.is_spare, pick) else None
+
+    def _alone(self, endpoint: Endpoint) -> Selection:
+        return Selection(endpoint, self.pool.settings.policy.value)
 
     def has_usable(self, pick: PickRequest) -> bool:
         """Whether a healthy endpoint of this step takes such requests, now or once it has a free slot."""

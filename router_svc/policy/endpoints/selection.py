@@ -1,34 +1,44 @@
 """Selection policies: which free endpoint of a pool a request gets.
 
-Session affinity comes first, whatever the policy of the pool. Then the pool's policy decides:
-
+- first_token: the endpoint with the lowest expected time to the first token (`first_token.py`); the one that served the
+  session, unless another is clearly sooner; least_loaded for a request without a prompt;
 - least_loaded: the endpoint with the lowest share of its slots in use, with what its engine's figures add;
 - round_robin: the endpoint that was granted longest ago;
-- random: any free endpoint, each equally likely;
-- prefix_affinity: the endpoint that probably has the beginning of the prompt in its cache, unless it has more than its
-  share of the load; else least_loaded.
+- random: any free endpoint, each equally likely.
+
+With the last three, a request with a session goes where its session ran, if that is free.
 
 A new policy is a rank of the free endpoints (as `by_turn`) or a function that picks one of them (as `draw`).
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 from router_svc.policy.endpoints.candidates import CandidateKey
 from router_svc.policy.endpoints.choice import PickRequest
-from router_svc.policy.endpoints.hash_ring import hash_bytes, mix
+from router_svc.policy.endpoints.first_token import Busy, FirstToken, Speeds, first_token
 from router_svc.policy.endpoints.pool import Endpoint, EndpointGroup, Pool, Rank
+from router_svc.policy.endpoints.prefix_caches import NO_HIT, PrefixCaches
 from router_svc.policy.settings import ChoicePolicy
 
-LEAST_LOADED, RANDOM, ROUND_ROBIN = "least_loaded", "random", "round_robin"
-PREFIX_AFFINITY, SESSION_AFFINITY = "prefix_affinity", "session_affinity"
-"""Names of the policies in decisions, logs and explanations."""
-MAX_DIGESTS = 32
-"""Beginnings of one prompt that are looked up, the shortest ones first: the others are only longer."""
+LEAST_LOADED, SESSION_AFFINITY = "least_loaded", "session_affinity"
+"""Names of choices in decisions, logs and explanations, beside those of the policies."""
+MAX_SCORED = 64
+"""Free endpoints that are scored one by one; of more, those with a cached prefix and the least loaded ones."""
+MAX_SCORED_OF_MANY = 16
+SESSION_GATE_SECONDS = 1.0
+SESSION_GATE_SHARE = 0.25
+"""A session stays where it ran unless another endpoint is sooner by more than both: its later turns need the cache."""
+DELAY_EXPONENT = 3
+"""A prompt delays those that come after it, too: its own prefill counts once more times the share of the pool's
+endpoints that process prompts, to this power. Of 0, 1, 2, 3 and constant shares, 3 came closest to a router that sees
+all caches and queues, over pools that are idle, loaded and full (`python -m bench.routing`)."""
 MAX_DRAWS = 8
 """Random draws that may hit excluded endpoints before the next endpoint that is not excluded is taken."""
 _order = attrgetter("rank", "key")
+_MASK = (1 << 64) - 1
 
 
 def by_load(endpoint: Endpoint) -> Rank:
@@ -47,13 +57,6 @@ def by_turn(endpoint: Endpoint) -> Rank:
 
 
 _RANKS: Mapping[ChoicePolicy, Callable[[Endpoint], Rank]] = {ChoicePolicy.ROUND_ROBIN: by_turn}
-_NAMES = {
-    ChoicePolicy.LEAST_LOADED: LEAST_LOADED,
-    ChoicePolicy.RANDOM: RANDOM,
-    ChoicePolicy.ROUND_ROBIN: ROUND_ROBIN,
-    ChoicePolicy.PREFIX_AFFINITY: LEAST_LOADED,
-}
-"""Name of a choice that no affinity made."""
 
 
 def rank_for(policy: ChoicePolicy) -> Callable[[Endpoint], Rank]:
@@ -61,27 +64,30 @@ def rank_for(policy: ChoicePolicy) -> Callable[[Endpoint], Rank]:
     return _RANKS.get(policy, by_load)
 
 
-def policy_name(pool: Pool) -> str:
-    """Return the name of a choice in this pool that no affinity made."""
-    return _NAMES[pool.settings.policy]
+class Selection(NamedTuple):
+    """A free endpoint, the name of the policy that chose it, and the times that it was compared by."""
+
+    endpoint: Endpoint
+    policy: str
+    expected: Mapping[CandidateKey, FirstToken] = {}
 
 
-class RecentEndpoints:
-    """Bounded table of the endpoint that last served each key of a pool; evicts the least recently used key."""
+class SessionEndpoints:
+    """Bounded table of the endpoint that last served each session of a pool; evicts the least recently used one."""
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
-        self._places: OrderedDict[tuple[str, int | bytes], CandidateKey] = OrderedDict()
+        self._places: OrderedDict[tuple[str, bytes], CandidateKey] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def find(self, pool: str, key: int | bytes) -> CandidateKey | None:
-        """Return the endpoint that last served the key; None: unknown."""
+    def find(self, pool: str, key: bytes) -> CandidateKey | None:
+        """Return the endpoint that last served the session; None: unknown."""
         return self._places.get((pool, key))
 
-    def note(self, pool: str, key: int | bytes, where: CandidateKey) -> None:
-        """Record that an endpoint serves the key now."""
+    def note(self, pool: str, key: bytes, where: CandidateKey) -> None:
+        """Record that an endpoint serves the session now."""
         places, entry = self._places, (pool, key)
         places[entry] = where
         places.move_to_end(entry)
@@ -93,77 +99,113 @@ class Selector:
     """Selects endpoints, and remembers over all pools which ones served sessions and prompt prefixes."""
 
     def __init__(self, *, max_sessions: int, max_prefixes: int) -> None:
-        self.sessions = RecentEndpoints(max_sessions)
-        self.prefixes = RecentEndpoints(max_prefixes)
+        self.sessions = SessionEndpoints(max_sessions)
+        self.caches = PrefixCaches(max_prefixes)
+        self.speeds = Speeds()
 
-    def choose(self, pool: Pool, pick: PickRequest) -> tuple[Endpoint, str] | None:
-        """Return a free endpoint and the name of the policy that chose it; None: none is free for the request.
+    def choose(self, pool: Pool, pick: PickRequest, now: float) -> Selection | None:
+        """Select a free endpoint; None: none is free for the request.
 
         The choice is recorded as if it was taken, so that the next request of the session goes there too.
         """
         if pool.is_at_its_cap:
             return None
         groups = pool.fitting(pick.needs)
-        chosen = self._by_session(pool, groups, pick) if pick.affinity_key else None
-        if chosen is None:
-            chosen = self._by_policy(pool, groups, pick)
-        if chosen is not None:
-            self._remember(pool, chosen[0], pick)
+        session = None
+        if pick.affinity_key and (where := self.sessions.find(pool.name, pick.affinity_key)) is not None:
+            session = pool.open_endpoint(where, groups, pick.excluded)
+        policy = pool.settings.policy
+        if policy is ChoicePolicy.FIRST_TOKEN and pick.prompt_tokens:
+            chosen = self._soonest(pool, groups, pick, session, now)
+        elif session is not None:
+            chosen = Selection(session, SESSION_AFFINITY)
+        else:
+            is_random = policy is ChoicePolicy.RANDOM
+            found = draw(groups, pick.excluded, pick.seed) if is_random else first_of(groups, pick.excluded)
+            name = LEAST_LOADED if policy is ChoicePolicy.FIRST_TOKEN else policy.value
+            chosen = None if found is None else Selection(found, name)
+        if chosen is not None and pick.affinity_key:
+            self.sessions.note(pool.name, pick.affinity_key, chosen.endpoint.key)
         return chosen
 
-    def _by_session(
-        self, pool: Pool, groups: Sequence[EndpointGroup], pick: PickRequest
-    ) -> tuple[Endpoint, str] | None:
-        """Return the endpoint that last served the session if it is free, else the owner of the session on the ring.
+    def lost_tokens(self, pool: Pool, pick: PickRequest) -> int:
+        """Return the prompt tokens that a busy endpoint has in its cache, and no free one has."""
+        if pool.settings.policy is not ChoicePolicy.FIRST_TOKEN or not pick.prefix_digests:
+            return 0
+        groups = pool.fitting(pick.needs)
+        free = most = 0
+        for key, hit in self.caches.hits(pool.name, pick.prefix_digests).items():
+            endpoint = pool.endpoints.get(key)
+            if endpoint is not None and endpoint.is_usable and endpoint.group in groups:
+                most = max(most, hit.tokens)
+                if endpoint.is_open:
+                    free = max(free, hit.tokens)
+        return most - free
 
-        A request does not wait for a cache.
-        """
-        where = self.sessions.find(pool.name, pick.affinity_key)
-        endpoint = None if where is None else pool.open_endpoint(where, groups, pick.excluded)
-        endpoint = endpoint or pool.owner_on_ring(hash_bytes(pick.affinity_key), groups, pick.excluded)
-        return None if endpoint is None else (endpoint, SESSION_AFFINITY)
-
-    def _by_policy(self, pool: Pool, groups: Sequence[EndpointGroup], pick: PickRequest) -> tuple[Endpoint, str] | None:
-        policy = pool.settings.policy
-        if policy is ChoicePolicy.PREFIX_AFFINITY:
-            endpoint = self._by_prefix(pool, groups, pick)
-            if endpoint is not None:
-                return endpoint, PREFIX_AFFINITY
-        if policy is ChoicePolicy.RANDOM:
-            endpoint = draw(groups, pick.excluded, pick.seed)
-        else:
-            endpoint = first_of(groups, pick.excluded)
-        return None if endpoint is None else (endpoint, _NAMES[policy])
-
-    def _by_prefix(self, pool: Pool, groups: Sequence[EndpointGroup], pick: PickRequest) -> Endpoint | None:
-        """Return the endpoint that last served the longest known prefix, else the ring owner of the shortest one.
-
-        The shortest one, since it is what related prompts share, and every router finds the same owner.
-        """
-        digests = pick.prefix_digests[:MAX_DIGESTS]
-        for digest in reversed(digests):
-            where = self.prefixes.find(pool.name, digest)
-            endpoint = None if where is None else pool.open_endpoint(where, groups, pick.excluded)
-            if endpoint is not None and pool.bears_more(endpoint):
-                return endpoint
-        return pool.owner_on_ring(digests[0], groups, pick.excluded) if digests else None
-
-    def _remember(self, pool: Pool, endpoint: Endpoint, pick: PickRequest) -> None:
-        if pick.affinity_key:
-            self.sessions.note(pool.name, pick.affinity_key, endpoint.key)
-        if pool.settings.policy is ChoicePolicy.PREFIX_AFFINITY:
-            for digest in pick.prefix_digests[:MAX_DIGESTS]:
-                self.prefixes.note(pool.name, digest, endpoint.key)
+    def _soonest(
+        self, pool: Pool, groups: Sequence[EndpointGroup], pick: PickRequest, session: Endpoint | None, now: float
+    ) -> Selection | None:
+        """Return the endpoint with the lowest expected time to the first token, or that of the session."""
+        hits = self.caches.hits(pool.name, pick.prefix_digests) if pick.prefix_digests else {}
+        known = [*hits, session.key] if session is not None else [*hits]
+        best: tuple[float, Rank, CandidateKey] | None = None
+        expected: dict[CandidateKey, FirstToken] = {}
+        delay = pool.prefilling_share**DELAY_EXPONENT
+        for endpoint in _to_score(pool, groups, known, pick.excluded):
+            busy = Busy(
+                requests=endpoint.engine_slots.requests,
+                owed_tokens=endpoint.engine_slots.owed_tokens,
+                load=endpoint.engine_load,
+            )
+            speed, hit = self.speeds.of(endpoint.candidate, now), hits.get(endpoint.key, NO_HIT)
+            time = expected[endpoint.key] = first_token(endpoint.candidate, busy, speed, pick.prompt_tokens, hit)
+            place = (time.seconds + delay * time.own_seconds, by_load(endpoint), endpoint.key)
+            best = place if best is None or place < best else best
+        if best is None:
+            return None
+        chosen, name = pool.endpoints[best[2]], ChoicePolicy.FIRST_TOKEN.value
+        if session is not None and session.key in expected:
+            soonest = expected[chosen.key].seconds
+            lost = expected[session.key].seconds - soonest
+            if lost <= max(SESSION_GATE_SECONDS, SESSION_GATE_SHARE * soonest):
+                chosen, name = session, SESSION_AFFINITY
+        self.caches.enter(pool.name, pick.prefix_digests, chosen.candidate, expected[chosen.key].uncached_tokens)
+        return Selection(chosen, name, expected)
 
 
-def choose_ejected(pool: Pool, pick: PickRequest) -> tuple[Endpoint, str] | None:
+def _to_score(
+    pool: Pool, groups: Sequence[EndpointGroup], known: Sequence[CandidateKey], excluded: Collection[CandidateKey]
+) -> Iterable[Endpoint]:
+    """Yield the free endpoints that are worth comparing: all, or of many the known and the idlest ones."""
+    if sum(len(group.open) for group in groups) <= MAX_SCORED:
+        return (endpoint for group in groups for endpoint in group.open if endpoint.key not in excluded)
+    found = {key: endpoint for key in known if (endpoint := pool.open_endpoint(key, groups, excluded)) is not None}
+    for group in groups:
+        found |= {each.key: each for each in group.some_of_the_best(MAX_SCORED_OF_MANY) if each.key not in excluded}
+    if not found and (first := first_of(groups, excluded)) is not None:
+        found[first.key] = first
+    return found.values()
+
+
+def choose_ejected(pool: Pool, pick: PickRequest) -> Selection | None:
     """Return the least loaded endpoint that only its ejection keeps from the request, for when no other works."""
     if pool.is_at_its_cap:
         return None
     spare = pool.spare_endpoints(pick)
     if not spare:
         return None
-    return min(spare, key=lambda endpoint: (by_load(endpoint), endpoint.key)), LEAST_LOADED
+    return Selection(min(spare, key=lambda endpoint: (by_load(endpoint), endpoint.key)), LEAST_LOADED)
+
+
+def mix(number: int) -> int:
+    """Return 64 pseudo-random bits of an integer of any size.
+
+    The finalizer of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+    """
+    mixed = (number + 0x9E3779B97F4A7C15) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 31)
 
 
 def first_of(groups: Sequence[EndpointGroup], excluded: Collection[CandidateKey]) -> Endpoint | None:

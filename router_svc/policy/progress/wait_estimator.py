@@ -160,6 +160,7 @@ class WaitEstimator:
             excluded=self._excluded(kind) if kind.failed_wakes else kind.excluded,
             affinity_key=arrival.affinity_key,
             prefix_digests=arrival.prefix_digests,
+            prompt_tokens=arrival.prompt_tokens,
             seed=arrival.key,
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from router_svc.policy.arrival import Arrival, Needs
 from router_svc.policy.decisions import Loads, Rejects, Waits
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
+from router_svc.policy.endpoints.first_token import FirstToken
 from router_svc.policy.queue.fair_queue import FairQueue, QueuePosition, TenantHead, queue_position
 from weft.kernel.request import Priority
 from weft.kernel.value import value_class
@@ -73,6 +74,8 @@ class LiveRequest:
     """When it last began to wait ..."""
     in_queue_seconds: float = 0.0
     """... and how long it had waited before, loads included."""
+    passed_over: int = 0
+    """Later requests of its tenant that were placed before it, for their cached prompts."""
     bounces: int = 0
     failures: int = 0
     """Attempts that broke and wakes that failed."""
@@ -82,6 +85,8 @@ class LiveRequest:
     holds_slot: bool = True
     """While it is placed: whether it occupies a slot. False: it runs beside the slots."""
     placed_at: float = 0.0
+    expected: FirstToken | None = None
+    """While it is placed: its time to the first token as it was expected; None: its endpoint was chosen otherwise."""
     content_at: float | None = None
     waits_in: "RequestClass | None" = None
     last_failure: Rejects | None = None
@@ -89,6 +94,11 @@ class LiveRequest:
     last_status: Waits | Loads | None = None
     status_at: float = 0.0
     has_status: bool = False
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Return the prompt tokens that its endpoint has to process before its first token."""
+        return self.arrival.prompt_tokens if self.expected is None else self.expected.uncached_tokens
 
 
 @dataclass(slots=True, eq=False)

@@ -6,8 +6,6 @@ import pytest
 
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, embedding_pb2, tokenize_pb2
 from weft.dispatch.payload_description import (
-    MAX_PREFIX_CHUNKS,
-    PREFIX_CHUNK_CHARS,
     TOKENS_PER_MEDIUM,
     affinity_key,
     describe,
@@ -18,7 +16,7 @@ from weft.dispatch.payload_description import (
 )
 from weft.kernel.abilities import UNKNOWN, Abilities, ThinkingMode
 from weft.kernel.json_objects import to_json_object
-from weft.kernel.request import Skill
+from weft.kernel.request import PREFIX_ENDS, Skill
 
 
 def _chat(*texts: str) -> chat_pb2.ChatPayload:
@@ -84,7 +82,7 @@ def test_the_longest_answer_counts_every_choice() -> None:
 
 
 def test_prompts_that_begin_alike_share_the_digests_of_what_is_alike() -> None:
-    shared = "s" * (3 * PREFIX_CHUNK_CHARS)
+    shared = "s" * (3 * PREFIX_ENDS[0])
     one, other = prefix_digests([shared, "a" * 5_000], "t"), prefix_digests([shared, "b" * 5_000], "t")
     assert one[:3] == other[:3]
     assert not set(one[3:]) & set(other[3:])
@@ -101,12 +99,12 @@ def test_the_same_prompt_of_two_tenants_looks_different() -> None:
 
 
 def test_a_short_prompt_has_no_digest_and_a_long_one_a_bounded_number() -> None:
-    assert prefix_digests(["x" * (PREFIX_CHUNK_CHARS - 1)], "t") == ()
-    assert len(prefix_digests(["x" * 10_000_000], "t")) == MAX_PREFIX_CHUNKS
+    assert prefix_digests(["x" * (PREFIX_ENDS[0] - 1)], "t") == ()
+    assert len(prefix_digests(["x" * 10_000_000], "t")) == len(PREFIX_ENDS)
 
 
 def test_who_speaks_makes_a_difference() -> None:
-    text = "x" * PREFIX_CHUNK_CHARS
+    text = "x" * PREFIX_ENDS[0]
     said = _chat(text)
     answered = _chat(text)
     answered.messages[0].role = chat_pb2.ROLE_ASSISTANT

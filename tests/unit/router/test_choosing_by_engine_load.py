@@ -122,17 +122,15 @@ def test_an_engine_that_has_no_request_any_more_counts_at_once_as_its_slots_say(
     assert first(mesh, 1.0) == "a"
 
 
-def test_a_member_whose_engine_is_full_is_not_preferred_for_its_cache_but_keeps_its_sessions() -> None:
-    mesh = index(member("a"), member("b"), policy=ChoicePolicy.PREFIX_AFFINITY)
-    session = pick(affinity_key=b"s", prefix_digests=(7,))
-    owner = place(mesh, asked=session)
+def test_a_member_whose_engine_is_full_is_not_preferred_for_its_cache() -> None:
+    mesh = index(member("a"), member("b"), policy=ChoicePolicy.FIRST_TOKEN)
+    asked = pick(prefix_digests=(7,), prompt_tokens=300)
+    owner = place(mesh, asked=asked)
     assert owner is not None
     mesh.release(owner)
+    assert chosen(mesh.choose("p", asked, 0.0)) == owner.model
     reported(mesh, owner.model, others=4)
-    by_prefix = mesh.choose("p", pick(prefix_digests=(7,)), 0.0)
-    assert by_prefix is not None
-    assert by_prefix.candidate.model != owner.model
-    assert chosen(mesh.choose("p", session, 0.0)) == owner.model
+    assert chosen(mesh.choose("p", asked, 0.0)) != owner.model
 
 
 def test_a_choice_says_why_a_member_counts_as_busier_than_its_slots_say() -> None:

@@ -215,7 +215,7 @@ class PlaceOpen(google.protobuf.message.Message):
 
     @property
     def prefix_digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Digests of ever longer beginnings of the prompt, salted with the tenant and the cache tag; at most 32."""
+        """Digests of ever longer beginnings of the prompt, salted with the tenant and the cache tag; at most 64."""
 
     def __init__(
         self,

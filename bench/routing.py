@@ -1,0 +1,329 @@
+"""Where prompts go: first_token and the other policies beside a router that sees everything, in virtual time.
+
+Eight engines with prefix caches, each with one prefill at a time and eight slots; sessions of several turns over a few
+shared system prompts. The scheduler is the product's; engines and callers are simulated, so the figures do not depend
+on this machine. `oracle` sees all caches and queues: it minimizes the prefill that is owed and its own.
+
+    python -m bench.routing [--sessions 64] [--turns 8] [--seeds 5]
+"""
+
+import argparse
+import hashlib
+import heapq
+import itertools
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import mean
+
+from router_svc.policy.arrival import Arrival, Needs, context_class
+from router_svc.policy.decisions import Decision, Placed, Rejects, Served
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.scheduler import Scheduler
+from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
+from weft.dispatch.payload_description import prefix_digests
+from weft.kernel.request import CHARS_PER_TOKEN, Operation
+
+ENGINES, SLOTS = 8, 8
+CACHED_BLOCKS = 2_600
+BLOCK_CHARS = 64
+SYSTEM_PROMPTS, SYSTEM_CHARS = 6, 8_000
+USER_CHARS = (120, 400, 1_200)
+ANSWER_TOKENS = (12, 24, 48)
+TOKEN_SECONDS = 8e-3
+FULL_SECONDS = 0.3
+"""What the oracle assumes a request waits for a slot of a full engine."""
+TICK_SECONDS = 0.25
+WORDS = ("river", "stone", "cloud", "engine", "table", "green", "quick", "seven", "lamp", "north", "paper", "glass")
+POPULARITY = {"skewed": 0.7, "zipf": 1.1}
+"""Rate of the exponential, and exponent of the Zipf distribution, by which sessions choose a system prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What callers ask, of which engines."""
+
+    prefill_ms: float = 0.1
+    """Milliseconds per prompt token."""
+    sessions: int = 64
+    turns: int = 8
+    seed: int = 1
+    unequal: bool = False
+    """Whether every second engine is half as fast."""
+    zipf: bool = False
+    named: bool = False
+    """Whether requests name their session."""
+
+
+@dataclass(eq=False)
+class Session:
+    """One conversation."""
+
+    number: int
+    random: random.Random
+    text: str
+    turn: int = 0
+
+
+@dataclass(eq=False)
+class Request:
+    """One turn of a session, and what became of it."""
+
+    session: Session
+    began: float
+    blocks: Sequence[bytes]
+    prompt_tokens: int
+    answer_tokens: int
+    cached_tokens: int = 0
+    first: float = 0.0
+    engine: "Engine | None" = None
+
+
+@dataclass(eq=False)
+class Engine:
+    """An engine with a prefix cache, one prefill at a time and SLOTS answers."""
+
+    slowdown: float
+    cache: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    prefilling: deque[int] = field(default_factory=deque)
+    waiting: deque[int] = field(default_factory=deque)
+    running: int = 0
+    is_prefilling: bool = False
+    owed_seconds: float = 0.0
+
+    def cached(self, blocks: Iterable[bytes]) -> int:
+        """Returns the tokens of the longest cached prefix."""
+        count = sum(1 for _ in itertools.takewhile(self.cache.__contains__, blocks))
+        return int(count * BLOCK_CHARS / CHARS_PER_TOKEN)
+
+    def store(self, blocks: Iterable[bytes]) -> None:
+        """Cache a prompt; the least recently used blocks are evicted."""
+        for block in blocks:
+            self.cache[block] = None
+            self.cache.move_to_end(block)
+        while len(self.cache) > CACHED_BLOCKS:
+            self.cache.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Times to the first token in seconds, and the share of prompt tokens that came from a cache."""
+
+    p50: float
+    p95: float
+    average: float
+    cached_share: float
+
+
+class World:
+    """One workload under one router, event by event."""
+
+    def __init__(self, workload: Workload, policy: ChoicePolicy | None) -> None:
+        """`policy` None: the oracle."""
+        self._work = workload
+        self._engines = [Engine(2.0 if workload.unequal and i % 2 else 1.0) for i in range(ENGINES)]
+        self._scheduler = None if policy is None else _scheduler(policy)
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._numbers, self._keys = itertools.count(), itertools.count(1)
+        self._requests: dict[int, Request] = {}
+        self._ended: list[Request] = []
+
+    def run(self) -> Outcome:
+        """Returns what callers saw."""
+        for number in range(self._work.sessions):
+            self._at(random.Random(number).random() * 3, partial(self._begin, number))  # noqa: S311 - a workload
+        tick = TICK_SECONDS
+        while self._events:
+            now, _, event = heapq.heappop(self._events)
+            while self._scheduler is not None and tick <= now:
+                self._obey(self._scheduler.tick(tick), tick)
+                tick += TICK_SECONDS
+            event(now)
+        times = sorted(request.first - request.began for request in self._ended)
+        cached, prompts = (
+            sum(getattr(each, name) for each in self._ended) for name in ("cached_tokens", "prompt_tokens")
+        )
+        at = [times[int(len(times) * share)] for share in (0.5, 0.95)]
+        return Outcome(p50=at[0], p95=at[1], average=mean(times), cached_share=cached / prompts)
+
+    def _at(self, when: float, event: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._numbers), event))
+
+    def _begin(self, number: int, now: float) -> None:
+        chance = random.Random(self._work.seed * 1_000 + number)  # noqa: S311 - a workload
+        drawn = (
+            chance.paretovariate(POPULARITY["zipf"]) - 1
+            if self._work.zipf
+            else chance.expovariate(POPULARITY["skewed"])
+        )
+        system = min(int(drawn), SYSTEM_PROMPTS - 1)
+        text = f"<system>{_words(SYSTEM_CHARS, random.Random(100 + system))}\n"  # noqa: S311 - a workload
+        self._ask(Session(number, chance, text), now)
+
+    def _ask(self, session: Session, now: float) -> None:
+        session.text += f"<user>{_words(session.random.choice(USER_CHARS), session.random)}\n"
+        key = next(self._keys)
+        request = self._requests[key] = Request(
+            session,
+            now,
+            _blocks(session.text),
+            int(len(session.text) / CHARS_PER_TOKEN),
+            session.random.choice(ANSWER_TOKENS),
+        )
+        if self._scheduler is None:
+            self._place_by_sight(key, request, now)
+            return
+        arrival = Arrival(
+            key=key,
+            target="p",
+            needs=Needs(Operation.CHAT, context_tokens=context_class(request.prompt_tokens)),
+            arrived_at=now,
+            prompt_tokens=request.prompt_tokens,
+            max_output_tokens=request.answer_tokens,
+            prefix_digests=prefix_digests([session.text], ""),
+            affinity_key=b"%d" % session.number if self._work.named else b"",
+        )
+        self._obey(self._scheduler.submit(arrival, now), now)
+
+    def _place_by_sight(self, key: int, request: Request, now: float) -> None:
+        def owed(engine: Engine) -> float:
+            return (request.prompt_tokens - engine.cached(request.blocks)) * self._prefill_seconds(engine)
+
+        def cost(engine: Engine) -> float:
+            beyond = max(0, engine.running + len(engine.waiting) - SLOTS + 1)
+            return engine.owed_seconds + owed(engine) + beyond * FULL_SECONDS
+
+        engine = min(self._engines, key=cost)
+        seconds = owed(engine)
+        engine.owed_seconds += seconds
+        self._at(now + seconds, lambda _: setattr(engine, "owed_seconds", engine.owed_seconds - seconds))
+        self._place(key, engine, now)
+
+    def _obey(self, decisions: Iterable[Decision], now: float) -> None:
+        for decision in decisions:
+            if isinstance(decision, Rejects):
+                raise RuntimeError(decision.message)  # noqa: TRY004 - it is no wrong type
+            if isinstance(decision, Placed):
+                self._place(decision.key, self._engines[int(decision.candidate.model)], now)
+
+    def _place(self, key: int, engine: Engine, now: float) -> None:
+        self._requests[key].engine = engine
+        if engine.running >= SLOTS:
+            engine.waiting.append(key)
+            return
+        engine.running += 1
+        engine.prefilling.append(key)
+        if not engine.is_prefilling:
+            self._prefill(engine, now)
+
+    def _prefill(self, engine: Engine, now: float) -> None:
+        engine.is_prefilling = bool(engine.prefilling)
+        if engine.prefilling:
+            key = engine.prefilling.popleft()
+            request = self._requests[key]
+            request.cached_tokens = engine.cached(request.blocks)
+            engine.store(request.blocks)
+            seconds = (request.prompt_tokens - request.cached_tokens) * self._prefill_seconds(engine)
+            self._at(now + seconds, lambda then: self._answer(key, request, engine, then))
+
+    def _answer(self, key: int, request: Request, engine: Engine, now: float) -> None:
+        request.first = now
+        if self._scheduler is not None:
+            self._scheduler.report_first_content(key, now)
+        seconds = (request.answer_tokens - 1) * TOKEN_SECONDS * engine.slowdown
+        self._at(now + seconds, lambda then: self._end(key, request, engine, then))
+        self._prefill(engine, now)
+
+    def _end(self, key: int, request: Request, engine: Engine, now: float) -> None:
+        self._ended.append(self._requests.pop(key))
+        engine.running -= 1
+        if engine.waiting:
+            self._place(engine.waiting.popleft(), engine, now)
+        if self._scheduler is not None:
+            served = Served(
+                prompt_tokens=request.prompt_tokens,
+                cached_tokens=request.cached_tokens,
+                output_tokens=request.answer_tokens,
+            )
+            self._obey(self._scheduler.finish(key, now, served), now)
+        session = request.session
+        session.text += f"<assistant>{'word ' * request.answer_tokens}\n"
+        session.turn += 1
+        if session.turn < self._work.turns:
+            self._at(now + 0.2 + session.random.random(), lambda then: self._ask(session, then))
+
+    def _prefill_seconds(self, engine: Engine) -> float:
+        return self._work.prefill_ms / 1_000 * engine.slowdown
+
+
+def _scheduler(policy: ChoicePolicy) -> Scheduler:
+    scheduler = Scheduler(settings=Settings(default_pool=PoolSettings(policy=policy)))
+    candidates = tuple(
+        Candidate(
+            model=str(number),
+            pool="p",
+            runner=f"r{number}",
+            incarnation="1",
+            readiness=Readiness.READY,
+            slots=SLOTS,
+            operations=frozenset({Operation.CHAT}),
+            context_tokens=32_768,
+        )
+        for number in range(ENGINES)
+    )
+    scheduler.apply(MeshChange(candidates=candidates), 0.0)
+    return scheduler
+
+
+def _words(chars: int, chance: random.Random) -> str:
+    words, left = list[str](), chars
+    while left > 0:
+        words.append(chance.choice(WORDS))
+        left -= len(words[-1]) + 1
+    return " ".join(words)
+
+
+def _blocks(text: str) -> Sequence[bytes]:
+    digest, found = b"", []
+    for start in range(0, len(text) - BLOCK_CHARS + 1, BLOCK_CHARS):
+        digest = hashlib.blake2b(digest + text[start : start + BLOCK_CHARS].encode(), digest_size=12).digest()
+        found.append(digest)
+    return found
+
+
+def outcome(workload: Workload, policy: ChoicePolicy | None, seeds: int) -> Outcome:
+    """Returns what callers of a workload see with a policy (None: with the oracle), the mean over several seeds."""
+    found = [World(replace(workload, seed=seed), policy).run() for seed in range(1, seeds + 1)]
+    return Outcome(**{name: mean(getattr(each, name) for each in found) for name in Outcome.__slots__})
+
+
+def main() -> None:
+    """Print a table of all workloads and policies."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("sessions", 64), ("turns", 8), ("seeds", 5)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = parser.parse_args()
+    workloads: dict[str, Workload] = {}
+    for ms in (0.1, 0.4):
+        usual = Workload(prefill_ms=ms, sessions=given.sessions, turns=given.turns)
+        workloads |= {
+            f"{ms} ms per prompt token": usual,
+            f"{ms} ms, sessions named": replace(usual, named=True),
+            f"{ms} ms, unequal engines": replace(usual, unequal=True),
+            f"{ms} ms, Zipf 1.1": replace(usual, zipf=True),
+            f"{ms} ms, 160 sessions": replace(usual, sessions=160),
+        }
+    print("| workload | router | first token p50 ms | p95 | mean | cached share |\n|---|---|---|---|---|---|")
+    for title, workload in workloads.items():
+        for policy in (None, ChoicePolicy.FIRST_TOKEN, ChoicePolicy.LEAST_LOADED, ChoicePolicy.ROUND_ROBIN):
+            found = outcome(workload, policy, given.seeds)
+            times = (f"{each * 1_000:,.0f}" for each in (found.p50, found.p95, found.average))
+            name = "oracle" if policy is None else policy.value
+            print(f"| {title} | {name} | {' | '.join(times)} | {found.cached_share:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

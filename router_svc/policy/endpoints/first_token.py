@@ -1,0 +1,188 @@
+"""The expected time to the first token of a request on an endpoint, in seconds: what the policy `first_token` compares.
+
+    first token = overhead + (owed + uncached) * prefill + running * token + wait
+
+- overhead: the time of an answer whose prompt is cached, round trip included, as measured;
+- owed: prompt tokens of requests that were placed there and have no first token yet;
+- uncached: prompt tokens of this request that the endpoint does not have in its cache;
+- prefill: measured seconds per prompt token;
+- token: measured seconds between two tokens of an answer, by which each running request delays a prefill;
+- wait: for a slot of the engine, where requests wait inside it or its KV cache is full.
+
+All terms are seconds, so that machines of different speed compare.
+"""
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from router_svc.policy.endpoints.candidates import Candidate
+from router_svc.policy.endpoints.engine_load import EngineLoad
+from router_svc.policy.endpoints.prefix_caches import Hit
+from weft.kernel.value import value_class
+
+PRIOR_OVERHEAD_SECONDS = 0.02
+"""Assumed time to the first token of a cached prompt."""
+PRIOR_PREFILL_SECONDS = 0.25e-3
+"""Assumed time of a prompt token: that of an 8B model on a small GPU."""
+PRIOR_PREFILL_TOKENS = 1_000.0
+PRIOR_BETWEEN_SECONDS = 1.0 / 30.0
+"""Assumed time from one token to the next."""
+PRIOR_SERVICE_SECONDS = 2.0
+"""Assumed time of an answer."""
+MAX_COUNTED_PROMPTS = 32
+"""Prompts of a model on a host that count for its speed; older ones are discounted."""
+NEWEST_SHARE = 0.3
+"""Weight of the newest answer in the other averages."""
+MAX_SURPRISE = 4.0
+"""A first token counts with at most this multiple of the expected time: the first one after a load says little."""
+SPEED_SECONDS = 120.0
+"""How long a speed counts from its last measurement: a slow endpoint would never be measured again."""
+MAX_SPEEDS = 16_384
+"""Models on hosts with a known speed; the least recently measured ones are forgotten first."""
+SHOWN_SECONDS = 0.005
+
+
+@dataclass(slots=True)
+class Speed:
+    """Speed of a model on a host: least squares of the time to the first token over the prompt tokens processed for it.
+
+    It starts with two assumed prompts, which are discounted like all others.
+    """
+
+    count: float = 2.0
+    tokens: float = PRIOR_PREFILL_TOKENS
+    seconds: float = 2 * PRIOR_OVERHEAD_SECONDS + PRIOR_PREFILL_TOKENS * PRIOR_PREFILL_SECONDS
+    squares: float = PRIOR_PREFILL_TOKENS**2
+    products: float = PRIOR_PREFILL_TOKENS * (PRIOR_OVERHEAD_SECONDS + PRIOR_PREFILL_TOKENS * PRIOR_PREFILL_SECONDS)
+    between_seconds: float = PRIOR_BETWEEN_SECONDS
+    """Time from one token of an answer to the next."""
+    service_seconds: float = PRIOR_SERVICE_SECONDS
+    """Time of a whole answer."""
+    noted_at: float = -math.inf
+
+    def note(self, tokens: float, first_seconds: float, now: float) -> None:
+        """Add the time to the first token of one prompt."""
+        overhead, per_token = self.prefill()
+        seconds = min(first_seconds, MAX_SURPRISE * (overhead + per_token * tokens))
+        kept = 1.0 - 1.0 / MAX_COUNTED_PROMPTS
+        self.count = self.count * kept + 1.0
+        self.tokens = self.tokens * kept + tokens
+        self.seconds = self.seconds * kept + seconds
+        self.squares = self.squares * kept + tokens * tokens
+        self.products = self.products * kept + tokens * seconds
+        self.noted_at = now
+
+    def note_answer(self, seconds: float, between_seconds: float | None) -> None:
+        """Add the duration of one answer, and the time between its tokens."""
+        self.service_seconds += NEWEST_SHARE * (seconds - self.service_seconds)
+        if between_seconds is not None:
+            self.between_seconds += NEWEST_SHARE * (between_seconds - self.between_seconds)
+
+    def prefill(self) -> tuple[float, float]:
+        """Return the overhead and the seconds per prompt token."""
+        variance = self.count * self.squares - self.tokens**2
+        slope = (self.count * self.products - self.tokens * self.seconds) / variance if variance > 0 else 0.0
+        overhead = (self.seconds - slope * self.tokens) / self.count
+        if slope <= 0.0 or overhead < 0.0:
+            return 0.0, self.products / self.squares
+        return overhead, slope
+
+
+_UNKNOWN = Speed()
+
+
+class Speeds:
+    """Speeds of models on hosts, as far as answers have shown them."""
+
+    def __init__(self) -> None:
+        self._speeds: OrderedDict[tuple[str, str], Speed] = OrderedDict()
+
+    def of(self, candidate: Candidate, now: float) -> Speed:
+        """Return the speed of a candidate; the assumed one if it was not measured lately."""
+        known = self._speeds.get(_place(candidate))
+        return _UNKNOWN if known is None or now > known.noted_at + SPEED_SECONDS else known
+
+    def note(self, candidate: Candidate, prompt_tokens: float, first_seconds: float, now: float) -> Speed:
+        """Record a time to the first token, and the prompt tokens processed meanwhile, those of others included."""
+        place = _place(candidate)
+        speed = self._speeds.setdefault(place, Speed())
+        speed.note(prompt_tokens, first_seconds, now)
+        self._speeds.move_to_end(place)
+        if len(self._speeds) > MAX_SPEEDS:
+            self._speeds.popitem(last=False)
+        return speed
+
+
+def _place(candidate: Candidate) -> tuple[str, str]:
+    return (candidate.model, candidate.host or candidate.runner)
+
+
+@value_class(kw_only=True)
+class FirstToken:
+    """The expected time to the first token on one endpoint, by its terms."""
+
+    overhead_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    wait_seconds: float
+    owed_tokens: float
+    prompt_tokens: int
+    hit: Hit
+
+    @property
+    def own_seconds(self) -> float:
+        """Return the part of the prefill that is this request's own."""
+        return self.prefill_seconds * self.uncached_tokens / ((self.uncached_tokens + self.owed_tokens) or 1.0)
+
+    @property
+    def seconds(self) -> float:
+        """Return the sum of the terms."""
+        return self.overhead_seconds + self.prefill_seconds + self.decode_seconds + self.wait_seconds
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Return the prompt tokens that the endpoint has to process for this request."""
+        return max(0, self.prompt_tokens - self.hit.tokens)
+
+    def explanation(self) -> str:
+        """Return the terms as text."""
+        owed = f" and {self.owed_tokens:.0f} of others" if self.owed_tokens else ""
+        tokens = f"{self.uncached_tokens} uncached of {self.prompt_tokens} prompt tokens{owed}"
+        terms = [
+            f"{self.prefill_seconds:.2f} s for {tokens}",
+            f"{self.overhead_seconds:.2f} s overhead",
+        ]
+        if self.decode_seconds >= SHOWN_SECONDS:
+            terms.append(f"{self.decode_seconds:.2f} s for running answers")
+        if self.wait_seconds >= SHOWN_SECONDS:
+            terms.append(f"{self.wait_seconds:.2f} s for a slot of the engine")
+        return f"first token in {self.seconds:.2f} s: {', '.join(terms)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """What an endpoint works on."""
+
+    requests: int
+    """Requests that this router has granted its engine."""
+    owed_tokens: float
+    """Their prompt tokens without a first token yet."""
+    load: EngineLoad
+    """What its engine's figures add."""
+
+
+def first_token(candidate: Candidate, busy: Busy, speed: Speed, prompt_tokens: int, hit: Hit) -> FirstToken:
+    """Return the expected time to the first token of a prompt on an endpoint with a free slot."""
+    overhead, per_token = speed.prefill()
+    running = busy.requests + busy.load.others
+    ahead = running - busy.load.slots(candidate.slots)
+    return FirstToken(
+        overhead_seconds=overhead,
+        prefill_seconds=per_token * (busy.owed_tokens + max(0, prompt_tokens - hit.tokens)),
+        decode_seconds=running * speed.between_seconds,
+        wait_seconds=0.0 if ahead < 0 else (ahead + 0.5) * speed.service_seconds / (candidate.slots or 1),
+        owed_tokens=busy.owed_tokens,
+        prompt_tokens=prompt_tokens,
+        hit=hit,
+    )

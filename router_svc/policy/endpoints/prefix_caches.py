@@ -1,0 +1,113 @@
+"""What the prefix caches of endpoints probably hold, from the prompts that were placed there.
+
+A prompt is entered when it is placed, so that a burst of equal prompts stays together. An endpoint is assumed to keep
+the tokens that were entered last, as many as its KV cache has room for; what engines report as cached corrects that.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
+from weft.kernel.request import CHARS_PER_TOKEN, PREFIX_ENDS
+
+MAX_HOLDERS = 16
+"""Endpoints per prefix that are remembered; the one that got it longest ago is forgotten first."""
+DEFAULT_CAPACITY_TOKENS = 65_536.0
+"""Assumed room of an engine that reports no context size."""
+MIN_CAPACITY_TOKENS = 4_096.0
+MISS_SHARE, HIT_SHARE = 0.5, 1.5
+"""An engine that reports less than this share of the expected tokens as cached has evicted the prefix; one that reports
+more than this share has more room than assumed."""
+MIN_LEARNED_TOKENS = 512
+"""Smaller prefixes say nothing about what an engine evicts: templates and rounding weigh too much."""
+LEARNED_STEP = 0.25
+
+
+class Hit(NamedTuple):
+    """The beginning of a prompt that an endpoint probably has in its cache."""
+
+    tokens: int
+    age_tokens: float
+    """Tokens that were entered there since it was last used."""
+
+
+NO_HIT = Hit(0, 0.0)
+
+
+class PrefixCaches:
+    """Prefixes by pool, and the endpoints that have them; the least recently used prefixes are dropped first."""
+
+    def __init__(self, max_prefixes: int) -> None:
+        self._max_prefixes = max_prefixes
+        self._holders: OrderedDict[tuple[str, int], dict[CandidateKey, float]] = OrderedDict()
+        """For each holder how many tokens had been entered there when the prefix was last used."""
+        self._entered: dict[CandidateKey, float] = {}
+        """All tokens ever entered, by endpoint."""
+        self._capacities: dict[CandidateKey, float] = {}
+        """Room in tokens, by endpoint: that of its context at first, then as learned."""
+        self._reporting: set[CandidateKey] = set()
+        """Endpoints whose engines have ever reported cached tokens: what others report says nothing."""
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def hits(self, pool: str, digests: Sequence[int]) -> dict[CandidateKey, Hit]:
+        """Return the longest known prefix of a prompt on each endpoint that probably has one."""
+        found: dict[CandidateKey, Hit] = {}
+        for end, digest in zip(PREFIX_ENDS, digests, strict=False):
+            holders = self._holders.get((pool, digest))
+            if holders is None:
+                break
+            for key, used_at in holders.items():
+                age = self._entered.get(key, 0.0) - used_at
+                if 0.0 <= age <= self._capacities.get(key, 0.0):
+                    found[key] = Hit(int(end / CHARS_PER_TOKEN), age)
+        return found
+
+    def enter(self, pool: str, digests: Sequence[int], candidate: Candidate, uncached_tokens: float) -> None:
+        """Record that a prompt is processed on an endpoint."""
+        key = candidate.key
+        room = float(candidate.slots * candidate.context_tokens) or DEFAULT_CAPACITY_TOKENS
+        self._capacities.setdefault(key, room)
+        now = self._entered[key] = self._entered.get(key, 0.0) + uncached_tokens
+        for digest in digests[: len(PREFIX_ENDS)]:
+            entry = (pool, digest)
+            holders = self._holders.setdefault(entry, {})
+            self._holders.move_to_end(entry)
+            holders.pop(key, None)
+            holders[key] = now
+            if len(holders) > MAX_HOLDERS:
+                del holders[next(iter(holders))]
+        while len(self._holders) > self._max_prefixes:
+            self._holders.popitem(last=False)
+
+    def correct(self, candidate: Candidate, expected: Hit, cached_tokens: int) -> None:
+        """Compare what an engine reports as cached with what was expected of it."""
+        key = candidate.key
+        known = self._capacities.get(key)
+        if known is None:
+            return
+        if cached_tokens:
+            self._reporting.add(key)
+        if key not in self._reporting or max(expected.tokens, cached_tokens) < MIN_LEARNED_TOKENS:
+            return
+        if cached_tokens < MISS_SHARE * expected.tokens:
+            target = max(MIN_CAPACITY_TOKENS, min(known, expected.age_tokens))
+        elif cached_tokens > HIT_SHARE * expected.tokens:
+            target = known * (1.0 + LEARNED_STEP)
+        else:
+            return
+        self._capacities[key] = known + LEARNED_STEP * (target - known)
+
+    def drop(self, candidate: Candidate) -> None:
+        """Forget an endpoint that left the mesh."""
+        self._entered.pop(candidate.key, None)
+        self._capacities.pop(candidate.key, None)
+        self._reporting.discard(candidate.key)
+
+    def empty(self, candidate: Candidate) -> None:
+        """Forget what an endpoint had: its engine ended, or sleeps."""
+        if candidate.key in self._entered:
+            # Everything that was entered before is out of its room; what comes is not.
+            self._entered[candidate.key] += 2.0 * self._capacities[candidate.key]

@@ -1,0 +1,262 @@
+"""The policy first_token: the endpoint with the lowest expected time to the first token."""
+
+from typing import Any
+
+import pytest
+from index_harness import index, member, pick
+
+from router_svc.policy.arrival import Arrival, Needs
+from router_svc.policy.decisions import Decision, Placed, Served
+from router_svc.policy.endpoints.candidate_index import CandidateIndex
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.choice import Choice, PickRequest
+from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.endpoints.first_token import SPEED_SECONDS, Speed, Speeds
+from router_svc.policy.endpoints.prefix_caches import Hit, PrefixCaches
+from router_svc.policy.scheduler import Scheduler
+from router_svc.policy.settings import ChoicePolicy, PoolSettings
+from weft.kernel.request import Operation
+
+CHUNK_TOKENS = 256
+"""Tokens of one digest at the beginning of a prompt."""
+
+
+def mesh_of(*names: str, **changes: Any) -> CandidateIndex:
+    members = [member(name, slots=8, **changes) for name in names]
+    return index(*members, policy=ChoicePolicy.FIRST_TOKEN)
+
+
+def prompt(*digests: int, tokens: int | None = None, **changes: Any) -> PickRequest:
+    return pick(prefix_digests=digests, prompt_tokens=tokens or CHUNK_TOKENS * len(digests) + 100, **changes)
+
+
+def placed_on(mesh: CandidateIndex, asked: PickRequest, now: float = 0.0) -> Choice:
+    """Place a request whose prompt is still processed."""
+    choice = mesh.choose("p", asked, now)
+    assert choice is not None
+    assert choice.expected is not None
+    mesh.take(choice.candidate, now)
+    mesh.owe(choice.candidate, choice.expected.uncached_tokens)
+    return choice
+
+
+def served_by(mesh: CandidateIndex, asked: PickRequest, now: float = 0.0) -> str:
+    """Place a request and end it."""
+    choice = placed_on(mesh, asked, now)
+    assert choice.expected is not None
+    mesh.owe(choice.candidate, -choice.expected.uncached_tokens)
+    mesh.release(choice.candidate)
+    return choice.candidate.model
+
+
+def test_it_is_the_default_and_prefix_affinity_is_another_name_of_it() -> None:
+    assert PoolSettings().policy is ChoicePolicy.FIRST_TOKEN
+    assert ChoicePolicy("prefix_affinity") is ChoicePolicy.FIRST_TOKEN
+
+
+def test_a_conversation_returns_to_the_cache_of_its_earlier_turns() -> None:
+    mesh = mesh_of("a", "b", "c")
+    home = served_by(mesh, prompt(1, 2))
+    assert {served_by(mesh, prompt(1, 2, *range(3, 3 + turn))) for turn in range(1, 9)} == {home}
+
+
+def test_equal_prompts_stay_together_while_all_endpoints_process_prompts() -> None:
+    mesh = mesh_of("a", "b", "c")
+    for number in range(3):
+        placed_on(mesh, prompt(number, tokens=2_000))
+    assert len({placed_on(mesh, prompt(7, 8, 9, 10, tokens=1_030)).candidate.model for _ in range(3)}) == 1
+
+
+def test_other_prompts_avoid_an_endpoint_that_has_prompts_to_process() -> None:
+    mesh = mesh_of("a", "b")
+    busy = placed_on(mesh, prompt(1, tokens=8_000)).candidate.model
+    assert {served_by(mesh, prompt(number)) for number in range(2, 6)}.isdisjoint({busy})
+
+
+def test_a_long_queue_of_prompts_costs_more_than_a_short_cached_one_saves() -> None:
+    mesh = mesh_of("a", "b")
+    home = served_by(mesh, prompt(1))
+    placed_on(mesh, prompt(1, 2, 3, 4, 5, 6, 7, 8, tokens=9_000))
+    assert served_by(mesh, prompt(1)) != home
+
+
+def test_a_session_stays_unless_another_endpoint_is_sooner_by_more_than_a_second() -> None:
+    mesh = mesh_of("a", "b")
+    session = prompt(1, affinity_key=b"s")
+    home = served_by(mesh, session)
+    elsewhere = frozenset({member("b" if home == "a" else "a").key})
+    placed_on(mesh, prompt(2, tokens=2_000, excluded=elsewhere))
+    assert served_by(mesh, session) == home
+    placed_on(mesh, prompt(3, tokens=20_000, excluded=elsewhere))
+    assert served_by(mesh, session) != home
+
+
+def test_a_request_without_a_prompt_goes_to_the_least_loaded() -> None:
+    choice = mesh_of("a", "b").choose("p", pick(), 0.0)
+    assert choice is not None
+    assert (choice.policy, choice.expected) == ("least_loaded", None)
+
+
+def test_the_faster_machine_gets_the_prompt_until_its_queue_is_longer() -> None:
+    mesh = mesh_of("fast", "slow")
+    for name, per_token in (("fast", 0.1e-3), ("slow", 10e-3)):
+        for tokens in (100, 1_000) * 20:
+            mesh.selector.speeds.note(member(name), tokens, 0.02 + tokens * per_token, 0.0)
+    assert [placed_on(mesh, prompt(number, tokens=1_000)).candidate.model for number in range(4)] == ["fast"] * 4
+
+
+def test_an_unloaded_model_has_lost_its_prefixes() -> None:
+    scheduler = Scheduler()
+    scheduler.apply(MeshChange(candidates=(member("a"), member("b"))), 0.0)
+    caches = scheduler._index.selector.caches
+    caches.enter("p", (1, 2), member("a"), 512)
+    assert set(caches.hits("p", (1, 2))) == {member("a").key}
+    scheduler.apply(MeshChange(candidates=(member("a", readiness=Readiness.ASLEEP),)), 1.0)
+    scheduler.apply(MeshChange(candidates=(member("a"),)), 2.0)
+    assert caches.hits("p", (1, 2)) == {}
+
+
+def test_the_choice_explains_its_seconds_and_those_of_the_others() -> None:
+    mesh = mesh_of("a", "b")
+    served_by(mesh, prompt(1, 2))
+    choice = mesh.choose("p", prompt(1, 2, 3), 0.0)
+    assert choice is not None
+    assert "uncached of 868 prompt tokens" in choice.engine_load
+    (other,) = choice.others
+    assert other.engine_load.startswith("first token in 0.24 s: 0.22 s for 868 uncached of 868 prompt tokens")
+    assert other.score < choice.score
+
+
+# -- what endpoints keep
+
+
+def holder(name: str = "a", **changes: Any) -> Candidate:
+    return member(name, slots=1, context_tokens=10_000, **changes)
+
+
+def test_prefixes_beyond_the_room_of_an_endpoint_are_not_counted_on() -> None:
+    caches = PrefixCaches(100)
+    caches.enter("p", (1,), holder(), 256)
+    caches.enter("p", (2,), holder(), 9_000)
+    assert caches.hits("p", (1,))
+    caches.enter("p", (3,), holder(), 2_000)
+    assert not caches.hits("p", (1,))
+
+
+def test_an_engine_that_evicts_sooner_than_assumed_is_believed() -> None:
+    caches = PrefixCaches(100)
+    caches.enter("p", (1,), holder(), 1_000)
+    for number in range(12):
+        caches.correct(holder(), Hit(1_000, 6_000.0), 0 if number else 1_000)
+    caches.enter("p", (2,), holder(), 8_000)
+    assert not caches.hits("p", (1,))
+
+
+def test_an_engine_that_never_reports_cached_tokens_proves_nothing() -> None:
+    caches = PrefixCaches(100)
+    caches.enter("p", (1,), holder(), 1_000)
+    for _ in range(12):
+        caches.correct(holder(), Hit(1_000, 6_000.0), 0)
+    caches.enter("p", (2,), holder(), 8_000)
+    assert caches.hits("p", (1,))
+
+
+def test_prefixes_are_remembered_up_to_a_bound_and_by_pool() -> None:
+    caches = PrefixCaches(2)
+    for digest in (1, 2, 3):
+        caches.enter("p", (digest,), holder(), 256)
+    assert len(caches) == 2
+    assert not caches.hits("p", (1,))
+    assert caches.hits("p", (3,))
+    assert not caches.hits("q", (3,))
+
+
+# -- speeds
+
+
+def test_overhead_and_prefill_are_learned_apart() -> None:
+    speed = Speed()
+    for tokens in (50, 3_000, 400) * 20:
+        speed.note(tokens, 0.3 + tokens * 2e-3, 0.0)
+    overhead, per_token = speed.prefill()
+    assert overhead == pytest.approx(0.3, rel=0.1)
+    assert per_token == pytest.approx(2e-3, rel=0.05)
+
+
+def test_one_slow_first_token_after_a_load_says_little() -> None:
+    speed = Speed()
+    speed.note(100, 60.0, 0.0)
+    assert sum(speed.prefill()) < 0.2
+
+
+def test_a_speed_that_was_not_measured_lately_does_not_count() -> None:
+    speeds = Speeds()
+    for _ in range(20):
+        speeds.note(member(), 1_000, 50.0, 0.0)
+    assert speeds.of(member(), 1.0).prefill() != Speed().prefill()
+    assert speeds.of(member(), SPEED_SECONDS + 1.0).prefill() == Speed().prefill()
+
+
+# -- full pools
+
+
+def scheduler_of(*names: str) -> Scheduler:
+    made = Scheduler()
+    made.apply(MeshChange(candidates=tuple(member(name, slots=1) for name in names)), 0.0)
+    return made
+
+
+def ask(scheduler: Scheduler, key: int, *digests: int, tenant: str = "t", now: float = 0.0) -> list[Decision]:
+    arrival = Arrival(
+        key=key,
+        target="p",
+        needs=Needs(Operation.CHAT),
+        tenant=tenant,
+        arrived_at=now,
+        prompt_tokens=CHUNK_TOKENS * len(digests) + 50,
+        prefix_digests=digests,
+    )
+    return scheduler.submit(arrival, now)
+
+
+def placements(decisions: list[Decision]) -> dict[int, str]:
+    return {each.key: each.candidate.model for each in decisions if isinstance(each, Placed)}
+
+
+def full_pool() -> tuple[Scheduler, dict[int, str]]:
+    """Two endpoints with one slot each, which requests 1 and 2 hold with prefixes of their own."""
+    scheduler = scheduler_of("a", "b")
+    running = placements([*ask(scheduler, 1, 10, 11, 12), *ask(scheduler, 2, 20, 21, 22)])
+    assert set(running.values()) == {"a", "b"}
+    return scheduler, running
+
+
+def end(scheduler: Scheduler, key: int) -> dict[int, str]:
+    return placements(scheduler.finish(key, 1.0, Served(prompt_tokens=800, cached_tokens=0, output_tokens=1)))
+
+
+def test_a_freed_endpoint_takes_the_waiting_request_whose_prompt_it_has() -> None:
+    scheduler, running = full_pool()
+    ask(scheduler, 3, 20, 21, 22, 23)
+    ask(scheduler, 4, 10, 11, 12, 13)
+    assert end(scheduler, 1) == {4: running[1]}
+    assert end(scheduler, 2) == {3: running[2]}
+
+
+def test_a_request_is_passed_over_for_cached_prompts_a_few_times_only() -> None:
+    scheduler, _ = full_pool()
+    ask(scheduler, 3, 20, 21, 22, 23)
+    last = 1
+    for key in range(4, 40):
+        ask(scheduler, key, 10, 11, 12, key)
+        (last,) = end(scheduler, last)
+        if last == 3:
+            break
+    assert last == 3
+
+
+def test_a_tenant_is_not_passed_over_for_the_cached_prompts_of_another() -> None:
+    scheduler, running = full_pool()
+    ask(scheduler, 3, 20, 21, 22, 23, tenant="first")
+    ask(scheduler, 4, 10, 11, 12, 13, tenant="second")
+    assert end(scheduler, 1) == {3: running[1]}
