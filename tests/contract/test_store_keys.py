@@ -83,6 +83,7 @@ async def test_deleted_keys_are_gone_and_others_stay(keys: SqlKeyStore) -> None:
     assert (await keys.load()).keys == (key("b"),)
 
 
+@pytest.mark.slow("more keys than SQLite takes parameters, saved twice")
 async def test_more_keys_than_one_statement_takes_go_together(keys: SqlKeyStore) -> None:
     many = [plain(f"{number:012}") for number in range(MANY + 1)]
     await keys.save(many)
