@@ -36,8 +36,9 @@ NEWEST_SHARE = 0.3
 """Weight of the newest answer in the other averages."""
 MAX_SURPRISE = 4.0
 """A first token counts with at most this multiple of the expected time: the first one after a load says little."""
-SPEED_SECONDS = 120.0
-"""How long a speed counts from its last measurement: a slow endpoint would never be measured again."""
+SPEED_SECONDS = 3_600.0
+"""How long a speed counts from its last measurement. A slow endpoint of an idle pool is not measured again before: one
+request an hour finds out whether it still is."""
 MAX_SPEEDS = 16_384
 """Models on hosts with a known speed; the least recently measured ones are forgotten first."""
 SHOWN_SECONDS = 0.005
