@@ -39,8 +39,9 @@ async def _run(mesh: MeshProcess, *arguments: str) -> str:
     return out.decode()
 
 
-def _readme_blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def _program_of(page: str) -> str:
+    programs: list[str] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    return programs[0]
 
 
 async def test_the_openai_example_prints_an_answer(mesh: MeshProcess) -> None:
@@ -57,8 +58,8 @@ async def test_the_example_on_bare_stubs_prints_an_answer_and_its_receipt(mesh: 
     assert "OUTCOME_COMPLETED" in out
 
 
-@pytest.mark.parametrize("number", [0, 1])
-async def test_the_quick_start_of_the_readme_runs_as_printed(mesh: MeshProcess, number: int) -> None:
-    code = _readme_blocks()[number].replace("http://127.0.0.1:8080", mesh.url)
+@pytest.mark.parametrize("page", ["http-api.md", "grpc-clients.md"])
+async def test_the_first_program_of_a_page_runs_as_printed(mesh: MeshProcess, page: str) -> None:
+    code = _program_of(page).replace("http://127.0.0.1:8080", mesh.url)
     assert len(code.strip().splitlines()) <= 10
     assert len((await _run(mesh, "-c", code)).split()) >= 3
