@@ -51,7 +51,10 @@ class Tx:
     def many(self, sql: str, rows: Iterable[Values], /) -> None:
         """Runs a statement once per row of values; does nothing without rows."""
         given = list(rows)
-        if given:
+        if len(given) == 1:
+            # Of many rows psycopg makes a pipeline, which costs more than a statement.
+            self._connection.execute(sql, given[0])
+        elif given:
             self._connection.execute_many(sql, given)
 
     def insert(self, table: str, *rows: Values) -> None:

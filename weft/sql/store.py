@@ -8,9 +8,10 @@
 
 `work(tx)` is synchronous and uses `tx.execute`, `tx.many`, `tx.rows`, `tx.row` and `tx.value` (see `Tx`); statements of
 one text serve both databases (see `weft.sql.statements`). It runs in the store's thread, so it must not touch the
-service's state: pass values in, return values out. Writes that wait are committed together, because a durable commit
-costs the same for one as for many; if a function raises, only its own changes are undone. What a caller that was
-cancelled before the commit has written is undone, too.
+service's state: pass values in, return values out. Transactions that wait are committed together, because a durable
+commit costs the same for one as for many. If a function raises, all of them run again, each behind a savepoint, and
+only its own changes are undone; so a function may run twice. What a caller that was cancelled before the commit has
+written is undone, too.
 """
 
 import asyncio
@@ -333,7 +334,8 @@ class Store:
 
     def _transacted(self, jobs: "Sequence[_Job]") -> "Sequence[_Settled]":
         before = self._connection.changes
-        settled = [self._member(job, is_alone=len(jobs) == 1) for job in jobs]
+        first = jobs[0]
+        settled = self._ran(jobs) if len(jobs) > 1 else [(first.outcome, first.done(self._tx), None)]
         counter = self._counter if self._connection.changes != before else None
         if counter is not None:
             counter.count(self._tx)
@@ -342,20 +344,24 @@ class Store:
             counter.keep()
         return settled
 
-    def _member(self, job: "_Job", *, is_alone: bool) -> "_Settled":
-        """Runs one transaction of a group. Raises if nothing of the group can be committed."""
+    def _ran(self, jobs: "Sequence[_Job]") -> "Sequence[_Settled]":
+        """Runs transactions behind one savepoint; if one fails, behind one each.
+
+        Raises if nothing of the group can be committed.
+        """
         connection = self._connection
-        if is_alone:
-            return job.outcome, job.done(self._tx), None
-        connection.execute("SAVEPOINT member")
+        connection.execute("SAVEPOINT members")
         try:
-            settled: _Settled = (job.outcome, job.done(self._tx), None)
+            settled: Sequence[_Settled] = [(job.outcome, job.done(self._tx), None) for job in jobs]
         except Exception as error:
             if not connection.is_in_transaction:
                 raise
-            connection.execute("ROLLBACK TO SAVEPOINT member")
-            settled = (job.outcome, None, error)
-        connection.execute("RELEASE SAVEPOINT member")
+            connection.execute("ROLLBACK TO SAVEPOINT members")
+            if len(jobs) == 1:
+                settled = [(jobs[0].outcome, None, error)]
+            else:
+                settled = [each for job in jobs for each in self._ran([job])]
+        connection.execute("RELEASE SAVEPOINT members")
         return settled
 
     def _refused(self) -> "list[_Settled]":
