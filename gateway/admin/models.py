@@ -40,7 +40,7 @@ from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
 InstanceDescriptions = Mapping[str, Mapping[str, runner_service_pb2.InstanceDescription]]
 """Instance descriptions as the runners report them, by runner and model."""
 
-GONE = "gone"
+GONE, UNOWNED = "gone", "unowned"
 _BEST_FIRST = ("ready", "loading", "stopping", "hibernating", "draining", "idle", "crash-loop", "failed", GONE)
 _ISOLATION = "CACHE_ISOLATION_"
 STREAMED = frozenset(operation for operation, spec in OPERATIONS.items() if spec.streamed)
@@ -82,6 +82,25 @@ def admin_model(
         capabilities=_capabilities(view, members, descriptions),
         constraints=_constraints(descriptions),
     )
+
+
+def unowned_engines(view: FleetView, described: InstanceDescriptions) -> list[pb.Replica]:
+    """Returns the engines that runners have started for models that they no longer publish."""
+    return [
+        pb.Replica(
+            model=name,
+            runner=runner.name,
+            host=runner.host,
+            state=UNOWNED,
+            detail="the runner no longer publishes it",
+            slots_used=len(instance.active_request_ids),
+            process_id=instance.process_id,
+            restart_count=instance.restart_count,
+        )
+        for runner in view.runners.values()
+        for name, instance in described.get(runner.name, {}).items()
+        if instance.process_id and name not in runner.instances
+    ]
 
 
 def model_memory(view: FleetView) -> list[pb.ModelMemory]:
@@ -201,8 +220,9 @@ def _constraints(descriptions: Sequence[runner_service_pb2.InstanceDescription])
 async def list_admin_models(deps: Admin, request: Request) -> Response:
     """Lists every public model name: definition, state, queue, replicas, capabilities, constraints."""
     _begin(request)
-    names = public_names(deps.gateway.fleet.view)
-    return json_response(document_of(pb.AdminModelList(items=await _admin_models(deps, names))))
+    view = deps.gateway.fleet.view
+    models, described = await _admin_models(deps, public_names(view), list(view.runners))
+    return json_response(document_of(pb.AdminModelList(items=models, unowned=unowned_engines(view, described))))
 
 
 async def get_admin_model(deps: Admin, request: Request) -> Response:
@@ -213,7 +233,8 @@ async def get_admin_model(deps: Admin, request: Request) -> Response:
     found = view.pool_members(name)
     if not found:
         raise unknown_name(MODEL_OR_POOL, name)
-    (model,) = await _admin_models(deps, {found[0].pool: sorted(found, key=lambda one: one.name)})
+    names = {found[0].pool: sorted(found, key=lambda one: one.name)}
+    (model,), _ = await _admin_models(deps, names, runners_of(found))
     return json_response(document_of(model))
 
 
@@ -302,11 +323,13 @@ def _begin(request: Request) -> None:
     begin_read(request, SURFACE)
 
 
-async def _admin_models(deps: AdminDeps, names: dict[str, list[ModelView]]) -> list[pb.AdminModel]:
-    members = [member for found in names.values() for member in found]
-    queues, described = await asyncio.gather(_queues(deps.ports), deps.ports.instances.instances(runners_of(members)))
+async def _admin_models(
+    deps: AdminDeps, names: Mapping[str, list[ModelView]], runners: Sequence[str]
+) -> tuple[list[pb.AdminModel], InstanceDescriptions]:
+    """Returns models, and what these runners say of their engines."""
+    queues, described = await asyncio.gather(_queues(deps.ports), deps.ports.instances.instances(runners))
     view = deps.gateway.fleet.view
-    return [admin_model(view, name, found, queues, described) for name, found in names.items()]
+    return [admin_model(view, name, found, queues, described) for name, found in names.items()], described
 
 
 async def _queues(ports: AdminPorts) -> Sequence[PoolQueue] | None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -109,7 +110,7 @@ def mesh_address(home: Path | str | None = None, service: Service = "router") ->
     variable = ADDRESS_VARIABLES[service]
     return (
         _variable(variable, folder)
-        or _fact(folder, "grpc")
+        or _unless_dead(_fact(folder, "grpc"))
         or _serving(folder, service)
         or _configured(folder, service)
         or _missing(folder, variable)
@@ -153,8 +154,26 @@ def _written(file: Path) -> str:
 
 
 def _socket(folder: Path, service: str) -> str:
-    socket = folder / "run" / f"{service}.sock"
-    return f"unix:{socket}" if socket.exists() else ""
+    return _unless_dead(f"unix:{folder / 'run' / f'{service}.sock'}")
+
+
+def _unless_dead(address: str) -> str:
+    """Returns an address; empty: it is a socket of a program that was killed, or there is none."""
+    scheme, _, path = address.partition(":")
+    return "" if scheme == "unix" and not is_served(Path(path)) else address
+
+
+def is_served(path: Path) -> bool:
+    """Whether a program listens on a Unix socket: one that was killed leaves the file."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:
+            pass
+    return True
 
 
 def _configured(folder: Path, service: Service) -> str:

@@ -11,7 +11,7 @@ from weft_app.cli.options import DEFAULT_HOME
 from weft_app.cli.targets import ALL, CLIENT_WORDS, LEASE_WORDS, REQUEST_WORDS, ROUTER_WORDS, TASK_WORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 CALL_TIMEOUT_SECONDS = 0.25
 """Of each call; a completion makes at most five and must be there within a second even on a slow host."""
@@ -133,6 +133,18 @@ def complete_chat_target(ctx: typer.Context, incomplete: str) -> list[str]:
             return _offer((f"{prefix}{name}" for name in _names(ctx, kind)), incomplete)
     kinds = (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT, ResourceKind.ALIAS)
     return _offer(sorted(set(_names(ctx, *kinds))), incomplete)
+
+
+FIRST_WORDS: "Mapping[str, Callable[[typer.Context, str], list[str]]]" = {
+    "chat": complete_chat_target,
+    "load": complete_model,
+    "logs": complete_logged,
+    "run": complete_chat_target,
+    "unload": complete_model,
+}
+"""What completes the first word of commands whose modules take long to import."""
+NAMES = {"delete": complete_with_tasks, "edit": complete_named, "wait": complete_with_tasks}
+"""The same for every word."""
 
 
 def _names(ctx: typer.Context, *kinds: ResourceKind) -> list[str]:

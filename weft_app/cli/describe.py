@@ -1,5 +1,7 @@
 """`weft describe`: everything known about one resource."""
 
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,6 +9,7 @@ import typer
 
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
 from weft.kernel.reasons import NO_REGISTRY
 from weft_app.cli.completion import complete_described
 from weft_app.cli.mesh_documents import Document, MeshDocuments, connect_documents
@@ -14,6 +17,14 @@ from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOut
 from weft_app.cli.output import print_page, say, table_block
 from weft_app.cli.targets import REQUEST_WORDS, TASK_WORDS, one_named, tenants_named
 
+_REQUESTED_AS: Mapping[str, str] = {
+    ResourceKind.MODEL: "",
+    ResourceKind.POOL: "",
+    ResourceKind.AGENT: AGENT_PREFIX,
+    ResourceKind.ROUTE: ROUTE_PREFIX,
+    ResourceKind.WORKFLOW: WORKFLOW_PREFIX,
+}
+"""What begins the name of a kind where a request asks for it."""
 LOG_LINES = 10
 EVENTS = 10
 
@@ -62,6 +73,7 @@ def _describe_resource(words: list[str], output: OutputFormat, home: Path) -> No
             document = mesh.document(target.kind, target.name)
             events = mesh.events(target.kind, document["name"], EVENTS)
             runner = _described(_runner_address(mesh, document))
+            users = _users(mesh, document) if output is OutputFormat.TABLE else []
     except WeftError as error:
         tenants = tenants_named(words)
         if error.reason not in NO_REGISTRY or output is not OutputFormat.TABLE or tenants is None or len(tenants) != 1:
@@ -75,10 +87,36 @@ def _describe_resource(words: list[str], output: OutputFormat, home: Path) -> No
         from weft_app.cli.limit_uses import limit_uses  # noqa: PLC0415 - as above
 
         uses = limit_uses(home, document["name"])
-    print_page(output, lambda: _page(document, events, runner, uses), lambda: _whole(document, events, runner, uses))
+    print_page(
+        output,
+        lambda: _page(document, events, runner, uses, users),
+        lambda: _whole(document, events, runner, uses),
+    )
 
 
-def _page(document: Document, events: list[Document], runner: Any, uses: Any) -> str:
+def _users(mesh: MeshDocuments, document: Document) -> list[Document]:
+    """Returns the agents, routes and aliases that lead to a resource; kinds that cannot be read are left out."""
+    found: list[Document] = []
+    if document["kind"] in _REQUESTED_AS:
+        for kind in (ResourceKind.AGENT, ResourceKind.ROUTE, ResourceKind.ALIAS):
+            with suppress(WeftError):
+                found += (each for each in mesh.documents(kind) if _leads_to(each, document))
+    return found
+
+
+def _leads_to(user: Document, document: Document) -> bool:
+    name = document["name"]
+    if user["kind"] == ResourceKind.ALIAS:
+        return bool(user["target"] == _REQUESTED_AS[document["kind"]] + name)
+    if _REQUESTED_AS[document["kind"]]:
+        return False
+    names = {name, document["status"].get("pool", name)}
+    if user["kind"] == ResourceKind.ROUTE:
+        return not names.isdisjoint(user["candidates"])
+    return user.get("pool") in names or user.get("model") in {name, *document.get("members", ())}
+
+
+def _page(document: Document, events: list[Document], runner: Any, uses: Any, users: list[Document]) -> str:
     from weft_app.cli.description import description  # noqa: PLC0415 - documents need none
 
     described = None
@@ -86,7 +124,7 @@ def _page(document: Document, events: list[Document], runner: Any, uses: Any) ->
         from weft.documents.codec import document_of  # noqa: PLC0415 - it needs protobuf
 
         described = {instance.model: document_of(instance) for instance in runner.instances}
-    text = description(document, events, described)
+    text = description(document, events, described, users)
     if uses:
         from weft_app.cli.limit_uses import USES  # noqa: PLC0415 - routers are called over gRPC
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from weft_app.cli.columns import Document, graph_bytes, shown_state, who_wakes
+from weft_app.cli.columns import RESOURCES, Document, graph_bytes, shown_state, who_wakes
 from weft_app.cli.formats import ago, formatted, moment_in, seconds_ago
 from weft_app.cli.output import Column, block, page, safe_text, table_block
 
@@ -29,8 +29,16 @@ _ELSEWHERE = frozenset({"kind", "name", "state", "status", "conditions", "instan
 """Keys of a resource that have their own place on a page."""
 
 
-def description(document: Document, events: Sequence[Document], described: Mapping[str, Document] | None) -> str:
-    """Returns a resource as text; `described`: what its runner says of its engines, by model; None: it says nothing."""
+def description(
+    document: Document,
+    events: Sequence[Document],
+    described: Mapping[str, Document] | None,
+    users: Sequence[Document] = (),
+) -> str:
+    """Returns a resource as text; `described`: what its runner says of its engines, by model; None: it says nothing.
+
+    `users`: the resources that lead to it.
+    """
     status = document["status"]
     facts = _rest(document) | _rest(status)
     facts |= {key: shorter(document) for key, shorter in _SHORTER.items() if key in document}
@@ -39,6 +47,9 @@ def description(document: Document, events: Sequence[Document], described: Mappi
     for instance in [status["instance"]] if "instance" in status else status.get("instances", ()):
         own = {"process": "its runner is unreachable"} if described is None else described.get(instance["model"], {})
         lines += block(f"Instance {instance['model']}", _facts(instance | own))
+    for kind, listing in RESOURCES.items():
+        rows = [each for each in users if each["kind"] == kind]
+        lines += table_block(kind.plural.capitalize(), listing.columns, rows)
     lines += table_block("Events", _EVENTS, events) if events else ["Events:       none"]
     return "\n".join(lines) + "\n"
 

@@ -5,7 +5,7 @@ Each command is imported when it runs: `weft get` needs no service, `weft --help
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -382,7 +382,7 @@ class LazyGroup(TyperGroup):
             ctx.fail(_no_command(args[0]))
         name, listed, rest = super().resolve_command(ctx, args)
         if name is not None and name in COMMANDS:
-            return name, load(name), rest
+            return name, (ctx.resilient_parsing and _completed(name, rest)) or load(name), rest
         return name, listed, rest
 
 
@@ -461,6 +461,28 @@ def load(name: str) -> Any:
     command = get_command(alone)
     _prepare(command)
     return command
+
+
+def _completed(name: str, words: Sequence[str]) -> Any:
+    """Returns a command that completes the next word without the module of `name`; None: only the module knows it."""
+    if " -" in (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")):
+        return None
+    from weft_app.cli.completion import FIRST_WORDS, NAMES  # noqa: PLC0415 - as in LazyGroup.invoke
+    from weft_app.cli.options import DEFAULT_HOME, HomeOption  # noqa: PLC0415 - as above
+
+    complete = NAMES.get(name) or (None if words else FIRST_WORDS.get(name))
+    if complete is None:
+        return None
+
+    def command(
+        resources: Annotated[list[str], typer.Argument(autocompletion=complete)], home: HomeOption = DEFAULT_HOME
+    ) -> None: ...
+
+    alone = typer.Typer(add_completion=False)
+    alone.command(name)(command)
+    found = get_command(alone)
+    without_conversion(found)
+    return found
 
 
 def _prepare(command: Any) -> None:

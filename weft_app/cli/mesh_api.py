@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 from typing_extensions import override
 
-from weft.client._home import ADDRESS_VARIABLES, KEY_VARIABLE, FoundHome, home_folder
+from weft.client._home import ADDRESS_VARIABLES, KEY_VARIABLE, FoundHome, home_folder, is_served
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
@@ -27,12 +27,15 @@ _REASONS = {"invalid_api_key": Reason.UNAUTHENTICATED}
 
 
 def api_socket(home: Path) -> Path | None:
-    """Returns the socket of the HTTP API of the `weft up` of a home; None: it has none, or a variable names a mesh."""
+    """Returns the socket of the HTTP API of the `weft up` of a home.
+
+    None: it serves none, was killed, or a variable names a mesh.
+    """
     folder = home_folder(home)
     if isinstance(folder, FoundHome) and any(os.environ.get(name) for name in ADDRESS_VARIABLES.values()):
         return None
     path = folder / "run" / SOCKET_NAME
-    return path if path.exists() else None
+    return path if is_served(path) else None
 
 
 class MeshApi:

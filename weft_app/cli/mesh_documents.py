@@ -7,6 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from weft.client._home import mesh_address
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft_app.cli.mesh_api import CALL_TIMEOUT_SECONDS, MeshApi, api_socket
@@ -46,8 +47,9 @@ class MeshDocuments:
     def processes(self, runners: Sequence[Document]) -> Processes:  # noqa: ARG002 - over gRPC these are asked
         """Returns what runners say of the processes of their engines; those that say nothing are left out."""
         with suppress(WeftError):
-            replicas = [each for model in self._api.pages("/v1/admin/models") for each in model["replicas"]["members"]]
-            return {(each.get("runner", ""), each["model"]): each for each in replicas}
+            found = self._api.get("/v1/admin/models")
+            replicas = [each for model in found["items"] for each in model["replicas"]["members"]]
+            return {(each.get("runner", ""), each["model"]): each for each in [*replicas, *found.get("unowned", ())]}
         return {}
 
 
@@ -59,6 +61,7 @@ def connect_documents(home: Path, timeout_seconds: float = CALL_TIMEOUT_SECONDS)
         with MeshApi(path, timeout_seconds) as api:
             yield MeshDocuments(api)
         return
+    mesh_address(home, "registry")  # raises where none runs, before gRPC is imported
     from weft.client.resources import connect_registry  # noqa: PLC0415 - gRPC takes longer than the rest
 
     with connect_registry(home=home, timeout_seconds=timeout_seconds) as registry:

@@ -1,6 +1,6 @@
 """`weft ps`: the loaded models of every runner."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +41,13 @@ _COLUMNS = (
 _WIDE = (*_COLUMNS, Column("SKILLS", "skills", "commas"), Column("THINKING", "thinkingModes", "commas"))
 _GONE: Mapping[str, Any] = {"state": "gone", "slotsUsed": 0, "memoryBytes": 0, "until": "-", "pid": 0}
 """What is printed of a model that is no longer on its runner."""
+_UNOWNED: Document = {
+    "phase": "unowned",
+    "detail": "the runner no longer publishes it",
+    "slotsUsed": 0,
+    "slotsTotal": 0,
+    "pinned": False,
+}
 _PROCESSES = Listing(
     columns=_COLUMNS,
     wide=_WIDE,
@@ -137,8 +144,16 @@ def _rows_of(runners: Sequence[Document], processes: Processes) -> list[dict[str
     return [
         _row(runner, state, processes.get((runner["name"], state["model"]), {}))
         for runner in runners
-        for state in runner["status"]["instances"]
+        for state in (*runner["status"]["instances"], *_unowned(runner, processes))
     ]
+
+
+def _unowned(runner: Document, processes: Processes) -> Iterator[Document]:
+    """Yields what is known of the engines that a runner has started and does not publish any more."""
+    published = {state["model"] for state in runner["status"]["instances"]}
+    for (name, model), process in processes.items():
+        if name == runner["name"] and model not in published and process.get("processId"):
+            yield _UNOWNED | {"model": model}
 
 
 def _row(runner: Document, state: Document, process: Document) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 import json
 import platform
+import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from weft import __version__
+from weft.api.registry.v1 import alias_pb2
 from weft.api.registry.v1.registry_service_pb2 import Change, WatchedRunner
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.documents.schemas import schemas
@@ -295,6 +298,23 @@ def test_without_a_mesh_the_next_step_is_named(tmp_path: Path) -> None:
         assert "weft up" in result.output
 
 
+def test_a_mesh_that_was_killed_does_not_run() -> None:
+    """Its sockets and the file of its address are left."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        run.mkdir()
+        (run / "up.json").write_text(json.dumps({"grpc": f"unix:{run}/weft.sock"}))
+        for name in ("http.sock", "weft.sock", "registry.sock"):
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(run / name))
+                listener.listen()
+        for words in (["get", "models"], ["ps"], ["get", "requests"], ["chat", "qwen", "hi"]):
+            result = CliRunner().invoke(app, words, env={"WEFT_HOME": folder})
+            assert result.exit_code == 1
+            assert "weft is not running" in result.output
+            assert f"start it with `weft up --home {folder}`" in result.output
+
+
 def test_a_mesh_that_went_without_a_word_is_not_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "up.json").write_text('{"grpc": "127.0.0.1:1"}')
@@ -413,6 +433,21 @@ def test_a_model_is_described_with_its_conditions_process_and_events(mesh: Scrip
     assert not [line for line in out.splitlines() if line.rstrip().endswith(("Voices:", "Base model:", "Journal:"))]
 
 
+def test_what_leads_to_a_resource_is_described_with_it(mesh: ScriptedMesh) -> None:
+    mesh.state.aliases["gpt"] = alias_pb2.Alias(
+        manifest=alias_pb2.AliasManifest(name="gpt", pattern="g*", target="qwen")
+    )
+    for target in ("model/qwen", "pool/big"):
+        out = " ".join(mesh.run("describe", target).stdout.split())
+        assert "Agents: NAME SOURCE STATUS MODEL DESCRIPTION coder runner active qwen" in out, out
+        assert "Routes: NAME STATUS CANDIDATES BUDGET DESCRIPTION summaries active qwen,big 60s" in out
+        assert ("Aliases: NAME PATTERN TARGET TENANT SOURCE gpt g* qwen" in out) is (target == "model/qwen")
+    solo = mesh.run("describe", "model/solo").stdout
+    assert not [title for title in ("Agents:", "Routes:", "Aliases:") if title in solo]
+    mesh.denies_routes = True
+    assert "Aliases:" in mesh.run("describe", "model/qwen").stdout
+
+
 def test_a_recipe_that_wakes_a_model_is_not_described(mesh: ScriptedMesh) -> None:
     """Its headers may hold secrets."""
     model = some_model()
@@ -479,6 +514,13 @@ def test_events_that_are_followed_stand_under_their_titles(mesh: ScriptedMesh) -
 def test_ps_asks_relayed_runners_too(mesh: ScriptedMesh) -> None:
     (row,) = json.loads(mesh.run("ps", "-o", "json").stdout)["items"]
     assert (row["model"], row["pid"], row["restarts"], row["state"]) == ("qwen", 4711, 2, "ready")
+
+
+def test_ps_shows_engines_that_their_runner_does_not_publish(mesh: ScriptedMesh) -> None:
+    del mesh.state.runners["r1"].capability.instances[:]
+    (row,) = json.loads(mesh.run("ps", "-o", "json").stdout)["items"]
+    assert (row["model"], row["pid"], row["state"]) == ("qwen", 4711, "unowned")
+    assert row["detail"] == "the runner no longer publishes it"
 
 
 def _processes(mesh: ScriptedMesh, *flags: str, changes: list[Any]) -> list[str]:

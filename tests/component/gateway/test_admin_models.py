@@ -78,6 +78,15 @@ async def test_the_list_has_one_row_for_each_public_name() -> None:
     assert [one["name"] for one in found["items"]] == ["qwen"]
 
 
+async def test_the_list_has_the_engines_of_models_that_are_not_published() -> None:
+    said = described()
+    said["r1"]["left"] = runner_service_pb2.InstanceDescription(model="left", process_id=7, restart_count=1)
+    said["r1"]["ended"] = runner_service_pb2.InstanceDescription(model="ended")
+    (left,) = (await the_model("/v1/admin/models", instances=ScriptedInstances(said)))["unowned"]
+    assert (left["model"], left["runner"], left["state"], left["processId"]) == ("left", "r1", "unowned", 7)
+    assert "unowned" not in await the_model("/v1/admin/models")
+
+
 async def test_a_member_is_found_by_its_own_name_too() -> None:
     assert (await the_model("/v1/admin/models/qwen-2"))["name"] == "qwen"
 

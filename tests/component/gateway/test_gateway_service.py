@@ -1,6 +1,8 @@
 import asyncio
 import signal
 import socket
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +12,7 @@ from registry_script import ScriptedRegistry
 from gateway.app import GatewayPorts
 from gateway.config import GatewayConfig
 from gateway.service import GatewayService, build
+from weft.client._home import is_served
 from weft.kernel.errors import WeftError
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.reasons import Reason
@@ -37,6 +40,19 @@ async def test_a_port_that_is_taken_is_named_with_the_way_out() -> None:
         with pytest.raises(WeftError, match=f"port {port} on 127.0.0.1 is taken.*--port") as caught:
             await gateway_at("127.0.0.1", port).start()
     assert caught.value.reason is Reason.ALREADY_EXISTS
+
+
+async def test_the_socket_of_a_gateway_that_was_killed_is_replaced() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "http.sock"
+        with socket.socket(socket.AF_UNIX) as killed:
+            killed.bind(str(path))
+        assert not is_served(path)
+        service = build(GatewayConfig(port=0), scripted_ports(), socket_path=path)
+        await service.start()
+        assert is_served(path)
+        await service.stop(grace_seconds=0)
+        assert not path.exists()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "8.8.8.8", "192.0.2.1"])

@@ -5,12 +5,19 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
 from threading import Thread
+from typing import get_args
 
 import pytest
 from kit.forked_programs import Ended, Program, run_forked
+from typer.models import ArgumentInfo
+
+from weft_app.cli import main
+from weft_app.cli.completion import FIRST_WORDS, NAMES
 
 pytestmark = pytest.mark.slow("starts interpreters")
 
@@ -28,8 +35,10 @@ LARGE = {"pydantic", "rich", "yaml", "structlog", "msgspec", "uvloop"}
 OF_SERVICES = {*("fastapi", "starlette", "uvicorn", "psycopg", "weft.sql", "aiohttp", "uvloop"), "weft_app.compose"}
 READING = ("get", "describe", "declare", "wait", "events", "chat", "ps", "completion")
 HELP = ("--help", "--version", "completion of commands")
+NAMED = tuple(f"weft {words} " for words in ("chat", "load", "describe model", "edit model", "wait model", "cancel"))
+"""Lines whose completion needs no module of a service."""
 COMPLETED = {
-    **{f"weft {words} ": set[str]() for words in ("chat", "describe model", "wait model", "cancel")},
+    **{line: set[str]() for line in NAMED},
     # The settings of a load are checked by pydantic.
     "weft load --": {"pydantic"},
 }
@@ -103,6 +112,16 @@ def test_a_completion_imports_none_of_the_large_libraries(line: str, ended: Mapp
     program = ended[line]
     assert (program.code, program.stderr) == (0, "")
     assert program.modules & {*LARGE, "weft_app.compose"} <= COMPLETED[line]
+    if line in NAMED:
+        assert program.modules & {"grpc", "google", "asyncio"} == set()
+
+
+@pytest.mark.parametrize(("command", "complete"), [*FIRST_WORDS.items(), *NAMES.items()])
+def test_the_table_of_completions_says_what_the_commands_say(command: str, complete: object) -> None:
+    module, _, function = main.COMMANDS[command].place.partition(":")
+    parameters = signature(getattr(import_module(module), function), eval_str=True).parameters.values()
+    found = [each for own in parameters for each in get_args(own.annotation) if isinstance(each, ArgumentInfo)]
+    assert found[0].autocompletion is complete
 
 
 @pytest.mark.parametrize("words", COMMANDS)

@@ -43,6 +43,9 @@ CHANGED = {
     "ReceiptDocument.properties.imageSteps",
     "ReceiptDocument.properties.imagePixels",
     "ReceiptDocument.properties.audioMilliseconds",
+    # The process of an engine is new.
+    "ReplicaDocument.properties.processId",
+    "ReplicaDocument.properties.restartCount",
     # Adapters of models are new.
     "InstanceStatus.properties.baseModel",
     "CandidateDocument.properties.engineLoad",

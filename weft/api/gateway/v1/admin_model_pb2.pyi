@@ -63,16 +63,22 @@ class AdminModelList(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ITEMS_FIELD_NUMBER: builtins.int
+    UNOWNED_FIELD_NUMBER: builtins.int
     @property
     def items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AdminModel]:
         """The models."""
+
+    @property
+    def unowned(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Replica]:
+        """Engines that runners have started for models that they no longer publish."""
 
     def __init__(
         self,
         *,
         items: collections.abc.Iterable[global___AdminModel] | None = ...,
+        unowned: collections.abc.Iterable[global___Replica] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["items", b"items"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["items", b"items", "unowned", b"unowned"]) -> None: ...
 
 global___AdminModelList = AdminModelList
 
@@ -251,7 +257,7 @@ class Replica(google.protobuf.message.Message):
     host: builtins.str
     """The runner's host."""
     state: builtins.str
-    """Its phase, such as ready or hibernating; `gone` where no runner serves it now."""
+    """Its phase, such as ready or hibernating; `gone` where no runner serves it now, `unowned` in the list of such engines."""
     detail: builtins.str
     """The reason for the state, where there is one."""
     load_progress: builtins.float
