@@ -24,7 +24,7 @@ _GENERATES = frozenset({Operation.CHAT, Operation.COMPLETION})
 class Cancellation(StrEnum):
     """When a program stops the work for a caller who has left."""
 
-    AT_ONCE = "at once"
+    IMMEDIATELY = "immediately"
     AT_NEXT_TOKEN = "at the next token"  # noqa: S105 - no password
     """It notices when it next writes: a prompt is processed to its end."""
     UNKNOWN = "unknown"
@@ -129,7 +129,7 @@ _TABLE: dict[PresetName, ServerPreset] = {
         operations=_GENERATES | {Operation.TOKENIZE},
         other_operations=frozenset({Operation.EMBEDDING, Operation.RERANK}),
         cached_tokens=True,
-        cancellation=Cancellation.AT_ONCE,
+        cancellation=Cancellation.IMMEDIATELY,
         metrics_path="/metrics",
         metrics=SGLANG,
         sleep=Route(method="POST", path="/release_memory_occupation"),
@@ -196,7 +196,7 @@ _TABLE: dict[PresetName, ServerPreset] = {
             *("--enable-prefix-caching",),
         ),
         cached_tokens=True,
-        cancellation=Cancellation.AT_ONCE,
+        cancellation=Cancellation.IMMEDIATELY,
         metrics_path="/metrics",
         metrics=LMDEPLOY,
         sleep=Route(method="POST", path="/sleep?level=1"),
@@ -228,7 +228,7 @@ _TABLE: dict[PresetName, ServerPreset] = {
             *("python3", "main.py", "--host", LOOPBACK, "--port", "{port}", "--disable-auth", "true"),
             *("--model-name", "{model}", "--max-seq-len", "{context}", "--max-batch-size", "{slots}"),
         ),
-        cancellation=Cancellation.AT_ONCE,
+        cancellation=Cancellation.IMMEDIATELY,
         sleep=Route(method="POST", path="/v1/model/unload"),
         thinking_field="reasoning_content",
         parameters=parameters.TABBYAPI,
