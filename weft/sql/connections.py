@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -99,7 +100,7 @@ def _row_type(columns: tuple[str, ...]) -> Callable[[tuple[Any, ...]], Any]:
     return make
 
 
-class Connection:
+class Connection(ABC):
     """A connection of one kind of database, as drivers of Python make it. Methods raise DatabaseError."""
 
     dialect: ClassVar[str]
@@ -109,21 +110,21 @@ class Connection:
     _raw: Any = None
     """The driver's connection; None: it is not open."""
 
+    @abstractmethod
     def open(self) -> None:
         """Connects. Raises OSError for a file, ALREADY_EXISTS when another process owns the database."""
-        raise NotImplementedError
 
+    @abstractmethod
     def bound(self, sql: str, values: Values) -> tuple[str, Values]:
         """Returns a statement and its values as the driver takes them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def failure(self, error: Any) -> DatabaseError:
         """Returns what a driver's error says, without values."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begin(self, *, writes: bool) -> None:
         """Begins a transaction."""
-        raise NotImplementedError
 
     def commit(self) -> None:
         """Commits; what was written is on disk afterwards."""
@@ -148,16 +149,16 @@ class Connection:
         return found
 
     @property
+    @abstractmethod
     def is_in_transaction(self) -> bool:
-        """Whether a transaction goes on: some failures end it."""
-        raise NotImplementedError
+        """Whether a transaction is open; some failures end it."""
 
     @property
     def changes(self) -> int:
         """Rows that were changed so far; 0: the database does not count them."""
         return 0
 
-    def mark_owner(self, tx: Tx) -> None:
+    def mark_owner(self, tx: Tx) -> None:  # noqa: B027 - SQLite's lock is the mark
         """Records the new owner, in the transaction that opens the database."""
 
     def beat(self, tx: Tx) -> bool:
@@ -165,9 +166,9 @@ class Connection:
         del tx
         return False
 
+    @abstractmethod
     def interrupt(self) -> None:
         """Ends the statement in progress. Called from another thread."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Gives ownership up and disconnects. Safe to call twice, or when not connected."""

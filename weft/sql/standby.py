@@ -39,7 +39,7 @@ _SIGNS = """
 
 
 class OwnerWatch:
-    """Watches the owner of a database from a connection of its own."""
+    """Watches the owner of a database over a separate connection."""
 
     def __init__(self, address: DatabaseAddress, role: OwnerRole, clock: Clock, silence_seconds: float) -> None:
         """`silence_seconds`: how long an owner may be silent before its connection is ended."""

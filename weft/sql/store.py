@@ -177,7 +177,7 @@ class Store:
             raise self._failed(error) from None
 
     async def attempt(self, work: Work[T], *, writes: bool = True) -> T:
-        """Runs a transaction by itself, before all that wait. Raises DatabaseError when the database fails."""
+        """Runs one transaction alone, before those that wait. Raises DatabaseError when the database fails."""
         return await self._queued(self._writes if writes else self._reads, work, MAX_WAITING, alone=True)
 
     @property
@@ -423,7 +423,7 @@ def _taken(queue: deque[_Job]) -> list[_Job]:
 
 
 def _settle(loop: asyncio.AbstractEventLoop, settled: Sequence[_Settled]) -> None:
-    """Gives callers in the event loop what they get, unless that was closed: nobody waits then."""
+    """Resolves the futures of callers in the event loop, unless the loop was closed."""
     try:
         loop.call_soon_threadsafe(_deliver, settled)
     except RuntimeError:

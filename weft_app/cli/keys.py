@@ -138,7 +138,7 @@ def list_keys(home: HomeOption = DEFAULT_HOME, output: FormatOption = NamedForma
 
 @app.command("revoke")
 def revoke(key_id: IdArgument, home: HomeOption = DEFAULT_HOME, output: FormatOption = NamedFormat.TABLE) -> None:
-    """Revoke a key at once. Running requests finish.
+    """Revoke a key immediately. Running requests finish.
 
     Example: weft keys revoke 3k9x0a7bq2mz
     """

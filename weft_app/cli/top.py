@@ -1,4 +1,4 @@
-"""`weft top`: devices, models, queue and last ends on one page that goes on."""
+"""`weft top`: devices, models, the queue and recent requests on one page that refreshes."""
 
 import os
 import select

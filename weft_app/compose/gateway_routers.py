@@ -40,7 +40,7 @@ class GatewayRouters(RouterSource):
         return self._links.is_there if self._fleet.view.routers else self._watch.is_there
 
     async def start(self) -> None:
-        """Begin to follow the mesh's routers. Returns at once."""
+        """Begin to follow the mesh's routers. Returns immediately."""
         self._fleet.subscribe(self._links.update_view)
         await self._watch.start()
 

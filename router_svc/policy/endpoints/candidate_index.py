@@ -94,24 +94,16 @@ class CandidateIndex:
         if found is None:
             return None
         endpoint = found.endpoint
-        expected = found.expected.get(endpoint.key)
         assert pick.needs.allow_remote or not endpoint.candidate.remote, "nothing leaves the premises without a permit"
         return Choice(
             candidate=endpoint.candidate,
             policy=found.policy,
             score=score_of_chosen(steps, endpoint),
-            others=self._samples.others(queue, steps, pick, now, endpoint, found.expected),
+            others=self._samples.others(queue, steps, pick, now, endpoint),
             count=count_of(steps),
-            engine_load="; ".join(
-                filter(
-                    None,
-                    (
-                        endpoint.engine_load.explanation(endpoint.candidate.slots),
-                        "" if expected is None else expected.explanation(),
-                    ),
-                )
-            ),
-            expected=expected,
+            engine_load=endpoint.engine_load.explanation(endpoint.candidate.slots),
+            expected=found.expected.get(endpoint.key),
+            times=found.expected,
         )
 
     def lost_tokens(self, queue: str, pick: PickRequest) -> int:

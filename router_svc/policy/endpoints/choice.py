@@ -1,5 +1,7 @@
 """What the selection of an endpoint starts from, and what it results in."""
 
+from collections.abc import Mapping
+from dataclasses import field, replace
 from typing import NamedTuple
 
 from router_svc.policy.arrival import Needs
@@ -11,6 +13,9 @@ MAX_CONSIDERED = 16
 """Candidates that a choice names; it counts the rest."""
 SHOWN_OF_MANY = 4
 """Candidates that a choice among more than MAX_CONSIDERED names: choices are too frequent to describe them all."""
+
+FREE = 5
+"""Score of a free candidate, to which its worth among the free ones adds at most 1."""
 
 
 class PickRequest(NamedTuple):
@@ -39,7 +44,8 @@ class Considered:
     """Why it was not chosen, as text; empty: nothing kept it from being chosen."""
     chosen: bool = False
     engine_load: str = ""
-    """Why it counts as busier than its slots say, as text; empty: it does not."""
+    """Why it counts as busier than its slots say, and the expected time to the first token there, as text; empty: the
+    one does not hold, and the policy does not compare the other."""
 
 
 @value_class(kw_only=True)
@@ -57,7 +63,9 @@ class Choice:
     engine_load: str = ""
     """As that of a considered candidate."""
     expected: FirstToken | None = None
-    """The expected time to its first token; None: the policy does not need it."""
+    """The expected time to its first token; None: the policy does not compare it."""
+    times: Mapping[CandidateKey, FirstToken] = field(default_factory=dict, hash=False)
+    """The same of all candidates that were compared."""
 
     @property
     def considered(self) -> tuple[Considered, ...]:
@@ -71,4 +79,18 @@ class Choice:
         )
         others = [each for each in self.others if each.model != where.model]
         shown = SHOWN_OF_MANY if self.count > MAX_CONSIDERED else MAX_CONSIDERED
-        return (chosen, *others[: shown - 1])
+        return self._timed((chosen, *others[: shown - 1]))
+
+    def _timed(self, considered: tuple[Considered, ...]) -> tuple[Considered, ...]:
+        """Add the expected times to the first token; free candidates are ordered by them."""
+        times = {(model, runner): time for (model, runner, _), time in self.times.items()}
+
+        def timed(each: Considered) -> Considered:
+            time = times.get((each.model, each.runner))
+            if time is None:
+                return each
+            text = "; ".join(filter(None, (each.engine_load, time.explanation())))
+            score = each.score if each.chosen or each.gate else FREE + 1 / (1 + time.seconds)
+            return replace(each, engine_load=text, score=score)
+
+        return tuple(sorted(map(timed, considered), key=lambda each: (-each.score, each.model)))

@@ -1,13 +1,11 @@
 """Explains decisions: which candidates were considered for a request, and what kept each of them from it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from router_svc.policy.endpoints.candidates import CandidateKey, Readiness
 from router_svc.policy.endpoints.capability import NO_FALLBACK, fits
-from router_svc.policy.endpoints.choice import MAX_CONSIDERED, SHOWN_OF_MANY, Considered, PickRequest
-from router_svc.policy.endpoints.first_token import FirstToken
+from router_svc.policy.endpoints.choice import FREE, MAX_CONSIDERED, SHOWN_OF_MANY, Considered, PickRequest
 from router_svc.policy.endpoints.health import HealthState
 from router_svc.policy.endpoints.pool import Endpoint, Pool
 from router_svc.policy.endpoints.routes import RouteStep
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 SAMPLE_SECONDS = 0.1
 MAX_SAMPLES = 1_024
 """Queues and needs with a cached sample."""
-_CHOSEN, _FREE, _READY, _LOADING, _ASLEEP, _DOWN, _UNFIT = 6, 5, 4, 3, 2, 1, 0
+_CHOSEN, _READY, _LOADING, _ASLEEP, _DOWN, _UNFIT = 6, 4, 3, 2, 1, 0
 _WARMTH = {
     Readiness.READY: _READY,
     Readiness.LOADING: _LOADING,
@@ -38,17 +36,11 @@ class ConsideredSamples:
         self._others: dict[tuple[str, Needs], tuple[float, tuple[Considered, ...]]] = {}
 
     def others(
-        self,
-        queue: str,
-        steps: Sequence[RouteStep],
-        pick: PickRequest,
-        now: float,
-        chosen: Endpoint,
-        expected: Mapping[CandidateKey, FirstToken],
+        self, queue: str, steps: Sequence[RouteStep], pick: PickRequest, now: float, chosen: Endpoint
     ) -> tuple[Considered, ...]:
         """Return what `consider` returns for a choice; of many candidates, a sample up to SAMPLE_SECONDS old."""
         if pick.excluded or len(steps) != 1 or count_of(steps) <= MAX_CONSIDERED:
-            return _by_time(consider(steps, pick, now, besides=chosen, most=SHOWN_OF_MANY), expected)
+            return consider(steps, pick, now, besides=chosen, most=SHOWN_OF_MANY)
         known = self._others.get((queue, pick.needs))
         if known is None or now >= known[0] + SAMPLE_SECONDS:
             if len(self._others) >= MAX_SAMPLES:
@@ -89,22 +81,6 @@ def consider(
             else:
                 considered[endpoint.key] = _consider(step, endpoint, pick, now)
     return tuple(sorted(considered.values(), key=_preference)[:shown])
-
-
-def _by_time(considered: tuple[Considered, ...], expected: Mapping[CandidateKey, FirstToken]) -> tuple[Considered, ...]:
-    """Order free candidates by their expected times to the first token, and add these as text."""
-    times = {(model, runner): time for (model, runner, _), time in expected.items()}
-    timed = [
-        each
-        if (time := times.get((each.model, each.runner))) is None
-        else replace(
-            each,
-            score=_FREE + 1 / (1 + time.seconds),
-            engine_load="; ".join(filter(None, (each.engine_load, time.explanation()))),
-        )
-        for each in considered
-    ]
-    return tuple(sorted(timed, key=_preference))
 
 
 def count_of(steps: Sequence[RouteStep]) -> int:
@@ -159,7 +135,7 @@ def _as_it_is(endpoint: Endpoint, position: int) -> Considered:
     if known is None or known[0] != position:
         candidate = endpoint.candidate
         why_not = "" if endpoint.is_open else _state(endpoint)
-        warmth = _FREE if not why_not else _WARMTH[candidate.readiness]
+        warmth = FREE if not why_not else _WARMTH[candidate.readiness]
         known = endpoint.considered = (position, _described(endpoint, warmth, position, why_not))
     if endpoint.is_open and endpoint.pool.is_at_its_cap:
         return _described(endpoint, _READY, position, _cap(endpoint.pool))
@@ -169,7 +145,7 @@ def _as_it_is(endpoint: Endpoint, position: int) -> Considered:
 def _consider(step: RouteStep, endpoint: Endpoint, pick: PickRequest, now: float) -> Considered:
     lacking = fits(endpoint.candidate, pick.needs)
     why_not = lacking or gate(endpoint, pick, now) or step.gate
-    warm = _WARMTH[endpoint.candidate.readiness] if why_not else _FREE
+    warm = _WARMTH[endpoint.candidate.readiness] if why_not else FREE
     warmth = _UNFIT if lacking else warm
     return _described(endpoint, warmth, step.position, why_not)
 

@@ -216,12 +216,16 @@ class EndpointTable:
             endpoint = self.by_key[candidate.key] = Endpoint(candidate, pool, engine, runner, health)
         if endpoint.engine_slots is not engine:
             endpoint.engine_slots.requests -= endpoint.in_flight
+            endpoint.engine_slots.owed_tokens -= endpoint.owed_tokens
             engine.requests += endpoint.in_flight
+            engine.owed_tokens += endpoint.owed_tokens
             self._forget_engine_if_unused(endpoint.engine_slots)
             endpoint.engine_slots = engine
         if endpoint.pool is not pool:
             endpoint.pool.in_flight -= endpoint.in_flight
             pool.in_flight += endpoint.in_flight
+            endpoint.pool.prefilling -= endpoint.owed_tokens > 0
+            pool.prefilling += endpoint.owed_tokens > 0
             self._forget_pool_if_unused(endpoint.pool)
             endpoint.pool = pool
         endpoint.candidate = candidate

@@ -223,7 +223,10 @@ class World:
         assert self.mesh.running == len(self.running), "the scheduler counts other slots than the callers hold"
         assert self.mesh.waiting == len(self.waiting), "a request was lost or counted twice"
         hopeful = {Readiness.READY, Readiness.LOADING} & {self.readiness[model] for model in POOL}
-        in_vain = any(self.submitted[key].target in ("p", "m-a") for key in self.waiting)
+        # A tenant at its cap waits for its own running requests.
+        held_up = {"capped"} if capped == TENANT_CAP else set()
+        waiting = [self.submitted[key] for key in self.waiting]
+        in_vain = any(each.target in ("p", "m-a") and each.tenant not in held_up for each in waiting)
         assert not in_vain or hopeful or self.waking.keys() & set(POOL), "somebody waits for nothing"
 
     def become(self, readiness: Readiness) -> None:

@@ -1,5 +1,6 @@
 """The policy first_token: the endpoint with the lowest expected time to the first token."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,10 +122,22 @@ def test_the_choice_explains_its_seconds_and_those_of_the_others() -> None:
     served_by(mesh, prompt(1, 2))
     choice = mesh.choose("p", prompt(1, 2, 3), 0.0)
     assert choice is not None
-    assert "uncached of 868 prompt tokens" in choice.engine_load
-    (other,) = choice.others
+    chosen, other = choice.considered
+    assert "uncached of 868 prompt tokens" in chosen.engine_load
     assert other.engine_load.startswith("first token in 0.24 s: 0.22 s for 868 uncached of 868 prompt tokens")
-    assert other.score < choice.score
+    assert other.score < chosen.score
+
+
+def test_prompts_in_progress_follow_a_model_to_another_pool() -> None:
+    mesh = mesh_of("a", "b")
+    choice = placed_on(mesh, prompt(1))
+    moved = replace(choice.candidate, pool="q")
+    mesh.table.put(moved)
+    assert (mesh.table.pools["p"].prefilling, mesh.table.pools["q"].prefilling) == (0, 1)
+    assert choice.expected is not None
+    mesh.owe(moved, -choice.expected.uncached_tokens)
+    mesh.release(moved)
+    assert mesh.table.pools["q"].prefilling == 0
 
 
 # -- what endpoints keep

@@ -258,8 +258,9 @@ class ConsideredCandidate(google.protobuf.message.Message):
     chosen: builtins.bool
     """Whether it was chosen."""
     engine_load: builtins.str
-    """Why it counts as busier than its slots say, by its engine's own figures, such as "3 requests wait in its engine". Empty:
-    it does not.
+    """Why it counts as busier than its slots say, by its engine's own figures, such as "3 requests wait in its engine", and
+    the expected time to the first token there, by its terms. Empty: the one does not hold, and the policy of the pool
+    does not compare the other.
     """
     def __init__(
         self,
