@@ -109,11 +109,8 @@ verify: $(PROTOS_VENV)/.done ## regenerate into a scratch folder and compare wit
 	@echo "generated code"; rm -rf .verify && mkdir -p .verify && $(call generate,.verify) \
 	  && diff -r --exclude=__pycache__ .verify/weft/api weft/api && rm -rf .verify
 
-docs: $(VENV)/.dev ## write the pages of docs that are made from code
-	@$(BIN)/python -m weft_app.config.reference docs
-	@$(BIN)/python -m weft.documents.schemas docs/schemas
-	@$(BIN)/python -m weft.documents.field_tables docs
-	@$(BIN)/python docs/site/log_events.py docs/logs.md
+docs: $(VENV)/.up ## write the reference (settings, fields, endpoints, metrics ...) from code into docs/reference
+	@PYTHONPATH=docs/site $(BIN)/python -m reference_pages docs/reference
 
 envoy: $(VENV)/.dev ## write the Envoy configurations of deploy/envoy by the commands in their first lines
 	@for file in deploy/envoy/*.yaml; do \
@@ -126,7 +123,7 @@ dist: $(DIST_VENV)/.done ## build the wheel and the source distribution into dis
 	@rm -rf dist && $(DIST_VENV)/bin/python -m build --no-isolation --outdir dist . > dist.log 2>&1 || { cat dist.log; exit 1; }
 	@rm dist.log && $(DIST_VENV)/bin/twine check --strict dist/* && cd dist && sha256sum *
 
-site: .venv-site/.done ## the documentation as a static site with search, in site/ (it needs no network and no server)
+site: .venv-site/.done docs ## the documentation as a static site with search, in site/ (it needs no network and no server)
 	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict --quiet && echo "site/index.html"
 
 recording: $(VENV)/.dev $(DIST_VENV)/.done ## run the first minutes of a new user, and draw docs/first-minutes.svg from what was printed
@@ -142,7 +139,7 @@ lock: $(VENV)/.dev ## resolve the dependencies anew
 	@bash requirements/lock.sh $(BIN)
 
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(PROTOS_VENV) $(DIST_VENV) .venv-site .clients .containers .workbench dist site .verify .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) $(PROTOS_VENV) $(DIST_VENV) .venv-site docs/reference .clients .containers .workbench dist site .verify .mypy_cache .ruff_cache .pytest_cache \
 	  examples/clients/node/node_modules examples/clients/node/generated examples/clients/go/build examples/clients/go/chat \
 	  examples/clients/cpp/build
 

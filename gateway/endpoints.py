@@ -1,7 +1,7 @@
 """All HTTP endpoints of a gateway and of a runner.
 
 Those of an API are in its folder, such as `gateway.openai.endpoints`. A new endpoint is a line there, its handler and
-its schema; the OpenAPI document and the table in docs/http-api.md follow from it.
+its schema; the OpenAPI document and the table of endpoints in the docs follow from it.
 """
 
 from gateway.admin.endpoints import ADMIN, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
@@ -72,7 +72,7 @@ RUNNER_ROUTERS: tuple[ApiRouter, ...] = (RUNNER_OPERATIONS, OPENAI, RUNNER_STATE
 
 
 def docs_table() -> str:
-    """Returns the table of endpoints in docs/http-api.md."""
+    """Returns the table of endpoints in the documentation."""
     servers: dict[tuple[str, str, str], list[str]] = {}
     for routers, server in ((GATEWAY_ROUTERS, "gateway"), (RUNNER_ROUTERS, "runner")):
         routes = [(route, method) for route in routes_of(routers) for method in route.methods or ()]

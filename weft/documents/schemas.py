@@ -1,8 +1,5 @@
-"""The published JSON schemas: python -m weft.documents.schemas docs/schemas writes them; a test compares the two."""
+"""The published JSON schemas of resources and events."""
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from weft.api.registry.v1.agent_pb2 import Agent
@@ -145,19 +142,3 @@ def _published(schema: DocumentSchema) -> Schema:
     schema.add(found)
     own = found.definitions.pop(schema.name)
     return {"$schema": _DIALECT, "$defs": dict(sorted(found.definitions.items())), **own}
-
-
-def write(folder: Path) -> None:
-    """Write every schema into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, schema in schemas().items():
-        (folder / name).write_text(text_of(schema), "utf-8")
-
-
-def text_of(schema: Schema) -> str:
-    """A schema as its file has it."""
-    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/schemas"))

@@ -92,7 +92,7 @@ def schema() -> None:
 
     Example: weft config schema > config.schema.json
     """
-    from weft_app.config.reference import schema_text  # noqa: PLC0415 - every command starts fast
+    from weft_app.config.schema import schema_text  # noqa: PLC0415 - every command starts fast
 
     say(schema_text())
 

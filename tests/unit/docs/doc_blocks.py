@@ -55,7 +55,11 @@ class Block:
 
 def pages() -> list[Path]:
     """The front page and every page of the docs."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs" / "decisions").glob("*.md")),
+    ]
 
 
 def blocks(text: str) -> Iterator[Block]:

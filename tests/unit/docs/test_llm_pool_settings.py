@@ -1,6 +1,5 @@
 """The table of an LLM pool's settings names each of them, and only settings that exist here."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 
 from weft_app.config.loader import files_by
+from weft_app.config.schema import schema
 
 DOCS = Path(__file__).parents[3] / "docs"
 SETTINGS = frozenset(
@@ -80,9 +80,9 @@ def test_each_setting_of_such_a_pool_has_one_row() -> None:
 
 
 def test_a_row_names_a_setting_that_exists_or_says_why_there_is_none() -> None:
-    schema = json.loads((DOCS / "config.schema.json").read_text())
+    found = schema()
     for name, here, note in _rows():
-        assert _exists(here, schema) if here else note.strip(), name
+        assert _exists(here, found) if here else note.strip(), name
 
 
 def test_each_environment_variable_of_such_a_pool_names_a_file_here(tmp_path: Path) -> None:
@@ -97,4 +97,4 @@ def test_each_environment_variable_of_such_a_pool_names_a_file_here(tmp_path: Pa
 @pytest.mark.parametrize("name", ["model.path", "runner.nothing", "file.log.nothing", "vllm.gguf_n_ctx"])
 def test_a_name_that_is_no_setting_is_found(name: str) -> None:
     """The control."""
-    assert not _exists(name, json.loads((DOCS / "config.schema.json").read_text()))
+    assert not _exists(name, schema())

@@ -14,7 +14,7 @@ def test_every_link_leads_to_a_file_and_a_heading() -> None:
 
 
 def test_the_index_has_every_page_of_docs_once() -> None:
-    listed = [target for target in links(INDEX) if not target.startswith("..")]
+    listed = [target for target in links(INDEX) if not target.startswith(("..", "reference/"))]
     there = {page.name for page in INDEX.parent.glob("*.md")} - {INDEX.name} | {"decisions/README.md"}
     assert sorted(listed) == sorted(there), "docs/README.md lists every page of docs, in the section of its readers"
 

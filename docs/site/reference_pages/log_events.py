@@ -1,21 +1,16 @@
-"""Writes the table of log events into docs/logs.md: `python docs/site/log_events.py docs/logs.md`.
-
-The table is read from the calls of loggers in the source, without running it.
-"""
+"""The log events, read from the calls of loggers in the source, without running it."""
 
 import ast
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PACKAGES = ("gateway", "registry_svc", "router_svc", "runner_svc", "weft", "weft_app")
 GENERATED = ROOT / "weft" / "api"
 LEVELS = {"exception": "error"}
 METHODS = ("debug", "info", "warning", "error", "exception", "critical")
-BEGIN, END = "<!-- events -->\n", "<!-- end of events -->"
 
 
 @dataclass(slots=True)
@@ -45,7 +40,7 @@ def events_of(texts: Iterable[str]) -> dict[str, Event]:
                     event = found[name]
                     event.levels.add(level)
                     event.components.add(component)
-                    event.fields |= {each.arg for each in call.keywords if each.arg not in (None, "exc_info")}  # type: ignore[misc]  # without None
+                    event.fields |= {each.arg for each in call.keywords if each.arg not in (None, "exc_info")}
     return dict(found)
 
 
@@ -73,21 +68,17 @@ def _names(argument: ast.expr) -> Iterator[str]:
         yield from _names(argument.orelse)
 
 
-def table() -> str:
-    """Returns the table of all events."""
+def page() -> str:
+    """Returns the page of all events."""
     rows = ["| event | level | component | fields |", "|---|---|---|---|"]
     for name, event in sorted(events_of(each.read_text("utf-8") for each in sources()).items()):
         columns = (sorted(each) for each in (event.levels, event.components, event.fields))
         levels, components, fields = (", ".join(f"`{each}`" for each in column if each) for column in columns)
         rows.append(f"| {name.replace('|', ' ')} | {levels} | {components} | {fields} |")
-    return "\n".join(rows)
+    return "\n".join((_HEAD, *rows, ""))
 
 
-def main(page: Path) -> None:
-    """Writes the table into the page."""
-    before, _, rest = page.read_text("utf-8").partition(BEGIN)
-    page.write_text(f"{before}{BEGIN}{table()}\n{END}{rest.partition(END)[2]}", "utf-8")
+_HEAD = """# Log events
 
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+A line of an event has some or all of its fields. [Logs](../logs.md) describes the fields that every line has.
+"""

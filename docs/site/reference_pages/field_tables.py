@@ -1,9 +1,7 @@
-"""The tables of the fields of all documents: python -m weft.documents.field_tables docs writes their page."""
+"""The fields of all documents."""
 
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
@@ -13,7 +11,6 @@ from weft.documents.json_schema import Schema, SchemaSet, record_schema
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.schemas import resource_schema
 
-PAGE = "document-fields.md"
 _RECORDS = (
     event_pb2.Event,
     task_service_pb2.GetTaskResponse,
@@ -25,9 +22,8 @@ _RECORDS = (
 )
 _HEAD = """# Fields of documents
 
-Made from the protos and their comments by `make docs`; a test compares. [Resources](resources.md) has examples and says
-what `apply` takes. A field without a default that is not required is left out where it is not set. Names are read in
-snake_case as well.
+[Resources](../resources.md) has examples and says what `apply` accepts. An unset field without a default is
+omitted unless required. snake_case names are also accepted.
 """
 
 
@@ -87,7 +83,3 @@ def _range(schema: dict[str, Any]) -> str:
     above = "more than " if "exclusiveMinimum" in schema else ""
     bounds = [f"from {above}{low}" if low is not None else "", f"to {high}" if high is not None else ""]
     return ", " + " ".join(bound for bound in bounds if bound)
-
-
-if __name__ == "__main__":
-    (Path(sys.argv[1] if len(sys.argv) > 1 else "docs") / PAGE).write_text(page(), "utf-8")

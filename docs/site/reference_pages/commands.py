@@ -1,0 +1,46 @@
+"""The commands with their arguments and options, from their help."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from weft_app.cli.main import COMMANDS, HELP_PANELS, load
+
+_HEAD = """# Commands
+
+`weft COMMAND --help` prints the same. [Start](../start.md) has the commands of the first hour.
+"""
+
+
+def page() -> str:
+    """Returns the page: the commands by panel, each with its commands."""
+    lines = [_HEAD]
+    for panel, names in HELP_PANELS.items():
+        lines.append(f"## {panel}\n")
+        for name in names:
+            lines += _command(f"weft {name}", load(name), COMMANDS[name].summary)
+    return "\n".join(lines)
+
+
+def _command(path: str, command: Any, summary: str = "") -> Iterator[str]:
+    yield f"### {path}\n"
+    yield f"{_text(command.help) or summary}\n"
+    parameters = [each for each in command.params if each.name not in ("help", "install_completion", "show_completion")]
+    rows = [row for each in parameters if not getattr(each, "hidden", False) for row in _row(each)]
+    if rows:
+        yield from ("| argument or option | meaning |", "|---|---|", *rows, "")
+    for name, each in getattr(command, "commands", {}).items():
+        yield from _command(f"{path} {name}", each)
+
+
+def _row(parameter: Any) -> Iterator[str]:
+    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    if parameter.param_type_name == "argument":
+        names = f"`{parameter.metavar or parameter.name.upper()}`"
+    yield f"| {names} | {_text(getattr(parameter, 'help', '')).replace('|', chr(92) + '|')} |"
+
+
+def _text(text: str | None) -> str:
+    """Returns a help text as Markdown: paragraphs are kept, and nothing is HTML."""
+    cleaned = inspect.cleandoc(text or "").replace("\b\n", "").replace("\f", "")
+    return cleaned.replace("<", "&lt;").strip() if "\n" in cleaned else cleaned.replace("<", "&lt;")

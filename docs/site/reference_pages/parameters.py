@@ -1,0 +1,23 @@
+"""The request parameters of each engine beyond those of the API."""
+
+from runner_svc.policy.parameters import CONTROLLED_BY_MESH
+from runner_svc.runtimes.table import built_in
+
+_HEAD = """# Engine parameters
+
+Fields of a request that the API does not define reach the engine if its runtime lists them here. [Generation
+parameters](../parameters.md) says what happens to the others.
+"""
+
+
+def page() -> str:
+    """Returns the page."""
+    lines = [_HEAD]
+    for runtime in built_in():
+        if rules := runtime.parameters.allowed:
+            lines += [f"## {runtime.name}\n", "| parameter | value |", "|---|---|"]
+            lines += [f"| `{name}` | {rule} |" for name, rule in sorted(rules.items())]
+            lines.append("")
+    lines.append("## Controlled by the mesh\n")
+    lines.append("These are never sent as extra parameters, and neither is any field that starts with `x_`:\n")
+    return "\n".join((*lines, ", ".join(f"`{name}`" for name in sorted(CONTROLLED_BY_MESH)) + ".", ""))
