@@ -1,6 +1,7 @@
 """The settings of the HTTP edge: the section `gateway` of weft.yaml, and what the composition adds to it."""
 
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -346,6 +347,8 @@ class Exposure:
     port: int
     tls: EdgeTls | None = field(default=None)
     """None: plain HTTP."""
+    tls_context: ssl.SSLContext | None = None
+    """Replaces the certificate of `tls`."""
     has_keys: bool = False
     """Whether callers need API keys."""
     tls_terminated_elsewhere: bool = False

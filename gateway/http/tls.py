@@ -9,7 +9,9 @@ from weft.kernel.tls import TlsSource
 
 def server_context(exposure: Exposure) -> ssl.SSLContext | None:
     """Returns the TLS context of a listener, None for plain HTTP. Raises INVALID_ARGUMENT naming a wrong file."""
-    return None if exposure.tls is None else following_context(TlsSource(exposure.tls.files))
+    if exposure.tls is None or exposure.tls_context is not None:
+        return exposure.tls_context
+    return following_context(TlsSource(exposure.tls.files))
 
 
 def following_context(source: TlsSource) -> ssl.SSLContext:

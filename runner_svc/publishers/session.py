@@ -48,7 +48,8 @@ class PublisherTask:
         self.last_line, self.is_begun = now, True
         if piece is not None:
             await self._until(lambda: self.has_ended or len(self._pieces) < self._max_waiting)
-        self.require_open()
+        if self.has_ended:
+            raise self.refusal()
         if piece is not None:
             self._pieces.append(piece)
             self._is_complete = isinstance(piece, Whole) or piece.done
@@ -72,11 +73,10 @@ class PublisherTask:
         for call in tuple(self.on_failure):
             call()
 
-    def require_open(self) -> None:
-        """Raises NOT_FOUND once the task has ended."""
-        if self.has_ended:
-            why = "its answer is complete" if self.failure is None else self.failure.message
-            raise WeftError(Reason.NOT_FOUND, f"the task has ended: {why}")
+    def refusal(self) -> WeftError:
+        """Returns the error of a post for it once it has ended."""
+        why = "its answer is complete" if self.failure is None else self.failure.message
+        return WeftError(Reason.NOT_FOUND, f"the task has ended: {why}")
 
     async def _until(self, is_true: Callable[[], bool]) -> None:
         while not is_true():
@@ -169,11 +169,13 @@ class PublisherSession:
 
     def close_task(self, task: PublisherTask) -> None:
         """Forgets a task; takes it back from the publisher where its answer is not whole."""
-        if self.tasks.pop(task.id, None) is None:
+        if self.tasks.pop(task.id, None) is None or (task.has_ended and task.failure is None):
             return
-        task.fail(WeftError(Reason.CANCELLED, "the caller has left"))
-        if task.failure is not None and self._stream is not None:
-            self._stream.put(failure_event("cancel", task.failure, task=task.id))
+        failure = task.failure or WeftError(Reason.CANCELLED, "the caller has left")
+        # Before its post ends, so that the publisher knows why.
+        if self._stream is not None:
+            self._stream.put(failure_event("cancel", failure, task=task.id))
+        task.fail(failure)
 
     def end(self, error: WeftError) -> None:
         """Ends the session and its tasks. Idempotent."""

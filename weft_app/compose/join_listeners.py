@@ -15,7 +15,7 @@ from weft_app.compose.relay import RelayListener
 from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
-    from weft_app.compose.publishers import PublisherListener
+    from weft_app.compose.publisher_http import PublisherListener
 
 
 class JoinListeners(Service):
@@ -59,7 +59,7 @@ def join_listeners(config: WeftConfig, home: WeftHome, router: router_svc.servic
     if config.publishers.listen is None:
         return JoinListeners(RelayListener(config.relay, home, relay))
     # Only where it is configured: it imports runners, and the server of their HTTP protocol.
-    from weft_app.compose.publishers import PublisherListener  # noqa: PLC0415
+    from weft_app.compose.publisher_http import PublisherListener  # noqa: PLC0415
 
     listener = RelayListener(config.relay, home, relay, has_publishers=True)
     return JoinListeners(listener, PublisherListener(config, home, relay, listener))

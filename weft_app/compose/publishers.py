@@ -6,9 +6,7 @@ limits. What is different is its backend alone, see `runner_svc.publishers`.
 
 import asyncio
 import secrets
-import ssl
 import tempfile
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -16,7 +14,6 @@ from pathlib import Path
 
 import grpc
 import msgspec
-from typing_extensions import override
 
 import runner_svc.service
 from router_svc.relay import Relay
@@ -25,7 +22,6 @@ from runner_svc.dial_out import DialOut, DialOutConfig, LinkEvent, LinkState
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.publishers.backend import NOWHERE, PublishedModel
-from runner_svc.publishers.http_api import PublisherApi
 from runner_svc.publishers.messages import Registration
 from runner_svc.publishers.session import PublisherSession
 from runner_svc.publishers.settings import PublisherLimits, PublisherTerms
@@ -36,12 +32,12 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.kernel.service import Service, start_task, stop_tasks
+from weft.kernel.service import start_task, stop_tasks
 from weft.kernel.settings import values_of
 from weft.link.link import LINK_CHANNEL_OPTIONS
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
-from weft_app.compose.relay import RelayListener, relay_certificate, shown_host, split_address
+from weft_app.compose.relay import RelayListener
 from weft_app.compose.served_models import runner_context, served_model
 from weft_app.config.config import WeftConfig
 
@@ -118,21 +114,16 @@ class PublisherRunner:
             self._joined.set_exception(error)
 
 
-class PublisherListener(Service):
-    """The HTTP listener for publishers, and the runners of those that are registered."""
-
-    service_names: Sequence[str] = ()
+class Publishers:
+    """The publishers that are registered, each with its runner."""
 
     def __init__(self, config: WeftConfig, home: WeftHome, relay: Relay, relay_listener: RelayListener) -> None:
-        self._section = config.publishers
-        self._limits = PublisherLimits(**values_of(PublisherTerms, self._section))
-        self._relay_section = config.relay
+        self.limits = PublisherLimits(**values_of(PublisherTerms, config.publishers))
         self._drain_seconds = config.drain_seconds
         self._home = home
         self._relay = relay
         self._relay_listener = relay_listener
         self._clock = SystemClock()
-        self._api = PublisherApi(self, self._limits)
         self._sockets = tempfile.TemporaryDirectory(prefix="weft-publishers-")
         """A private folder with a path that is short enough for sockets."""
         self._runners: dict[str, PublisherRunner] = {}
@@ -142,58 +133,38 @@ class PublisherListener(Service):
         self._opening = 0
         self._made = 0
         self._stopping = False
-        self.url = ""
-        """Where publishers register, once started."""
 
-    @override
-    def register(self, server: grpc.aio.Server) -> None:
-        """Registers no gRPC service."""
-
-    @override
-    async def start(self) -> None:
-        """Listens. Raises ALREADY_EXISTS when the address is taken, INVALID_ARGUMENT for invalid settings."""
-        host, port = split_address(self._section.listen or "", "publishers.listen")
-        tls = self._tls(host)
-        try:
-            bound = await self._api.start(host, port, tls)
-        except OSError as error:
-            message = f"cannot listen on {self._section.listen} (publishers.listen): {error.strerror}"
-            raise WeftError(Reason.ALREADY_EXISTS, message) from None
-        self.url = f"{'http' if tls is None else 'https'}://{shown_host(host)}:{bound}"
-        log.info("listens", surface="publishers", url=self.url)
-
-    @override
-    async def stop(self, grace_seconds: float) -> None:
-        """Ends every session, after its tasks within the grace, and stops listening."""
+    async def drain(self, grace_seconds: float) -> None:
+        """Ends every session, after its tasks within the grace. From here on none is opened."""
         self._stopping = True
         await asyncio.gather(*(runner.drain(grace_seconds) for runner in list(self._runners.values())))
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        # It cancels registrations that are under way, which leave nothing behind.
-        await self._api.stop()
+
+    def close(self) -> None:
+        """Removes the folder of the sockets, once no registration is under way."""
         self._sockets.cleanup()
 
     def session(self, secret: str) -> PublisherSession:
-        """See `runner_svc.publishers.http_api.Publishers`."""
+        """Returns a session by its secret. Raises SESSION_UNKNOWN."""
         runner = self._runners.get(_hash(secret[:MAX_SECRET_CHARS]))
         if runner is None:
             raise WeftError(Reason.SESSION_UNKNOWN, "there is no such session, or it has ended; register again")
         return runner.session
 
     def leave(self, session: PublisherSession, grace_seconds: float) -> None:
-        """See `runner_svc.publishers.http_api.Publishers`."""
+        """Begins to drain a publisher, whose session ends after its tasks."""
         runner = self._runners.get(_hash(session.secret))
         if runner is not None:
             start_task(runner.drain(min(grace_seconds, self._drain_seconds)), name="publisher-leaves")
 
     async def open(self, registration: Registration, *, token: str, peer: str, earlier_secret: str) -> PublisherSession:
-        """See `runner_svc.publishers.http_api.Publishers`."""
+        """Registers a publisher as a runner. Raises UNAUTHENTICATED, and what the mesh refuses."""
         # The relay looks at the token again; here wrong ones are counted by the address of who shows them.
         await self._relay.check_token(token, peer)
         await self._end_earlier(earlier_secret)
-        if self._stopping:
-            raise WeftError(Reason.SHUTTING_DOWN, "the mesh is shutting down")
-        if len(self._runners) + self._opening >= self._section.max_sessions:
-            limit = f"{self._section.max_sessions} publishers are registered, which is the limit"
+        self._require_open()
+        if len(self._runners) + self._opening >= self.limits.max_sessions:
+            limit = f"{self.limits.max_sessions} publishers are registered, which is the limit"
             raise WeftError(Reason.TOO_MANY_RESOURCES, f"{limit} (publishers.max_sessions)")
         self._opening += 1
         try:
@@ -201,8 +172,12 @@ class PublisherListener(Service):
         finally:
             self._opening -= 1
 
+    def _require_open(self) -> None:
+        if self._stopping:
+            raise WeftError(Reason.SHUTTING_DOWN, "the mesh is shutting down")
+
     async def _open(self, registration: Registration, token: str, secret: str) -> PublisherSession:
-        session = PublisherSession(registration.name, secret, self._limits, self._clock)
+        session = PublisherSession(registration.name, secret, self.limits, self._clock)
         self._made += 1
         runner = PublisherRunner(
             session,
@@ -213,6 +188,7 @@ class PublisherListener(Service):
         )
         try:
             await runner.start()
+            self._require_open()
         except BaseException as error:
             await runner.stop(error if isinstance(error, WeftError) else WeftError(Reason.CANCELLED, "given up"))
             raise
@@ -277,7 +253,7 @@ class PublisherListener(Service):
     def _served(self, section: RunnerSettings, model: UpstreamSettings, session: PublisherSession) -> ServedModel:
         # The session itself ends what stalls, and says so in the words of the protocol.
         timeouts = TimeoutProfile(
-            prefill_liveness_seconds=None, idle_stream_seconds=2 * self._section.task_silence_seconds + 60
+            prefill_liveness_seconds=None, idle_stream_seconds=2 * self.limits.task_silence_seconds + 60
         )
         context = replace(runner_context(section), timeouts=timeouts, where=f"models.{model.name}")
         served = served_model(section, model, self._drain_seconds, context)
@@ -287,23 +263,11 @@ class PublisherListener(Service):
     def _forget_oldest(self, folder: Path) -> None:
         """Removes session ids of publishers that have not come back, beyond a number; makes the folder."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        most = KEPT_IDS_PER_SESSION * self._section.max_sessions
+        most = KEPT_IDS_PER_SESSION * self.limits.max_sessions
         with suppress(OSError):
             files = sorted(folder.glob("*.session"), key=lambda file: file.stat().st_mtime, reverse=True)
             for file in files[most:]:
                 file.unlink(missing_ok=True)
-
-    def _tls(self, host: str) -> ssl.SSLContext | None:
-        """Returns the relay's certificate as TLS of this listener; None on loopback where none is configured."""
-        section = self._relay_section
-        if relay_certificate(section, self._home, host) is None:
-            return None
-        own = self._home.state / "relay"
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        chain = own / "cert.pem" if section.certificate_file is None else section.certificate_file.expanduser()
-        key = own / "key.pem" if section.key_file is None else section.key_file.expanduser()
-        context.load_cert_chain(chain, key)
-        return context
 
 
 def _hash(secret: str) -> str:

@@ -1,0 +1,293 @@
+"""The listener of the publisher protocol (docs/publishers.md): register, event stream, heartbeat, results, leave."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from http import HTTPMethod
+
+import grpc
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+from typing_extensions import override
+
+from gateway.answers.stream import SlowReaderError, SseWriter
+from gateway.config import ConnectionLimits, EdgeTls, Exposure, GatewayConfig
+from gateway.errors import ClientGoneError
+from gateway.http.disconnect import WhileConnected, abort_connection
+from gateway.http.server import AppServer
+from router_svc.relay import Relay
+from runner_svc.publishers.messages import Chunk, Leave, read, read_piece, read_registration
+from runner_svc.publishers.session import PublisherSession, PublisherTask
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.interrupt import Interruptible
+from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
+from weft.kernel.service import Service
+from weft_app.compose.home import WeftHome
+from weft_app.compose.publishers import Publishers
+from weft_app.compose.relay import RelayListener, relay_certificate, shown_host, split_address
+from weft_app.config.config import WeftConfig
+
+log = get_logger("weft.publishers")
+
+ROOT = "/publisher/v1"
+SESSION_HEADER = "weft-publisher-session"
+PROTOCOL_VERSION = 1
+MAX_LEAVE_BYTES = 4096
+PING_SECONDS = 10.0
+"""Interval of comments on an event stream that has nothing to say."""
+_LINES = "application/x-ndjson"
+_PING = b": ping\n\n"
+_TOLD_LIMITS = (
+    *("heartbeat_interval_seconds", "silence_timeout_seconds", "reconnect_seconds", "task_silence_seconds"),
+    *("max_chunk_bytes", "max_answer_bytes"),
+)
+
+
+class PublisherListener(Service):
+    """The HTTP listener for publishers."""
+
+    service_names: Sequence[str] = ()
+
+    def __init__(self, config: WeftConfig, home: WeftHome, relay: Relay, relay_listener: RelayListener) -> None:
+        self._listen = config.publishers.listen or ""
+        self._relay_section = config.relay
+        self._home = home
+        self._publishers = Publishers(config, home, relay, relay_listener)
+        self._limits = limits = self._publishers.limits
+        self._stream_config = GatewayConfig(
+            sse_keepalive_seconds=PING_SECONDS, write_timeout_seconds=limits.silence_timeout_seconds
+        )
+        self._server: AppServer | None = None
+        self.url = ""
+        """Where publishers register, once started."""
+
+    @override
+    def register(self, server: grpc.aio.Server) -> None:
+        """Registers no gRPC service."""
+
+    @override
+    async def start(self) -> None:
+        """Listens. Raises ALREADY_EXISTS when the address is taken, INVALID_ARGUMENT for invalid settings."""
+        host, port = split_address(self._listen, "publishers.listen")
+        context = self._tls(host)
+        limits = self._limits
+        self._server = AppServer(
+            self._app(),
+            exposure=Exposure(
+                host=host,
+                port=port,
+                tls=None if context is None else EdgeTls(),
+                tls_context=context,
+                # Each request has a join token or the secret of a session.
+                has_keys=True,
+            ),
+            limits=ConnectionLimits(
+                max_connections=limits.max_connections,
+                max_connections_per_address=limits.max_connections,
+                max_body_pieces=limits.max_answer_bytes,
+            ),
+            on_refused=lambda _: None,
+            name="publishers",
+            port_option="publishers.listen",
+        )
+        await self._server.start()
+        self.url = f"{'http' if context is None else 'https'}://{shown_host(host)}:{self._server.port}"
+
+    @override
+    async def stop(self, grace_seconds: float) -> None:
+        """Ends every session, after its tasks within the grace, and stops listening."""
+        await self._publishers.drain(grace_seconds)
+        if self._server is not None:
+            # It cancels registrations that are under way, which leave nothing behind.
+            self._server.request_stop(0.0)
+            await self._server.wait_stopped()
+        self._publishers.close()
+
+    def _app(self) -> ASGIApp:
+        get, post = [HTTPMethod.GET], [HTTPMethod.POST]
+        return Starlette(
+            routes=[
+                Route(f"{ROOT}/register", self._register, methods=post),
+                Route(f"{ROOT}/stream", self._stream, methods=get),
+                Route(f"{ROOT}/heartbeat", self._heartbeat, methods=post),
+                Route(f"{ROOT}/tasks/{{task}}/result", self._result, methods=post),
+                Route(f"{ROOT}/leave", self._leave, methods=post),
+            ],
+            exception_handlers=dict.fromkeys((WeftError, HTTPException, ClientDisconnect, Exception), _refuse),
+        )
+
+    def _tls(self, host: str) -> ssl.SSLContext | None:
+        """Returns the relay's certificate as TLS of this listener; None on loopback where none is configured."""
+        section = self._relay_section
+        if relay_certificate(section, self._home, host) is None:
+            return None
+        own = self._home.state / "relay"
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        chain = own / "cert.pem" if section.certificate_file is None else section.certificate_file.expanduser()
+        key = own / "key.pem" if section.key_file is None else section.key_file.expanduser()
+        context.load_cert_chain(chain, key)
+        return context
+
+    def _session(self, request: Request) -> PublisherSession:
+        secret = request.headers.get(SESSION_HEADER, "")
+        if not secret:
+            raise WeftError(Reason.UNAUTHENTICATED, f"the header {SESSION_HEADER} is required; register first")
+        session = self._publishers.session(secret)
+        session.note_request()
+        return session
+
+    async def _register(self, request: Request) -> Response:
+        limits = self._limits
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        try:
+            async with asyncio.timeout(limits.open_timeout_seconds):
+                raw = await _read_within(request, limits.max_registration_bytes, "max_registration_bytes")
+                session = await self._publishers.open(
+                    read_registration(raw, limits.max_models),
+                    token=token.strip() if scheme.lower() == "bearer" else "",
+                    peer=request.client.host if request.client else "",
+                    earlier_secret=request.headers.get(SESSION_HEADER, ""),
+                )
+        except TimeoutError:
+            message = f"the mesh took no session within {limits.open_timeout_seconds:g} s"
+            raise WeftError(Reason.DEADLINE_EXCEEDED, message) from None
+        except asyncio.CancelledError:
+            raise WeftError(Reason.SHUTTING_DOWN, "the mesh is shutting down") from None
+        told = {name: getattr(limits, name) for name in _TOLD_LIMITS}
+        return _json({"session": session.secret, "runner": session.runner, "protocol": PROTOCOL_VERSION, **told}, 201)
+
+    async def _heartbeat(self, request: Request) -> Response:
+        session = self._session(request)
+        return _json({"tasks": len(session.tasks), "streaming": session.streaming.is_set()})
+
+    async def _leave(self, request: Request) -> Response:
+        session = self._session(request)
+        raw = await _read_within(request, MAX_LEAVE_BYTES, "the body of leave")
+        self._publishers.leave(session, read(raw or b"{}", Leave, "the request").grace_seconds)
+        return _json({}, 202)
+
+    async def _stream(self, request: Request) -> ASGIApp:
+        return partial(self._send_events, self._session(request))
+
+    async def _send_events(self, session: PublisherSession, scope: Scope, receive: Receive, send: Send) -> None:
+        stream = session.open_stream()
+        writer = SseWriter(send, self._stream_config, SystemClock(), keepalive=_PING)
+        try:
+            with WhileConnected(scope, receive) as block:
+                block.run_beside(writer.keep_up(block))
+                await writer.write(_PING)
+                while events := await stream.take():
+                    await writer.write(events)
+                await writer.finish(b"")
+        except SlowReaderError:
+            await abort_connection(scope, receive)
+        except ClientGoneError:
+            log.debug("the connection of an event stream was lost", runner=session.runner)
+        finally:
+            session.close_stream(stream)
+
+    async def _result(self, request: Request) -> Response:
+        session = self._session(request)
+        task = session.tasks.get(request.path_params["task"])
+        if task is None:
+            raise WeftError(Reason.NOT_FOUND, "there is no such task: it has ended, or its caller has left")
+        try:
+            await self._take_result(session, task, request)
+        except (asyncio.CancelledError, ClientDisconnect):
+            task.fail(WeftError(Reason.WORKER_LOST, "the publisher broke off its result"))
+            raise
+        except WeftError as error:
+            if error.reason is not Reason.NOT_FOUND:
+                task.fail(WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the publisher's result: {error.message}"))
+            raise
+        return Response(status_code=204)
+
+    async def _take_result(self, session: PublisherSession, task: PublisherTask, request: Request) -> None:
+        """Takes the lines of a post until it ends, or the task does. Raises NOT_FOUND when the task fails meanwhile."""
+        with Interruptible() as block:
+
+            def give_up() -> None:
+                block.interrupt(task.refusal())
+
+            task.on_failure.append(give_up)
+            try:
+                async for line in self._lines(request):
+                    await self._take(session, task, line)
+                    if task.has_ended:
+                        break
+            finally:
+                task.on_failure.remove(give_up)
+
+    async def _take(self, session: PublisherSession, task: PublisherTask, line: bytes) -> None:
+        session.note_request()
+        task.received_bytes += len(line)
+        if task.received_bytes > self._limits.max_answer_bytes:
+            raise _too_large("the answer", self._limits.max_answer_bytes, "max_answer_bytes")
+        piece = read_piece(line)
+        if isinstance(piece, Chunk) and len(piece.data) > self._limits.max_chunk_bytes:
+            raise _too_large("a chunk", self._limits.max_chunk_bytes, "max_chunk_bytes")
+        await task.put(piece, session.clock.monotonic())
+
+    async def _lines(self, request: Request) -> AsyncIterator[bytes]:
+        """Yields the lines of a result as they arrive; a body of another type is one line.
+
+        Raises REQUEST_TOO_LARGE for a longer line than a chunk may be.
+        """
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _LINES:
+            yield await _read_within(request, self._limits.max_answer_bytes, "max_answer_bytes")
+            return
+        limit, kept = self._limits.max_chunk_bytes, b""
+        async for data in request.stream():
+            *lines, kept = (kept + data).split(b"\n")
+            if max(map(len, (*lines, kept))) > limit:
+                raise _too_large("a line", limit, "max_chunk_bytes")
+            for line in lines:
+                if line.strip():
+                    yield line
+        if kept.strip():
+            yield kept
+
+
+async def _read_within(request: Request, limit: int, name: str) -> bytes:
+    body = bytearray()
+    async for data in request.stream():
+        body += data
+        if len(body) > limit:
+            raise _too_large("the body", limit, name)
+    return bytes(body)
+
+
+def _too_large(what: str, limit: int, name: str) -> WeftError:
+    return WeftError(Reason.REQUEST_TOO_LARGE, f"{what} is over {limit} bytes (publishers.{name})")
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Answers an error with its reason as JSON."""
+    if isinstance(error, HTTPException):
+        reason = Reason.METHOD_NOT_ALLOWED if error.status_code == 405 else Reason.NOT_FOUND
+        error = WeftError(reason, f"there is no {request.method} {request.url.path}; see docs/publishers.md")
+    elif isinstance(error, ClientDisconnect):
+        error = WeftError(Reason.CANCELLED, "the publisher closed the connection")
+    elif not isinstance(error, WeftError):
+        log.error("a request of a publisher failed", path=request.url.path, exc_info=error)
+        error = WeftError(Reason.INTERNAL, "an internal error; the log of the mesh has the details")
+    status = error.traits.http_status
+    body = {"message": error.message, "code": error.reason.name.lower()}
+    response = _json({"error": body | ({"param": error.field} if isinstance(error, FieldError) else {})}, status)
+    if error.retry_after_seconds is not None:
+        response.headers["Retry-After"] = str(min(60, max(1, round(error.retry_after_seconds))))
+    if status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def _json(body: dict[str, object], status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
