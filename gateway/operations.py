@@ -144,14 +144,14 @@ class OperationsClient(OperationsPort):
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; the operation continues")
 
     async def watch_all(self, past_count: int) -> AsyncGenerator[pb.WatchOperationsResponse]:
-        """See `gateway.watch.operations.OperationsWatch`."""
+        """Yields operations and at most `past_count` that have ended, `synced`, then each that changes."""
         call = self._operations.WatchOperations(pb.WatchOperationsRequest(past_count=past_count))
         async with aclosing(self._calls.follow(call)) as responses:
             async for response in responses:
                 yield response
 
     async def watch_memory(self) -> AsyncGenerator[lease_service_pb2.WatchHostMemoryResponse]:
-        """See `gateway.watch.operations.OperationsWatch`."""
+        """Yields the VRAM ledger of each host, `synced`, then each that changes."""
         call = self._leases.WatchHostMemory(lease_service_pb2.WatchHostMemoryRequest())
         async with aclosing(self._calls.follow(call)) as responses:
             async for response in responses:

@@ -2,10 +2,10 @@
 
 from gateway.admin import join_tokens, keys, operations, secrets
 from gateway.admin import models as admin_models
-from gateway.admin.discovered import get_discovered
 from gateway.admin.engine_logs import LOG_PARAMETERS, get_engine_logs
 from gateway.admin.join_tokens import NewJoinTokenBody
 from gateway.admin.keys import NewKeyBody, RotateBody
+from gateway.admin.models import get_discovered
 from gateway.admin.operations import (
     REQUEST_LIST_PARAMETERS,
     REQUEST_PARAMETERS,

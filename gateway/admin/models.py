@@ -37,6 +37,13 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
 from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
 
+
+async def get_discovered(deps: Admin, request: Request) -> Response:
+    """Returns engines that run and model files that lie on the mesh's machine, each with its source for a load."""
+    begin_read(request, SURFACE)
+    return json_response(document_of(await deps.ports.discovery()))
+
+
 InstanceDescriptions = Mapping[str, Mapping[str, runner_service_pb2.InstanceDescription]]
 """Instance descriptions as the runners report them, by runner and model."""
 

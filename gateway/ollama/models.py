@@ -5,8 +5,10 @@ empty, as Ollama's own are for models that are not on its disk. Members of a poo
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -30,9 +32,39 @@ from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.agents import name_asked_for
 from weft.dispatch.fleet import FleetView, ModelView, abilities_in, file_in
 from weft.kernel.abilities import ThinkingMode
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.principal import VIEW_MODELS
+from weft.kernel.reasons import Reason
 from weft.kernel.request import Skill
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+INSTEAD = {
+    "create": "models are made by weft.yaml or `weft apply`; one with a system prompt and parameters is an agent",
+    "copy": "a second name of a model is another model of weft.yaml with the same file, or a pool or a route",
+    "push": "nothing is uploaded: a model's files stay where they are",
+    "delete": "models are removed by `weft delete model NAME`, their files by `weft models rm`",
+    "blob": "files are not uploaded: `weft pull` takes a folder, a URL or a name on the hub",
+}
+"""By what an endpoint is asked for."""
+
+
+async def refuse(what: str, request: Request) -> Response:
+    """Raises UNSUPPORTED_OPERATION, which says what to use instead."""
+    facts_of(request.scope).surface = SURFACE
+    raise WeftError(Reason.UNSUPPORTED_OPERATION, f"not over Ollama's API: {INSTEAD[what]}")
+
+
+async def refuse_blob(request: Request) -> Response:
+    """Raises as `refuse`, and INVALID_ARGUMENT for what is no digest."""
+    if _DIGEST.fullmatch(request.path_params["digest"]) is None:
+        raise invalid_field("digest", "must be sha256: and 64 hex digits")
+    return await refuse("blob", request)
+
+
+refuse_create, refuse_copy, refuse_push, refuse_delete = (
+    partial(refuse, what) for what in ("create", "copy", "push", "delete")
+)
+
 
 API_VERSION = "0.12.11"
 """The newest version of Ollama whose requests for inference are understood here: clients switch features on by it."""

@@ -11,10 +11,10 @@ from gateway.answers.answer_builder import encode_json
 from gateway.health import component_fields, unhealthy_response
 from gateway.request_facts import facts_of
 from gateway.runner_api.deps import RunnerApi
-from gateway.runner_api.facts import DeviceUse, ModelFacts, ModelStage, RunnerFacts, RunnerStage
+from gateway.runner_api.facts import ModelFacts, ModelStage, RunnerFacts, RunnerStage
 from gateway.runner_api.metrics import QueueFacts
 from weft.api.registry.v1.model_pb2 import MODEL_SKILL_AUDIO
-from weft.gpu.snapshot import DeviceSnapshot
+from weft.gpu.snapshot import DeviceSnapshot, DeviceUse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

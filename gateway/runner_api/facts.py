@@ -10,7 +10,7 @@ from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1.model_pb2 import MODEL_SKILL_TOOLS
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2
-from weft.gpu.snapshot import DeviceSnapshot
+from weft.gpu.snapshot import DeviceSnapshot, DeviceUse
 from weft.kernel.clock import Clock
 from weft.kernel.log import get_logger
 from weft.kernel.service import start_critical, stop_tasks
@@ -100,25 +100,6 @@ class ModelFacts:
             return False
         last = self.description.restarts[-1]
         return last.reason == error_reason_pb2.ERROR_REASON_OUT_OF_MEMORY and not last.HasField("recovery")
-
-
-class DeviceUse(Protocol):
-    """The use of one device, as its runner samples it; None: unknown."""
-
-    @property
-    def mean_utilization(self) -> float | None:
-        """Share of the last minute in which it computed."""
-        ...
-
-    @property
-    def bytes_by_model(self) -> Mapping[str, int | None]:
-        """Memory of it that each model holds."""
-        ...
-
-    @property
-    def foreign_bytes(self) -> int | None:
-        """Memory of it that other processes hold."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,35 +3,18 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import Protocol
 
 from google.protobuf.message import Message
 from typing_extensions import override
 
 from gateway.answers.answer_builder import encode_json
+from gateway.operations import OperationsClient
 from gateway.watch.source import Change, WatchCaller, WatchSource, delete, put, synced
-from weft.api.operations.v1 import operation_service_pb2 as pb
-from weft.api.registry.v1 import lease_service_pb2
 from weft.documents.codec import document_of
 from weft.kernel.principal import Access, Resource, Role
 
 PAST_OPERATIONS = 100
 _VIEW_OPERATIONS = Access(Resource.OPERATIONS, Role.VIEW)
-
-
-class OperationsWatch(Protocol):
-    """Operations and memory of the registry as they change; `gateway.operations.OperationsClient` implements it.
-
-    Both raise the WeftError that the registry answers, and SERVICE_UNAVAILABLE when it cannot be reached.
-    """
-
-    def watch_all(self, past_count: int) -> AsyncGenerator[pb.WatchOperationsResponse]:
-        """Yields operations and at most `past_count` that have ended, `synced`, then each that changes."""
-        ...
-
-    def watch_memory(self) -> AsyncGenerator[lease_service_pb2.WatchHostMemoryResponse]:
-        """Yields the VRAM ledger of each host, `synced`, then each that changes."""
-        ...
 
 
 class OperationSource(WatchSource):
@@ -44,7 +27,7 @@ class OperationSource(WatchSource):
     access = _VIEW_OPERATIONS
     by_name = False
 
-    def __init__(self, operations: OperationsWatch) -> None:
+    def __init__(self, operations: OperationsClient) -> None:
         self._operations = operations
 
     @override
@@ -64,7 +47,7 @@ class MemorySource(WatchSource):
     access = _VIEW_OPERATIONS
     by_name = False
 
-    def __init__(self, operations: OperationsWatch) -> None:
+    def __init__(self, operations: OperationsClient) -> None:
         self._operations = operations
 
     @override

@@ -22,7 +22,7 @@ from runner_svc.policy.device_shares import (
 from runner_svc.waiting import event_within
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1.lease_pb2 import Lease
-from weft.gpu.snapshot import HostSnapshot, ProcessId, Source
+from weft.gpu.snapshot import DeviceUse, HostSnapshot, ProcessId, Source
 from weft.kernel.clock import Clock
 from weft.kernel.service import start_critical, stop_tasks
 
@@ -48,18 +48,6 @@ class MeteredCall:
         """Returns its share over all devices, once it has ended."""
         seconds = 0.0 if self.ended is None else self.ended - self.began
         return over_devices(self.shares.get(index, Share()).known_for(seconds) for index in self.devices)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFigures:
-    """What a runner's meter knows of one device."""
-
-    mean_utilization: float | None
-    """Share of the last MEAN_SECONDS, or as many as were sampled, in which it computed; None: unknown."""
-    bytes_by_model: Mapping[str, int | None]
-    """Memory of it that the processes of each model hold; None: unknown."""
-    foreign_bytes: int | None
-    """Memory of it that all other processes hold; None: unknown."""
 
 
 class DeviceMeter:
@@ -102,10 +90,10 @@ class DeviceMeter:
         # Calls that have ended had a part in the interval that this sample has closed, and in none from now on.
         self._calls = [call for call in self._calls if call.ended is None]
 
-    def figures(self) -> dict[int, DeviceFigures]:
+    def figures(self) -> dict[int, DeviceUse]:
         """Returns the figures of each device that is sampled."""
         return {
-            index: DeviceFigures(
+            index: DeviceUse(
                 mean_utilization=mean_utilization(samples, MEAN_SECONDS),
                 bytes_by_model={name: amount for name, amount in samples[-1].memory.items() if name},
                 foreign_bytes=samples[-1].memory.get("", 0),

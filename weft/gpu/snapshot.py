@@ -1,5 +1,6 @@
 """A snapshot of a host's devices and of the processes that hold their memory, as values."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -39,6 +40,18 @@ class DeviceSnapshot:
     """Power that it draws; None: unknown."""
     energy_millijoules: int | None = None
     """Energy that it has used since its driver was loaded; None: unknown, as where it has no counter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """The use of one device, as its runner samples it; None: unknown."""
+
+    mean_utilization: float | None
+    """Share of the last minute, or as much of it as was sampled, in which it computed."""
+    bytes_by_model: Mapping[str, int | None]
+    """Memory of it that the processes of each model hold."""
+    foreign_bytes: int | None
+    """Memory of it that all other processes hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
+from typing_extensions import override
 
 import gateway.service
 from gateway.admin.engine_logs import EngineLogClient
@@ -52,15 +54,18 @@ from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetWatcher
 from weft.dispatch.fleet_health import fleet_check, router_check
+from weft.dispatch.leader_placement import LeaderPlacement
 from weft.dispatch.placement import QueueSource
 from weft.dispatch.reconnecting_placement import ReconnectConfig
-from weft.dispatch.remote_router import RequestSource, RouterSource
+from weft.dispatch.remote_router import RemotePlacement, RemoteRequests, RequestSource, RouterSource, RouterWatch
+from weft.dispatch.router_links import RouterLinks
 from weft.durable.batches import BatchPort, FilePort
 from weft.durable.journal_policy import JournalPolicy
 from weft.durable.remote_stores import RemoteBatches, RemoteFiles, RemoteResponses, RemoteTasks
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.durable.usage import RemoteUsage, UsageSource
+from weft.kernel.chosen_channel import PickedChannel
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.health import HealthSource
@@ -69,9 +74,9 @@ from weft.kernel.memory_tuning import settle_memory
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.settings import values_of
+from weft.kernel.tls_channel import ChannelSecurity
 from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
 from weft_app.compose.edge_certificate import with_edge_certificate
-from weft_app.compose.gateway_routers import GatewayRouters
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
 from weft_app.compose.invitation import join_command
@@ -83,6 +88,47 @@ from weft_app.compose.serving import Announce, registry_address, router_address
 from weft_app.compose.shutdown import CriticalTasks, stop_requested
 from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
+
+if TYPE_CHECKING:
+    from weft.dispatch.placement import RouterPort
+
+
+class GatewayRouters(RouterSource):
+    """The router that leads of all that the registry knows, and the configured one while it knows none."""
+
+    def __init__(
+        self, configured: grpc.aio.Channel, fleet: FleetWatcher, clock: Clock, security: ChannelSecurity | None = None
+    ) -> None:
+        """`configured`: the channel to the router of the settings, which the caller closes."""
+        self._configured = configured
+        self._watch = RouterWatch(configured, clock)
+        self._links = RouterLinks(clock, security)
+        self._fleet = fleet
+        self.channel: grpc.aio.Channel = PickedChannel(self._pick)
+        """The channel to the router that leads."""
+        self.queues = RemotePlacement(self.channel)
+        self.requests = RemoteRequests(self.channel)
+        self.placement: RouterPort = LeaderPlacement(fleet, self._links, RemotePlacement(self.channel))
+
+    @property
+    @override
+    def is_there(self) -> bool:
+        return self._links.is_there if self._fleet.view.routers else self._watch.is_there
+
+    async def start(self) -> None:
+        """Begin to follow the mesh's routers. Returns immediately."""
+        self._fleet.subscribe(self._links.update_view)
+        await self._watch.start()
+
+    async def stop(self) -> None:
+        """Close the connections. Safe to call twice, or when never started."""
+        await self._watch.stop()
+        await self._links.close()
+
+    def _pick(self) -> grpc.aio.Channel:
+        leader = self._links.leader
+        return self._configured if leader is None else leader.channel
+
 
 WATCH_QUEUE_SECONDS = 1.0
 """Interval in which the router is asked for its queues while a stream of `/api/v1/watch` reads them."""

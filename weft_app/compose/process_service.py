@@ -1,8 +1,9 @@
 """ProcessService over gRPC: the health of this process with reasons, and the level of its log."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from datetime import UTC
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from typing_extensions import override
@@ -14,15 +15,76 @@ from weft.api.operations.v1 import (
     process_service_pb2_grpc,
 )
 from weft.api.operations.v1 import process_service_pb2 as pb
-from weft.kernel.clock import SystemClock
+from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
+from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.health import HealthSource
 from weft.kernel.log import get_logger
 from weft.kernel.log_level import CurrentLevel, LogLevel
 from weft.kernel.log_threshold import threshold_in_use
 from weft.kernel.rpc import answers
 from weft.kernel.rpc_auth import caller
-from weft.kernel.service import Service
-from weft_app.compose.schema_looks import SchemaLooks, SchemaSource
+from weft.kernel.service import Service, stop_tasks
+
+
+class SchemaSource(Protocol):
+    """A database, or what has one."""
+
+    @property
+    def known_schema(self) -> DatabaseSchema:
+        """The revision of its tables as known here."""
+        ...
+
+    async def schema(self) -> DatabaseSchema:
+        """Returns that and the revision that the database has; empty where it is not known."""
+        ...
+
+
+SCHEMA_SECONDS = 1.0
+"""How long an answer waits for the schemas of databases, which may be frozen."""
+
+
+class SchemaLooks:
+    """The schemas of some databases.
+
+    A look that takes too long goes on, and the next answer waits for the same one: it may use the one connection by
+    which a registry owns its database, and a statement that is cancelled breaks its connection.
+    """
+
+    def __init__(self, sources: Sequence[SchemaSource], clock: Clock) -> None:
+        self._sources = sources
+        self._clock = clock
+        self._looks: dict[SchemaSource, asyncio.Task[DatabaseSchema]] = {}
+
+    async def known(self) -> list[DatabaseSchema]:
+        """Returns the schemas; of a database that has not answered within SCHEMA_SECONDS what is known here."""
+        looks = [self._look(source) for source in self._sources]
+        if not looks:
+            return []
+        all_known = asyncio.ensure_future(asyncio.wait(looks))
+        late = asyncio.create_task(self._clock.sleep(SCHEMA_SECONDS))
+        try:
+            await asyncio.wait({all_known, late}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            all_known.cancel()
+            await stop_tasks([late])
+        return [
+            look.result() if look.done() else source.known_schema
+            for source, look in zip(self._sources, looks, strict=True)
+        ]
+
+    async def stop(self) -> None:
+        """Ends the looks that still go on."""
+        looks = list(self._looks.values())
+        for look in looks:
+            look.cancel()
+        await asyncio.gather(*looks, return_exceptions=True)
+
+    def _look(self, source: SchemaSource) -> asyncio.Task[DatabaseSchema]:
+        look = self._looks.get(source)
+        if look is None or look.done():
+            look = self._looks[source] = asyncio.create_task(source.schema())
+        return look
+
 
 log = get_logger("weft.log_level")
 

@@ -1,7 +1,7 @@
 """Configuration and serving of the registry."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +17,17 @@ from registry_svc.config import (
     RegistryConfig,
     RegistrySettings,
 )
+from router_svc.policy.settings import RemotePermission, TenantSettings
+from router_svc.settings import RouterSettings
+from weft.api.registry.v1 import journal_pb2
+from weft.api.registry.v1 import tenant_pb2 as pb
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.health_monitor import HealthMonitor
+from weft.kernel.request import journal_mode_of
 from weft.kernel.rpc import open_channel
 from weft.kernel.settings import values_of
+from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
 from weft.signing.tokens import read_shared_key
 from weft.sql.ownership import OwnershipGuard
 from weft_app.compose.environment import KEY_PATH_VARIABLE, allow_cloud_fallback
@@ -30,9 +36,53 @@ from weft_app.compose.metrics import metrics_services, page_if_served
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.security import channel_security, key_check, new_host
 from weft_app.compose.serving import Announce, serve_until_stopped
-from weft_app.compose.tenants import configured_tenants
 from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
+
+_WINDOWS: Mapping[int, "pb.TenantLimit.Window.ValueType"] = {
+    SECOND: pb.TenantLimit.WINDOW_SECOND,
+    MINUTE: pb.TenantLimit.WINDOW_MINUTE,
+    HOUR: pb.TenantLimit.WINDOW_HOUR,
+    DAY: pb.TenantLimit.WINDOW_DAY,
+    WEEK: pb.TenantLimit.WINDOW_WEEK,
+    MONTH: pb.TenantLimit.WINDOW_MONTH,
+}
+_PERMISSIONS: Mapping[RemotePermission, "pb.RemotePermission.ValueType"] = {
+    RemotePermission.NEVER: pb.REMOTE_PERMISSION_NEVER,
+    RemotePermission.ON_REQUEST: pb.REMOTE_PERMISSION_UNSPECIFIED,
+    RemotePermission.ALWAYS: pb.REMOTE_PERMISSION_ALWAYS,
+}
+
+
+def configured_tenants(section: RouterSettings) -> tuple[pb.TenantManifest, ...]:
+    """Returns the tenants that a configuration names, by name."""
+    rates = {} if section.rate_limits is None else section.rate_limits.tenants
+    names = sorted({*section.tenants, *rates})
+    return tuple(_tenant(name, section.tenants.get(name, section.default_tenant), rates.get(name)) for name in names)
+
+
+def _tenant(name: str, settings: TenantSettings, rates: Sequence[Rate] | None) -> pb.TenantManifest:
+    return pb.TenantManifest(
+        name=name,
+        weight=None if settings.weight == 1.0 else settings.weight,
+        max_in_flight=settings.max_in_flight,
+        allow_remote=_PERMISSIONS[settings.allow_remote],
+        journal=journal_pb2.JournalMode.ValueType(journal_mode_of(settings.journal).value),
+        limits=_limits(rates or ()),
+        unlimited=rates is not None and not rates,
+    )
+
+
+def _limits(rates: Sequence[Rate]) -> list[pb.TenantLimit]:
+    """Returns rates as limits, those of requests and tokens of one window together."""
+    found: dict[int, pb.TenantLimit] = {}
+    for rate in rates:
+        limit = found.setdefault(rate.window_seconds, pb.TenantLimit(window=_WINDOWS[rate.window_seconds]))
+        if rate.unit is RateUnit.TOKENS:
+            limit.tokens = rate.amount
+        else:
+            limit.requests = rate.amount
+    return list(found.values())
 
 
 def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:

@@ -7,6 +7,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import aiohttp
 
 from runner_svc.policy.backoff import RestartHistory, RestartLimits
 from runner_svc.policy.timeouts import StopGraces
@@ -22,10 +26,65 @@ from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, start_task, stop_tasks
 from weft.kernel.tls import TlsFiles, TlsSource
 from weft_app.config.edge import EdgeSettings
-from weft_app.edge.admin import EnvoyAdmin
-from weft_app.edge.edge_document import CERTIFICATE, edge_document
+from weft_app.edge.edge_document import CERTIFICATE, LISTENER, edge_document
 from weft_app.edge.fragments import Document, message
-from weft_app.edge.plan import Admin, EdgePlan, FollowedCertificate
+from weft_app.edge.plan import Admin, EdgePlan, Endpoint, FollowedCertificate
+
+MAX_ANSWER_BYTES = 1_048_576
+_ACTIVE = f"http.{LISTENER}.downstream_rq_active"
+
+
+class EnvoyAdmin:
+    """Calls to the administration of one Envoy; every failure is a WeftError."""
+
+    def __init__(self, socket: Path, timeout_seconds: float) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(path=str(socket)),
+            timeout=aiohttp.ClientTimeout(total=timeout_seconds),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def is_ready(self) -> bool:
+        """Whether it serves."""
+        try:
+            return (await self._call("GET", "/ready"))[0] == 200
+        except WeftError:
+            return False
+
+    async def listener(self) -> Endpoint | None:
+        """Returns the address that its listener has got; None: it has none yet."""
+        status, text = await self._call("GET", "/listeners")
+        for line in text.splitlines() if status == 200 else ():
+            name, _, address = line.partition("::")
+            host, separator, port = address.rpartition(":")
+            if name == LISTENER and separator and port.isdecimal():
+                return Endpoint(host=host.removeprefix("[").removesuffix("]"), port=int(port))
+        return None
+
+    async def drain(self) -> None:
+        """Has it ask callers to connect elsewhere, and close its port after the time of notice."""
+        await self._call("POST", "/drain_listeners?graceful&skip_exit")
+
+    async def active_requests(self) -> int:
+        """Returns how many requests it carries."""
+        _, text = await self._call("GET", f"/stats?filter=^{_ACTIVE}$")
+        _, _, count = text.strip().rpartition(" ")
+        return int(count) if count.isdecimal() else 0
+
+    async def _call(self, method: str, path: str) -> tuple[int, str]:
+        try:
+            async with self._session.request(method, f"http://envoy{path}") as answer:
+                return answer.status, (await answer.content.read(MAX_ANSWER_BYTES)).decode("utf-8", "replace")
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, f"Envoy's administration does not answer: {error}") from error
+
 
 CERTIFICATE_CHECK_SECONDS = 5.0
 """How often the files of the certificate are compared with what Envoy uses."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.errors import EdgeError
-from gateway.intake.content_coding import decoded, decoder_of
+from gateway.intake.body import decoded, decoder_of
 from weft.kernel.content_coding import MAX_PARTS, ZSTD_WINDOW_BITS, BodyDecoder
 from weft.kernel.errors import WeftError
 

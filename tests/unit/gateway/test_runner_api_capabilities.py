@@ -10,10 +10,9 @@ from kit.runner_facts import model_facts as model
 from gateway.runner_api.capabilities import MEBIBYTE, capabilities_body, verdict_of
 from gateway.runner_api.facts import ModelFacts, ModelStage, RunnerFacts, RunnerStage
 from gateway.runner_api.metrics import MAX_WAITS, WINDOW_SECONDS, QueueFacts, RequestObserver
-from runner_svc.memory.device_meter import DeviceFigures
 from weft.api.registry.v1.runner_pb2 import EngineLoad
 from weft.api.runner.v1.runner_service_pb2 import CacheFigures
-from weft.gpu.snapshot import DeviceSnapshot
+from weft.gpu.snapshot import DeviceSnapshot, DeviceUse
 from weft.kernel.metrics import MetricsPage
 from weft_testing.fake_clock import FakeClock
 
@@ -110,7 +109,7 @@ def test_a_host_that_cannot_be_asked_has_nulls_and_not_zeroes() -> None:
 
 
 def test_a_device_says_what_it_draws_and_who_holds_its_memory() -> None:
-    use = DeviceFigures(mean_utilization=0.33333, bytes_by_model={"b": None, "a": GIB}, foreign_bytes=GIB // 2)
+    use = DeviceUse(mean_utilization=0.33333, bytes_by_model={"b": None, "a": GIB}, foreign_bytes=GIB // 2)
     facts = replace(runner(), device_use={0: use})
     figures = (device(0, 4 * GIB, power_milliwatts=120_460, energy_millijoules=5_000), device(1, GIB))
     found: Any = capabilities_body(facts, figures, QUEUE)["resources"]

@@ -5,8 +5,8 @@ import random
 import pytest
 from typing_extensions import override
 
-from gateway.watch.buffer import CoalescingBuffer
 from gateway.watch.source import Change, ChangeType, delete, put, synced
+from gateway.watch.stream import CoalescingBuffer
 
 RESET = Change(type=ChangeType.RESET)
 AWAY = Change(type=ChangeType.UNAVAILABLE, message="away")

@@ -9,7 +9,7 @@ from weft.documents.codec import document_of
 from weft.kernel.tenant_rules import to_canonical_limits
 from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
 from weft_app.cli.columns import limit_words
-from weft_app.compose.tenants import configured_tenants
+from weft_app.compose.registry import configured_tenants
 
 RATES = (
     Rate(10, MINUTE),

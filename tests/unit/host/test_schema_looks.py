@@ -3,7 +3,7 @@
 import asyncio
 
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
-from weft_app.compose.schema_looks import SCHEMA_SECONDS, SchemaLooks
+from weft_app.compose.process_service import SCHEMA_SECONDS, SchemaLooks
 from weft_testing.fake_clock import FakeClock, let_all_run
 
 KNOWN = DatabaseSchema(service="router", known_revision="0008", database_revision="0008")
