@@ -29,6 +29,7 @@ MEBIBYTE = 1024 * 1024
 if TYPE_CHECKING:
     # The settings of a mesh are read without the generated messages.
     from weft.api.registry.v1.tenant_pb2 import TenantManifest
+    from weft.documents.resource_kinds import ResourceKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +234,8 @@ class AliasSetting:
 
 
 MAX_ALIASES = 256
+MAX_DECLARED = 1_000
+"""Maximum number of documents of a kind that has no setting for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +274,10 @@ class RegistrySettings:
     """API keys."""
     secrets: SecretsConfig = field(default_factory=SecretsConfig)
     """Secrets, such as the API keys of providers."""
+
+    def max_of(self, kind: "ResourceKind") -> int:
+        """Returns how many resources of a kind there may be at once."""
+        return int(getattr(self, f"max_{kind.plural}", MAX_DECLARED))
 
     def __post_init__(self) -> None:
         require_positive(self, may_be_zero=frozenset({"restart_grace_seconds", "restart_spread_seconds"}))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -30,6 +31,7 @@ from weft.api.registry.v1.resource_kind_pb2 import RESOURCE_KIND_UNSPECIFIED
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.dispatch.agents import name_asked_for, named
 from weft.documents.codec import document_of, word_of
+from weft.documents.kinds.declared import declared_kind_of, manifest_of
 from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import (
     AnyDocument,
@@ -258,15 +260,9 @@ def _named_targets(deps: GatewayDeps, declaration: Declaration) -> Declaration:
     """Returns a copy of a declaration that points to names where the given one points to ids."""
     found = Declaration()
     found.CopyFrom(declaration)
-    view = deps.fleet.view
-    if found.agent.model:
-        found.agent.model = named(view, found.agent.model)
-    if found.HasField("route"):
-        found.route.candidates[:] = [named(view, name) for name in found.route.candidates]
-    if found.HasField("workflow"):
-        found.workflow.model = named(view, found.workflow.model)
-    if found.HasField("alias"):
-        found.alias.target = named(view, found.alias.target)
+    kind = declared_kind_of(found)
+    if kind is not None:
+        kind.rename_references(manifest_of(found), partial(named, deps.fleet.view))
     return found
 
 

@@ -8,9 +8,9 @@ import grpc
 from typing_extensions import override
 
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.providers import secret_of
 from weft.api.registry.v1 import central_model_service_pb2 as pb
 from weft.api.registry.v1 import central_model_service_pb2_grpc
+from weft.documents.kinds.model import secret_of
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import LOCAL
 from weft.kernel.reasons import Reason

@@ -2,30 +2,28 @@
 
 from collections.abc import Iterator
 
-from registry_svc.mesh.domain import Kind
 from registry_svc.mesh.mesh_state import ResourceIndex
 from registry_svc.mesh.overlay import may_serve
 from registry_svc.mesh.policy.namespace import Claim, Owner
 from registry_svc.mesh.session_state import SessionState
+from weft.documents.kinds.declared import DECLARED_KINDS
+from weft.documents.resource_kinds import ResourceKind
 
 
-def claim_to(mesh: ResourceIndex, kind: Kind, name: str, *, besides: frozenset[str] = frozenset()) -> Claim:
+def claim_to(mesh: ResourceIndex, kind: ResourceKind, name: str, *, besides: frozenset[str] = frozenset()) -> Claim:
     """Return a claim to a name, with its present owners; models in `besides` do not keep a pool's name."""
     owners: list[Owner] = []
     runner, agent = mesh.of_runner(name), mesh.published_agent(name)
     if runner is not None:
-        owners.append(_owner(Kind.RUNNER, name, runner))
-    if kind is not Kind.POOL:
+        owners.append(_owner(ResourceKind.RUNNER, name, runner))
+    if kind is not ResourceKind.POOL:
         owners += _model_owners(mesh, name)
-    if mesh.declared_agent(name) is not None:
-        owners.append(Owner(kind=Kind.AGENT, name=name))
+    for other, declared in DECLARED_KINDS.items():
+        if declared.shares_namespace and other is not ResourceKind.MODEL and name in mesh.documents[other]:
+            owners.append(Owner(kind=other, name=name))
     if agent is not None:
-        owners.append(_owner(Kind.AGENT, name, agent[1]))
-    if name in mesh.routes:
-        owners.append(Owner(kind=Kind.ROUTE, name=name))
-    if name in mesh.workflows:
-        owners.append(Owner(kind=Kind.WORKFLOW, name=name))
-    if kind in {Kind.AGENT, Kind.RUNNER, Kind.ROUTE, Kind.WORKFLOW}:
+        owners.append(_owner(ResourceKind.AGENT, name, agent[1]))
+    if kind not in {ResourceKind.MODEL, ResourceKind.POOL}:
         owners += _pool_owners(mesh, name, besides)
     return Claim(kind=kind, name=name, owners=tuple(owners))
 
@@ -33,9 +31,9 @@ def claim_to(mesh: ResourceIndex, kind: Kind, name: str, *, besides: frozenset[s
 def _model_owners(mesh: ResourceIndex, name: str) -> Iterator[Owner]:
     declared, state = mesh.declared_model(name), mesh.publisher_of(name)
     if declared is not None:
-        yield Owner(kind=Kind.MODEL, name=name, runner=declared.declared_runner)
+        yield Owner(kind=ResourceKind.MODEL, name=name, runner=declared.declared_runner)
     if state is not None:
-        yield _owner(Kind.MODEL, name, state, live=may_serve(declared, state.profile.name))
+        yield _owner(ResourceKind.MODEL, name, state, live=may_serve(declared, state.profile.name))
 
 
 def _pool_owners(mesh: ResourceIndex, name: str, besides: frozenset[str]) -> Iterator[Owner]:
@@ -43,13 +41,13 @@ def _pool_owners(mesh: ResourceIndex, name: str, besides: frozenset[str]) -> Ite
         if model in besides:
             continue
         state = mesh.publisher_of(model)
-        if state is None or mesh.is_declared(Kind.MODEL, model):
-            yield Owner(kind=Kind.POOL, name=name)
+        if state is None or mesh.is_declared(ResourceKind.MODEL, model):
+            yield Owner(kind=ResourceKind.POOL, name=name)
         else:
-            yield _owner(Kind.POOL, name, state)
+            yield _owner(ResourceKind.POOL, name, state)
 
 
-def _owner(kind: Kind, name: str, state: SessionState, *, live: bool = True) -> Owner:
+def _owner(kind: ResourceKind, name: str, state: SessionState, *, live: bool = True) -> Owner:
     return Owner(
         kind=kind,
         name=name,

@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 from registry_svc.config import AliasSetting, RegistryConfig
 from registry_svc.mesh.domain import EventDraft, JoinToken
-from registry_svc.mesh.indexes import configured_alias
-from registry_svc.mesh.mesh_state import Mesh
+from registry_svc.mesh.mesh_state import INDEXED_KINDS, Mesh
 from registry_svc.mesh.policy.heartbeat import resumed
 from registry_svc.mesh.records import Held
 from registry_svc.mesh.rows import StoredSession
 from registry_svc.mesh.session_state import SessionState
 from registry_svc.mesh.store import SqlStore
-from registry_svc.mesh.tenant_index import configured_tenant
 from registry_svc.mesh.watch import Broadcaster, EventLog, Snapshot, Watcher
 from registry_svc.writer import SingleWriter
-from weft.api.registry.v1 import registry_service_pb2, settings_pb2, tenant_pb2
+from weft.api.registry.v1 import alias_pb2, registry_service_pb2, settings_pb2, tenant_pb2
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.clock import Clock, MeshClock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -60,17 +59,9 @@ class RegistryCore:
         await self.store.open()
         try:
             stored = await self.store.load()
-            self.mesh.aliases.configure(configured_alias(each) for each in self.config.aliases)
-            self.mesh.tenants.configure(configured_tenant(each) for each in self.config.tenants)
-            self.mesh.declare(
-                stored.models,
-                stored.agents,
-                stored.routes,
-                stored.aliases,
-                stored.profiles,
-                stored.workflows,
-                stored.tenants,
-            )
+            self.mesh.documents[ResourceKind.ALIAS].configure(map(configured_alias, self.config.aliases))
+            self.mesh.documents[ResourceKind.TENANT].configure(map(configured_tenant, self.config.tenants))
+            self.mesh.declare(stored.documents)
             for session in stored.sessions:
                 self.mesh.install(self._read_back(session))
             self.join_tokens = {token.id: token for token in stored.join_tokens}
@@ -104,8 +95,8 @@ class RegistryCore:
     def reconfigure(self, aliases: Iterable[AliasSetting], tenants: Iterable[tenant_pb2.TenantManifest] = ()) -> None:
         """Use these aliases and tenants of the configuration in place of the present ones."""
         self.publish(
-            self.mesh.configure_aliases(configured_alias(each) for each in aliases)
-            + self.mesh.configure_tenants(configured_tenant(each) for each in tenants)
+            self.mesh.configure(ResourceKind.ALIAS, map(configured_alias, aliases))
+            + self.mesh.configure(ResourceKind.TENANT, map(configured_tenant, tenants))
         )
 
     def name_of(self, name_or_id: str) -> str:
@@ -152,11 +143,13 @@ class RegistryCore:
             tuple(make for make in models if make is not None),
             tuple(make for make in agents if make is not None),
             tuple(make for make in routes if make is not None),
-            tuple(mesh.aliases.shown.values()),
-            tuple(mesh.profiles),
-            tuple(mesh.workflows),
             tuple(self.routers.values()),
-            tuple(mesh.tenants.shown.values()),
+            {
+                kind: [shown[name] for name in sorted(shown)]
+                for kind, documents in mesh.documents.items()
+                if kind not in INDEXED_KINDS
+                for shown in (documents.shown,)
+            },
         )
         return snapshot, self.watchers.subscribe()
 
@@ -190,3 +183,20 @@ class RegistryCore:
             agents={each.manifest.name: each for each in stored.agents},
             saved_pulse=resumed_pulse,
         )
+
+
+def configured_alias(setting: AliasSetting) -> alias_pb2.Alias:
+    """Returns an alias of the configuration."""
+    manifest = alias_pb2.AliasManifest(
+        name=setting.name,
+        pattern=setting.pattern or setting.name,
+        target=setting.target,
+        tenant=setting.tenant,
+        description=setting.description,
+    )
+    return alias_pb2.Alias(manifest=manifest, source=alias_pb2.Alias.SOURCE_CONFIGURED)
+
+
+def configured_tenant(manifest: tenant_pb2.TenantManifest) -> tenant_pb2.Tenant:
+    """Returns a tenant of the configuration."""
+    return tenant_pb2.Tenant(manifest=manifest, source=tenant_pb2.Tenant.SOURCE_CONFIGURED)

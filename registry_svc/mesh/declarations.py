@@ -1,46 +1,33 @@
 """Declarations of operators: applied all or none, and deleted by name."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from registry_svc.mesh.central import Bell
 from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import EventDraft, EventReason, Kind, Outcome
+from registry_svc.mesh.domain import EventDraft, EventReason, Outcome
 from registry_svc.mesh.mesh_state import ResourceIndex
 from registry_svc.mesh.overlay import says_the_same
 from registry_svc.mesh.policy.declarations import (
+    absent,
     decide_outcome,
+    exists,
     in_use,
-    require_alias_target,
-    require_candidates,
-    require_own_pattern,
-    require_target,
-    require_workflow_model,
+    require_free_scope,
     still_loaded,
 )
 from registry_svc.mesh.policy.events import events_for
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import require_free
 from registry_svc.mesh.policy.ownership import Author, settled_owner
-from registry_svc.mesh.providers import secret_of
-from registry_svc.mesh.records import is_loaded, kind_number, name_of, pool_name_of, to_kind
-from registry_svc.mesh.rows import NO_NAMES, DeclaredNames, DeclaredRecords
-from weft.api.registry.v1 import (
-    agent_pb2,
-    alias_pb2,
-    model_pb2,
-    profile_pb2,
-    registry_service_pb2,
-    route_pb2,
-    tenant_pb2,
-    workflow_pb2,
-)
+from registry_svc.mesh.records import is_loaded, pool_name_of, to_kind
+from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2
 from weft.api.registry.v1.declaration_service_pb2 import (
     ApplyRequest,
     ApplyResult,
@@ -50,10 +37,14 @@ from weft.api.registry.v1.declaration_service_pb2 import (
 from weft.api.registry.v1.journal_pb2 import JOURNAL_MODE_UNSPECIFIED, JournalMode
 from weft.api.registry.v1.model_pb2 import ModelDeclaration
 from weft.api.registry.v1.settings_pb2 import MeshSettings
+from weft.documents.kinds.declared import DECLARED_KINDS, Key, declared_kind_of, key_of, kind_of, manifest_of
+from weft.documents.kinds.kind import PointsTo, Reference
+from weft.documents.kinds.model import secret_of
+from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import kind_number
 from weft.documents.rights import visible_names
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
-from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import stamp_of
@@ -86,18 +77,13 @@ class Plan:
     author: Author
     arriving: dict[str, str]
     """The models of the batch, and the pool of each."""
-    results: list[ApplyResult] = field(default_factory=list)
-    models: list[model_pb2.Model] = field(default_factory=list)
-    agents: list[agent_pb2.Agent] = field(default_factory=list)
-    routes: list[route_pb2.Route] = field(default_factory=list)
-    aliases: list[alias_pb2.Alias] = field(default_factory=list)
-    profiles: list[profile_pb2.Profile] = field(default_factory=list)
-    workflows: list[workflow_pb2.RegisteredWorkflow] = field(default_factory=list)
-    tenants: list[tenant_pb2.Tenant] = field(default_factory=list)
     arriving_targets: frozenset[str] = frozenset()
-    """The agents, routes and workflows of the batch, as requests ask for them."""
-    leaving: DeclaredNames = NO_NAMES
+    """What the batch declares that requests ask for with a prefix, such as "route/fast"."""
+    leaving: Collection[Key] = ()
     """What is deleted with it."""
+    results: list[ApplyResult] = field(default_factory=list)
+    records: list[Any] = field(default_factory=list)
+    """What is saved: Models, Aliases and so on."""
 
 
 class Unloader(Protocol):
@@ -137,18 +123,13 @@ class Declarations:
         return self._core.name_of(name_or_id)
 
     def name_targets(self, request: ApplyRequest) -> None:
-        """Replace ids to which agents, routes and aliases point by names, under which they are stored."""
+        """Replace ids to which declarations point by names, under which they are stored."""
         for declaration in request.declarations:
-            if declaration.agent.model:
-                declaration.agent.model = self.name_of(declaration.agent.model)
-            if declaration.HasField("route"):
-                declaration.route.candidates[:] = map(self.name_of, declaration.route.candidates)
-            if declaration.workflow.model:
-                declaration.workflow.model = self.name_of(declaration.workflow.model)
-            if declaration.HasField("alias"):
-                declaration.alias.target = self._core.asked_by(declaration.alias.target)
+            kind = declared_kind_of(declaration)
+            if kind is not None:
+                kind.rename_references(manifest_of(declaration), self._core.asked_by)
 
-    async def delete(self, kind: Kind, name: str, *, force: bool = False, requested_by: str = "") -> None:
+    async def delete(self, kind: ResourceKind, name: str, *, force: bool = False, requested_by: str = "") -> None:
         """Delete a resource, also one of a runner; see DeclarationService.Delete.
 
         `force`: unload its loaded models first. A request that arrives meanwhile may load one again; that engine is
@@ -159,7 +140,7 @@ class Declarations:
             self._require_deletable(kind, name)
             for model in self._loaded(kind, name)[1]:
                 await self._unloader.unload(model, requested_by)
-        if kind is Kind.MODEL and self._is_added(name):
+        if kind is ResourceKind.MODEL and self._is_added(name):
             await self._remove_added(name, requested_by, force=force)
             return
         await self._core.write(lambda: self._delete(kind, name, force=force))
@@ -170,33 +151,22 @@ class Declarations:
             await self.carry_out(plan)
         return plan.results
 
-    async def carry_out(self, plan: Plan, gone: DeclaredNames = NO_NAMES, events: Iterable[EventDraft] = ()) -> None:
-        """Store what was planned, delete `gone`, publish both, and record them with further events.
+    async def carry_out(self, plan: Plan, events: Iterable[EventDraft] = ()) -> None:
+        """Store what was planned, delete what leaves with it, publish both, and record them with further events.
 
         Call it in a write.
         """
-        planned = plan.models, plan.agents, plan.routes, plan.aliases, plan.profiles, plan.workflows, plan.tenants
-        if not any(planned) and gone == NO_NAMES:
+        if not plan.records and not plan.leaving:
             self._core.publish([], events)
             return
-        await self._core.store.save_declarations(DeclaredRecords(*planned), gone)
-        mesh = self._core.mesh
-        changes = mesh.drop((), gone.agents, gone.routes, gone.aliases) + mesh.declare(*planned)
+        await self._core.store.save_documents(plan.records, plan.leaving)
+        changes = self._core.mesh.drop(plan.leaving) + self._core.mesh.declare(plan.records)
         self._core.publish(changes, [*events_of(plan.results), *events])
         self._bell.ring()
-        log.info(
-            "declarations applied",
-            models=len(plan.models),
-            agents=len(plan.agents),
-            routes=len(plan.routes),
-            aliases=len(plan.aliases),
-            profiles=len(plan.profiles),
-            workflows=len(plan.workflows),
-            tenants=len(plan.tenants),
-            adopt=plan.adopt,
-        )
+        saved = Counter(key_of(record)[0].plural for record in plan.records)
+        log.info("declarations applied", **saved, adopt=plan.adopt)
 
-    def planned(self, request: ApplyRequest, author: Author, leaving: DeclaredNames = NO_NAMES) -> Plan:
+    def planned(self, request: ApplyRequest, author: Author, leaving: Collection[Key] = ()) -> Plan:
         """The effects of an Apply on what is declared now; raises what Apply raises."""
         self._require_as_expected(request)
         models = [each.model.manifest for each in request.declarations if each.HasField("model")]
@@ -207,9 +177,9 @@ class Declarations:
             leaving=leaving,
             arriving={manifest.name: pool_name_of(manifest) for manifest in models},
             arriving_targets=frozenset(
-                f"{kind}/{name_of(each)}"
+                f"{kind.prefix}{manifest_of(each).name}"
                 for each in request.declarations
-                if (kind := each.WhichOneof("resource")) in {"agent", "route", "workflow"}
+                if (kind := declared_kind_of(each)) is not None and kind.prefix
             ),
         )
         for index, declaration in enumerate(request.declarations):
@@ -226,61 +196,50 @@ class Declarations:
         if request.expected and len(request.expected) != len(request.declarations):
             raise invalid_field("expected", "must have one entry for each declaration, or none")
         for index, (given, expected) in enumerate(zip(request.declarations, request.expected, strict=False)):
-            if name_of(given) != name_of(expected) or given.WhichOneof("resource") != expected.WhichOneof("resource"):
+            kind, name = kind_of(given), manifest_of(given).name
+            if (kind, name) != (kind_of(expected), manifest_of(expected).name):
                 raise invalid_field(f"expected[{index}]", "must be of the same kind and name as the declaration")
             if not self._core.mesh.is_declared_as(expected):
-                kind = given.WhichOneof("resource")
                 raise WeftError(
                     Reason.RESOURCE_CHANGED,
-                    f"the {kind} {name_of(given)!r} was changed or deleted since it was read; read it again",
-                    metadata={str(kind): name_of(given), "declaration": str(index)},
+                    f"the {kind} {name!r} was changed or deleted since it was read; read it again",
+                    metadata={str(kind): name, "declaration": str(index)},
                 )
 
     def _planned_one(self, plan: Plan, given: Declaration, field_: str) -> ApplyResult:
         """Plan one declaration; returns its result."""
-        match given.WhichOneof("resource"):
-            case "model":
-                self._require_secret(given.model.manifest, f"{field_}.model.manifest.provider.api_key_ref")
-                _settle_owner(
-                    plan, given.model.manifest, self._core.mesh.model(name_of(given)), f"{field_}.model.manifest"
-                )
-                kind, (outcome, before) = Kind.MODEL, self._plan_model(plan, given.model)
-            case "agent":
-                _settle_owner(plan, given.agent, self._core.mesh.agent(name_of(given)), f"{field_}.agent")
-                kind, (outcome, before) = Kind.AGENT, self._plan_agent(plan, given.agent)
-            case "route":
-                kind, (outcome, before) = Kind.ROUTE, self._plan_route(plan, given.route)
-            case "alias":
-                kind, (outcome, before) = Kind.ALIAS, self._plan_alias(plan, given.alias)
-            case "profile":
-                kind, (outcome, before) = Kind.PROFILE, self._plan_profile(plan, given.profile)
-            case "workflow":
-                kind, (outcome, before) = Kind.WORKFLOW, self._plan_workflow(plan, given.workflow)
-            case "tenant":
-                kind, (outcome, before) = Kind.TENANT, self._plan_tenant(plan, given.tenant)
-            case "runner":
-                self._require_runner(given.runner.name)
-                kind, outcome, before = Kind.RUNNER, Outcome.UNCHANGED, given
-            case _:
+        kind, manifest = kind_of(given), manifest_of(given)
+        assert kind is not None, "checked before"
+        outcome: Outcome = Outcome.UNCHANGED
+        before: Declaration | None = given
+        match kind:
+            case ResourceKind.MODEL:
+                self._require_secret(manifest, f"{field_}.model.manifest.provider.api_key_ref")
+                outcome, before = self._plan_model(plan, given.model, f"{field_}.model.manifest")
+            case ResourceKind.RUNNER:
+                self._require_runner(manifest.name)
+            case ResourceKind.POOL:
                 self._require_pool(plan, given.pool, f"{field_}.pool.members")
-                kind, outcome, before = Kind.POOL, Outcome.UNCHANGED, given
+            case _:
+                outcome, before = self._plan_document(plan, kind, manifest, f"{field_}.{kind.value}")
         return ApplyResult(
             kind=kind_number(kind),
-            name=name_of(given),
+            name=manifest.name,
             outcome=ApplyResult.Outcome.ValueType(outcome),
             before=before,
             after=given,
         )
 
-    def _plan_model(self, plan: Plan, given: ModelDeclaration) -> tuple[Outcome, Declaration | None]:
+    def _plan_model(self, plan: Plan, given: ModelDeclaration, field_: str) -> tuple[Outcome, Declaration | None]:
         mesh, manifest = self._core.mesh, given.manifest
-        require_free([claim_to(mesh, Kind.MODEL, manifest.name)])
-        if manifest.pool_name:
-            require_free([claim_to(mesh, Kind.POOL, manifest.pool_name)])
         view, declared = mesh.model(manifest.name), mesh.declared_model(manifest.name)
+        _settle_owner(plan, manifest, view, field_)
+        require_free([claim_to(mesh, ResourceKind.MODEL, manifest.name)])
+        if manifest.pool_name:
+            require_free([claim_to(mesh, ResourceKind.POOL, manifest.pool_name)])
         publication, publisher = mesh.published_model(manifest.name) or (None, None)
         outcome = decide_outcome(
-            Kind.MODEL,
+            ResourceKind.MODEL,
             manifest.name,
             is_declared=declared is not None,
             same=says_the_same(given, view=view, declared=declared, publication=publication),
@@ -290,7 +249,7 @@ class Declarations:
         )
         if outcome is Outcome.UNCHANGED:
             return outcome, Declaration(model=given)
-        plan.models.append(
+        plan.records.append(
             model_pb2.Model(
                 manifest=manifest,
                 kind=model_pb2.Model.KIND_PUBLIC,
@@ -303,128 +262,61 @@ class Declarations:
             return outcome, None
         return outcome, Declaration(model=ModelDeclaration(manifest=known.manifest, runner=known.declared_runner))
 
-    def _plan_agent(self, plan: Plan, given: agent_pb2.AgentManifest) -> tuple[Outcome, Declaration | None]:
-        mesh, name = self._core.mesh, given.name
-        require_free([claim_to(mesh, Kind.AGENT, name, besides=frozenset(plan.arriving))])
-        require_target(mesh.target(given), arriving=plan.arriving, leaving=(), names=partial(_seen, mesh))
-        view, declared = mesh.agent(name), mesh.declared_agent(name)
-        publication, publisher = mesh.published_agent(name) or (None, None)
+    def _plan_document(
+        self, plan: Plan, kind: ResourceKind, manifest: Any, field_: str
+    ) -> tuple[Outcome, Declaration | None]:
+        """Plan a declaration of any kind but models."""
+        mesh, declared_kind, name = self._core.mesh, DECLARED_KINDS[kind], manifest.name
+        documents = mesh.documents[kind]
+        declared = documents.declared(name)
+        known, publisher = declared, None
+        if kind is ResourceKind.AGENT:
+            known, (_, publisher) = mesh.agent(name), mesh.published_agent(name) or (None, None)
+            _settle_owner(plan, manifest, known, field_)
+        if declared_kind.shares_namespace:
+            require_free([claim_to(mesh, kind, name, besides=frozenset(plan.arriving))])
+        for reference in declared_kind.references_of(manifest):
+            if not self._is_there(plan, reference):
+                raise absent(kind, name, reference, _seen_targets(mesh, reference.field.to))
+        self._require_free_scope(plan, kind, manifest)
         outcome = decide_outcome(
-            Kind.AGENT,
+            kind,
             name,
             is_declared=declared is not None,
-            same=view is not None and given == view.manifest,
-            publisher="" if publication is None else publication.runner,
+            same=known is not None and manifest == known.manifest,
+            publisher="" if publisher is None else publisher.profile.name,
             publisher_live=publisher is not None and publisher.pulse.active,
             adopt=plan.adopt,
         )
         if outcome is not Outcome.UNCHANGED:
-            created = plan.now if view is None else view.create_time
-            plan.agents.append(agent_pb2.Agent(manifest=given, kind=agent_pb2.Agent.KIND_PUBLIC, create_time=created))
-        return outcome, None if view is None else Declaration(agent=view.manifest)
+            record: Any = declared_kind.record(**declared_kind.initial)
+            if declared is not None:
+                record.CopyFrom(declared)
+            record.create_time.CopyFrom(plan.now if known is None else known.create_time)
+            record.manifest.CopyFrom(manifest)
+            plan.records.append(record)
+        return outcome, None if known is None else Declaration(**{kind.value: known.manifest})
 
-    def _plan_route(self, plan: Plan, given: route_pb2.RouteManifest) -> tuple[Outcome, Declaration | None]:
-        mesh, name = self._core.mesh, given.name
-        require_free([claim_to(mesh, Kind.ROUTE, name, besides=frozenset(plan.arriving))])
-        names = partial(_seen, mesh, Kind.MODEL, Kind.POOL)
-        require_candidates(name, mesh.routes.candidates(given), arriving=plan.arriving, names=names)
-        earlier = mesh.routes.get(name)
-        # No runner publishes routes. The order of a ladder is what it is about.
-        outcome = decide_outcome(
-            Kind.ROUTE,
-            name,
-            is_declared=earlier is not None,
-            same=earlier is not None and given == earlier.manifest,
-            publisher="",
-            publisher_live=False,
-            adopt=plan.adopt,
-        )
-        if outcome is not Outcome.UNCHANGED:
-            created = plan.now if earlier is None else earlier.create_time
-            plan.routes.append(route_pb2.Route(manifest=given, create_time=created))
-        return outcome, None if earlier is None else Declaration(route=earlier.manifest)
+    def _require_free_scope(self, plan: Plan, kind: ResourceKind, manifest: Any) -> None:
+        """Raise ALREADY_EXISTS for a document with the scope of another one."""
+        scope = DECLARED_KINDS[kind].scope
+        planned = (record.manifest for record in plan.records if key_of(record)[0] is kind)
+        twin = next((each.name for each in planned if scope(each) == scope(manifest)), "")
+        leaving = {name for left, name in plan.leaving if left is kind}
+        other = twin or self._core.mesh.documents[kind].same_scope(manifest, leaving)
+        require_free_scope(kind, manifest.name, getattr(manifest, DECLARED_KINDS[kind].scope_field), other)
 
-    def _plan_alias(self, plan: Plan, given: alias_pb2.AliasManifest) -> tuple[Outcome, Declaration | None]:
-        mesh, name = self._core.mesh, given.name
-        is_known = self._is_target(plan, given.target)
-        require_alias_target(name, given.target, is_known=is_known, names=partial(_seen_targets, mesh))
-        others = (each.manifest for each in plan.aliases)
-        twin = next((each.name for each in others if (each.tenant, each.pattern) == (given.tenant, given.pattern)), "")
-        require_own_pattern(name, given.pattern, twin or mesh.aliases.same_pattern(given, plan.leaving.aliases))
-        earlier = mesh.aliases.declared(name)
-        outcome = decide_outcome(
-            Kind.ALIAS,
-            name,
-            is_declared=earlier is not None,
-            same=earlier is not None and given == earlier.manifest,
-            publisher="",
-            publisher_live=False,
-            adopt=plan.adopt,
-        )
-        if outcome is not Outcome.UNCHANGED:
-            created = plan.now if earlier is None else earlier.create_time
-            source = alias_pb2.Alias.SOURCE_DECLARED
-            plan.aliases.append(alias_pb2.Alias(manifest=given, source=source, create_time=created))
-        return outcome, None if earlier is None else Declaration(alias=earlier.manifest)
-
-    def _plan_profile(self, plan: Plan, given: profile_pb2.ProfileManifest) -> tuple[Outcome, Declaration | None]:
-        earlier = self._core.mesh.profiles.get(given.name)
-        if earlier is not None and given == earlier.manifest:
-            return Outcome.UNCHANGED, Declaration(profile=given)
-        profile = profile_pb2.Profile(create_time=plan.now)
-        if earlier is not None:
-            profile.CopyFrom(earlier)
-        profile.manifest.CopyFrom(given)
-        plan.profiles.append(profile)
-        if earlier is None:
-            return Outcome.CREATED, None
-        return Outcome.CONFIGURED, Declaration(profile=earlier.manifest)
-
-    def _plan_workflow(self, plan: Plan, given: workflow_pb2.WorkflowManifest) -> tuple[Outcome, Declaration | None]:
-        mesh, name = self._core.mesh, given.name
-        require_free([claim_to(mesh, Kind.WORKFLOW, name, besides=frozenset(plan.arriving))])
-        is_known = self._is_model_or_pool(plan, given.model)
-        require_workflow_model(name, given.model, is_known=is_known, names=partial(_seen, mesh, Kind.MODEL, Kind.POOL))
-        earlier = mesh.workflows.get(name)
-        if earlier is not None and given == earlier.manifest:
-            return Outcome.UNCHANGED, Declaration(workflow=given)
-        created = plan.now if earlier is None else earlier.create_time
-        plan.workflows.append(workflow_pb2.RegisteredWorkflow(manifest=given, create_time=created))
-        if earlier is None:
-            return Outcome.CREATED, None
-        return Outcome.CONFIGURED, Declaration(workflow=earlier.manifest)
-
-    def _plan_tenant(self, plan: Plan, given: tenant_pb2.TenantManifest) -> tuple[Outcome, Declaration | None]:
-        earlier = self._core.mesh.tenants.declared(given.name)
-        if earlier is not None and given == earlier.manifest:
-            return Outcome.UNCHANGED, Declaration(tenant=given)
-        created = plan.now if earlier is None else earlier.create_time
-        source = tenant_pb2.Tenant.SOURCE_DECLARED
-        plan.tenants.append(tenant_pb2.Tenant(manifest=given, source=source, create_time=created))
-        if earlier is None:
-            return Outcome.CREATED, None
-        return Outcome.CONFIGURED, Declaration(tenant=earlier.manifest)
-
-    def _is_target(self, plan: Plan, target: str) -> bool:
-        """Whether a request could mean this once the batch is applied."""
-        mesh = self._core.mesh
-        if target in plan.arriving_targets:
-            return True
-        if target.startswith(AGENT_PREFIX):
-            agent = target.removeprefix(AGENT_PREFIX)
-            return agent not in plan.leaving.agents and mesh.agent(agent) is not None
-        if target.startswith(ROUTE_PREFIX):
-            route = target.removeprefix(ROUTE_PREFIX)
-            return route not in plan.leaving.routes and route in mesh.routes
-        if target.startswith(WORKFLOW_PREFIX):
-            return target.removeprefix(WORKFLOW_PREFIX) in mesh.workflows
-        return self._is_model_or_pool(plan, target)
-
-    def _is_model_or_pool(self, plan: Plan, name: str) -> bool:
-        """Whether there is a model or a pool of this name once the batch is applied."""
-        if name in plan.arriving or name in plan.arriving.values():
-            return True
-        return self._core.mesh.model(name) is not None or self._core.mesh.pool(name) is not None
+    def _is_there(self, plan: Plan, reference: Reference) -> bool:
+        """Whether what a reference names is there once the batch is applied."""
+        mesh, to, name = self._core.mesh, reference.field.to, reference.target
+        if to is PointsTo.REQUESTABLE:
+            if name in plan.arriving_targets:
+                return True
+            for kind, declared in DECLARED_KINDS.items():
+                if declared.prefix and name.startswith(declared.prefix):
+                    own = name.removeprefix(declared.prefix)
+                    return (kind, own) not in plan.leaving and own in mesh.names_of(kind)
+        return exists(mesh.target(name), to, arriving=plan.arriving, leaving=())
 
     def _require_secret(self, manifest: model_pb2.ModelManifest, field_: str) -> None:
         name = secret_of(manifest)
@@ -436,7 +328,7 @@ class Declarations:
             raise WeftError(
                 Reason.NOT_FOUND,
                 f"there is no runner {name!r}; runners cannot be declared, they register themselves",
-                metadata={Kind.RUNNER.value: name},
+                metadata={ResourceKind.RUNNER.value: name},
             )
 
     def _require_pool(self, plan: Plan, given: PoolDeclaration, field_: str) -> None:
@@ -447,69 +339,32 @@ class Declarations:
             raise WeftError(
                 Reason.NOT_FOUND,
                 f"there is no pool {given.name!r}; a pool follows from its models, name it as theirs",
-                metadata={Kind.POOL.value: given.name},
+                metadata={ResourceKind.POOL.value: given.name},
             )
         if given.members and sorted(given.members) != members:
             raise invalid_field(field_, "must be its members; a pool follows from its models, change theirs")
 
     def _require_room(self, plan: Plan) -> None:
         mesh, config = self._core.mesh, self._core.config
-        new = [result.kind for result in plan.results if result.outcome == ApplyResult.OUTCOME_CREATED]
-        for what, present, kind, limit in (
-            ("models", len(mesh.pools), Kind.MODEL, config.max_models),
-            ("agents", len(mesh.targets), Kind.AGENT, config.max_agents),
-            ("routes", len(mesh.routes), Kind.ROUTE, config.max_routes),
-            ("aliases", len(mesh.aliases), Kind.ALIAS, config.max_aliases),
-            ("profiles", len(mesh.profiles), Kind.PROFILE, config.max_profiles),
-            ("workflows", len(mesh.workflows), Kind.WORKFLOW, config.max_workflows),
-            ("tenants", len(mesh.tenants), Kind.TENANT, config.max_tenants),
-        ):
-            require_room(what, present, new.count(kind_number(kind)), limit)
-        growth = mesh.sizes.growth_bytes(
-            [
-                *(each.manifest for each in plan.models),
-                *(each.manifest for each in plan.agents),
-                *(each.manifest for each in plan.routes),
-                *(each.manifest for each in plan.aliases),
-                *(each.manifest for each in plan.profiles),
-                *(each.manifest for each in plan.workflows),
-                *(each.manifest for each in plan.tenants),
-            ]
-        )
+        new = Counter(result.kind for result in plan.results if result.outcome == ApplyResult.OUTCOME_CREATED)
+        for kind in DECLARED_KINDS:
+            require_room(kind.plural, mesh.count(kind), new[kind_number(kind)], config.max_of(kind))
+        growth = mesh.sizes.growth_bytes((*key_of(record), record.manifest) for record in plan.records)
         require_room(
             "bytes of all that is declared and published", mesh.sizes.total_bytes, growth, config.max_manifest_bytes
         )
 
-    async def _delete(self, kind: Kind, name: str, *, force: bool) -> None:
+    async def _delete(self, kind: ResourceKind, name: str, *, force: bool) -> None:
         self._require_deletable(kind, name)
         runner, loaded = self._loaded(kind, name)
         if loaded and not force:
             raise still_loaded(kind, name, runner, loaded)
-        match kind:
-            case Kind.MODEL:
-                await self._core.store.delete_names([name], [])
-                self._core.publish(self._core.mesh.drop(models=[name]), _deleted([(kind, name)]))
-                self._bell.ring()
-            case Kind.AGENT:
-                await self._core.store.delete_names([], [name])
-                self._core.publish(self._core.mesh.drop(agents=[name]), _deleted([(kind, name)]))
-            case Kind.RUNNER:
-                await self._delete_runner(name)
-            case Kind.ALIAS:
-                await self._core.store.delete_names([], [], [], [name])
-                self._core.publish(self._core.mesh.drop(aliases=[name]), _deleted([(kind, name)]))
-            case Kind.PROFILE:
-                await self._core.store.delete_names([], [], [], [], [name])
-                self._core.publish(self._core.mesh.drop(profiles=[name]), _deleted([(kind, name)]))
-            case Kind.WORKFLOW:
-                await self._core.store.delete_names([], [], [], [], [], [name])
-                self._core.publish(self._core.mesh.drop(workflows=[name]), _deleted([(kind, name)]))
-            case Kind.TENANT:
-                await self._core.store.delete_names([], [], tenants=[name])
-                self._core.publish(self._core.mesh.drop(tenants=[name]), _deleted([(kind, name)]))
-            case _:
-                await self._core.store.delete_names([], [], [name])
-                self._core.publish(self._core.mesh.drop(routes=[name]), _deleted([(kind, name)]))
+        if kind is ResourceKind.RUNNER:
+            await self._delete_runner(name)
+        else:
+            await self._core.store.delete_documents([(kind, name)])
+            self._core.publish(self._core.mesh.drop([(kind, name)]), _deleted([(kind, name)]))
+            self._bell.ring()
         log.info("deleted", kind=kind.value, name=name, force=force)
 
     async def _delete_runner(self, name: str) -> None:
@@ -520,91 +375,76 @@ class Declarations:
         await self._core.store.delete_sessions([state.session.id])
         self._core.publish(mesh.forget([state]), _deleted(rows))
 
-    def _require_deletable(self, kind: Kind, name: str) -> None:
+    def _require_deletable(self, kind: ResourceKind, name: str) -> None:
         """Raise NOT_FOUND, INVALID_ARGUMENT for a pool, or RESOURCE_IN_USE when others still refer to it."""
         mesh = self._core.mesh
-        leaving, own_agents, targets, is_known = set[str](), set[str](), set[str](), False
-        match kind:
-            case Kind.MODEL:
-                leaving, is_known = {name}, mesh.model(name) is not None
-            case Kind.AGENT:
-                targets, is_known = {AGENT_PREFIX + name}, mesh.agent(name) is not None
-            case Kind.ROUTE | Kind.WORKFLOW:
-                targets, is_known = self._ladder_or_workflow(kind, name)
-            case Kind.ALIAS | Kind.TENANT:
-                is_known = self._require_declared(kind, name)
-            case Kind.PROFILE:
-                is_known = mesh.profiles.get(name) is not None
-            case Kind.RUNNER:
-                state = mesh.of_runner(name)
-                is_known = state is not None
-                rows = [] if state is None else [row for row in state.rows() if not mesh.is_declared(*row)]
-                own_agents = {agent for row_kind, agent in rows if row_kind is Kind.AGENT}
-                leaving = {model for row_kind, model in rows if row_kind is Kind.MODEL}
-            case Kind.POOL:
-                raise invalid_field("kind", "a pool follows from its models; delete those instead")
-        if not is_known:
+        if kind is ResourceKind.POOL:
+            raise invalid_field("kind", "a pool follows from its models; delete those instead")
+        if name not in mesh.names_of(kind):
             raise unknown_name(kind.value, name, visible_names(caller(), mesh.names_of(kind)))
-        agents, routes = self._pointing_at(leaving) - own_agents, mesh.routes.broken_by(leaving)
-        names = self._leaving_names(leaving)
-        aliases, workflows = mesh.aliases.leading_to(targets | names), mesh.workflows.naming(names)
-        if agents or routes or aliases or workflows:
-            raise in_use(kind, name, agents, routes, aliases, workflows)
+        leaving, own_agents, targets = set[str](), set[str](), set[str]()
+        if kind is ResourceKind.MODEL:
+            leaving = {name}
+        elif kind is ResourceKind.RUNNER:
+            state = mesh.of_runner(name)
+            rows = [] if state is None else [row for row in state.rows() if not mesh.is_declared(*row)]
+            own_agents = {agent for row_kind, agent in rows if row_kind is ResourceKind.AGENT}
+            leaving = {model for row_kind, model in rows if row_kind is ResourceKind.MODEL}
+        else:
+            declared = DECLARED_KINDS[kind]
+            if declared.configured and name not in mesh.documents[kind]:
+                raise WeftError(
+                    Reason.RESOURCE_IN_USE,
+                    f"the {kind.value} {name!r} is of the mesh's weft.yaml ({declared.configured}); remove it there",
+                    metadata={kind.value: name},
+                )
+            targets = {declared.prefix + name} if declared.prefix else set()
+        agents = self._pointing_at(leaving) - own_agents
+        users = {ResourceKind.AGENT: agents, **self.users_of(leaving, targets)}
+        if any(users.values()):
+            raise in_use(kind, name, users)
 
-    def _ladder_or_workflow(self, kind: Kind, name: str) -> tuple[set[str], bool]:
-        """Return what requests for a route or a workflow ask for, and whether there is one."""
-        if kind is Kind.ROUTE:
-            return {ROUTE_PREFIX + name}, name in self._core.mesh.routes
-        return {WORKFLOW_PREFIX + name}, name in self._core.mesh.workflows
-
-    def _require_declared(self, kind: Kind, name: str) -> bool:
-        """Whether there is an alias or a tenant of this name; raises RESOURCE_IN_USE for one of the configuration."""
+    def users_of(self, models: Collection[str], targets: Collection[str]) -> dict[ResourceKind, set[str]]:
+        """Return the declared documents that point to these models, or to what requests ask for as `targets`."""
         mesh = self._core.mesh
-        index, section = (
-            (mesh.aliases, "registry.aliases")
-            if kind is Kind.ALIAS
-            else (mesh.tenants, "router.tenants, router.rate_limits")
-        )
-        if index.declared(name) is None and name in index.shown:
-            raise WeftError(
-                Reason.RESOURCE_IN_USE,
-                f"the {kind.value} {name!r} is of the mesh's weft.yaml ({section}); remove it there",
-                metadata={kind.value: name},
-            )
-        return index.declared(name) is not None
+        pools = {pool for model in models if (pool := mesh.pools.pool_of(model)) is not None}
 
-    def _leaving_names(self, leaving: set[str]) -> set[str]:
-        """Return these models, and the pools that would have no member without them."""
-        pools = self._core.mesh.pools
-        of_models = {pool for model in leaving if (pool := pools.pool_of(model)) is not None}
-        return {name for name in leaving | of_models if leaving.issuperset(pools.members(name))}
+        def loses_its_target(reference: Reference) -> bool:
+            name, to = reference.target, reference.field.to
+            if to is PointsTo.REQUESTABLE and name in targets:
+                return True
+            return (name in models or name in pools) and not exists(mesh.target(name), to, arriving={}, leaving=models)
 
-    def _loaded(self, kind: Kind, name: str) -> tuple[str, list[str]]:
+        # The mesh has an index of agents, since there may be many.
+        kinds = [kind for kind in DECLARED_KINDS if kind is not ResourceKind.AGENT] if models or targets else []
+        return {kind: mesh.documents[kind].referring(loses_its_target) for kind in kinds}
+
+    def _loaded(self, kind: ResourceKind, name: str) -> tuple[str, list[str]]:
         """Return the live runner whose engines would become unowned, and its loaded models."""
         mesh, state = self._core.mesh, None
-        if kind is Kind.MODEL:
+        if kind is ResourceKind.MODEL:
             # No engine of a central model would be left without an owner.
             state = None if name in mesh.central_models else mesh.publisher_of(name)
-        elif kind is Kind.RUNNER:
+        elif kind is ResourceKind.RUNNER:
             state = mesh.of_runner(name)
         if state is None or not state.pulse.active:
             return "", []
         loaded = [each.model for each in state.capability.message().instances if is_loaded(each)]
-        return state.profile.name, [model for model in loaded if kind is Kind.RUNNER or model == name]
+        return state.profile.name, [model for model in loaded if kind is ResourceKind.RUNNER or model == name]
 
     async def _remove_added(self, name: str, requested_by: str, *, force: bool) -> None:
         """Have the runner of an added model end it; its next session is without the model."""
-        self._require_deletable(Kind.MODEL, name)
-        runner, loaded = self._loaded(Kind.MODEL, name)
+        self._require_deletable(ResourceKind.MODEL, name)
+        runner, loaded = self._loaded(ResourceKind.MODEL, name)
         if loaded and not force:
-            raise still_loaded(Kind.MODEL, name, runner, loaded)
+            raise still_loaded(ResourceKind.MODEL, name, runner, loaded)
         await self._unloader.remove(name, requested_by)
         await self._core.write(lambda: self._delete_remaining(name))
 
     async def _delete_remaining(self, name: str) -> None:
         """Delete a model that its runner has ended, unless the runner's next session went before and took it along."""
         if self._core.mesh.model(name) is not None:
-            await self._delete(Kind.MODEL, name, force=True)
+            await self._delete(ResourceKind.MODEL, name, force=True)
 
     def _is_added(self, name: str) -> bool:
         """Whether a runner that is there serves a model because it was asked for it by its source."""
@@ -651,7 +491,7 @@ def events_of(results: Iterable[ApplyResult]) -> list[EventDraft]:
     ]
 
 
-def _deleted(rows: list[tuple[Kind, str]]) -> list[EventDraft]:
+def _deleted(rows: list[tuple[ResourceKind, str]]) -> list[EventDraft]:
     return list(events_for(rows, EventReason.DELETED, "deleted by an operator"))
 
 
@@ -714,17 +554,13 @@ def _journal_word(settings: MeshSettings) -> str:
     return JournalMode.Name(settings.journal).removeprefix("JOURNAL_MODE_").lower()
 
 
-def _seen(mesh: ResourceIndex, *kinds: Kind) -> frozenset[str]:
-    """Returns the names of some kinds that the caller may see; a pool has the name of its only model."""
-    return frozenset(visible_names(caller(), chain.from_iterable(map(mesh.names_of, kinds))))
-
-
-def _seen_targets(mesh: ResourceIndex) -> Iterator[str]:
-    """Yields what the caller's requests can name, with the prefixes of agents, routes and workflows."""
-    yield from _seen(mesh, Kind.MODEL, Kind.POOL)
-    for kind, prefix in (
-        (Kind.AGENT, AGENT_PREFIX),
-        (Kind.ROUTE, ROUTE_PREFIX),
-        (Kind.WORKFLOW, WORKFLOW_PREFIX),
-    ):
-        yield from (f"{prefix}{name}" for name in _seen(mesh, kind))
+def _seen_targets(mesh: ResourceIndex, to: PointsTo) -> Iterator[str]:
+    """Yields the names of what a reference may name that the caller may see, with prefixes if requests need them."""
+    kinds = {PointsTo.MODEL: [ResourceKind.MODEL], PointsTo.POOL: [ResourceKind.POOL]}
+    # A pool has the name of its only model.
+    models = chain.from_iterable(map(mesh.names_of, kinds.get(to, [ResourceKind.MODEL, ResourceKind.POOL])))
+    yield from frozenset(visible_names(caller(), models))
+    if to is PointsTo.REQUESTABLE:
+        for kind, declared in DECLARED_KINDS.items():
+            if declared.prefix:
+                yield from (f"{declared.prefix}{name}" for name in visible_names(caller(), mesh.names_of(kind)))

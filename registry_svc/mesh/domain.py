@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, IntEnum
 
+from weft.documents.resource_kinds import ResourceKind
+
 
 class Phase(IntEnum):
     """Phase of an instance; numbers as in `registry.v1.InstanceState.Phase`."""
@@ -20,23 +22,6 @@ class Phase(IntEnum):
     CRASH_LOOP = 6
     FAILED = 7
     HIBERNATING = 8
-
-
-class Kind(Enum):
-    """Kind of a named resource.
-
-    Aliases, profiles and tenants have namespaces of their own; of the others only a pool may have the name of a model.
-    """
-
-    MODEL = "model"
-    AGENT = "agent"
-    RUNNER = "runner"
-    POOL = "pool"
-    ROUTE = "route"
-    ALIAS = "alias"
-    PROFILE = "profile"
-    WORKFLOW = "workflow"
-    TENANT = "tenant"
 
 
 class Status(IntEnum):
@@ -110,7 +95,7 @@ class Session:
 class EventDraft:
     """An event of one resource, or of the mesh itself, before it is recorded."""
 
-    kind: Kind | None
+    kind: ResourceKind | None
     """None: the mesh itself; then `name` is the part concerned, such as "settings"."""
     name: str
     reason: EventReason

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import EventReason, Kind, Standing
+from registry_svc.mesh.domain import EventReason, Standing
 from registry_svc.mesh.policy.events import events_for
 from registry_svc.mesh.policy.heartbeat import LivenessLimits, Retirement, Verdict, decide_retirement, judge
 from registry_svc.mesh.session_state import SessionState
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.log import get_logger
 
 log = get_logger("weft.registry")
@@ -18,8 +19,8 @@ FROZEN_AFTER_INTERVALS = 3
 FROZEN_AFTER_SHARE_OF_INACTIVE = 0.5
 MAX_LOGGED_NAMES = 10
 
-Row = tuple[Kind, str]
-_ORDER = (Kind.AGENT, Kind.MODEL, Kind.RUNNER)
+Row = tuple[ResourceKind, str]
+_ORDER = (ResourceKind.AGENT, ResourceKind.MODEL, ResourceKind.RUNNER)
 
 
 class Expiry:
@@ -209,7 +210,7 @@ class Retirements:
 
     async def _forget(self, state: SessionState) -> Retired:
         mesh = self._core.mesh
-        names = [name for name in state.publications if not mesh.is_declared(Kind.MODEL, name)]
+        names = [name for name in state.publications if not mesh.is_declared(ResourceKind.MODEL, name)]
         pools = {pool for name in names if (pool := mesh.pools.pool_of(name)) is not None}
         rows = [row for row in state.rows() if not mesh.is_declared(*row)]
         await self._core.store.delete_sessions([state.session.id])

@@ -1,17 +1,22 @@
 """Pools as they follow from the models, kept current one model at a time."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
-from registry_svc.config import AliasSetting
-from registry_svc.mesh.domain import Kind, Status
+from google.protobuf.message import Message
+
+from registry_svc.mesh.domain import Status
 from registry_svc.mesh.overlay import shown_route
-from registry_svc.mesh.policy.declarations import Candidate
-from registry_svc.mesh.records import Manifest, key_of, manifest_bytes, pool_name_of
-from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2, profile_pb2, route_pb2, workflow_pb2
+from registry_svc.mesh.records import manifest_bytes, pool_name_of
+from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2
 from weft.dispatch.agents import target_of
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.names import is_resource_id
+
+if TYPE_CHECKING:
+    from weft.documents.kinds.declared import Key
 
 
 @dataclass(slots=True)
@@ -44,16 +49,16 @@ class IdIndex:
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
-        self._ids: dict[tuple[Kind, str], str] = {}
+        self._ids: dict[tuple[ResourceKind, str], str] = {}
 
-    def put(self, kind: Kind, name: str, id_: str) -> None:
+    def put(self, kind: ResourceKind, name: str, id_: str) -> None:
         """Note the id of a name, in place of an earlier one."""
         if self._ids.get((kind, name)) != id_:
             self.drop(kind, name)
             self._ids[kind, name] = id_
             self._names[id_] = name
 
-    def drop(self, kind: Kind, name: str) -> None:
+    def drop(self, kind: ResourceKind, name: str) -> None:
         """Forget a name."""
         self._names.pop(self._ids.pop((kind, name), ""), None)
 
@@ -275,30 +280,6 @@ class RouteIndex:
                 return status
         return Status.INACTIVE
 
-    def candidates(self, manifest: route_pb2.RouteManifest) -> list[Candidate]:
-        """Return the state of each candidate of a route, in its order."""
-        return [
-            Candidate(
-                name=name,
-                model_known=self._pools.pool_of(name) is not None,
-                pool_members=self._pools.members(name),
-            )
-            for name in manifest.candidates
-        ]
-
-    def broken_by(self, leaving: set[str]) -> set[str]:
-        """The routes that would name something that is no more without these models."""
-        pools = {pool for model in leaving if (pool := self._pools.pool_of(model)) is not None}
-        return {
-            name
-            for name in self.naming(leaving | pools)
-            if not all(
-                candidate.exists(arriving={}, leaving=leaving)
-                for candidate in self.candidates(self._declared[name].manifest)
-                if candidate.name in leaving or candidate.name in pools
-            )
-        }
-
     def _status_of(self, name: str) -> Status:
         """Of the pool of this name, which wins, or of the model of this name alone."""
         pool = self._pools.pool_of(name)
@@ -307,172 +288,23 @@ class RouteIndex:
         return self._pools.members(pool)[name]
 
 
-class AliasIndex:
-    """All aliases: what operators declared, over what the configuration has."""
-
-    def __init__(self) -> None:
-        self._declared: dict[str, alias_pb2.Alias] = {}
-        self._configured: dict[str, alias_pb2.Alias] = {}
-        self.shown: Mapping[str, alias_pb2.Alias] = {}
-        """The aliases that count, by name: a configured one does not where one is declared with its name, or for the
-        same pattern and tenant. Another mapping after each change."""
-
-    def __len__(self) -> int:
-        """How many are declared."""
-        return len(self._declared)
-
-    def declared(self, name: str) -> alias_pb2.Alias | None:
-        """The declared alias of this name."""
-        return self._declared.get(name)
-
-    def all_declared(self) -> list[alias_pb2.Alias]:
-        """The declared aliases, by name."""
-        return [self._declared[name] for name in sorted(self._declared)]
-
-    def same_pattern(self, manifest: alias_pb2.AliasManifest, besides: Iterable[str] = ()) -> str:
-        """The name of another declared alias for the same names of the same tenant; empty: there is none.
-
-        `besides`: those that do not count.
-        """
-        ignored = {manifest.name, *besides}
-        others = (each.manifest for each in self._declared.values() if each.manifest.name not in ignored)
-        return next((each.name for each in others if _scope(each) == _scope(manifest)), "")
-
-    def configure(self, aliases: Iterable[alias_pb2.Alias]) -> None:
-        """Sets the aliases of the configuration."""
-        self._configured = {alias.manifest.name: alias for alias in aliases}
-        self._refresh()
-
-    def put(self, alias: alias_pb2.Alias) -> None:
-        """Keep a declared alias in place of an earlier one of its name."""
-        self._declared[alias.manifest.name] = alias
-        self._refresh()
-
-    def drop(self, name: str) -> None:
-        """Remove a declared alias; an unknown name is ignored."""
-        self._declared.pop(name, None)
-        self._refresh()
-
-    def leading_to(self, targets: Container[str]) -> set[str]:
-        """The declared aliases that lead to one of these targets."""
-        return {name for name, alias in self._declared.items() if alias.manifest.target in targets}
-
-    def _refresh(self) -> None:
-        taken = {_scope(alias.manifest) for alias in self._declared.values()}
-        below = {name: each for name, each in self._configured.items() if _scope(each.manifest) not in taken}
-        self.shown = dict(sorted((below | self._declared).items()))
-
-
-def _scope(manifest: alias_pb2.AliasManifest) -> tuple[str, str]:
-    """The names that an alias stands for: two of one scope would contradict each other."""
-    return manifest.tenant, manifest.pattern
-
-
-class ProfileIndex:
-    """All profiles. At most one of them is active."""
-
-    def __init__(self) -> None:
-        self._declared: dict[str, profile_pb2.Profile] = {}
-
-    def __len__(self) -> int:
-        """How many are declared."""
-        return len(self._declared)
-
-    def __iter__(self) -> Iterator[profile_pb2.Profile]:
-        """Yields them, by name."""
-        return (self._declared[name] for name in sorted(self._declared))
-
-    def names(self) -> Iterable[str]:
-        """The names of all."""
-        return self._declared.keys()
-
-    def get(self, name: str) -> profile_pb2.Profile | None:
-        """The profile of this name."""
-        return self._declared.get(name)
-
-    @property
-    def active(self) -> profile_pb2.Profile | None:
-        """The active profile; None: no one is."""
-        return next((profile for profile in self._declared.values() if profile.active), None)
-
-    def put(self, profile: profile_pb2.Profile) -> None:
-        """Keep a profile in place of an earlier one of its name."""
-        self._declared[profile.manifest.name] = profile
-
-    def drop(self, name: str) -> None:
-        """Remove a profile; an unknown name is ignored."""
-        self._declared.pop(name, None)
-
-
-class WorkflowIndex:
-    """All workflows."""
-
-    def __init__(self) -> None:
-        self._declared: dict[str, workflow_pb2.RegisteredWorkflow] = {}
-
-    def __len__(self) -> int:
-        """How many are declared."""
-        return len(self._declared)
-
-    def __iter__(self) -> Iterator[workflow_pb2.RegisteredWorkflow]:
-        """Yields them, by name."""
-        return (self._declared[name] for name in sorted(self._declared))
-
-    def __contains__(self, name: str) -> bool:
-        """Whether there is a workflow of this name."""
-        return name in self._declared
-
-    def names(self) -> Iterable[str]:
-        """The names of all."""
-        return self._declared.keys()
-
-    def get(self, name: str) -> workflow_pb2.RegisteredWorkflow | None:
-        """The workflow of this name."""
-        return self._declared.get(name)
-
-    def naming(self, names: Container[str]) -> set[str]:
-        """The workflows that name one of these models or pools."""
-        return {name for name, workflow in self._declared.items() if workflow.manifest.model in names}
-
-    def put(self, workflow: workflow_pb2.RegisteredWorkflow) -> None:
-        """Keep a workflow in place of an earlier one of its name."""
-        self._declared[workflow.manifest.name] = workflow
-
-    def drop(self, name: str) -> None:
-        """Remove a workflow; an unknown name is ignored."""
-        self._declared.pop(name, None)
-
-
-def configured_alias(setting: AliasSetting) -> alias_pb2.Alias:
-    """Returns an alias of the configuration."""
-    manifest = alias_pb2.AliasManifest(
-        name=setting.name,
-        pattern=setting.pattern or setting.name,
-        target=setting.target,
-        tenant=setting.tenant,
-        description=setting.description,
-    )
-    return alias_pb2.Alias(manifest=manifest, source=alias_pb2.Alias.SOURCE_CONFIGURED)
-
-
 class ManifestSizes:
     """The sizes of all that is declared and published, as it is shown, and their sum."""
 
     def __init__(self) -> None:
-        self._sizes: dict[tuple[Kind, str], int] = {}
+        self._sizes: dict[Key, int] = {}
         self.total_bytes = 0
 
-    def put(self, manifest: Manifest) -> None:
+    def put(self, kind: ResourceKind, name: str, manifest: Message) -> None:
         """Remember a resource in place of an earlier one of its kind and name."""
-        key, size = key_of(manifest), manifest_bytes(manifest)
-        self.drop(*key)
-        self._sizes[key] = size
+        self.drop(kind, name)
+        self._sizes[kind, name] = size = manifest_bytes(manifest)
         self.total_bytes += size
 
-    def drop(self, kind: Kind, name: str) -> None:
+    def drop(self, kind: ResourceKind, name: str) -> None:
         """Remove a resource; an unknown name is ignored."""
         self.total_bytes -= self._sizes.pop((kind, name), 0)
 
-    def growth_bytes(self, manifests: Iterable[Manifest]) -> int:
+    def growth_bytes(self, manifests: Iterable[tuple[ResourceKind, str, Message]]) -> int:
         """Return by how much the total would grow with these in place of the resources of their names."""
-        return sum(manifest_bytes(each) - self._sizes.get(key_of(each), 0) for each in manifests)
+        return sum(manifest_bytes(each) - self._sizes.get((kind, name), 0) for kind, name, each in manifests)

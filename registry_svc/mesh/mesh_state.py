@@ -3,39 +3,26 @@
 Without awaiting, clock or storage: session manager and declarations decide, this module records.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any
 
-from registry_svc.mesh.domain import Kind
-from registry_svc.mesh.indexes import (
-    AliasIndex,
-    IdIndex,
-    ManifestSizes,
-    PoolIndex,
-    ProfileIndex,
-    RouteIndex,
-    TargetIndex,
-    WorkflowIndex,
-)
+from google.protobuf.message import Message
+
+from registry_svc.mesh.declared_documents import DeclaredDocuments
+from registry_svc.mesh.indexes import IdIndex, ManifestSizes, PoolIndex, RouteIndex, TargetIndex
 from registry_svc.mesh.overlay import may_serve, public_agent, public_model, says_the_same, virtual_agent, virtual_model
 from registry_svc.mesh.policy.declarations import Target
 from registry_svc.mesh.session_state import SessionState
-from registry_svc.mesh.tenant_index import TenantIndex
-from weft.api.registry.v1 import (
-    agent_pb2,
-    alias_pb2,
-    model_pb2,
-    pool_pb2,
-    profile_pb2,
-    route_pb2,
-    runner_pb2,
-    tenant_pb2,
-    workflow_pb2,
-)
+from weft.api.registry.v1 import agent_pb2, model_pb2, pool_pb2, route_pb2, runner_pb2, workflow_pb2
 from weft.api.registry.v1.declaration_service_pb2 import Declaration
+from weft.api.registry.v1.profile_pb2 import Profile
 from weft.api.registry.v1.registry_service_pb2 import Change
-from weft.dispatch.agents import target_of
+from weft.documents.kinds.declared import DECLARED_KINDS, Key, key_of, kind_of, manifest_of
+from weft.documents.resource_kinds import ResourceKind
+
+INDEXED_KINDS = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE)
+"""Kinds of documents that runners publish as well, or whose status follows from runners."""
 
 
 class ResourceIndex:
@@ -46,17 +33,13 @@ class ResourceIndex:
         self._by_runner: dict[str, SessionState] = {}
         self._by_model: dict[str, SessionState] = {}
         self._by_agent: dict[str, SessionState] = {}
-        self._declared_models: dict[str, model_pb2.Model] = {}
-        self._declared_agents: dict[str, agent_pb2.Agent] = {}
+        self.documents = {kind: DeclaredDocuments(each) for kind, each in DECLARED_KINDS.items()}
+        """What is declared, by kind."""
         self.central_models: dict[str, model_pb2.ModelManifest] = {}
         """The declared models that have a provider, by name. Read-only."""
         self.pools = PoolIndex()
         self.targets = TargetIndex(self.pools)
         self.routes = RouteIndex(self.pools)
-        self.aliases = AliasIndex()
-        self.profiles = ProfileIndex()
-        self.workflows = WorkflowIndex()
-        self.tenants = TenantIndex()
         self.sizes = ManifestSizes()
         self.ids = IdIndex()
         self.detail_bytes = 0
@@ -82,48 +65,39 @@ class ResourceIndex:
 
     def model_names(self) -> Iterable[str]:
         """The names of all models, declared and published."""
-        return self._by_model.keys() | self._declared_models.keys()
+        return self._by_model.keys() | self.documents[ResourceKind.MODEL].shown.keys()
 
     def agent_names(self) -> Iterable[str]:
         """The names of all agents, declared and published."""
-        return self._by_agent.keys() | self._declared_agents.keys()
+        return self._by_agent.keys() | self.documents[ResourceKind.AGENT].shown.keys()
 
-    def names_of(self, kind: Kind) -> Iterable[str]:
+    def names_of(self, kind: ResourceKind) -> Iterable[str]:
         """The names of all resources of a kind."""
-        names: Mapping[Kind, Callable[[], Iterable[str]]] = {
-            Kind.MODEL: self.model_names,
-            Kind.AGENT: self.agent_names,
-            Kind.RUNNER: self.runner_names,
-            Kind.POOL: self.pools.names,
-            Kind.ROUTE: self.routes.names,
-            Kind.ALIAS: self.aliases.shown.keys,
-            Kind.PROFILE: self.profiles.names,
-            Kind.WORKFLOW: self.workflows.names,
-            Kind.TENANT: self.tenants.shown.keys,
+        names: Mapping[ResourceKind, Callable[[], Iterable[str]]] = {
+            ResourceKind.MODEL: self.model_names,
+            ResourceKind.AGENT: self.agent_names,
+            ResourceKind.RUNNER: self.runner_names,
+            ResourceKind.POOL: self.pools.names,
         }
-        return names[kind]()
+        return names[kind]() if kind in names else self.documents[kind].shown.keys()
+
+    def count(self, kind: ResourceKind) -> int:
+        """How many resources of a declared kind there are, those of the configuration left out."""
+        published: Mapping[ResourceKind, Sized] = {ResourceKind.MODEL: self.pools, ResourceKind.AGENT: self.targets}
+        return len(published[kind] if kind in published else self.documents[kind])
 
     def declared_model(self, name: str) -> model_pb2.Model | None:
         """Return the declaration of a model."""
-        return self._declared_models.get(name)
+        return self.documents[ResourceKind.MODEL].declared(name)
 
-    def declared_models(self) -> list[model_pb2.Model]:
-        """Return the declarations of all models, by name."""
-        return [self._declared_models[name] for name in sorted(self._declared_models)]
-
-    def declared_agents(self) -> list[agent_pb2.Agent]:
-        """Return the declarations of all agents, by name."""
-        return [self._declared_agents[name] for name in sorted(self._declared_agents)]
-
-    def declared_agent(self, name: str) -> agent_pb2.Agent | None:
-        """Return the declaration of an agent."""
-        return self._declared_agents.get(name)
-
-    def is_declared(self, kind: Kind, name: str) -> bool:
+    def is_declared(self, kind: ResourceKind, name: str) -> bool:
         """Whether an operator declared a resource of this kind and name."""
-        return (kind is Kind.MODEL and name in self._declared_models) or (
-            kind is Kind.AGENT and name in self._declared_agents
-        )
+        return kind in self.documents and name in self.documents[kind]
+
+    @property
+    def active_profile(self) -> Profile | None:
+        """The active profile; None: no one is."""
+        return next((each for each in self.documents[ResourceKind.PROFILE].shown.values() if each.active), None)
 
     def published_model(self, name: str) -> tuple[model_pb2.Model, SessionState] | None:
         """Return the publication of a model, whether or not a declaration covers it."""
@@ -146,7 +120,7 @@ class ResourceIndex:
 
     def deferred_model(self, name: str) -> Callable[[], model_pb2.Model] | None:
         """Return what makes the model of this name, as it is now, at any later time."""
-        declared, state = self._declared_models.get(name), self._by_model.get(name)
+        declared, state = self.declared_model(name), self._by_model.get(name)
         if declared is None:
             return None if state is None else partial(virtual_model, state.publications[name], state.publisher())
         if state is None or not may_serve(declared, state.profile.name):
@@ -165,7 +139,7 @@ class ResourceIndex:
 
     def deferred_agent(self, name: str) -> Callable[[], agent_pb2.Agent] | None:
         """Return what makes the agent of this name, as it is now, at any later time."""
-        declared, state = self._declared_agents.get(name), self._by_agent.get(name)
+        declared, state = self.documents[ResourceKind.AGENT].declared(name), self._by_agent.get(name)
         if declared is not None:
             return partial(public_agent, declared, self.targets.status(declared.manifest))
         if state is None:
@@ -187,15 +161,10 @@ class ResourceIndex:
             active_count=sum(model.status == model_pb2.Model.STATUS_ACTIVE for model in models),
         )
 
-    def target(self, agent: agent_pb2.AgentManifest) -> Target:
-        """Return the state of the model or pool that an agent targets."""
-        name, is_pool = target_of(agent)
+    def target(self, name: str) -> Target:
+        """Return the state of the model or the pool of this name."""
         return Target(
-            agent=agent.name,
-            name=name,
-            is_pool=is_pool,
-            model_known=self.pools.pool_of(name) is not None,
-            pool_members=self.pools.members(name) if is_pool else (),
+            name=name, model_known=self.pools.pool_of(name) is not None, pool_members=self.pools.members(name)
         )
 
     def _withdraw(self, models: Iterable[str], agents: Iterable[str]) -> None:
@@ -243,7 +212,7 @@ class Mesh(ResourceIndex):
         self._withdraw(state.publications, state.agents)
         self._add(state)
         gone_runners.pop(state.profile.name, None)
-        return self._changes([state], models, agents, gone_runners)
+        return self._changes([state], models, agents, gone_runners=gone_runners)
 
     def forget(self, members: Sequence[SessionState]) -> list[Change]:
         """Remove `members`; returns the changes: all agents before all models before all runners."""
@@ -253,7 +222,7 @@ class Mesh(ResourceIndex):
             self._remove(state)
             models |= dict.fromkeys(state.publications)
             agents |= dict.fromkeys(state.agents)
-        return self._changes([], models, agents, [state.profile.name for state in members])
+        return self._changes([], models, agents, gone_runners=[state.profile.name for state in members])
 
     def report(self, state: SessionState, capability: runner_pb2.Capability) -> None:
         """Record the capability report of a runner."""
@@ -265,111 +234,75 @@ class Mesh(ResourceIndex):
         """Return the changes after the runners of `members` became active or inactive."""
         models = dict.fromkeys(name for state in members for name in state.publications)
         agents = dict.fromkeys(name for state in members for name in state.agents)
-        return self._changes(members, models, agents, ())
+        return self._changes(members, models, agents)
 
     def changes_for_report(self, state: SessionState, models: Iterable[str]) -> list[Change]:
         """Return the changes after a report in which these models fell asleep, woke up, or got another runtime."""
-        return self._changes([state], dict.fromkeys(models), {}, ())
+        return self._changes([state], dict.fromkeys(models), {})
 
-    def declare(
-        self,
-        models: Iterable[model_pb2.Model] = (),
-        agents: Iterable[agent_pb2.Agent] = (),
-        routes: Iterable[route_pb2.Route] = (),
-        aliases: Iterable[alias_pb2.Alias] = (),
-        profiles: Iterable[profile_pb2.Profile] = (),
-        workflows: Iterable[workflow_pb2.RegisteredWorkflow] = (),
-        tenants: Iterable[tenant_pb2.Tenant] = (),
-    ) -> list[Change]:
+    def declare(self, records: Iterable[Message]) -> list[Change]:
         """Put declarations in place of earlier ones of their names; returns the changes."""
-        new_routes = {declared.manifest.name: declared for declared in routes}
-        for route in new_routes.values():
-            self.routes.put(route)
-        new_models = {declared.manifest.name: declared for declared in models}
-        new_agents = {declared.manifest.name: declared for declared in agents}
-        self._declared_models |= new_models
-        for name, model in new_models.items():
-            self.central_models.pop(name, None)
+        by_kind: dict[ResourceKind, list[Any]] = {kind: [] for kind in self.documents}
+        for record in records:
+            by_kind[key_of(record)[0]].append(record)
+        for model in by_kind[ResourceKind.MODEL]:
+            self.central_models.pop(model.manifest.name, None)
             if model.manifest.HasField("provider"):
-                self.central_models[name] = model.manifest
-        self._declared_agents |= new_agents
-        changes = self._changes([], dict.fromkeys(new_models), dict.fromkeys(new_agents), (), new_routes)
-        changes += self._replaced_aliases(aliases, ()) + self._replaced_profiles(profiles, ())
-        return changes + self._replaced_workflows(workflows, ()) + self._replaced_tenants(tenants, ())
+                self.central_models[model.manifest.name] = model.manifest
+        for route in by_kind[ResourceKind.ROUTE]:
+            self.routes.put(route)
+        for kind in INDEXED_KINDS:
+            self.documents[kind].replace(by_kind[kind], ())
+        changes = self._changes([], *(_names(by_kind[kind]) for kind in INDEXED_KINDS))
+        for kind in self.documents.keys() - set(INDEXED_KINDS):
+            changes += self._replaced(kind, by_kind[kind], ())
+        return changes
 
-    def drop(
-        self,
-        models: Sequence[str] = (),
-        agents: Sequence[str] = (),
-        routes: Sequence[str] = (),
-        aliases: Sequence[str] = (),
-        profiles: Sequence[str] = (),
-        workflows: Sequence[str] = (),
-        tenants: Sequence[str] = (),
-    ) -> list[Change]:
+    def drop(self, keys: Iterable[Key]) -> list[Change]:
         """Remove models and agents, declared and published, and what else operators declared; returns the changes."""
-        changes = self._replaced_aliases((), aliases) + self._replaced_profiles((), profiles)
-        changes += self._replaced_workflows((), workflows) + self._replaced_tenants((), tenants)
-        for name in routes:
-            self.routes.drop(name)
-        for name in models:
-            self._declared_models.pop(name, None)
-            self.central_models.pop(name, None)
-        for name in agents:
-            self._declared_agents.pop(name, None)
-        self._withdraw(models, agents)
-        return changes + self._changes([], dict.fromkeys(models), dict.fromkeys(agents), (), routes)
+        by_kind: dict[ResourceKind, dict[str, None]] = {kind: {} for kind in self.documents}
+        for kind, name in keys:
+            by_kind[kind][name] = None
+        changes: list[Change] = []
+        for kind in self.documents.keys() - set(INDEXED_KINDS):
+            changes += self._replaced(kind, (), by_kind[kind])
+        for route in by_kind[ResourceKind.ROUTE]:
+            self.routes.drop(route)
+        for model in by_kind[ResourceKind.MODEL]:
+            self.central_models.pop(model, None)
+        for kind in INDEXED_KINDS:
+            self.documents[kind].replace((), by_kind[kind])
+        self._withdraw(by_kind[ResourceKind.MODEL], by_kind[ResourceKind.AGENT])
+        return changes + self._changes([], *(by_kind[kind] for kind in INDEXED_KINDS))
 
-    def _replaced_aliases(self, new: Iterable[alias_pb2.Alias], gone: Iterable[str]) -> list[Change]:
-        """Put and drop declared aliases; returns the changes, those of hidden and uncovered ones included."""
-        before = self.aliases.shown
-        for alias in new:
-            self.aliases.put(alias)
-            self.sizes.put(alias.manifest)
-        for name in gone:
-            self.aliases.drop(name)
-            self.sizes.drop(Kind.ALIAS, name)
-        return self._alias_changes(before)
+    def configure(self, kind: ResourceKind, records: Iterable[Message]) -> list[Change]:
+        """Set the documents of the configuration; returns the changes."""
+        before = self.documents[kind].shown
+        self.documents[kind].configure(records)
+        return self._shown_changes(kind, before)
 
-    def _replaced_profiles(self, new: Iterable[profile_pb2.Profile], gone: Iterable[str]) -> list[Change]:
-        """Put and drop profiles; returns the changes."""
-        changes = []
-        for profile in new:
-            self.profiles.put(profile)
-            self.sizes.put(profile.manifest)
-            changes.append(Change(profile=profile))
+    def _replaced(self, kind: ResourceKind, new: Sequence[Any], gone: Iterable[str]) -> list[Change]:
+        """Put and drop documents; returns the changes, those of hidden and uncovered ones included."""
+        before = self.documents[kind].shown
+        self.documents[kind].replace(new, gone)
+        for record in new:
+            self.sizes.put(kind, record.manifest.name, record.manifest)
         for name in gone:
-            self.profiles.drop(name)
-            self.sizes.drop(Kind.PROFILE, name)
-            changes.append(Change(deleted_profile=name))
-        return changes
+            self.sizes.drop(kind, name)
+        return self._shown_changes(kind, before)
 
-    def _replaced_workflows(self, new: Iterable[workflow_pb2.RegisteredWorkflow], gone: Iterable[str]) -> list[Change]:
-        """Put and drop workflows; returns the changes."""
-        changes = []
-        for workflow in new:
-            self.workflows.put(workflow)
-            self.sizes.put(workflow.manifest)
-            changes.append(Change(workflow=workflow))
-        for name in gone:
-            self.workflows.drop(name)
-            self.sizes.drop(Kind.WORKFLOW, name)
-            changes.append(Change(deleted_workflow=name))
-        return changes
-
-    def _replaced_tenants(self, new: Iterable[tenant_pb2.Tenant], gone: Iterable[str]) -> list[Change]:
-        """Put and drop declared tenants; returns the changes, those of hidden and uncovered ones included."""
-        before, new, gone = self.tenants.shown, tuple(new), tuple(gone)
-        self.tenants.replace(new, gone)
-        for tenant in new:
-            self.sizes.put(tenant.manifest)
-        for name in gone:
-            self.sizes.drop(Kind.TENANT, name)
-        return self._tenant_changes(before)
+    def _shown_changes(self, kind: ResourceKind, before: Mapping[str, Any]) -> list[Change]:
+        """Return the changes from documents that counted before to those that count now."""
+        after = self.documents[kind].shown
+        changes: list[tuple[str, Any]] = [
+            *((f"deleted_{kind.value}", name) for name in sorted(before.keys() - after.keys())),
+            *((kind.value, after[name]) for name in sorted(after) if after[name] is not before.get(name)),
+        ]
+        return [Change(**{field: value}) for field, value in changes]
 
     def shown_workflow(self, name: str) -> workflow_pb2.RegisteredWorkflow | None:
         """Return a workflow with its present status."""
-        workflow = self.workflows.get(name)
+        workflow = self.documents[ResourceKind.WORKFLOW].declared(name)
         if workflow is None:
             return None
         shown = workflow_pb2.RegisteredWorkflow()
@@ -383,61 +316,28 @@ class Mesh(ResourceIndex):
 
     def is_declared_as(self, expected: Declaration) -> bool:
         """Whether it would change nothing to declare this; a runner and a pool are not declared."""
-        kind = expected.WhichOneof("resource")
-        if kind == "model":
+        kind = kind_of(expected)
+        if kind is ResourceKind.MODEL:
             name = expected.model.manifest.name
             publication, _ = self.published_model(name) or (None, None)
             view, declared = self.model(name), self.declared_model(name)
             return says_the_same(expected.model, view=view, declared=declared, publication=publication)
-        if kind is None or kind in {"runner", "pool"}:
+        if kind is None or kind not in self.documents:
             return True
-        given = getattr(expected, kind)
-        lookups: Mapping[str, Callable[[str], Any]] = {
-            "agent": self.agent,
-            "route": self.routes.get,
-            "alias": self.aliases.declared,
-            "profile": self.profiles.get,
-            "workflow": self.workflows.get,
-            "tenant": self.tenants.shown.get,
-        }
-        found = lookups[kind](given.name)
-        return found is not None and found.manifest == given
-
-    def configure_aliases(self, aliases: Iterable[alias_pb2.Alias]) -> list[Change]:
-        """Set the aliases of the configuration; returns the changes."""
-        before = self.aliases.shown
-        self.aliases.configure(aliases)
-        return self._alias_changes(before)
-
-    def configure_tenants(self, tenants: Iterable[tenant_pb2.Tenant]) -> list[Change]:
-        """Set the tenants of the configuration; returns the changes."""
-        before = self.tenants.shown
-        self.tenants.configure(tenants)
-        return self._tenant_changes(before)
-
-    def _tenant_changes(self, before: Mapping[str, tenant_pb2.Tenant]) -> list[Change]:
-        """Return the changes from tenants that counted before to those that count now."""
-        after = self.tenants.shown
-        return [
-            *(Change(deleted_tenant=name) for name in before if name not in after),
-            *(Change(tenant=tenant) for name, tenant in after.items() if before.get(name) != tenant),
-        ]
-
-    def _alias_changes(self, before: Mapping[str, alias_pb2.Alias]) -> list[Change]:
-        """Return the changes from aliases that counted before to those that count now."""
-        after = self.aliases.shown
-        return [
-            *(Change(deleted_alias=name) for name in before if name not in after),
-            *(Change(alias=alias) for name, alias in after.items() if before.get(name) != alias),
-        ]
+        manifest: Any = manifest_of(expected)
+        found = (
+            self.agent(manifest.name) if kind is ResourceKind.AGENT else self.documents[kind].shown.get(manifest.name)
+        )
+        return found is not None and found.manifest == manifest
 
     def _changes(
         self,
         members: Sequence[SessionState],
         models: Mapping[str, None],
         agents: Mapping[str, None],
-        gone_runners: Iterable[str],
         routes: Iterable[str] = (),
+        *,
+        gone_runners: Iterable[str] = (),
     ) -> list[Change]:
         """Return the changes of one step: agents and routes go before models before runners, and come after them."""
         concerned = self._routes_over(models)
@@ -467,13 +367,13 @@ class Mesh(ResourceIndex):
             if model is None:
                 gone.append(name)
                 touched_pools |= self.pools.drop(name)
-                self.sizes.drop(Kind.MODEL, name)
-                self.ids.drop(Kind.MODEL, name)
+                self.sizes.drop(ResourceKind.MODEL, name)
+                self.ids.drop(ResourceKind.MODEL, name)
             else:
                 new[name] = model
                 touched_pools |= self.pools.put(model.manifest, model.status)
-                self.sizes.put(model.manifest)
-                self.ids.put(Kind.MODEL, name, model.id)
+                self.sizes.put(ResourceKind.MODEL, name, model.manifest)
+                self.ids.put(ResourceKind.MODEL, name, model.id)
         return gone, new, touched_pools
 
     def _replaced_agents(self, names: Iterable[str]) -> tuple[list[str], list[agent_pb2.Agent]]:
@@ -484,13 +384,13 @@ class Mesh(ResourceIndex):
             if agent is None:
                 gone.append(name)
                 self.targets.drop(name)
-                self.sizes.drop(Kind.AGENT, name)
-                self.ids.drop(Kind.AGENT, name)
+                self.sizes.drop(ResourceKind.AGENT, name)
+                self.ids.drop(ResourceKind.AGENT, name)
             else:
                 new.append(agent)
                 self.targets.put(agent.manifest, agent.status)
-                self.sizes.put(agent.manifest)
-                self.ids.put(Kind.AGENT, name, agent.id)
+                self.sizes.put(ResourceKind.AGENT, name, agent.manifest)
+                self.ids.put(ResourceKind.AGENT, name, agent.id)
         return gone, new
 
     def _routes_over(self, models: Iterable[str]) -> set[str]:
@@ -510,13 +410,13 @@ class Mesh(ResourceIndex):
             route = self.routes.get(name)
             if route is None:
                 gone.append(name)
-                self.sizes.drop(Kind.ROUTE, name)
-                self.ids.drop(Kind.ROUTE, name)
+                self.sizes.drop(ResourceKind.ROUTE, name)
+                self.ids.drop(ResourceKind.ROUTE, name)
             else:
                 new[name] = route
                 self.routes.note_status(route)
-                self.sizes.put(route.manifest)
-                self.ids.put(Kind.ROUTE, name, route.id)
+                self.sizes.put(ResourceKind.ROUTE, name, route.manifest)
+                self.ids.put(ResourceKind.ROUTE, name, route.id)
         for name in affected:
             route = self.routes.get(name)
             if route is not None and self.routes.note_status(route):
@@ -539,3 +439,7 @@ def _with_their_models(members: Sequence[SessionState], models: dict[str, model_
         own = [name for name in state.publications if name in rest] if rest else []
         yield from (Change(model=rest.pop(name)) for name in own)
     yield from (Change(model=model) for model in rest.values())
+
+
+def _names(records: Iterable[Any]) -> dict[str, None]:
+    return {record.manifest.name: None for record in records}

@@ -2,10 +2,12 @@
 
 from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.profile_steps import WantedModels, differences
-from registry_svc.mesh.records import is_loaded, name_of
+from registry_svc.mesh.records import is_loaded
 from weft.api.registry.v1.declaration_service_pb2 import Declaration
 from weft.api.registry.v1.profile_pb2 import Profile, ProfileManifest
+from weft.documents.kinds.declared import kind_of, manifest_of
 from weft.documents.profiles import declarations_of
+from weft.documents.resource_kinds import ResourceKind
 
 MAX_CHANGES = 20
 """Differences that are named; of more, how many there are."""
@@ -36,11 +38,11 @@ def wanted_models(manifest: ProfileManifest) -> WantedModels:
 
 def shown_profile(mesh: Mesh, name: str) -> Profile | None:
     """Return a profile; the active one with what is not as it says."""
-    profile = mesh.profiles.get(name)
+    profile: Profile | None = mesh.documents[ResourceKind.PROFILE].declared(name)
     if profile is None or not profile.active:
         return profile
     found = [
-        f"{declaration.WhichOneof('resource')}/{name_of(declaration)} is declared otherwise, or was deleted"
+        f"{kind_of(declaration)}/{manifest_of(declaration).name} is declared otherwise, or was deleted"
         for declaration in declarations_of(profile.manifest)
         if not mesh.is_declared_as(_owned(mesh, declaration))
     ]
@@ -55,11 +57,11 @@ def shown_profile(mesh: Mesh, name: str) -> Profile | None:
 
 def _owned(mesh: Mesh, declaration: Declaration) -> Declaration:
     """Return a declaration of a profile that names no owner with the present owner, which a switch leaves."""
-    kind = declaration.WhichOneof("resource")
-    view = mesh.model(name_of(declaration)) if kind == "model" else mesh.agent(name_of(declaration))
-    if view is None or kind not in {"model", "agent"}:
+    kind, manifest = kind_of(declaration), manifest_of(declaration)
+    views = {ResourceKind.MODEL: mesh.model, ResourceKind.AGENT: mesh.agent}
+    view = views[kind](manifest.name) if kind in views else None
+    if view is None:
         return declaration
-    manifest = declaration.model.manifest if kind == "model" else declaration.agent
     if view.manifest.tags.owner and not manifest.tags.owner:
         manifest.tags.owner = view.manifest.tags.owner
     return declaration

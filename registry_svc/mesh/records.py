@@ -7,30 +7,23 @@ there is one for each runner and model are held as their bytes.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from datetime import datetime
 from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 from typing_extensions import override
 
-from registry_svc.mesh.domain import EventDraft, Kind
+from registry_svc.mesh.domain import EventDraft
 from weft.api.registry.v1 import (
-    agent_pb2,
-    alias_pb2,
-    declaration_service_pb2,
     event_pb2,
     model_pb2,
-    profile_pb2,
     registry_service_pb2,
     resource_kind_pb2,
-    route_pb2,
     runner_pb2,
-    tenant_pb2,
-    workflow_pb2,
 )
-from weft.dispatch.agents import target_of
+from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import kind_number
 from weft.kernel.errors import invalid_field
 from weft.kernel.timestamps import stamp_of
 
@@ -39,36 +32,10 @@ M = TypeVar("M")
 P = TypeVar("P", bound=Message)
 M_contra = TypeVar("M_contra", contravariant=True)
 
-Manifest = (
-    model_pb2.ModelManifest
-    | agent_pb2.AgentManifest
-    | route_pb2.RouteManifest
-    | alias_pb2.AliasManifest
-    | profile_pb2.ProfileManifest
-    | workflow_pb2.WorkflowManifest
-    | tenant_pb2.TenantManifest
-)
-
-_KIND_NUMBERS = {
-    Kind.MODEL: resource_kind_pb2.RESOURCE_KIND_MODEL,
-    Kind.AGENT: resource_kind_pb2.RESOURCE_KIND_AGENT,
-    Kind.RUNNER: resource_kind_pb2.RESOURCE_KIND_RUNNER,
-    Kind.POOL: resource_kind_pb2.RESOURCE_KIND_POOL,
-    Kind.ROUTE: resource_kind_pb2.RESOURCE_KIND_ROUTE,
-    Kind.ALIAS: resource_kind_pb2.RESOURCE_KIND_ALIAS,
-    Kind.PROFILE: resource_kind_pb2.RESOURCE_KIND_PROFILE,
-    Kind.WORKFLOW: resource_kind_pb2.RESOURCE_KIND_WORKFLOW,
-    Kind.TENANT: resource_kind_pb2.RESOURCE_KIND_TENANT,
-}
-_KINDS = {number: kind for kind, number in _KIND_NUMBERS.items()}
+_KINDS = {kind_number(kind): kind for kind in ResourceKind}
 
 
-def kind_number(kind: Kind) -> resource_kind_pb2.ResourceKind.ValueType:
-    """Return the number of a kind of resource in the contract."""
-    return _KIND_NUMBERS[kind]
-
-
-def to_kind(kind: resource_kind_pb2.ResourceKind.ValueType, field: str) -> Kind:
+def to_kind(kind: resource_kind_pb2.ResourceKind.ValueType, field: str) -> ResourceKind:
     """A kind of resource; raises INVALID_ARGUMENT naming the field when it is none."""
     found = _KINDS.get(kind)
     if found is None:
@@ -79,27 +46,6 @@ def to_kind(kind: resource_kind_pb2.ResourceKind.ValueType, field: str) -> Kind:
 def pool_name_of(manifest: model_pb2.ModelManifest) -> str:
     """The effective pool of a model: the declared one, or its own name."""
     return manifest.pool_name or manifest.name
-
-
-def name_of(declaration: declaration_service_pb2.Declaration) -> str:
-    """The name of that which is declared."""
-    kind = declaration.WhichOneof("resource")
-    if kind == "model":
-        return declaration.model.manifest.name
-    return str(getattr(declaration, kind).name) if kind else ""
-
-
-def moment_of(
-    record: model_pb2.Model
-    | agent_pb2.Agent
-    | route_pb2.Route
-    | alias_pb2.Alias
-    | profile_pb2.Profile
-    | workflow_pb2.RegisteredWorkflow
-    | tenant_pb2.Tenant,
-) -> datetime:
-    """When a resource was first published or declared."""
-    return record.create_time.ToDatetime(tzinfo=UTC)
 
 
 def event_message(draft: EventDraft, sequence: int, now: datetime) -> event_pb2.Event:
@@ -208,44 +154,9 @@ def unowned_in(report: runner_pb2.Capability, published: Container[str]) -> froz
 BASE_BYTES = 96
 
 
-_KINDS_OF_MANIFESTS: Mapping[type[Message], Kind] = MappingProxyType(
-    {
-        model_pb2.ModelManifest: Kind.MODEL,
-        agent_pb2.AgentManifest: Kind.AGENT,
-        route_pb2.RouteManifest: Kind.ROUTE,
-        alias_pb2.AliasManifest: Kind.ALIAS,
-        profile_pb2.ProfileManifest: Kind.PROFILE,
-        workflow_pb2.WorkflowManifest: Kind.WORKFLOW,
-        tenant_pb2.TenantManifest: Kind.TENANT,
-    }
-)
-
-
-def key_of(manifest: Manifest) -> tuple[Kind, str]:
-    """The kind and the name of that which a manifest describes."""
-    return _KINDS_OF_MANIFESTS[type(manifest)], manifest.name
-
-
-def manifest_bytes(manifest: Manifest) -> int:
-    """Return the approximate size of a model, an agent or a route in a snapshot, in bytes."""
-    match manifest:
-        case model_pb2.ModelManifest():
-            recipe = manifest.wake.by_mesh
-            headers = recipe.http.headers
-            texts = [manifest.name, manifest.pool_name, manifest.digest, recipe.http.url, *headers, *headers.values()]
-            texts += [*recipe.command.argv, manifest.upstream]
-        case agent_pb2.AgentManifest():
-            texts = [manifest.name, target_of(manifest)[0], manifest.description, manifest.system_prompt]
-            texts += [*manifest.behaviour.tools, *manifest.behaviour.signals]
-        case route_pb2.RouteManifest():
-            texts = [manifest.name, manifest.description, *manifest.candidates]
-        case alias_pb2.AliasManifest():
-            texts = [manifest.name, manifest.pattern, manifest.target, manifest.tenant, manifest.description]
-        case profile_pb2.ProfileManifest() | workflow_pb2.WorkflowManifest() | tenant_pb2.TenantManifest():
-            return BASE_BYTES + manifest.ByteSize()
-    tags = manifest.tags.ByteSize() if isinstance(manifest, model_pb2.ModelManifest | agent_pb2.AgentManifest) else 0
-    params = manifest.default_params.ByteSize() if isinstance(manifest, agent_pb2.AgentManifest) else 0
-    return BASE_BYTES + params + tags + _utf8_bytes(texts)
+def manifest_bytes(manifest: Message) -> int:
+    """Return the approximate size of a resource in a snapshot, in bytes."""
+    return BASE_BYTES + manifest.ByteSize()
 
 
 def detail_bytes(report: runner_pb2.Capability) -> int:

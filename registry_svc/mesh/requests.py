@@ -10,11 +10,12 @@ from datetime import UTC
 from typing import Protocol
 
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.domain import Kind
-from registry_svc.mesh.manifests import valid_agent, valid_model
 from registry_svc.mesh.records import to_kind
 from registry_svc.wire_values import require_at_most, require_count, without_control_characters
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2, runner_session_service_pb2
+from weft.documents.kinds.agent import check_agent
+from weft.documents.kinds.model import check_manifest
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.names import CENTRAL_RUNNER, is_model_name, require_name_of_model
@@ -41,9 +42,9 @@ def valid_opening(
     if request.runner.name == CENTRAL_RUNNER and request.runner.dial_out:
         raise invalid_field("runner.name", f"{CENTRAL_RUNNER} is the runner of the mesh itself; choose another name")
     for index, model in enumerate(request.models):
-        valid_model(model, f"models[{index}]", published=True)
+        check_manifest(model, f"models[{index}]", published=True)
     for index, agent in enumerate(request.agents):
-        valid_agent(agent, f"agents[{index}]")
+        check_agent(agent, f"agents[{index}]")
     _require_one_namespace(request.runner.name, request.models, request.agents)
     to_canonical_report(request.runner.capability)
     return request
@@ -141,7 +142,7 @@ def page_token(last_name: str) -> str:
 
 def events_of(
     request: registry_service_pb2.ListEventsRequest | registry_service_pb2.WatchEventsRequest,
-) -> tuple[Kind | None, str]:
+) -> tuple[ResourceKind | None, str]:
     """Return kind and name of the requested events, None and "" for all; raises INVALID_ARGUMENT naming the field."""
     if request.name:
         require_name_of_model(request.name, "name")

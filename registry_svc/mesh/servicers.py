@@ -1,7 +1,7 @@
 """gRPC servicers of the mesh: reads and watches, runner sessions, declarations, settings."""
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -10,7 +10,6 @@ from typing_extensions import override
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.declarations import Declarations, SettingsManager
-from registry_svc.mesh.domain import Kind
 from registry_svc.mesh.expiry import Retirements
 from registry_svc.mesh.manifests import valid_batch
 from registry_svc.mesh.mesh_state import Mesh
@@ -47,6 +46,7 @@ from weft.api.registry.v1 import (
     settings_service_pb2_grpc,
 )
 from weft.api.registry.v1.journal_pb2 import JournalMode
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.rights import names_secret, require_declarable, visible_names, visible_pool
 from weft.documents.selectors import parse_selector, selects
 from weft.kernel.errors import invalid_field
@@ -80,14 +80,12 @@ class Listing(Generic[M]):
     def __init__(
         self,
         core: RegistryCore,
-        names: Callable[[Mesh], Iterable[str]],
+        kind: ResourceKind,
         find: Callable[[Mesh, str], M | None],
-        noun: str,
     ) -> None:
         self._core = core
-        self._names = names
+        self._kind = kind
         self._find = find
-        self._noun = noun
 
     def find(self, name: str) -> M | None:
         """The resource of this name; raises SHUTTING_DOWN while the registry does not run."""
@@ -101,9 +99,8 @@ class Listing(Generic[M]):
     def known(self, name: str, found: T | None) -> T:
         """What was found by the name of such a resource; raises the error for an unknown one."""
         if found is None:
-            raise unknown_name(
-                self._noun, name if is_model_name(name) else "", visible_names(caller(), self._names(self._core.mesh))
-            )
+            names = visible_names(caller(), self._core.mesh.names_of(self._kind))
+            raise unknown_name(self._kind.value, name if is_model_name(name) else "", names)
         return found
 
     def page(self, request: PageRequest) -> tuple[list[M], str]:
@@ -111,7 +108,7 @@ class Listing(Generic[M]):
         after, size = page_of(request)
         self._core.require_open()
         mesh = self._core.mesh
-        names = heapq.nsmallest(size + 1, (name for name in self._names(mesh) if name > after))
+        names = heapq.nsmallest(size + 1, (name for name in mesh.names_of(self._kind) if name > after))
         found = [each for name in names[:size] if (each := self._find(mesh, name)) is not None]
         return found, page_token(names[size - 1]) if len(names) > size else ""
 
@@ -125,7 +122,7 @@ class Listing(Generic[M]):
         self._core.require_open()
         mesh = self._core.mesh
         found: list[tuple[str, M]] = []
-        names = (name for name in self._names(mesh) if name > after and is_shown(name, request.names))
+        names = (name for name in mesh.names_of(self._kind) if name > after and is_shown(name, request.names))
         for name in sorted(names):
             each = self._find(mesh, name)
             if each is None or not is_wanted(each):
@@ -146,19 +143,19 @@ class Catalogue:
 
     def __init__(self, core: RegistryCore) -> None:
         self._core = core
-        self.models = Listing(core, Mesh.model_names, Mesh.model, "model")
-        self.pools = Listing(core, lambda mesh: mesh.pools.names(), Mesh.pool, "pool")
-        self.agents = Listing(core, Mesh.agent_names, Mesh.agent, "agent")
-        self.routes = Listing(core, lambda mesh: mesh.routes.names(), lambda mesh, name: mesh.routes.get(name), "route")
-        self.aliases = Listing(
-            core, lambda mesh: mesh.aliases.shown.keys(), lambda mesh, name: mesh.aliases.shown.get(name), "alias"
-        )
-        self.profiles = Listing(core, lambda mesh: mesh.profiles.names(), shown_profile, "profile")
-        self.workflows = Listing(core, lambda mesh: mesh.workflows.names(), Mesh.shown_workflow, "workflow")
-        self.tenants = Listing(
-            core, lambda mesh: mesh.tenants.shown.keys(), lambda mesh, name: mesh.tenants.shown.get(name), "tenant"
-        )
-        self.runners = Listing(core, Mesh.runner_names, _runner, "runner")
+        self.models = Listing(core, ResourceKind.MODEL, Mesh.model)
+        self.pools = Listing(core, ResourceKind.POOL, Mesh.pool)
+        self.agents = Listing(core, ResourceKind.AGENT, Mesh.agent)
+        self.runners = Listing(core, ResourceKind.RUNNER, _runner)
+        self._shown: dict[ResourceKind, Callable[[Mesh, str], Any]] = {
+            ResourceKind.ROUTE: lambda mesh, name: mesh.routes.get(name),
+            ResourceKind.PROFILE: shown_profile,
+            ResourceKind.WORKFLOW: Mesh.shown_workflow,
+        }
+
+    def documents(self, kind: ResourceKind) -> Listing[Any]:
+        """Returns the documents of a kind that operators declare and runners do not publish."""
+        return Listing(self._core, kind, self._shown.get(kind, lambda mesh, name: mesh.documents[kind].shown.get(name)))
 
     def name_of(self, name_or_id: str) -> str:
         """The name of the model, the agent or the route with this id; any other text as it is."""
@@ -175,7 +172,7 @@ class Catalogue:
         """Return everything there is, and a watcher that receives every change after that."""
         return self._core.watch()
 
-    def events(self, kind: Kind | None, name: str, limit: int) -> list[event_pb2.Event]:
+    def events(self, kind: ResourceKind | None, name: str, limit: int) -> list[event_pb2.Event]:
         """The newest events of this kind and name, oldest first; None and "" mean all."""
         self._core.require_open()
         return self._core.events.newest(kind, name, limit)
@@ -290,7 +287,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.ListRoutesRequest, context: Context
     ) -> registry_service_pb2.ListRoutesResponse:
         async with answering(context):
-            routes, token = _named_page(self._catalogue.routes, request)
+            routes, token = _named_page(self._catalogue.documents(ResourceKind.ROUTE), request)
             return registry_service_pb2.ListRoutesResponse(routes=routes, next_page_token=token)
 
     @override
@@ -298,14 +295,16 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.GetRouteRequest, context: Context
     ) -> registry_service_pb2.GetRouteResponse:
         async with answering(context):
-            return registry_service_pb2.GetRouteResponse(route=self._catalogue.routes.get(self._visible(request.name)))
+            return registry_service_pb2.GetRouteResponse(
+                route=self._catalogue.documents(ResourceKind.ROUTE).get(self._visible(request.name))
+            )
 
     @override
     async def ListAliases(
         self, request: registry_service_pb2.ListAliasesRequest, context: Context
     ) -> registry_service_pb2.ListAliasesResponse:
         async with answering(context):
-            aliases, token = _named_page(self._catalogue.aliases, request)
+            aliases, token = _named_page(self._catalogue.documents(ResourceKind.ALIAS), request)
             return registry_service_pb2.ListAliasesResponse(aliases=aliases, next_page_token=token)
 
     @override
@@ -313,7 +312,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.GetAliasRequest, context: Context
     ) -> registry_service_pb2.GetAliasResponse:
         async with answering(context):
-            found = self._catalogue.aliases.get(self._visible(request.name))
+            found = self._catalogue.documents(ResourceKind.ALIAS).get(self._visible(request.name))
             return registry_service_pb2.GetAliasResponse(alias=found)
 
     @override
@@ -321,7 +320,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.ListProfilesRequest, context: Context
     ) -> registry_service_pb2.ListProfilesResponse:
         async with answering(context):
-            profiles, token = _named_page(self._catalogue.profiles, request)
+            profiles, token = _named_page(self._catalogue.documents(ResourceKind.PROFILE), request)
             return registry_service_pb2.ListProfilesResponse(profiles=profiles, next_page_token=token)
 
     @override
@@ -329,7 +328,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.GetProfileRequest, context: Context
     ) -> registry_service_pb2.GetProfileResponse:
         async with answering(context):
-            found = self._catalogue.profiles.get(request.name)
+            found = self._catalogue.documents(ResourceKind.PROFILE).get(request.name)
             return registry_service_pb2.GetProfileResponse(profile=found)
 
     @override
@@ -337,7 +336,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.ListWorkflowsRequest, context: Context
     ) -> registry_service_pb2.ListWorkflowsResponse:
         async with answering(context):
-            workflows, token = _named_page(self._catalogue.workflows, request)
+            workflows, token = _named_page(self._catalogue.documents(ResourceKind.WORKFLOW), request)
             return registry_service_pb2.ListWorkflowsResponse(workflows=workflows, next_page_token=token)
 
     @override
@@ -345,7 +344,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.GetWorkflowRequest, context: Context
     ) -> registry_service_pb2.GetWorkflowResponse:
         async with answering(context):
-            found = self._catalogue.workflows.get(self._visible(request.name))
+            found = self._catalogue.documents(ResourceKind.WORKFLOW).get(self._visible(request.name))
             return registry_service_pb2.GetWorkflowResponse(workflow=found)
 
     @override
@@ -353,7 +352,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.ListTenantsRequest, context: Context
     ) -> registry_service_pb2.ListTenantsResponse:
         async with answering(context):
-            tenants, token = self._catalogue.tenants.selected_page(request, lambda _: True)
+            tenants, token = self._catalogue.documents(ResourceKind.TENANT).selected_page(request, lambda _: True)
             return registry_service_pb2.ListTenantsResponse(tenants=tenants, next_page_token=token)
 
     @override
@@ -361,7 +360,9 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.GetTenantRequest, context: Context
     ) -> registry_service_pb2.GetTenantResponse:
         async with answering(context):
-            return registry_service_pb2.GetTenantResponse(tenant=self._catalogue.tenants.get(request.name))
+            return registry_service_pb2.GetTenantResponse(
+                tenant=self._catalogue.documents(ResourceKind.TENANT).get(request.name)
+            )
 
     @override
     async def ListRunners(
@@ -515,9 +516,9 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
         async with answering(context):
             kind = to_kind(request.kind, "kind")
             name = self._declarations.name_of(require_name_of_model(request.name, "name"))
-            if kind is Kind.TENANT:
+            if kind is ResourceKind.TENANT:
                 caller().require(EDIT_SETTINGS)
-            elif kind in (Kind.RUNNER, Kind.POOL, Kind.PROFILE):
+            elif kind in (ResourceKind.RUNNER, ResourceKind.POOL, ResourceKind.PROFILE):
                 caller().require(EDIT_MODELS)
             else:
                 caller().require_name(EDIT_MODELS, name)

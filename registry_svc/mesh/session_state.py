@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from registry_svc.mesh.domain import Kind, Session, Standing
+from registry_svc.mesh.domain import Session, Standing
 from registry_svc.mesh.overlay import Publisher, watched_runner
 from registry_svc.mesh.policy.heartbeat import Holder, Pulse, heard, lost, share_of
 from registry_svc.mesh.records import Held, detail_bytes, is_loaded
 from registry_svc.mesh.rows import StoredPulse, StoredSession
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
 from weft.documents.conditions import UNUSABLE
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.timestamps import optional_stamp, stamp_of
 
 
@@ -110,11 +111,11 @@ class SessionState:
         """Itself, as the session policy sees it."""
         return Holder(session=self.session, live=self.pulse.active)
 
-    def rows(self) -> Iterator[tuple[Kind, str]]:
+    def rows(self) -> Iterator[tuple[ResourceKind, str]]:
         """All it published, agents before the models they may point to, the runner last."""
-        yield from ((Kind.AGENT, name) for name in self.agents)
-        yield from ((Kind.MODEL, name) for name in self.publications)
-        yield Kind.RUNNER, self.profile.name
+        yield from ((ResourceKind.AGENT, name) for name in self.agents)
+        yield from ((ResourceKind.MODEL, name) for name in self.publications)
+        yield ResourceKind.RUNNER, self.profile.name
 
     def stored(self) -> StoredSession:
         """The session and all its rows, for the disk."""

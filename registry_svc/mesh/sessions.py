@@ -6,8 +6,8 @@ from datetime import datetime
 
 from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import EventDraft, EventReason, Kind, Session, Standing
-from registry_svc.mesh.policy.declarations import require_target
+from registry_svc.mesh.domain import EventDraft, EventReason, Session, Standing
+from registry_svc.mesh.policy.declarations import absent, exists
 from registry_svc.mesh.policy.events import events_for, opening_events, report_events, waking_after
 from registry_svc.mesh.policy.heartbeat import (
     Admitted,
@@ -26,6 +26,8 @@ from registry_svc.mesh.records import Held, compact, kept, pool_name_of, unowned
 from registry_svc.mesh.session_state import SessionState, profile_of
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
+from weft.documents.kinds.agent import AGENT
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id, new_key
 from weft.kernel.timestamps import stamp_of
@@ -117,10 +119,10 @@ class SessionManager:
         # The pool of a model that is declared too is the declared one.
         pools = {each.pool_name for each in opening.models if each.pool_name and not mesh.declared_model(each.name)}
         return [
-            claim_to(mesh, Kind.RUNNER, opening.runner.name),
-            *(claim_to(mesh, Kind.MODEL, each.name) for each in opening.models),
-            *(claim_to(mesh, Kind.AGENT, each.name) for each in opening.agents),
-            *(claim_to(mesh, Kind.POOL, name) for name in sorted(pools)),
+            claim_to(mesh, ResourceKind.RUNNER, opening.runner.name),
+            *(claim_to(mesh, ResourceKind.MODEL, each.name) for each in opening.models),
+            *(claim_to(mesh, ResourceKind.AGENT, each.name) for each in opening.agents),
+            *(claim_to(mesh, ResourceKind.POOL, name) for name in sorted(pools)),
         ]
 
     def _leaving(self, decision: Admitted) -> list[SessionState]:
@@ -135,7 +137,11 @@ class SessionManager:
         new_agents = sum(mesh.agent(each.name) is None for each in opening.agents)
         require_room("models", len(mesh.pools), new_models, config.max_models)
         require_room("agents", len(mesh.targets), new_agents, config.max_agents)
-        growth = mesh.sizes.growth_bytes([*opening.models, *opening.agents])
+        growth = mesh.sizes.growth_bytes(
+            (kind, each.name, each)
+            for kind, manifests in ((ResourceKind.MODEL, opening.models), (ResourceKind.AGENT, opening.agents))
+            for each in manifests
+        )
         require_room("bytes of models, agents and routes", mesh.sizes.total_bytes, growth, config.max_manifest_bytes)
 
     def _require_targets(self, opening: OpenSessionRequest, leaving: list[SessionState]) -> None:
@@ -146,14 +152,17 @@ class SessionManager:
             declared = mesh.declared_model(manifest.name)
             arriving[manifest.name] = pool_name_of(manifest if declared is None else declared.manifest)
         for agent in opening.agents:
-            require_target(mesh.target(agent), arriving=arriving, leaving=gone, names=mesh.names_of)
+            for reference in AGENT.references_of(agent):
+                to = reference.field.to
+                if not exists(mesh.target(reference.target), to, arriving=arriving, leaving=gone):
+                    raise absent(ResourceKind.AGENT, agent.name, reference, mesh.names_of(ResourceKind(to.value)))
 
     def _opening_events(self, state: SessionState, leaving: list[SessionState]) -> list[EventDraft]:
         mesh, name = self._core.mesh, state.profile.name
         rows = list(state.rows())
-        earlier = {(Kind.MODEL, each) for each in state.publications if mesh.publisher_of(each)}
-        earlier |= {(Kind.AGENT, each) for each in state.agents if mesh.published_agent(each)}
-        earlier |= {(Kind.RUNNER, name)} if mesh.of_runner(name) else set()
+        earlier = {(ResourceKind.MODEL, each) for each in state.publications if mesh.publisher_of(each)}
+        earlier |= {(ResourceKind.AGENT, each) for each in state.agents if mesh.published_agent(each)}
+        earlier |= {(ResourceKind.RUNNER, name)} if mesh.of_runner(name) else set()
         gone = [row for each in leaving for row in each.rows() if row not in rows]
         return list(opening_events(rows, earlier, gone, name))
 

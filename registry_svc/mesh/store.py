@@ -1,71 +1,51 @@
 """The store of the mesh, on SQL."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
 
 from registry_svc.mesh.domain import JoinToken
 from registry_svc.mesh.rows import (
-    NO_NAMES,
-    DeclaredNames,
-    DeclaredRecords,
     StoredMesh,
     StoredPulse,
     StoredSession,
-    agent_publication_of,
-    agent_row,
-    declared_agent_of,
-    declared_agent_row,
-    declared_alias_of,
-    declared_model_of,
-    declared_model_row,
-    declared_profile_of,
-    declared_profile_row,
-    declared_route_of,
-    declared_route_row,
-    declared_tenant_of,
-    declared_workflow_of,
     join_token_of,
     join_token_row,
-    manifest_row,
-    model_row,
-    publication_of,
+    owner_of,
     pulse_row,
+    record_row,
     runner_row,
     session_row,
-    settings_of,
-    settings_row,
     stored_session_of,
 )
 from registry_svc.store.database import RegistryDatabase
 from weft.api.registry.v1 import event_pb2, settings_pb2
+from weft.documents.kinds.declared import DECLARED_KINDS, Key
+from weft.kernel.log import get_logger
 from weft.sql.connections import Row, Tx
 
-T = TypeVar("T")
-
-
-class _Published(Protocol):
-    @property
-    def runner(self) -> str: ...
-
-
-P = TypeVar("P", bound=_Published)
+log = get_logger("weft.registry.store")
 
 _PULSE = """
     UPDATE runners SET standing = :standing, last_heartbeat_at = :last_heartbeat_at, inactive_since = :inactive_since
     WHERE name = :runner
 """
+_SAVE = """
+    INSERT INTO documents (kind, name, revision, owner, document) VALUES (:kind, :name, 1, :owner, :document)
+    ON CONFLICT (kind, name)
+    DO UPDATE SET revision = documents.revision + 1, owner = excluded.owner, document = excluded.document
+"""
 _READ: Mapping[str, str] = {
     "runners": "SELECT r.*, s.request_id, s.ticket_key FROM runners r JOIN sessions s ON s.id = r.session_id",
     "events": "SELECT event FROM events ORDER BY sequence",
-    **{
-        table: f"SELECT * FROM {table}"  # noqa: S608 - our tables
-        for table in (
-            *("models", "agents", "declared_models", "declared_agents", "declared_routes", "declared_aliases"),
-            *("declared_profiles", "declared_workflows", "declared_tenants", "mesh_settings", "join_tokens"),
-        )
-    },
+    "documents": "SELECT * FROM documents",
+    "publications": "SELECT * FROM publications",
+    "join_tokens": "SELECT * FROM join_tokens",
 }
+_SETTINGS = {"kind": "settings", "name": "mesh", "owner": ""}
+"""The document of the settings of the whole mesh."""
 
 
 class SqlStore(RegistryDatabase):
@@ -76,24 +56,20 @@ class SqlStore(RegistryDatabase):
     """
 
     async def load(self) -> StoredMesh:
-        """Everything there is; sessions ordered by runner, their publications and agents by name."""
+        """Everything there is; sessions ordered by runner, their publications, agents and documents by name."""
         found = await self.read(lambda tx: {table: tx.rows(statement) for table, statement in _READ.items()})
-        publications = _by_runner(_values(found["models"], publication_of))
-        published_agents = _by_runner(_values(found["agents"], agent_publication_of))
+        published: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+        for row, record in _records(found["publications"]):
+            published[row.runner][row.kind].append(record)
+        settings = next((row for row in found["documents"] if row.kind == _SETTINGS["kind"]), None)
         return StoredMesh(
             sessions=tuple(
-                stored_session_of(row, publications.get(row.name, ()), published_agents.get(row.name, ()))
+                stored_session_of(row, published[row.name]["model"], published[row.name]["agent"])
                 for row in _in_order(found["runners"], "name")
             ),
-            models=_values(found["declared_models"], declared_model_of),
-            agents=_values(found["declared_agents"], declared_agent_of),
-            routes=_values(found["declared_routes"], declared_route_of),
-            aliases=_values(found["declared_aliases"], declared_alias_of),
-            profiles=_values(found["declared_profiles"], declared_profile_of),
-            workflows=_values(found["declared_workflows"], declared_workflow_of),
-            tenants=_values(found["declared_tenants"], declared_tenant_of),
-            settings=next(map(settings_of, found["mesh_settings"]), None),
-            join_tokens=_values(found["join_tokens"], join_token_of, order_by="id"),
+            documents=tuple(record for _, record in _records(found["documents"])),
+            settings=None if settings is None else settings_pb2.MeshSettings.FromString(settings.document),
+            join_tokens=tuple(map(join_token_of, _in_order(found["join_tokens"], "id"))),
             events=tuple(event_pb2.Event.FromString(row.event) for row in found["events"]),
         )
 
@@ -103,20 +79,20 @@ class SqlStore(RegistryDatabase):
         Its earlier rows are deleted, its models and agents are withdrawn from other publishers, and the sessions
         `evicted` (by id) end, as does any other that holds its runner's name. Declarations are untouched.
         """
-        models, agents = list(map(model_row, stored.publications)), list(map(agent_row, stored.agents))
+        runner = stored.profile.name
+        rows = [{**record_row(record), "runner": runner} for record in (*stored.publications, *stored.agents)]
 
         def work(tx: Tx) -> None:
-            # Runners go with their sessions, and models and agents with their runners.
+            # Runners go with their sessions, and publications with their runners.
             tx.delete("sessions", "id", [stored.session.id, *evicted])
             # The caller does not know of a session whose COMMIT is on disk although its acknowledgement was lost.
             tx.execute(
-                "DELETE FROM sessions WHERE id IN (SELECT session_id FROM runners WHERE name = :runner)",
-                runner=stored.profile.name,
+                "DELETE FROM sessions WHERE id IN (SELECT session_id FROM runners WHERE name = :runner)", runner=runner
             )
             tx.insert("sessions", session_row(stored.session))
             tx.insert("runners", runner_row(stored))
-            tx.replace("models", "name", *models)
-            tx.replace("agents", "name", *agents)
+            tx.many("DELETE FROM publications WHERE kind = :kind AND name = :name", map(_key, rows))
+            tx.insert("publications", *rows)
 
         await self.run(work)
 
@@ -130,57 +106,29 @@ class SqlStore(RegistryDatabase):
         """Delete these sessions with their runners, agents and models; unknown ids are ignored."""
         await self.run(lambda tx: tx.delete("sessions", "id", session_ids))
 
-    async def save_declarations(self, declared: DeclaredRecords, gone: DeclaredNames = NO_NAMES) -> None:
-        """Put these declarations in place of earlier ones of their names, and delete `gone`; all of it, or nothing."""
-        deleted = {"declared_agents": gone.agents, "declared_routes": gone.routes, "declared_aliases": gone.aliases}
-        saved = {
-            "declared_models": list(map(declared_model_row, declared.models)),
-            "declared_agents": list(map(declared_agent_row, declared.agents)),
-            "declared_routes": list(map(declared_route_row, declared.routes)),
-            "declared_aliases": list(map(manifest_row, declared.aliases)),
-            "declared_profiles": list(map(declared_profile_row, declared.profiles)),
-            "declared_workflows": list(map(manifest_row, declared.workflows)),
-            "declared_tenants": list(map(manifest_row, declared.tenants)),
-        }
+    async def save_documents(self, records: Sequence[Message], gone: Collection[Key] = ()) -> None:
+        """Put declarations in place of earlier ones of their names, and delete `gone`; all of it, or nothing."""
+        rows = [{**record_row(record), "owner": owner_of(record)} for record in records]
 
         def work(tx: Tx) -> None:
-            _delete_names(tx, deleted)
-            for table, rows in saved.items():
-                tx.replace(table, "name", *rows)
+            _delete(tx, "documents", gone)
+            tx.many(_SAVE, rows)
 
         await self.run(work)
 
-    async def delete_names(
-        self,
-        models: Sequence[str],
-        agents: Sequence[str],
-        routes: Sequence[str] = (),
-        aliases: Sequence[str] = (),
-        profiles: Sequence[str] = (),
-        workflows: Sequence[str] = (),
-        tenants: Sequence[str] = (),
-    ) -> None:
-        """Delete models and agents of these names, declared and published, and what else operators declared.
+    async def delete_documents(self, keys: Collection[Key]) -> None:
+        """Delete resources, declared and published; unknown ones are ignored."""
 
-        Unknown names are ignored.
-        """
-        names = {
-            "agents": agents,
-            "declared_agents": agents,
-            "models": models,
-            "declared_models": models,
-            "declared_routes": routes,
-            "declared_aliases": aliases,
-            "declared_profiles": profiles,
-            "declared_workflows": workflows,
-            "declared_tenants": tenants,
-        }
-        await self.run(lambda tx: _delete_names(tx, names))
+        def work(tx: Tx) -> None:
+            _delete(tx, "documents", keys)
+            _delete(tx, "publications", keys)
+
+        await self.run(work)
 
     async def save_settings(self, settings: settings_pb2.MeshSettings) -> None:
         """Keep the mesh's settings in place of earlier ones."""
-        row = settings_row(settings)
-        await self.run(lambda tx: tx.replace("mesh_settings", "id", row))
+        row = {**_SETTINGS, "document": settings.SerializeToString(deterministic=True)}
+        await self.run(lambda tx: tx.many(_SAVE, [row]))
 
     async def save_join_token(self, token: JoinToken) -> None:
         """Keep a token; one of the same id is replaced."""
@@ -206,8 +154,15 @@ class SqlStore(RegistryDatabase):
         await self.run(work)
 
 
-def _values(rows: Sequence[Row], value_of: Callable[[Row], T], *, order_by: str = "name") -> tuple[T, ...]:
-    return tuple(map(value_of, _in_order(rows, order_by)))
+def _records(rows: Sequence[Row]) -> Iterator[tuple[Row, Message]]:
+    """Yield the records in some rows, by kind and name."""
+    for kind, declared in DECLARED_KINDS.items():
+        for row in _in_order([row for row in rows if row.kind == kind.value], "name"):
+            try:
+                yield row, declared.record.FromString(bytes(row.document))
+            except DecodeError:
+                # One damaged row must not keep the whole mesh from starting.
+                log.warning("stored resource cannot be read, apply or publish it again", kind=row.kind, name=row.name)
 
 
 def _in_order(rows: Sequence[Row], column: str) -> list[Row]:
@@ -215,13 +170,10 @@ def _in_order(rows: Sequence[Row], column: str) -> list[Row]:
     return sorted(rows, key=lambda row: str(getattr(row, column)))
 
 
-def _by_runner(published: Sequence[P]) -> dict[str, list[P]]:
-    grouped: dict[str, list[P]] = defaultdict(list)
-    for each in published:
-        grouped[each.runner].append(each)
-    return grouped
+def _delete(tx: Tx, table: str, keys: Collection[Key]) -> None:
+    rows = [{"kind": kind.value, "name": name} for kind, name in keys]
+    tx.many(f"DELETE FROM {table} WHERE kind = :kind AND name = :name", rows)  # noqa: S608 - our tables
 
 
-def _delete_names(tx: Tx, names: Mapping[str, Sequence[str]]) -> None:
-    for table, some in names.items():
-        tx.delete(table, "name", some)
+def _key(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"kind": row["kind"], "name": row["name"]}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import EventDraft, EventReason, Kind
+from registry_svc.mesh.domain import EventDraft, EventReason
 from registry_svc.mesh.policy.unowned import (
     UNLOAD_GRACE_SECONDS,
     UnownedModel,
@@ -16,6 +16,7 @@ from registry_svc.mesh.policy.unowned import (
     is_to_be_unloaded,
 )
 from registry_svc.mesh.runner_calls import RunnerCalls
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -90,7 +91,7 @@ class UnownedModels:
 
 def _event_of(unowned: UnownedModel) -> EventDraft:
     return EventDraft(
-        kind=Kind.RUNNER,
+        kind=ResourceKind.RUNNER,
         name=unowned.runner,
         reason=EventReason.UNOWNED,
         message=(

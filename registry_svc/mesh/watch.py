@@ -2,28 +2,28 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
-from registry_svc.mesh.domain import EventDraft, Kind
+from google.protobuf.message import Message
+
+from registry_svc.mesh.domain import EventDraft
 from registry_svc.mesh.overlay import Publisher, watched_runner
-from registry_svc.mesh.records import event_message, extended, kind_number, without_key
+from registry_svc.mesh.records import event_message, extended, without_key
 from weft.api.registry.v1 import (
     agent_pb2,
-    alias_pb2,
     event_pb2,
     model_pb2,
-    profile_pb2,
     registry_service_pb2,
     route_pb2,
     router_pb2,
     settings_pb2,
-    tenant_pb2,
-    workflow_pb2,
 )
+from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import kind_number
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -42,11 +42,9 @@ class Snapshot:
     models: Sequence[Callable[[], model_pb2.Model]]
     agents: Sequence[Callable[[], agent_pb2.Agent]]
     routes: Sequence[Callable[[], route_pb2.Route]]
-    aliases: Sequence[alias_pb2.Alias]
-    profiles: Sequence[profile_pb2.Profile] = ()
-    workflows: Sequence[workflow_pb2.RegisteredWorkflow] = ()
-    routers: Sequence[router_pb2.Router] = ()
-    tenants: Sequence[tenant_pb2.Tenant] = ()
+    routers: Sequence[router_pb2.Router]
+    documents: Mapping[ResourceKind, Sequence[Message]]
+    """What else is declared, by kind."""
 
     async def message(self, *, with_keys: bool) -> registry_service_pb2.WatchResponse:
         """Return the first response of a watch. A large one takes long; the event loop turns meanwhile."""
@@ -58,11 +56,9 @@ class Snapshot:
         await extended(shown.models, self.models)
         await extended(shown.agents, self.agents)
         await extended(shown.routes, self.routes)
-        shown.aliases.extend(self.aliases)
-        shown.profiles.extend(self.profiles)
-        shown.workflows.extend(self.workflows)
         shown.routers.extend(self.routers)
-        shown.tenants.extend(self.tenants)
+        for kind, documents in self.documents.items():
+            getattr(shown, kind.plural).extend(documents)
         return response
 
 
@@ -213,7 +209,7 @@ class EventLog:
             await store.save_events(new, self._events[0].sequence)
             self._saved_sequence = new[-1].sequence
 
-    def newest(self, kind: Kind | None, name: str, limit: int) -> list[event_pb2.Event]:
+    def newest(self, kind: ResourceKind | None, name: str, limit: int) -> list[event_pb2.Event]:
         """At most `limit` events of this kind and name, oldest first; None and "" mean all."""
         found: list[event_pb2.Event] = []
         for event in reversed(self._events):
@@ -232,6 +228,6 @@ class EventLog:
         self._broadcaster.close()
 
 
-def concerns(event: event_pb2.Event, kind: Kind | None, name: str) -> bool:
+def concerns(event: event_pb2.Event, kind: ResourceKind | None, name: str) -> bool:
     """Whether an event is of this kind and name; None and "" mean all."""
     return (kind is None or event.kind == kind_number(kind)) and (not name or event.name == name)

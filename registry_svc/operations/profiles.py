@@ -1,20 +1,17 @@
 """Profiles of the mesh: saved from what is, and switched to as a whole."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.declarations import NOBODY, Declarations, Plan, events_of
-from registry_svc.mesh.domain import EventDraft, EventReason, Kind
+from registry_svc.mesh.domain import EventDraft, EventReason
 from registry_svc.mesh.manifests import valid_profile
 from registry_svc.mesh.policy.declarations import in_use
 from registry_svc.mesh.policy.ownership import Author
 from registry_svc.mesh.policy.profile_steps import Step, StepKind, plan_steps
 from registry_svc.mesh.profile_state import loaded_models, wanted_models
-from registry_svc.mesh.records import kind_number
-from registry_svc.mesh.rows import DeclaredNames
 from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.operations.operations import Operations
 from weft.api.operations.v1.operation_pb2 import LoadModel, OperationAction, UnloadModel
@@ -29,11 +26,14 @@ from weft.api.registry.v1.profile_service_pb2 import (
     SwitchProfileResponse,
 )
 from weft.api.runner.v1.load_pb2 import LoadOptions
+from weft.documents.kinds.declared import DECLARED_KINDS, Key
 from weft.documents.profiles import declarations_of, load_options_of, load_settings_of, profile_field
+from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import kind_number
 from weft.documents.rights import visible_names
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import stamp_of
@@ -49,9 +49,8 @@ _NUMBERS: Mapping[StepKind, ProfileStep.Kind.ValueType] = {
 }
 
 
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
+_REPLACED = (ResourceKind.AGENT, ResourceKind.ROUTE, ResourceKind.ALIAS)
+"""Kinds of which a switch deletes what the profile before declared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +90,13 @@ class Profiles:
     def get(self, name: str) -> Profile:
         """The profile of this name; raises NOT_FOUND."""
         self._core.require_open()
-        profile = self._core.mesh.profiles.get(name)
+        profile: Profile | None = self._core.mesh.documents[ResourceKind.PROFILE].declared(name)
         if profile is None:
-            raise unknown_name(Kind.PROFILE.value, name, visible_names(caller(), self._core.mesh.profiles.names()))
+            raise unknown_name(
+                ResourceKind.PROFILE.value,
+                name,
+                visible_names(caller(), self._core.mesh.names_of(ResourceKind.PROFILE)),
+            )
         return profile
 
     async def save(self, request: SaveProfileRequest, author: Author) -> ApplyResult:
@@ -119,7 +122,8 @@ class Profiles:
     async def _save(
         self, request: SaveProfileRequest, author: Author, options: Mapping[str, LoadOptions]
     ) -> ApplyResult:
-        mesh, earlier = self._core.mesh, self._core.mesh.profiles.get(request.name)
+        mesh = self._core.mesh
+        earlier = mesh.documents[ResourceKind.PROFILE].declared(request.name)
         settings_of = {model: load_settings_of(each) for model, each in options.items()}
         manifest = ProfileManifest(
             name=request.name,
@@ -131,11 +135,10 @@ class Profiles:
             ],
             unload_others=not request.leave_others,
             models=[
-                ModelDeclaration(manifest=each.manifest, runner=each.declared_runner) for each in mesh.declared_models()
+                ModelDeclaration(manifest=each.manifest, runner=each.declared_runner)
+                for each in mesh.documents[ResourceKind.MODEL].all_declared()
             ],
-            agents=[each.manifest for each in mesh.declared_agents()],
-            routes=[route.manifest for name in sorted(mesh.routes.names()) if (route := mesh.routes.get(name))],
-            aliases=[each.manifest for each in mesh.aliases.all_declared()],
+            **{kind.plural: [each.manifest for each in mesh.documents[kind].all_declared()] for kind in _REPLACED},
         )
         valid_profile(manifest, "profile", self._core.config)
         batch = ApplyRequest(declarations=[Declaration(profile=manifest)], dry_run=request.dry_run)
@@ -147,7 +150,7 @@ class Profiles:
 
     async def _switch(self, request: SwitchProfileRequest, requested_by: str, steps: Sequence[Step]) -> _Switch:
         # It may have been changed or deleted while runners were asked.
-        manifest, active = self.get(request.name).manifest, self._core.mesh.profiles.active
+        manifest, active = self.get(request.name).manifest, self._core.mesh.active_profile
         previous = "" if active is None else active.manifest.name
         leaving = self._leaving(manifest)
         self._require_unused(manifest, leaving)
@@ -166,15 +169,14 @@ class Profiles:
         )
         self._activate(plan, request.name)
         message = f"switched to by an operator: {_count(documents, 'document')}, {_count(len(steps), 'model')}"
-        event = EventDraft(kind=Kind.PROFILE, name=request.name, reason=EventReason.SWITCHED, message=message)
-        await self._declarations.carry_out(plan, leaving, [*events_of(switch.deleted), event])
+        event = EventDraft(kind=ResourceKind.PROFILE, name=request.name, reason=EventReason.SWITCHED, message=message)
+        await self._declarations.carry_out(plan, [*events_of(switch.deleted), event])
         return switch
 
     def _activate(self, plan: Plan, name: str) -> None:
         """Have a profile be the active one with this plan."""
-        profiles = self._core.mesh.profiles
-        planned = {each.manifest.name: each for each in plan.profiles}
-        active = profiles.active
+        planned = {each.manifest.name: each for each in plan.records if isinstance(each, Profile)}
+        active = self._core.mesh.active_profile
         if active is not None and active.manifest.name != name:
             ended = planned.setdefault(active.manifest.name, _copy(active))
             ended.active = False
@@ -183,51 +185,42 @@ class Profiles:
         profile.active = True
         profile.active_time.CopyFrom(stamp_of(self._core.clock.utc_now()))
         planned[name] = profile
-        plan.profiles[:] = planned.values()
+        plan.records[:] = [*(each for each in plan.records if not isinstance(each, Profile)), *planned.values()]
 
-    def _leaving(self, manifest: ProfileManifest) -> DeclaredNames:
+    def _leaving(self, manifest: ProfileManifest) -> list[Key]:
         """Return what the profile that is active declares and this one does not."""
-        mesh, active = self._core.mesh, self._core.mesh.profiles.active
+        mesh, active = self._core.mesh, self._core.mesh.active_profile
         if active is None or active.manifest.name == manifest.name:
-            return DeclaredNames()
-        agents = _names(active.manifest.agents) - _names(manifest.agents)
-        routes = _names(active.manifest.routes) - _names(manifest.routes)
-        aliases = _names(active.manifest.aliases) - _names(manifest.aliases)
-        return DeclaredNames(
-            # What a runner publishes as well would be deleted with it.
-            agents=sorted(
-                name for name in agents if mesh.declared_agent(name) is not None and mesh.published_agent(name) is None
-            ),
-            routes=sorted(name for name in routes if name in mesh.routes),
-            aliases=sorted(name for name in aliases if mesh.aliases.declared(name) is not None),
-        )
-
-    def _require_unused(self, manifest: ProfileManifest, leaving: DeclaredNames) -> None:
-        """Raise RESOURCE_IN_USE where an alias that stays leads to what would be deleted."""
-        mesh = self._core.mesh
-        replaced = {*leaving.aliases, *_names(manifest.aliases)}
-        for kind, prefix, names in (
-            (Kind.AGENT, AGENT_PREFIX, leaving.agents),
-            (Kind.ROUTE, ROUTE_PREFIX, leaving.routes),
-        ):
-            for name in names:
-                users = mesh.aliases.leading_to({prefix + name}) - replaced
-                if users:
-                    raise in_use(kind, name, (), (), users)
-
-    def _deleted(self, leaving: DeclaredNames) -> list[ApplyResult]:
-        mesh = self._core.mesh
-        agents = [(name, agent) for name in leaving.agents if (agent := mesh.declared_agent(name))]
-        routes = [(name, route) for name in leaving.routes if (route := mesh.routes.get(name))]
-        aliases = [(name, alias) for name in leaving.aliases if (alias := mesh.aliases.declared(name))]
-        found = [
-            *((Kind.AGENT, name, Declaration(agent=agent.manifest)) for name, agent in agents),
-            *((Kind.ROUTE, name, Declaration(route=route.manifest)) for name, route in routes),
-            *((Kind.ALIAS, name, Declaration(alias=alias.manifest)) for name, alias in aliases),
-        ]
+            return []
         return [
-            ApplyResult(kind=kind_number(kind), name=name, outcome=ApplyResult.OUTCOME_DELETED, before=before)
-            for kind, name, before in found
+            (kind, name)
+            for kind in _REPLACED
+            for name in sorted(_names(active.manifest, kind) - _names(manifest, kind))
+            # What a runner publishes as well would be deleted with it.
+            if name in mesh.documents[kind] and not (kind is ResourceKind.AGENT and mesh.published_agent(name))
+        ]
+
+    def _require_unused(self, manifest: ProfileManifest, leaving: Collection[Key]) -> None:
+        """Raise RESOURCE_IN_USE when an alias that stays leads to what would be deleted."""
+        replaced = {*leaving, *((kind, name) for kind in _REPLACED for name in _names(manifest, kind))}
+        for kind, name in leaving:
+            prefix = DECLARED_KINDS[kind].prefix
+            users = self._declarations.users_of((), {prefix + name}) if prefix else {}
+            staying = {user: {each for each in names if (user, each) not in replaced} for user, names in users.items()}
+            if any(staying.values()):
+                raise in_use(kind, name, staying)
+
+    def _deleted(self, leaving: Collection[Key]) -> list[ApplyResult]:
+        found = [(kind, name, self._core.mesh.documents[kind].declared(name)) for kind, name in leaving]
+        return [
+            ApplyResult(
+                kind=kind_number(kind),
+                name=name,
+                outcome=ApplyResult.OUTCOME_DELETED,
+                before=Declaration(**{kind.value: record.manifest}),
+            )
+            for kind, name, record in found
+            if record is not None
         ]
 
     async def _steps(self, manifest: ProfileManifest) -> list[Step]:
@@ -251,7 +244,7 @@ class Profiles:
                 Reason.OPERATION_REFUSED,
                 f"governance is on, and the profile {name!r} would load or unload {models}: do that with an "
                 "authorization for each first (`weft load MODEL --token FILE`), then switch",
-                metadata={Kind.PROFILE.value: name},
+                metadata={ResourceKind.PROFILE.value: name},
             )
 
     async def _begin(
@@ -316,8 +309,9 @@ def _of_profile(manifest: ProfileManifest, error: WeftError) -> WeftError:
     return WeftError(error.reason, f"{place}: {error.message}", metadata=dict(error.metadata))
 
 
-def _names(manifests: Iterable[_Named]) -> set[str]:
-    return {each.name for each in manifests}
+def _names(manifest: ProfileManifest, kind: ResourceKind) -> set[str]:
+    """Return the names of what a profile declares of a kind."""
+    return {each.name for each in getattr(manifest, kind.plural)}
 
 
 def _copy(profile: Profile) -> Profile:

@@ -9,9 +9,9 @@ from typing_extensions import override
 
 from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import Kind
 from registry_svc.operations.policy.loads import PoolMember
 from weft.api.registry.v1 import runner_pb2
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -181,16 +181,16 @@ class MeshRunnerDirectory(RunnerDirectory):
     @override
     def known_names(self) -> Iterable[str]:
         mesh = self._core.mesh
-        return {*mesh.names_of(Kind.MODEL), *mesh.names_of(Kind.POOL)}
+        return {*mesh.names_of(ResourceKind.MODEL), *mesh.names_of(ResourceKind.POOL)}
 
     @override
     def runner_names(self) -> Iterable[str]:
-        return self._core.mesh.names_of(Kind.RUNNER)
+        return self._core.mesh.names_of(ResourceKind.RUNNER)
 
     @override
     def is_taken(self, name: str) -> bool:
         mesh = self._core.mesh
-        return bool(claim_to(mesh, Kind.MODEL, name).owners or mesh.pools.is_explicit(name))
+        return bool(claim_to(mesh, ResourceKind.MODEL, name).owners or mesh.pools.is_explicit(name))
 
     def _pool_member(self, model: str, runner: str) -> PoolMember:
         member = self._core.mesh.of_runner(runner) if runner else None

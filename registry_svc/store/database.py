@@ -2,12 +2,18 @@
 
 from pathlib import Path
 
+from registry_svc.store.documents_migration import move_documents
 from weft.kernel.reasons import Reason
 from weft.sql.migrations import Schema
 from weft.sql.owners import OwnerRole
 from weft.sql.store import Store
 
-SCHEMA = Schema(owner="registry", scripts=Path(__file__).parent / "migrations", version_table="alembic_version")
+SCHEMA = Schema(
+    owner="registry",
+    scripts=Path(__file__).parent / "migrations",
+    version_table="alembic_version",
+    moves={"0019": move_documents},
+)
 REGISTRY_OWNER = OwnerRole(
     service="registry",
     table="ownership",

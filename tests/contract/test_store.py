@@ -10,11 +10,13 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+import structlog
 from kit.messages import changed
 from stored_values import (
     ELSEWHERE,
     LONGEST_PROMPT,
     NOW,
+    TAGS,
     agent,
     declared_agent,
     declared_model,
@@ -26,10 +28,12 @@ from stored_values import (
     waking,
 )
 
+from registry_svc.mesh import store as mesh_store
 from registry_svc.mesh.domain import Standing
-from registry_svc.mesh.rows import DeclaredRecords, StoredMesh, StoredPulse, StoredSession
+from registry_svc.mesh.rows import StoredMesh, StoredPulse, StoredSession
 from registry_svc.mesh.store import SqlStore
 from weft.api.registry.v1 import event_pb2
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
@@ -44,21 +48,21 @@ async def fill(store: SqlStore) -> StoredMesh:
     """Two of everything, and what that should read back as."""
     await store.save_session(stored("s1", "r1", ("m1", "m2"), ("a1",)))
     await store.save_session(stored("s2", "r2", ("m3",), ("a2", "a3")))
-    await store.save_declarations(
-        DeclaredRecords(
-            [declared_model("m1"), declared_model("m9")],
-            [declared_agent("a1"), declared_agent("a9")],
-            [declared_route("q1"), declared_route("q9", *(f"m{number}" for number in range(16)))],
-        )
+    documents = (
+        declared_model("m1"),
+        declared_model("m9"),
+        declared_agent("a1"),
+        declared_agent("a9"),
+        declared_route("q1"),
+        declared_route("q9", *(f"m{number}" for number in range(16))),
     )
+    await store.save_documents(documents)
     await store.save_settings(mesh_settings())
     await store.save_join_token(join_token("t1"))
     await store.save_join_token(join_token("t2", None))
     return StoredMesh(
         sessions=(stored("s1", "r1", ("m1", "m2"), ("a1",)), stored("s2", "r2", ("m3",), ("a2", "a3"))),
-        models=(declared_model("m1"), declared_model("m9")),
-        agents=(declared_agent("a1"), declared_agent("a9")),
-        routes=(declared_route("q1"), declared_route("q9", *(f"m{number}" for number in range(16)))),
+        documents=documents,
         settings=mesh_settings(),
         join_tokens=(join_token("t1"), join_token("t2", None)),
     )
@@ -87,22 +91,15 @@ class StoreSuite:
         for number, name in enumerate(reversed(names)):
             await store.save_session(stored(f"s{number}", name, ()))
         await store.save_session(stored("s", "zz", tuple(reversed(names)), tuple(reversed(names))))
-        await store.save_declarations(
-            DeclaredRecords(
-                [declared_model(name) for name in reversed(names)],
-                [declared_agent(name) for name in reversed(names)],
-                [declared_route(name) for name in reversed(names)],
-            )
-        )
+        makers = (declared_model, declared_agent, declared_route)
+        await store.save_documents([make(name) for make in reversed(makers) for name in reversed(names)])
         for name in reversed(names):
             await store.save_join_token(join_token(name))
         mesh, expected = await store.load(), sorted(names)
         assert [each.profile.name for each in mesh.sessions] == [*expected, "zz"]
         assert [each.manifest.name for each in mesh.sessions[-1].publications] == expected
         assert [each.manifest.name for each in mesh.sessions[-1].agents] == expected
-        assert [each.manifest.name for each in mesh.models] == expected
-        assert [each.manifest.name for each in mesh.agents] == expected
-        assert [each.manifest.name for each in mesh.routes] == expected
+        assert mesh.documents == tuple(make(name) for make in makers for name in expected)
         assert [each.id for each in mesh.join_tokens] == expected
 
     async def test_saving_again_replaces_everything_of_the_session(self, store: SqlStore) -> None:
@@ -139,34 +136,45 @@ class StoreSuite:
         assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
         assert await store.load() == before
 
-    async def test_refused_declarations_leave_everything_as_it_was(self, store: SqlStore) -> None:
+    async def test_refused_declarations_leave_everything_as_it_was(
+        self, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         before = await fill(store)
-        twice = [declared_agent("a9", "other"), declared_agent("a7"), declared_agent("a7")]
+        # No row has no owner: the last of several statements fails.
+        monkeypatch.setattr(mesh_store, "owner_of", lambda record: None if record.manifest.name == "m5" else "")
         with pytest.raises(WeftError) as failure:
-            await store.save_declarations(DeclaredRecords([declared_model("m1", "other"), declared_model("m5")], twice))
-        assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
-        assert await store.load() == before
-
-    async def test_a_refused_route_leaves_everything_as_it_was(self, store: SqlStore) -> None:
-        before = await fill(store)
-        twice = [declared_route("q9", "other"), declared_route("q7"), declared_route("q7")]
-        with pytest.raises(WeftError) as failure:
-            await store.save_declarations(
-                DeclaredRecords([declared_model("m5")], [declared_agent("a1", "other")], twice)
+            await store.save_documents(
+                [declared_model("m1", "other"), declared_model("m5")], [(ResourceKind.AGENT, "a9")]
             )
         assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
         assert await store.load() == before
 
-    async def test_routes_are_replaced_and_deleted_by_name(self, store: SqlStore) -> None:
-        await store.save_declarations(DeclaredRecords([], [], [declared_route("q1"), declared_route("q2")]))
+    async def test_documents_are_replaced_and_deleted_by_name(self, store: SqlStore) -> None:
+        await store.save_documents([declared_route("q1"), declared_route("q2")])
         manifest = changed(declared_route("q1").manifest, budget=None, keep_alive=None, pin_primary=False)
         bare = changed(declared_route("q1"), manifest=manifest)
-        await store.save_declarations(DeclaredRecords([], [], [bare]))
-        assert (await store.load()).routes == (bare, declared_route("q2"))
-        await store.delete_names([], [], ["q2", "never-there"])
-        assert (await store.load()).routes == (bare,)
-        await store.delete_names(["q1"], ["q1"])
-        assert (await store.load()).routes == (bare,)
+        await store.save_documents([bare], [(ResourceKind.ROUTE, "q2"), (ResourceKind.ROUTE, "never-there")])
+        assert (await store.load()).documents == (bare,)
+        await store.delete_documents([(ResourceKind.MODEL, "q1"), (ResourceKind.AGENT, "q1")])
+        assert (await store.load()).documents == (bare,)
+        await store.delete_documents([(ResourceKind.ROUTE, "q1")])
+        assert (await store.load()).documents == ()
+
+    async def test_rows_show_how_often_a_document_was_saved_and_who_owns_it(self, store: SqlStore) -> None:
+        await store.save_documents([declared_model("m1"), declared_route("q1")])
+        await store.save_documents([declared_model("m1", "r7")])
+        rows = await store.read(lambda tx: tx.rows("SELECT kind, name, revision, owner FROM documents ORDER BY kind"))
+        assert [tuple(row) for row in rows] == [("model", "m1", 2, TAGS.owner), ("route", "q1", 1, "")]
+
+    async def test_a_damaged_document_costs_only_itself(self, store: SqlStore) -> None:
+        await store.save_documents([declared_model("m1"), declared_model("m2")])
+        await store.run(
+            lambda tx: tx.execute("UPDATE documents SET document = :bytes WHERE name = 'm1'", bytes=b"\xff")
+        )
+        with structlog.testing.capture_logs() as logs:
+            mesh = await store.load()
+        assert mesh.documents == (declared_model("m2"),)
+        assert [(entry["kind"], entry["name"]) for entry in logs] == [("model", "m1")]
 
     async def test_settings_are_one_row_that_is_replaced(self, store: SqlStore) -> None:
         assert (await store.load()).settings is None
@@ -177,14 +185,14 @@ class StoreSuite:
     async def test_refused_settings_leave_those_before(self, store: SqlStore) -> None:
         before = await fill(store)
         with pytest.raises(WeftError):
-            await store.save_settings(SimpleNamespace(allow_cloud_fallback=None, revision=1, journal=0))  # type: ignore[arg-type]
+            await store.save_settings(SimpleNamespace(SerializeToString=lambda **_: None))  # type: ignore[arg-type]
         assert await store.load() == before
 
     async def test_a_model_of_which_no_skills_are_known_stays_so(self, store: SqlStore) -> None:
         plain = declared_model("m1")
         unknown = changed(plain, manifest=changed(plain.manifest, skills=None))
-        await store.save_declarations(DeclaredRecords([unknown], []))
-        assert (await store.load()).models == (unknown,)
+        await store.save_documents([unknown])
+        assert (await store.load()).documents == (unknown,)
 
     async def test_a_refused_token_leaves_the_one_before(self, store: SqlStore) -> None:
         before = await fill(store)
@@ -203,7 +211,8 @@ class StoreSuite:
         await store.save_session(stored(models=names[:2400], agents=names[:2300]))
         (loaded,) = await loaded_sessions(store)
         assert (len(loaded.publications), len(loaded.agents)) == (2400, 2300)
-        await store.delete_names(names[:2399], names[:2299])
+        await store.delete_documents([(ResourceKind.MODEL, name) for name in names[:2399]])
+        await store.delete_documents([(ResourceKind.AGENT, name) for name in names[:2299]])
         assert await loaded_sessions(store) == [stored(models=("n02399",), agents=("n02299",))]
 
     async def test_pulses_change_nothing_else(self, store: SqlStore) -> None:
@@ -226,8 +235,8 @@ class StoreSuite:
         before = await fill(store)
         await store.save_pulses([])
         await store.delete_sessions([])
-        await store.save_declarations(DeclaredRecords([], []))
-        await store.delete_names([], [])
+        await store.save_documents([])
+        await store.delete_documents([])
         assert await store.load() == before
 
     async def test_deleted_sessions_take_their_rows_along_and_no_declarations(self, store: SqlStore) -> None:
@@ -245,36 +254,28 @@ class StoreSuite:
     async def test_a_declaration_leaves_published_rows_of_its_name_alone(self, store: SqlStore) -> None:
         before = await fill(store)
         changed_model, changed_agent = declared_model("m1", "r7"), declared_agent("a1", "m7")
-        await store.save_declarations(DeclaredRecords([changed_model, declared_model("m3")], [changed_agent]))
-        assert await store.load() == replace(
-            before,
-            models=(changed_model, declared_model("m3"), declared_model("m9")),
-            agents=(changed_agent, declared_agent("a9")),
-        )
+        await store.save_documents([changed_model, declared_model("m3"), changed_agent])
+        declared = (changed_model, declared_model("m3"), declared_model("m9"), changed_agent, *before.documents[3:])
+        assert await store.load() == replace(before, documents=declared)
 
-    async def test_deleted_names_go_declared_and_published(self, store: SqlStore) -> None:
+    async def test_deleted_documents_go_declared_and_published(self, store: SqlStore) -> None:
         before = await fill(store)
-        await store.delete_names(["m1", "never-there"], ["a1", "never-there"])
+        kinds = ((ResourceKind.MODEL, "m1"), (ResourceKind.AGENT, "a1"))
+        await store.delete_documents([*kinds, *((kind, "never-there") for kind, _ in kinds)])
         assert await store.load() == replace(
             before,
             sessions=(stored("s1", "r1", ("m2",)), before.sessions[1]),
-            models=(declared_model("m9"),),
-            agents=(declared_agent("a9"),),
+            documents=(declared_model("m9"), declared_agent("a9"), *before.documents[4:]),
         )
-
-    async def test_a_name_is_deleted_of_its_own_kind_only(self, store: SqlStore) -> None:
-        before = await fill(store)
-        await store.delete_names(["a1", "a9"], ["m1", "m9"])
-        assert await store.load() == before
 
     async def test_agents_do_not_hold_on_to_the_models_they_pin(self, store: SqlStore) -> None:
         await store.save_session(stored("s1", "r1", ("m1",)))
         await store.save_session(stored("s2", "r2", (), ("a1",)))
-        await store.save_declarations(DeclaredRecords([], [declared_agent("a9", "m1")]))
-        await store.delete_names(["m1"], [])
+        await store.save_documents([declared_agent("a9", "m1")])
+        await store.delete_documents([(ResourceKind.MODEL, "m1")])
         mesh = await store.load()
         assert mesh.sessions == (stored("s1", "r1", ()), stored("s2", "r2", (), ("a1",)))
-        assert mesh.agents == (declared_agent("a9", "m1"),)
+        assert mesh.documents == (declared_agent("a9", "m1"),)
 
     async def test_a_token_replaces_the_one_of_its_id_and_goes_when_told(self, store: SqlStore) -> None:
         before = await fill(store)
@@ -295,10 +296,10 @@ class StoreSuite:
         published = changed(published, manifest=changed(published.manifest, system_prompt=LONGEST_PROMPT))
         declared = changed(declared_agent("a2"), manifest=changed(published.manifest, name="a2"))
         await store.save_session(replace(stored(), agents=(published,)))
-        await store.save_declarations(DeclaredRecords([], [declared]))
+        await store.save_documents([declared])
         mesh = await store.load()
         assert mesh.sessions[0].agents == (published,)
-        assert mesh.agents == (declared,)
+        assert mesh.documents == (declared,)
 
     async def test_times_come_back_in_utc_to_the_microsecond(self, store: SqlStore) -> None:
         pulse = replace(stored().pulse, last_heartbeat_at=NOW.astimezone(ELSEWHERE))

@@ -1,16 +1,13 @@
 """One registry per database, who comes after it, and what its log may say."""
 
 import asyncio
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kit.messages import changed
 from stored_values import declared_model, publication, stored
 
-from registry_svc.mesh.rows import DeclaredRecords, StoredMesh
+from registry_svc.mesh.rows import StoredMesh
 from registry_svc.mesh.store import SqlStore
 from weft.api.registry.v1.wake_pb2 import HttpAction, Wake, WakeRecipe
 from weft.kernel.errors import WeftError
@@ -21,11 +18,11 @@ pytest_plugins = ("database_fixtures",)
 
 async def test_what_was_saved_is_there_for_the_next_owner(store: SqlStore, database_url: str) -> None:
     await store.save_session(stored())
-    await store.save_declarations(DeclaredRecords([declared_model("m1")], []))
+    await store.save_documents([declared_model("m1")])
     await store.close()
     again = SqlStore(database_url)
     await again.open()
-    assert await again.load() == StoredMesh(sessions=(stored(),), models=(declared_model("m1"),))
+    assert await again.load() == StoredMesh(sessions=(stored(),), documents=(declared_model("m1"),))
     await again.close()
 
 
@@ -112,21 +109,3 @@ async def test_an_sqlite_file_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 def _modes(folder: Path) -> dict[str, int]:
     return {each.name: each.stat().st_mode & 0o777 for each in folder.iterdir()}
-
-
-async def test_a_wake_plan_that_cannot_be_read_costs_only_itself(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    store = SqlStore(f"sqlite:///{tmp_path}/registry.db")
-    await store.open()
-    await store.save_declarations(DeclaredRecords([declared_model("m1"), declared_model("m2")], []))
-    with closing(sqlite3.connect(tmp_path / "registry.db")) as raw:
-        raw.execute("UPDATE declared_models SET wake = '{\"SECRET' WHERE name = 'm1'")
-        raw.commit()
-    first, second = (await store.load()).models
-    await store.close()
-    assert first == changed(declared_model("m1"), manifest=changed(declared_model("m1").manifest, wake=None))
-    assert second == declared_model("m2")
-    out, err = capfd.readouterr()
-    assert "wake plan cannot be read" in out + err
-    assert "SECRET" not in out + err

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from kit.messages import changed
-from stored_values import agent, declared_model, stored
+from stored_values import declared_model, stored
 
-from registry_svc.mesh.rows import DeclaredRecords, StoredMesh
+from registry_svc.mesh.rows import StoredMesh
 from registry_svc.mesh.store import SqlStore
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
@@ -85,7 +85,7 @@ async def test_a_write_that_is_cut_in_the_middle_leaves_nothing_behind(owner: Sq
     after = replace(stored("s1", "r1", ("m9",), ("a9",)))
     async with admin.transaction():
         # The last statement of the write waits for this; the deletions before it are done by then.
-        await admin.execute("LOCK TABLE agents IN EXCLUSIVE MODE")
+        await admin.execute("LOCK TABLE publications IN EXCLUSIVE MODE")
         write = asyncio.create_task(owner.save_session(after))
         await until(admin, f"SELECT count(*) = 1 {OF_STORE} AND wait_event_type = 'Lock'")
         await cut(admin)
@@ -100,7 +100,7 @@ async def test_a_write_that_is_cut_in_the_middle_leaves_nothing_behind(owner: Sq
 async def test_a_cancelled_write_leaves_nothing_behind(owner: SqlStore, admin: Any) -> None:
     await owner.save_session(stored())
     async with admin.transaction():
-        await admin.execute("LOCK TABLE agents IN EXCLUSIVE MODE")
+        await admin.execute("LOCK TABLE publications IN EXCLUSIVE MODE")
         write = asyncio.create_task(owner.save_session(stored(models=("m9",), agents=("a9",))))
         await until(admin, f"SELECT count(*) = 1 {OF_STORE} AND wait_event_type = 'Lock'")
         write.cancel()
@@ -130,10 +130,9 @@ async def test_an_owner_that_was_replaced_writes_nothing_any_more(
 
 async def test_text_that_postgres_cannot_hold_is_refused_whole(owner: SqlStore) -> None:
     await owner.save_session(stored())
-    published = agent("a1")
-    broken = changed(published, manifest=changed(published.manifest, system_prompt="SECRET\x00"))
+    broken = replace(stored(), profile=changed(stored().profile, host="SECRET\x00"))
     with pytest.raises(WeftError) as failure:
-        await owner.save_session(replace(stored(models=()), agents=(broken,)))
+        await owner.save_session(broken)
     assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
     assert (await owner.load()).sessions == (stored(),)
 
@@ -175,12 +174,12 @@ async def test_a_server_that_is_silent_is_given_up(
     impatient = SqlStore(postgres_url)
     await impatient.open()
     async with admin.transaction():
-        await admin.execute("LOCK TABLE declared_models IN EXCLUSIVE MODE")
+        await admin.execute("LOCK TABLE documents IN EXCLUSIVE MODE")
         with pytest.raises(WeftError) as failure:
-            await impatient.save_declarations(DeclaredRecords([declared_model("m1")], []))
+            await impatient.save_documents([declared_model("m1")])
     assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
-    await impatient.save_declarations(DeclaredRecords([declared_model("m2")], []))
-    assert (await impatient.load()).models == (declared_model("m2"),)
+    await impatient.save_documents([declared_model("m2")])
+    assert (await impatient.load()).documents == (declared_model("m2"),)
     await impatient.close()
 
 

@@ -9,6 +9,8 @@ from weft.api.operations.v1.operation_pb2 import OperationAction
 from weft.api.registry.v1.declaration_service_pb2 import Declaration
 from weft.api.registry.v1.pool_pb2 import Pool
 from weft.dispatch.agents import name_asked_for
+from weft.documents.kinds.declared import declared_kind_of, kind_of, manifest_of
+from weft.documents.kinds.kind import PointsTo
 from weft.documents.mesh_state import pool_message
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.principal import EDIT_MODELS, EDIT_SETTINGS, OPERATE, USE_MODELS, VIEW_MODELS, Principal, Resource
@@ -58,36 +60,20 @@ def visible_names(principal: Principal, names: Iterable[str]) -> Iterator[str]:
     return (name for name in names if principal.may_name(VIEW_MODELS, name))
 
 
-def _declared_names(declaration: Declaration) -> Iterator[str]:
-    match declaration.WhichOneof("resource"):
-        case "model":
-            yield declaration.model.manifest.name
-            if declaration.model.manifest.pool_name:
-                yield declaration.model.manifest.pool_name
-        case "agent":
-            yield declaration.agent.name
-        case "route":
-            yield declaration.route.name
-        case "workflow":
-            yield declaration.workflow.name
-        case "alias":
-            yield declaration.alias.name
-            # An alias of other names would be another name than its caller may give.
-            yield declaration.alias.pattern or declaration.alias.name
-        case "runner":
-            yield declaration.runner.name
-        case "pool":
-            yield declaration.pool.name
+def _declared_names(declaration: Declaration) -> Iterable[str]:
+    declared, kind = declared_kind_of(declaration), kind_of(declaration)
+    if kind is None:
+        return ()
+    given = getattr(declaration, kind.value)
+    return (given.name,) if declared is None else declared.names(given)
 
 
 def _targets(declaration: Declaration) -> Iterator[str]:
-    if declaration.HasField("agent"):
-        yield declaration.agent.pool or declaration.agent.model
-    yield from declaration.route.candidates
-    if declaration.HasField("workflow"):
-        yield declaration.workflow.model
-    if declaration.HasField("alias"):
-        yield name_asked_for(declaration.alias.target)
+    declared = declared_kind_of(declaration)
+    if declared is not None:
+        for reference in declared.references_of(manifest_of(declaration)):
+            is_request = reference.field.to is PointsTo.REQUESTABLE
+            yield name_asked_for(reference.target) if is_request else reference.target
 
 
 def require_operable(principal: Principal, action: OperationAction) -> None:

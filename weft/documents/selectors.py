@@ -7,6 +7,8 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.names import is_name, is_token
 
 if TYPE_CHECKING:
+    from weft.api.registry.v1.agent_pb2 import AgentManifest
+    from weft.api.registry.v1.model_pb2 import ModelManifest
     from weft.api.registry.v1.tags_pb2 import Tags
 
 MAX_SELECTOR_CHARS = 2048
@@ -64,6 +66,13 @@ def require_labels(tags: "Tags", field: str) -> None:
             raise invalid_field(f"{field}[{key}]", f"is no label; set {key} itself")
         if not value:
             raise invalid_field(f"{field}[{key}]", "must not be empty")
+
+
+def to_canonical_tags(manifest: "ModelManifest | AgentManifest", field: str) -> None:
+    """Clears tags that say nothing. Raises INVALID_ARGUMENT for a label that selectors would take for a field."""
+    require_labels(manifest.tags, f"{field}.tags.labels")
+    if not manifest.tags.ByteSize():
+        manifest.ClearField("tags")
 
 
 def _requirement(part: str, field: str) -> Requirement:

@@ -5,8 +5,8 @@ A script such as `0018.sql` is written for PostgreSQL, with a statement up to ea
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -45,6 +45,8 @@ class Schema:
     """The folder of its scripts."""
     version_table: str
     """The table that holds the revision of the database. Every service has its own."""
+    moves: Mapping[str, Callable[[Tx], None]] = field(default_factory=dict)
+    """What is done after a script, by its number, that takes more than statements."""
 
     @cached_property
     def revisions(self) -> tuple[str, ...]:
@@ -94,6 +96,8 @@ def bring_up_to_date(tx: Tx, schema: Schema) -> None:
     for each in missing:
         for statement in statements_of(schema.scripts / f"{each}.sql", tx.dialect):
             tx.execute(statement)
+        if each in schema.moves:
+            schema.moves[each](tx)
     tx.execute(f"DELETE FROM {table}")  # noqa: S608 - as above
     tx.execute(f"INSERT INTO {table} (version_num) VALUES (:newest)", newest=schema.newest)  # noqa: S608 - as above
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from registry_svc.mesh.providers import secret_of
 from weft.api.registry.v1 import model_pb2
+from weft.documents.kinds.model import secret_of
 
 CONNECT_SECONDS = 3.0
 """Longest wait for the connection to one provider, and for its handshake."""

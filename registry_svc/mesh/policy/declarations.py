@@ -1,33 +1,19 @@
-"""Declarations: their outcome, and whether the targets of agents and the candidates of routes exist."""
+"""Declarations: their outcome, and whether what they point to exists."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from registry_svc.mesh.domain import Kind, Outcome
+from registry_svc.mesh.domain import Outcome
+from weft.documents.kinds.kind import PointsTo, Reference
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name, unknown_target
+from weft.kernel.unknown_names import unknown_name, unknown_target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Present state of the model or pool that an agent targets."""
-
-    agent: str
-    """The name of the agent."""
-    name: str
-    """The name of its target."""
-    is_pool: bool
-    """Whether that is a pool; else a model."""
-    model_known: bool
-    """Whether there is a model of the target's name."""
-    pool_members: Collection[str]
-    """The members of the pool of the target's name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """Present state of the model or pool that a route names."""
+    """Present state of what a reference names."""
 
     name: str
     model_known: bool
@@ -35,78 +21,39 @@ class Candidate:
     pool_members: Collection[str]
     """The members of the pool of this name."""
 
-    def exists(self, *, arriving: Mapping[str, str], leaving: Collection[str]) -> bool:
-        """Whether it exists once the models `arriving` (pool by name) were added and those `leaving` removed."""
-        if self.name in arriving or self.name in arriving.values():
-            return True
-        if self.model_known and self.name not in leaving:
-            return True
-        return any(member not in leaving and member not in arriving for member in self.pool_members)
 
-
-def exists(target: Target, *, arriving: Mapping[str, str], leaving: Collection[str]) -> bool:
+def exists(target: Target, to: PointsTo, *, arriving: Mapping[str, str], leaving: Collection[str]) -> bool:
     """Whether the target exists once the models `arriving` (pool by name) were added and those `leaving` removed."""
-    if not target.is_pool:
-        return target.name in arriving or (target.model_known and target.name not in leaving)
-    if target.name in arriving.values():
-        return True
-    return any(member not in leaving and member not in arriving for member in target.pool_members)
+    is_model = target.name in arriving or (target.model_known and target.name not in leaving)
+    is_pool = target.name in arriving.values() or any(
+        member not in leaving and member not in arriving for member in target.pool_members
+    )
+    return (is_model and to is not PointsTo.POOL) or (is_pool and to is not PointsTo.MODEL)
 
 
-def require_target(
-    target: Target, *, arriving: Mapping[str, str], leaving: Collection[str], names: Callable[[Kind], Iterable[str]]
-) -> None:
-    """Raise MODEL_NOT_FOUND when the target of an agent does not exist; `names` are those that its author may see."""
-    if exists(target, arriving=arriving, leaving=leaving):
-        return
-    kind = Kind.POOL if target.is_pool else Kind.MODEL
-    error = unknown_name(kind.value, target.name, names(kind))
-    raise _absent("agent", target.agent, "target", error, {kind.value: target.name})
+def absent(kind: ResourceKind, name: str, reference: Reference, names: Iterable[str]) -> WeftError:
+    """Return MODEL_NOT_FOUND for a reference to something that is not there.
 
-
-def require_candidates(
-    route: str, candidates: Sequence[Candidate], *, arriving: Mapping[str, str], names: Callable[[], Iterable[str]]
-) -> None:
-    """Raise MODEL_NOT_FOUND when a route would name something that is not there; `names` as for `require_target`."""
-    for candidate in candidates:
-        if not candidate.exists(arriving=arriving, leaving=()):
-            error = unknown_name(MODEL_OR_POOL, candidate.name, names())
-            raise _absent("route", route, "candidate", error, {"candidate": candidate.name})
-
-
-def require_alias_target(alias: str, target: str, *, is_known: bool, names: Callable[[], Iterable[str]]) -> None:
-    """Raise MODEL_NOT_FOUND when an alias would lead to something that is not there, such as another alias.
-
-    `names` are those of the requests that its author may send, with prefixes.
+    `names` are those that the author could mean and may see, with prefixes if requests need them.
     """
-    if not is_known:
-        raise _absent(
-            "alias", alias, "target (never another alias)", unknown_target(target, names()), {"target": target}
-        )
-
-
-def require_workflow_model(workflow: str, model: str, *, is_known: bool, names: Callable[[], Iterable[str]]) -> None:
-    """Raise MODEL_NOT_FOUND when a workflow would be run by something that is not there; `names` as above."""
-    if not is_known:
-        error = unknown_name(MODEL_OR_POOL, model, names())
-        raise _absent("workflow", workflow, "model", error, {"model": model})
-
-
-def _absent(kind: str, name: str, part: str, unknown: WeftError, named: Mapping[str, str]) -> WeftError:
+    to, target = reference.field.to, reference.target
+    unknown = unknown_target(target, names) if to is PointsTo.REQUESTABLE else unknown_name(to.value, target, names)
     return WeftError(
         Reason.MODEL_NOT_FOUND,
-        f"the {part} of the {kind} {name!r} is neither in the mesh nor in this call: {unknown.message}",
-        metadata={kind: name, **named},
+        f"the {reference.field.words} of the {kind.value} {name!r} is neither in the mesh nor in this call: "
+        f"{unknown.message}",
+        metadata={kind.value: name, reference.field.key: target},
     )
 
 
-def require_own_pattern(alias: str, pattern: str, other: str) -> None:
-    """Raise ALREADY_EXISTS where `other` stands for the same names; empty: none does."""
+def require_free_scope(kind: ResourceKind, name: str, scope: str, other: str) -> None:
+    """Raise ALREADY_EXISTS when `other` stands for the same names; empty: none does."""
     if other:
         raise WeftError(
             Reason.ALREADY_EXISTS,
-            f"the alias {other!r} stands for {pattern} already; delete it, or change it instead of declaring {alias!r}",
-            metadata={"owner_kind": Kind.ALIAS.value, "alias": other},
+            f"the {kind.value} {other!r} stands for {scope} already; delete it, or change it instead of declaring "
+            f"{name!r}",
+            metadata={"owner_kind": kind.value, kind.value: other},
         )
 
 
@@ -114,7 +61,7 @@ MAX_LISTED_NAMES = 10
 
 
 def decide_outcome(
-    kind: Kind, name: str, *, is_declared: bool, same: bool, publisher: str, publisher_live: bool, adopt: bool
+    kind: ResourceKind, name: str, *, is_declared: bool, same: bool, publisher: str, publisher_live: bool, adopt: bool
 ) -> Outcome:
     """Return the outcome of a declaration; raises ALREADY_EXISTS when a live runner publishes it differently.
 
@@ -139,19 +86,11 @@ def decide_outcome(
     return Outcome.CONFIGURED
 
 
-def in_use(
-    kind: Kind,
-    name: str,
-    agents: Collection[str],
-    routes: Collection[str] = (),
-    aliases: Collection[str] = (),
-    workflows: Collection[str] = (),
-) -> WeftError:
-    """Return the refusal to delete a resource that others point to; one of the others is not empty."""
-    found = {"agents": agents, "routes": routes, "aliases": aliases, "workflows": workflows}
-    users = {user: sorted(names) for user, names in found.items()}
-    listed = [f"{user}: {_listed(names)}" for user, names in users.items() if names]
-    named = {user: ",".join(names[:MAX_LISTED_NAMES]) for user, names in users.items() if names}
+def in_use(kind: ResourceKind, name: str, users: Mapping[ResourceKind, Collection[str]]) -> WeftError:
+    """Return the refusal to delete a resource that others point to; `users` are those, by kind."""
+    found = {user.plural: sorted(names) for user, names in users.items() if names}
+    listed = [f"{user}: {_listed(names)}" for user, names in found.items()]
+    named = {user: ",".join(names[:MAX_LISTED_NAMES]) for user, names in found.items()}
     return WeftError(
         Reason.RESOURCE_IN_USE,
         f"the {kind.value} {name!r} is in use by {'; by '.join(listed)}; delete them or point them elsewhere",
@@ -159,9 +98,9 @@ def in_use(
     )
 
 
-def still_loaded(kind: Kind, name: str, runner: str, models: Sequence[str]) -> WeftError:
+def still_loaded(kind: ResourceKind, name: str, runner: str, models: Sequence[str]) -> WeftError:
     """Return the refusal to delete what a live runner has loaded: its engines would hold memory without an owner."""
-    if kind is Kind.RUNNER:
+    if kind is ResourceKind.RUNNER:
         what = f"the runner {name!r} is live and has {_listed(sorted(models))} loaded; stop it or unload them first"
     else:
         what = (

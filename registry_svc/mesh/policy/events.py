@@ -3,7 +3,8 @@
 from collections.abc import Collection, Iterable, Iterator
 from typing import Literal, Protocol
 
-from registry_svc.mesh.domain import EventDraft, EventReason, Kind, Phase
+from registry_svc.mesh.domain import EventDraft, EventReason, Phase
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.reasons import Reason
 
 _BROKEN = frozenset({Phase.CRASH_LOOP, Phase.FAILED})
@@ -60,15 +61,15 @@ class Instance(Protocol):
         ...
 
 
-def events_for(rows: Iterable[tuple[Kind, str]], reason: EventReason, message: str) -> Iterator[EventDraft]:
+def events_for(rows: Iterable[tuple[ResourceKind, str]], reason: EventReason, message: str) -> Iterator[EventDraft]:
     """The same event for each of these rows."""
     return (EventDraft(kind=kind, name=name, reason=reason, message=message) for kind, name in rows)
 
 
 def opening_events(
-    rows: Collection[tuple[Kind, str]],
-    earlier: Collection[tuple[Kind, str]],
-    gone: Iterable[tuple[Kind, str]],
+    rows: Collection[tuple[ResourceKind, str]],
+    earlier: Collection[tuple[ResourceKind, str]],
+    gone: Iterable[tuple[ResourceKind, str]],
     runner: str,
 ) -> Iterator[EventDraft]:
     """The events of an OpenSession: `rows` are published now, `earlier` were before, `gone` are not any more."""
@@ -76,7 +77,7 @@ def opening_events(
     for kind, name in rows:
         known = (kind, name) in earlier
         reason = EventReason.REVIVED if known else EventReason.REGISTERED
-        first = "joined the mesh" if kind is Kind.RUNNER else f"published by the runner {runner}"
+        first = "joined the mesh" if kind is ResourceKind.RUNNER else f"published by the runner {runner}"
         message = f"the runner {runner} opened a new session" if known else first
         yield EventDraft(kind=kind, name=name, reason=reason, message=message)
 
@@ -126,7 +127,7 @@ def _of_instance(instance: Instance, before: Instance | None, *, was_waking: boo
     """
 
     def draft(reason: EventReason, message: str) -> EventDraft:
-        return EventDraft(kind=Kind.MODEL, name=instance.model, reason=reason, message=message)
+        return EventDraft(kind=ResourceKind.MODEL, name=instance.model, reason=reason, message=message)
 
     faults = instance.fault_count - (0 if before is None else before.fault_count)
     if faults > 0 and instance.HasField("last_fault") and instance.last_fault.reason not in _NEVER_RAN:

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 
-from registry_svc.mesh.domain import Kind, Session, Standing
+from registry_svc.mesh.domain import Session, Standing
 from registry_svc.mesh.policy.namespace import Claim, sessions_to_end
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -52,7 +53,7 @@ class Pulse:
 
 
 class HeartbeatKind(Enum):
-    """Kind of a valid heartbeat."""
+    """ResourceKind of a valid heartbeat."""
 
     FRESH = auto()
     """Newer than all before: its report counts."""
@@ -219,7 +220,7 @@ def decide_opening(
         raise WeftError(
             Reason.ALREADY_EXISTS,
             f"this session is open for the live runner {adopted.runner!r}; close it before the runner changes its name",
-            metadata={"owner_kind": Kind.RUNNER.value, Kind.RUNNER.value: adopted.runner},
+            metadata={"owner_kind": ResourceKind.RUNNER.value, ResourceKind.RUNNER.value: adopted.runner},
         )
     ended = sessions_to_end(claims, own_session="" if adopted is None else adopted.id, runner=opening.runner)
     return Admitted(adopted=adopted, evicted=tuple(sorted(ended)))

@@ -7,20 +7,20 @@ or an agent alone to a new one of its kind, anything else with the whole session
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from registry_svc.mesh.domain import Kind
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-_FRIENDS = frozenset({frozenset({Kind.MODEL, Kind.POOL}), frozenset({Kind.POOL})})
+_FRIENDS = frozenset({frozenset({ResourceKind.MODEL, ResourceKind.POOL}), frozenset({ResourceKind.POOL})})
 # Rows of these kinds can be both declared and published, and a publication then lies under the declaration.
-_OVERLAID = frozenset({Kind.MODEL, Kind.AGENT})
+_OVERLAID = frozenset({ResourceKind.MODEL, ResourceKind.AGENT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
     """A holder of a name."""
 
-    kind: Kind
+    kind: ResourceKind
     name: str
     session_id: str = ""
     """The session that published it; empty: an operator declared it."""
@@ -39,12 +39,12 @@ class Owner:
 class Claim:
     """A claim to a name, and the present owners of that name."""
 
-    kind: Kind
+    kind: ResourceKind
     name: str
     owners: tuple[Owner, ...]
 
 
-def may_share(one: Kind, other: Kind) -> bool:
+def may_share(one: ResourceKind, other: ResourceKind) -> bool:
     """Whether two resources of these kinds may have one name."""
     return frozenset({one, other}) in _FRIENDS
 
@@ -84,7 +84,7 @@ def require_free(claims: Iterable[Claim]) -> None:
 def taken(name: str, owner: Owner) -> WeftError:
     """The refusal of a name that `owner` holds."""
     whose = "is declared by an operator" if owner.declared else f"belongs to the runner {owner.runner!r}"
-    if owner.kind is Kind.RUNNER:
+    if owner.kind is ResourceKind.RUNNER:
         whose = "belongs to another live session" if owner.live else "belongs to an inactive runner"
     return WeftError(
         Reason.ALREADY_EXISTS,
@@ -99,5 +99,5 @@ def _require_pin(owner: Owner, runner: str) -> None:
             Reason.ALREADY_EXISTS,
             f"the model {owner.name!r} is declared for the runner {owner.runner!r} alone; "
             "publish another name or change the declaration",
-            metadata={"owner_kind": Kind.MODEL.value, Kind.MODEL.value: owner.name},
+            metadata={"owner_kind": ResourceKind.MODEL.value, ResourceKind.MODEL.value: owner.name},
         )

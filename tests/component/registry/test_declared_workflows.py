@@ -10,7 +10,6 @@ from registry_harness import a_route, an_alias, declare
 from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.domain import Kind
 from registry_svc.mesh.manifests import valid_batch
 from registry_svc.mesh.store import SqlStore
 from weft.api.common.v1 import workflow_pb2 as workflows
@@ -18,6 +17,7 @@ from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResu
 from weft.api.registry.v1.registry_service_pb2 import Change, Snapshot, WatchResponse
 from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
 from weft.dispatch.fleet import FleetView, apply_watch
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -65,7 +65,7 @@ async def test_a_workflow_is_created_left_alone_changed_and_there_after_a_restar
         other = json.dumps(GRAPH | {"7": {"class_type": "X", "inputs": {}}})
         assert await apply(registry, a_workflow(text=other)) == ["configured"]
     async with registry_of(tmp_path) as registry:
-        found = registry.catalogue.workflows.get("turbo")
+        found = registry.catalogue.documents(ResourceKind.WORKFLOW).get("turbo")
         assert set(json.loads(found.manifest.workflow.graph)) == {"4", "6", "7"}
         assert found.status == RegisteredWorkflow.STATUS_INACTIVE
 
@@ -98,14 +98,17 @@ async def test_a_model_that_a_workflow_needs_is_not_deleted_nor_a_workflow_that_
 ) -> None:
     async with registry_of(tmp_path) as registry:
         await apply(registry, declare("m1"), a_workflow(), an_alias("pictures", "workflow/turbo"))
-        for kind, name, user in ((Kind.MODEL, "m1", "workflows: turbo"), (Kind.WORKFLOW, "turbo", "aliases: pictures")):
+        for kind, name, user in (
+            (ResourceKind.MODEL, "m1", "workflows: turbo"),
+            (ResourceKind.WORKFLOW, "turbo", "aliases: pictures"),
+        ):
             with pytest.raises(WeftError, match=user) as caught:
                 await registry.declarations.delete(kind, name)
             assert caught.value.reason is Reason.RESOURCE_IN_USE
-        await registry.declarations.delete(Kind.ALIAS, "pictures")
-        await registry.declarations.delete(Kind.WORKFLOW, "turbo")
-        await registry.declarations.delete(Kind.MODEL, "m1")
-        assert list(registry.core.mesh.workflows.names()) == []
+        await registry.declarations.delete(ResourceKind.ALIAS, "pictures")
+        await registry.declarations.delete(ResourceKind.WORKFLOW, "turbo")
+        await registry.declarations.delete(ResourceKind.MODEL, "m1")
+        assert not list(registry.core.mesh.names_of(ResourceKind.WORKFLOW))
 
 
 async def test_there_is_room_for_so_many_workflows(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from roster_harness import BareRegistry
 
 from registry_svc.config import OperationLimits, RegistryConfig
 from registry_svc.mesh.declarations import Declarations
-from registry_svc.mesh.domain import EventReason, Kind, Session
+from registry_svc.mesh.domain import EventReason, Session
 from registry_svc.mesh.policy.unowned import UNLOAD_GRACE_SECONDS, UNLOAD_RETRY_SECONDS, UnownedModel
 from registry_svc.mesh.store import SqlStore
 from registry_svc.mesh.unowned import UnownedModels
@@ -23,6 +23,7 @@ from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -63,11 +64,11 @@ class Mesh:
     session: Session
     sequence: int = 0
 
-    async def delete(self, kind: Kind, name: str, *, force: bool = False) -> None:
+    async def delete(self, kind: ResourceKind, name: str, *, force: bool = False) -> None:
         async with asyncio.timeout(LIMIT_SECONDS):
             await self.declarations.delete(kind, name, force=force, requested_by="test")
 
-    async def refused(self, kind: Kind, name: str, *, force: bool = False) -> WeftError:
+    async def refused(self, kind: ResourceKind, name: str, *, force: bool = False) -> WeftError:
         with pytest.raises(WeftError) as caught:
             await self.delete(kind, name, force=force)
         return caught.value
@@ -127,7 +128,7 @@ async def test_a_model_that_a_live_runner_has_loaded_is_not_deleted_and_the_refu
     tmp_path: Path,
 ) -> None:
     async with mesh_of(tmp_path, instance("m1"), instance("m2", InstanceState.PHASE_HIBERNATING)) as mesh:
-        error = await mesh.refused(Kind.MODEL, "m1")
+        error = await mesh.refused(ResourceKind.MODEL, "m1")
         assert error.reason is Reason.RESOURCE_IN_USE
         assert error.metadata == {"model": "m1", "runner": "r1", "loaded": "m1"}
         for word in ("'r1'", "weft unload m1", "weft.yaml", "--force"):
@@ -136,7 +137,7 @@ async def test_a_model_that_a_live_runner_has_loaded_is_not_deleted_and_the_refu
         await mesh.beat(
             instance("m1", InstanceState.PHASE_HIBERNATING), instance("m2", InstanceState.PHASE_HIBERNATING)
         )
-        await mesh.delete(Kind.MODEL, "m1")
+        await mesh.delete(ResourceKind.MODEL, "m1")
         assert mesh.registry.core.mesh.model("m1") is None
         assert mesh.calls.heard == [], "nothing was loaded, so nothing was unloaded"
 
@@ -148,17 +149,17 @@ async def test_a_live_runner_with_models_loaded_is_not_deleted(
     tmp_path: Path, phase: "InstanceState.Phase.ValueType"
 ) -> None:
     async with mesh_of(tmp_path, instance("m1", phase)) as mesh:
-        error = await mesh.refused(Kind.RUNNER, "r1")
+        error = await mesh.refused(ResourceKind.RUNNER, "r1")
         assert (error.reason, error.metadata["loaded"]) == (Reason.RESOURCE_IN_USE, "m1")
         await mesh.registry.roster.close_session(mesh.session.id, "life-1")
-        await mesh.delete(Kind.RUNNER, "r1")
+        await mesh.delete(ResourceKind.RUNNER, "r1")
 
 
 async def test_a_forced_delete_unloads_first_and_the_model_stays_away_until_the_runners_next_session(
     tmp_path: Path,
 ) -> None:
     async with mesh_of(tmp_path, instance("m1"), instance("m2", InstanceState.PHASE_HIBERNATING)) as mesh:
-        await mesh.delete(Kind.MODEL, "m1", force=True)
+        await mesh.delete(ResourceKind.MODEL, "m1", force=True)
         assert await mesh.after(0.0) == ["unload m1 on r1"]
         await mesh.beat(
             instance("m1", InstanceState.PHASE_HIBERNATING), instance("m2", InstanceState.PHASE_HIBERNATING)
@@ -176,7 +177,7 @@ async def test_a_forced_delete_unloads_first_and_the_model_stays_away_until_the_
 
 async def test_a_forced_delete_of_a_runner_unloads_all_that_it_has_loaded(tmp_path: Path) -> None:
     async with mesh_of(tmp_path, instance("m1"), instance("m2")) as mesh:
-        await mesh.delete(Kind.RUNNER, "r1", force=True)
+        await mesh.delete(ResourceKind.RUNNER, "r1", force=True)
         assert mesh.calls.heard == ["unload m1 on r1", "unload m2 on r1"]
         assert mesh.registry.core.mesh.of_runner("r1") is None
 
@@ -184,7 +185,7 @@ async def test_a_forced_delete_of_a_runner_unloads_all_that_it_has_loaded(tmp_pa
 async def test_nothing_is_deleted_when_the_unload_of_a_forced_delete_fails(tmp_path: Path) -> None:
     async with mesh_of(tmp_path, instance("m1")) as mesh:
         mesh.calls.failures["m1"] = [WeftError(Reason.INTERNAL, "it hangs")]
-        error = await mesh.refused(Kind.MODEL, "m1", force=True)
+        error = await mesh.refused(ResourceKind.MODEL, "m1", force=True)
         assert "nothing was deleted" in error.message
         assert mesh.registry.core.mesh.model("m1") is not None
 
@@ -192,7 +193,7 @@ async def test_nothing_is_deleted_when_the_unload_of_a_forced_delete_fails(tmp_p
 async def test_a_forced_delete_of_an_engine_that_the_runner_did_not_start_deletes_it(tmp_path: Path) -> None:
     async with mesh_of(tmp_path, instance("m1")) as mesh:
         mesh.calls.failures["m1"] = [WeftError(Reason.UNSUPPORTED_OPERATION, "it is attached")]
-        await mesh.delete(Kind.MODEL, "m1", force=True)
+        await mesh.delete(ResourceKind.MODEL, "m1", force=True)
         assert mesh.registry.core.mesh.model("m1") is None
 
 
@@ -221,7 +222,9 @@ async def test_an_added_model_that_its_runners_next_session_takes_along_while_it
         without = changed(opening(instance("m2"), models=("m2",), incarnation="life-2"), session_id=mesh.session.id)
         runner = EndingRunner(mesh.registry, without)
         async with asyncio.timeout(LIMIT_SECONDS):
-            await Declarations(mesh.registry.core, runner).delete(Kind.MODEL, "m1", force=True, requested_by="test")
+            await Declarations(mesh.registry.core, runner).delete(
+                ResourceKind.MODEL, "m1", force=True, requested_by="test"
+            )
             assert runner.opening is not None
             await runner.opening
         assert mesh.registry.core.mesh.model("m1") is None
@@ -230,7 +233,7 @@ async def test_an_added_model_that_its_runners_next_session_takes_along_while_it
 
 async def test_a_forced_delete_passes_no_governance(tmp_path: Path) -> None:
     async with mesh_of(tmp_path, instance("m1"), gate=GovernedGate) as mesh:
-        error = await mesh.refused(Kind.MODEL, "m1", force=True)
+        error = await mesh.refused(ResourceKind.MODEL, "m1", force=True)
         assert error.reason is Reason.OPERATION_REFUSED
         assert "weft unload m1 --token" in error.message
         assert mesh.calls.heard == []
@@ -241,7 +244,7 @@ async def test_a_model_that_is_loaded_and_not_published_any_more_is_an_event_and
 ) -> None:
     """The delete had found it asleep, and it was loaded at that very moment."""
     async with mesh_of(tmp_path, instance("m1", InstanceState.PHASE_HIBERNATING)) as mesh:
-        await mesh.delete(Kind.MODEL, "m1")
+        await mesh.delete(ResourceKind.MODEL, "m1")
         await mesh.beat(instance("m1"))
         assert await mesh.after(0.0) == []
         assert "r1 unowned" not in mesh.events(), "a forced delete may unload it at this moment"
@@ -272,7 +275,7 @@ async def test_an_engine_that_the_runner_did_not_start_is_asked_for_once(tmp_pat
 
 async def test_unload_finds_a_model_that_is_loaded_and_not_published_any_more(tmp_path: Path) -> None:
     async with mesh_of(tmp_path, instance("m1", InstanceState.PHASE_HIBERNATING)) as mesh:
-        await mesh.delete(Kind.MODEL, "m1")
+        await mesh.delete(ResourceKind.MODEL, "m1")
         await mesh.beat(instance("m1"))
         async with asyncio.timeout(LIMIT_SECONDS):
             await mesh.desk.unloader.unload("m1", "test")

@@ -13,7 +13,7 @@ from roster_harness import BareRegistry
 
 from registry_svc.config import OperationLimits, RegistryConfig
 from registry_svc.mesh.declarations import Declarations
-from registry_svc.mesh.domain import EventReason, Kind, Session
+from registry_svc.mesh.domain import EventReason, Session
 from registry_svc.mesh.manifests import valid_batch
 from registry_svc.mesh.policy.ownership import Author
 from registry_svc.mesh.store import SqlStore
@@ -38,6 +38,7 @@ from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, Op
 from weft.api.runner.v1.load_pb2 import LoadOptions, LoadValue
 from weft.api.runner.v1.runner_service_pb2 import LoadResponse, LoadResult
 from weft.documents.profiles import load_settings_of
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -46,6 +47,10 @@ LIMIT_SECONDS = 20.0
 MODELS = ("m1", "m2", "m3")
 LONG = LoadOptions(parameters={"context_tokens": LoadValue(integer=8192)})
 SETTINGS = load_settings_of(LONG)
+
+
+def profiles_of(registry: BareRegistry) -> list[Profile]:
+    return registry.core.mesh.documents[ResourceKind.PROFILE].all_declared()
 
 
 @dataclass
@@ -83,10 +88,11 @@ class Mesh:
         ]
 
     def shown(self, name: str) -> Profile:
-        return self.registry.catalogue.profiles.get(name)
+        found: Profile = self.registry.catalogue.documents(ResourceKind.PROFILE).get(name)
+        return found
 
     def active(self) -> list[str]:
-        return [each.manifest.name for each in self.registry.core.mesh.profiles if each.active]
+        return [each.manifest.name for each in profiles_of(self.registry) if each.active]
 
     async def report(self, *models: str, adapters: tuple[str, ...] = ()) -> None:
         """The runner reports these models as loaded."""
@@ -117,7 +123,7 @@ class Mesh:
         return [entry.event for entry in entries]
 
     def events(self) -> list[str]:
-        found = self.registry.core.events.newest(Kind.PROFILE, "", 1000)
+        found = self.registry.core.events.newest(ResourceKind.PROFILE, "", 1000)
         return [f"{each.name} {EventReason(each.reason).name.lower()}" for each in found]
 
 
@@ -341,9 +347,9 @@ async def test_profiles_and_which_is_active_are_kept_over_a_restart(tmp_path: Pa
         await mesh.profile(ProfileManifest(name="day", agents=[an_agent("coder")]))
         await mesh.profile(ProfileManifest(name="night"))
         await mesh.switch("day")
-        before = list(mesh.registry.core.mesh.profiles)
+        before = profiles_of(mesh.registry)
     async with mesh_of(tmp_path) as mesh:
-        assert list(mesh.registry.core.mesh.profiles) == before
+        assert profiles_of(mesh.registry) == before
         assert await mesh.switch("night") == ["coder deleted"]
 
 
@@ -353,7 +359,7 @@ async def test_the_active_profile_stays_active_when_it_is_changed_and_can_be_del
         await mesh.switch("day")
         await mesh.profile(ProfileManifest(name="day", description="Work"))
         assert mesh.active() == ["day"]
-        await mesh.declarations.delete(Kind.PROFILE, "day")
+        await mesh.declarations.delete(ResourceKind.PROFILE, "day")
         assert mesh.active() == []
         assert set(mesh.registry.core.mesh.agent_names()) == {"coder"}, "what it declared stays"
         await refusal(Reason.NOT_FOUND, mesh.switch("day"))

@@ -8,9 +8,9 @@ from registry_harness import RunningRegistry, SomeRunner, manifest, refused, run
 from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.domain import Kind
 from registry_svc.mesh.overlay import combined
 from weft.api.registry.v1 import journal_pb2, model_pb2, settings_service_pb2
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -69,7 +69,7 @@ async def test_what_could_not_be_kept_is_neither_set_nor_told() -> None:
     assert (changed.allow_cloud_fallback, changed.revision) == (False, 2)
     assert (await anext(watcher)).change.settings == changed
     assert [(event.kind, event.name) for event in registry.catalogue.events(None, "", 10)] == [(0, "settings")]
-    assert registry.catalogue.events(Kind.ROUTE, "", 10) == []
+    assert registry.catalogue.events(ResourceKind.ROUTE, "", 10) == []
     await registry.stop()
     await store.really_close()
 

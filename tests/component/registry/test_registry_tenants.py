@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from registry_harness import RunningRegistry, SomeRunner, refused, running_registry
 
-from registry_svc.mesh.manifests import valid_tenant
 from weft.api.registry.v1 import registry_service_pb2 as pb
 from weft.api.registry.v1 import resource_kind_pb2
 from weft.api.registry.v1.declaration_service_pb2 import Declaration
 from weft.api.registry.v1.tenant_pb2 import Tenant, TenantLimit, TenantManifest
+from weft.documents.kinds.tenant import check_tenant
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 
@@ -84,7 +84,7 @@ async def test_a_declared_tenant_comes_before_the_configured_one_which_is_back_a
 )
 def test_what_makes_no_sense_is_refused_and_its_field_named(manifest: TenantManifest, field: str) -> None:
     with pytest.raises(FieldError) as caught:
-        valid_tenant(manifest, "tenant")
+        check_tenant(manifest, "tenant")
     assert caught.value.field == field
 
 
@@ -94,4 +94,4 @@ def test_one_window_may_have_a_limit_for_the_tenant_one_per_key_and_one_per_mode
         for per in TenantLimit.Subject.values()[1:]
         for model in ("", "big-*", "route/way")
     ]
-    valid_tenant(TenantManifest(name="a", limits=given), "tenant")
+    check_tenant(TenantManifest(name="a", limits=given), "tenant")

@@ -8,12 +8,14 @@ from gated_store import GatedStore
 from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.domain import Kind, Outcome
+from registry_svc.mesh.domain import Outcome
 from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, Declaration
 from weft.api.registry.v1.join_token_service_pb2 import CreateJoinTokenRequest
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelDeclaration, ModelManifest
 from weft.api.registry.v1.runner_pb2 import Capability, Runner
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
+from weft.documents.kinds.declared import key_of
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -227,7 +229,7 @@ async def test_nothing_of_a_batch_is_told_before_all_of_it_is_on_disk(
     assert registry.catalogue.models.find("m1") is None
     store.gate.set()
     await applying
-    assert [each.manifest.name for each in (await store.load()).models] == ["m1", "m2"]
+    assert [key_of(each)[1] for each in (await store.load()).documents] == ["m1", "m2"]
     assert store.writes == 1
 
 
@@ -240,8 +242,8 @@ async def test_what_a_dead_disk_refuses_is_half_applied_nowhere(registry: BareRe
     batch = ApplyRequest(declarations=[a_model("m2"), a_model("m3")], adopt=True)
     for attempt in (
         registry.declarations.apply(batch),
-        registry.declarations.delete(Kind.MODEL, "m1"),
-        registry.declarations.delete(Kind.RUNNER, "r1"),
+        registry.declarations.delete(ResourceKind.MODEL, "m1"),
+        registry.declarations.delete(ResourceKind.RUNNER, "r1"),
         registry.tokens.create(CreateJoinTokenRequest()),
         registry.tokens.revoke(token.id),
     ):
@@ -289,6 +291,10 @@ async def test_nothing_is_answered_before_the_start(store: GatedStore, clock: Fa
     ):
         with pytest.raises(WeftError, match="SHUTTING_DOWN"):
             attempt()
-    for call in (closed.declarations.apply(batch), closed.declarations.delete(Kind.MODEL, "m1"), closed.expiry.sweep()):
+    for call in (
+        closed.declarations.apply(batch),
+        closed.declarations.delete(ResourceKind.MODEL, "m1"),
+        closed.expiry.sweep(),
+    ):
         with pytest.raises(WeftError, match="SHUTTING_DOWN"):
             await call

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Any
 
 import pytest
 from gated_store import GatedStore
@@ -39,6 +40,8 @@ from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.api.registry.v1.wake_pb2 import Wake, WakeOnLanAction, WakeRecipe
 from weft.dispatch.fleet import FleetView, ModelView, apply_watch
+from weft.documents.kinds.declared import DECLARED_KINDS, key_of
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -246,14 +249,18 @@ async def assert_stored(world: World) -> None:
     }
     assert all(world.view.runners[each.profile.name].ticket_key == each.session.ticket_key for each in stored.sessions)
     published = {model.manifest.name: each.profile.name for each in stored.sessions for model in each.publications}
-    declared = {model.manifest.name: model.declared_runner for model in stored.models}
+    documents: dict[ResourceKind, dict[str, Any]] = {kind: {} for kind in DECLARED_KINDS}
+    for record in stored.documents:
+        kind, name = key_of(record)
+        documents[kind][name] = record
+    declared = {name: model.declared_runner for name, model in documents[ResourceKind.MODEL].items()}
     assert published.keys() | declared.keys() == world.view.models.keys()
     for name, model in world.view.models.items():
         barred = declared.get(name, "") not in {"", published.get(name)}
         assert model.runner == ("" if barred else published.get(name, "")), name
     agents = {each.manifest.name for session in stored.sessions for each in session.agents}
-    assert agents | {each.manifest.name for each in stored.agents} == world.view.agents.keys()
-    assert {each.manifest.name for each in stored.routes} == world.view.routes.keys()
+    assert agents | documents[ResourceKind.AGENT].keys() == world.view.agents.keys()
+    assert documents[ResourceKind.ROUTE].keys() == world.view.routes.keys()
     assert stored.settings is not None
     assert stored.settings.allow_cloud_fallback == world.view.settings.allow_cloud_fallback
 

@@ -5,7 +5,7 @@ from enum import Enum, auto
 
 from hypothesis import strategies as st
 
-from registry_svc.mesh.domain import Kind
+from weft.documents.resource_kinds import ResourceKind
 
 # Few names, so that they are fought over, between kinds too.
 RUNNERS = ("r1", "r2")
@@ -85,7 +85,7 @@ class Allow:
 
 @dataclass(frozen=True)
 class Delete:
-    kind: Kind
+    kind: ResourceKind
     name: str
 
 
@@ -124,7 +124,7 @@ routes = st.builds(
 )
 deletions = st.builds(
     Delete,
-    st.sampled_from([Kind.MODEL, Kind.AGENT, Kind.RUNNER, Kind.ROUTE]),
+    st.sampled_from([ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, ResourceKind.ROUTE]),
     st.sampled_from((*RUNNERS, *MODELS, *AGENTS, "q1")),
 )
 steps = st.lists(

@@ -4,21 +4,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from registry_svc.mesh.domain import Kind
 from registry_svc.mesh.policy.namespace import Claim, Owner, may_share, require_free, sessions_to_end
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
-def claim(kind: Kind, *owners: Owner) -> Claim:
+def claim(kind: ResourceKind, *owners: Owner) -> Claim:
     return Claim(kind=kind, name="x", owners=owners)
 
 
-def held(kind: Kind, session: str = "s2", *, live: bool = True, runner: str = "r2") -> Owner:
+def held(kind: ResourceKind, session: str = "s2", *, live: bool = True, runner: str = "r2") -> Owner:
     return Owner(kind=kind, name="x", session_id=session, runner=runner, live=live)
 
 
-def declared(kind: Kind, runner: str = "") -> Owner:
+def declared(kind: ResourceKind, runner: str = "") -> Owner:
     return Owner(kind=kind, name="x", runner=runner)
 
 
@@ -29,9 +29,11 @@ def refusal(*claims: Claim) -> dict[str, str]:
     return refused.value.metadata
 
 
-@pytest.mark.parametrize("wanted", list(Kind))
-@pytest.mark.parametrize("owned", list(Kind))
-def test_a_live_foreign_name_is_refused_unless_model_and_pool_share_it(wanted: Kind, owned: Kind) -> None:
+@pytest.mark.parametrize("wanted", list(ResourceKind))
+@pytest.mark.parametrize("owned", list(ResourceKind))
+def test_a_live_foreign_name_is_refused_unless_model_and_pool_share_it(
+    wanted: ResourceKind, owned: ResourceKind
+) -> None:
     one = claim(wanted, held(owned))
     if may_share(wanted, owned):
         assert sessions_to_end([one], own_session="s1", runner="r1") == frozenset()
@@ -39,45 +41,68 @@ def test_a_live_foreign_name_is_refused_unless_model_and_pool_share_it(wanted: K
         assert refusal(one) == {"owner_kind": owned.value, owned.value: "x"}
 
 
-@pytest.mark.parametrize("wanted", list(Kind))
-@pytest.mark.parametrize("owned", list(Kind))
-def test_ones_own_earlier_rows_are_in_nobodys_way(wanted: Kind, owned: Kind) -> None:
+@pytest.mark.parametrize("wanted", list(ResourceKind))
+@pytest.mark.parametrize("owned", list(ResourceKind))
+def test_ones_own_earlier_rows_are_in_nobodys_way(wanted: ResourceKind, owned: ResourceKind) -> None:
     assert sessions_to_end([claim(wanted, held(owned, "s1"))], own_session="s1", runner="r1") == frozenset()
 
 
 def test_a_dead_model_or_agent_goes_alone_and_anything_else_ends_its_session() -> None:
-    for kind in (Kind.MODEL, Kind.AGENT):
+    for kind in (ResourceKind.MODEL, ResourceKind.AGENT):
         assert sessions_to_end([claim(kind, held(kind, live=False))], own_session="", runner="r1") == frozenset()
-    for wanted, owned in ((Kind.RUNNER, Kind.RUNNER), (Kind.AGENT, Kind.MODEL), (Kind.POOL, Kind.AGENT)):
+    for wanted, owned in (
+        (ResourceKind.RUNNER, ResourceKind.RUNNER),
+        (ResourceKind.AGENT, ResourceKind.MODEL),
+        (ResourceKind.POOL, ResourceKind.AGENT),
+    ):
         assert sessions_to_end([claim(wanted, held(owned, live=False))], own_session="", runner="r1") == {"s2"}
 
 
 def test_a_publication_lies_under_a_declaration_of_its_kind_unless_another_runner_is_pinned() -> None:
-    assert sessions_to_end([claim(Kind.MODEL, declared(Kind.MODEL))], own_session="", runner="r1") == frozenset()
-    assert sessions_to_end([claim(Kind.MODEL, declared(Kind.MODEL, "r1"))], own_session="", runner="r1") == frozenset()
-    assert refusal(claim(Kind.MODEL, declared(Kind.MODEL, "r2"))) == {"owner_kind": "model", "model": "x"}
-    assert sessions_to_end([claim(Kind.AGENT, declared(Kind.AGENT))], own_session="", runner="r1") == frozenset()
-    assert refusal(claim(Kind.AGENT, declared(Kind.MODEL))) == {"owner_kind": "model", "model": "x"}
+    assert (
+        sessions_to_end([claim(ResourceKind.MODEL, declared(ResourceKind.MODEL))], own_session="", runner="r1")
+        == frozenset()
+    )
+    assert (
+        sessions_to_end([claim(ResourceKind.MODEL, declared(ResourceKind.MODEL, "r1"))], own_session="", runner="r1")
+        == frozenset()
+    )
+    assert refusal(claim(ResourceKind.MODEL, declared(ResourceKind.MODEL, "r2"))) == {
+        "owner_kind": "model",
+        "model": "x",
+    }
+    assert (
+        sessions_to_end([claim(ResourceKind.AGENT, declared(ResourceKind.AGENT))], own_session="", runner="r1")
+        == frozenset()
+    )
+    assert refusal(claim(ResourceKind.AGENT, declared(ResourceKind.MODEL))) == {"owner_kind": "model", "model": "x"}
 
 
 def test_an_operator_is_refused_names_of_other_kinds_even_of_the_dead() -> None:
-    require_free([claim(Kind.MODEL, held(Kind.MODEL), declared(Kind.MODEL), held(Kind.POOL))])
-    for owned in (Kind.AGENT, Kind.RUNNER):
+    require_free(
+        [claim(ResourceKind.MODEL, held(ResourceKind.MODEL), declared(ResourceKind.MODEL), held(ResourceKind.POOL))]
+    )
+    for owned in (ResourceKind.AGENT, ResourceKind.RUNNER):
         with pytest.raises(WeftError):
-            require_free([claim(Kind.MODEL, held(owned, live=False))])
+            require_free([claim(ResourceKind.MODEL, held(owned, live=False))])
 
 
 sessions = st.sampled_from(["s1", "s2", "s3"])
-rows = st.sets(st.tuples(st.sampled_from([Kind.MODEL, Kind.AGENT, Kind.RUNNER, Kind.POOL]), st.sampled_from("xyz")))
+rows = st.sets(
+    st.tuples(
+        st.sampled_from([ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, ResourceKind.POOL]),
+        st.sampled_from("xyz"),
+    )
+)
 
 
 @settings(deadline=None)  # a busy machine is not a failure
 @given(st.lists(st.tuples(sessions, rows, st.booleans()), max_size=12))
 def test_whatever_is_admitted_leaves_every_name_with_one_kind(
-    script: list[tuple[str, set[tuple[Kind, str]], bool]],
+    script: list[tuple[str, set[tuple[ResourceKind, str]], bool]],
 ) -> None:
     """A small mesh of sets: sessions claim rows; some die; the policy alone keeps the names unique."""
-    held_rows: dict[str, set[tuple[Kind, str]]] = {}
+    held_rows: dict[str, set[tuple[ResourceKind, str]]] = {}
     dead: set[str] = set()
     for session, wanted, dies in script:
         if not clashes(wanted):
@@ -98,7 +123,7 @@ def test_whatever_is_admitted_leaves_every_name_with_one_kind(
         assert not clashes({row for rows_ in held_rows.values() for row in rows_})
 
 
-def owners(held_rows: dict[str, set[tuple[Kind, str]]], dead: set[str], name: str) -> tuple[Owner, ...]:
+def owners(held_rows: dict[str, set[tuple[ResourceKind, str]]], dead: set[str], name: str) -> tuple[Owner, ...]:
     return tuple(
         Owner(kind=kind, name=name, session_id=session, runner=session, live=session not in dead)
         for session, rows_ in held_rows.items()
@@ -107,21 +132,21 @@ def owners(held_rows: dict[str, set[tuple[Kind, str]]], dead: set[str], name: st
     )
 
 
-def clashes(rows_: set[tuple[Kind, str]]) -> bool:
+def clashes(rows_: set[tuple[ResourceKind, str]]) -> bool:
     return any(
         one[1] == other[1] and one != other and not may_share(one[0], other[0]) for one in rows_ for other in rows_
     )
 
 
 def test_the_check_of_uniqueness_can_fail() -> None:
-    assert clashes({(Kind.MODEL, "x"), (Kind.AGENT, "x")})
-    assert not clashes({(Kind.MODEL, "x"), (Kind.POOL, "x"), (Kind.AGENT, "y")})
+    assert clashes({(ResourceKind.MODEL, "x"), (ResourceKind.AGENT, "x")})
+    assert not clashes({(ResourceKind.MODEL, "x"), (ResourceKind.POOL, "x"), (ResourceKind.AGENT, "y")})
 
 
 def test_a_route_shares_its_name_with_nothing() -> None:
-    assert not any(may_share(Kind.ROUTE, other) for other in Kind)
-    for other in set(Kind) - {Kind.ROUTE}:
+    assert not any(may_share(ResourceKind.ROUTE, other) for other in ResourceKind)
+    for other in set(ResourceKind) - {ResourceKind.ROUTE}:
         with pytest.raises(WeftError) as refused:
-            require_free([claim(Kind.ROUTE, held(other, live=False))])
+            require_free([claim(ResourceKind.ROUTE, held(other, live=False))])
         assert refused.value.metadata["owner_kind"] == other.value
-    assert refusal(claim(Kind.MODEL, declared(Kind.ROUTE))) == {"owner_kind": "route", "route": "x"}
+    assert refusal(claim(ResourceKind.MODEL, declared(ResourceKind.ROUTE))) == {"owner_kind": "route", "route": "x"}

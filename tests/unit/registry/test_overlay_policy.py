@@ -7,7 +7,7 @@ from types import MappingProxyType
 import pytest
 from kit.messages import changed
 
-from registry_svc.mesh.domain import Kind, Outcome, Status
+from registry_svc.mesh.domain import Outcome, Status
 from registry_svc.mesh.overlay import (
     Publisher,
     combined,
@@ -22,6 +22,7 @@ from registry_svc.mesh.overlay import (
 from registry_svc.mesh.policy.declarations import MAX_LISTED_NAMES, decide_outcome, in_use
 from registry_svc.mesh.records import Held
 from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, runner_pb2, wake_pb2
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.timestamps import stamp_of
 
@@ -123,7 +124,7 @@ def decide(given: model_pb2.ModelManifest, runner: str = "", *, live: bool = Tru
     declaration = model_pb2.ModelDeclaration(manifest=given, runner=runner)
     view = virtual_model(Held(PUBLISHED), publisher(active=live))
     return decide_outcome(
-        Kind.MODEL,
+        ResourceKind.MODEL,
         given.name,
         is_declared=False,
         same=says_the_same(declaration, view=view, declared=None, publication=PUBLISHED),
@@ -143,13 +144,14 @@ def test_what_becomes_of_a_declaration_over_a_virtual_row() -> None:
 
 
 def test_many_agents_in_the_way_are_listed_in_part() -> None:
-    error = in_use(Kind.MODEL, "m1", {f"a{number:02}" for number in range(25)})
+    error = in_use(ResourceKind.MODEL, "m1", {ResourceKind.AGENT: {f"a{number:02}" for number in range(25)}})
     assert len(error.metadata["agents"].split(",")) == MAX_LISTED_NAMES
     assert "and 15 more" in error.message
 
 
 def test_many_routes_in_the_way_are_listed_in_part_beside_the_agents() -> None:
-    error = in_use(Kind.MODEL, "m1", {"a1"}, {f"q{number:02}" for number in range(11)})
+    routes = {f"q{number:02}" for number in range(11)}
+    error = in_use(ResourceKind.MODEL, "m1", {ResourceKind.AGENT: {"a1"}, ResourceKind.ROUTE: routes})
     assert "by agents: a1; by routes: q00, " in error.message
     assert "q09 and 1 more; delete" in error.message
     assert error.metadata["agents"] == "a1"
@@ -169,7 +171,7 @@ def test_what_becomes_of_a_declared_route() -> None:
 
     def outcome(earlier: route_pb2.RouteManifest | None) -> Outcome:
         return decide_outcome(
-            Kind.ROUTE,
+            ResourceKind.ROUTE,
             "q1",
             is_declared=earlier is not None,
             same=earlier == route,

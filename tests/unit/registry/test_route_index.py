@@ -1,8 +1,12 @@
-"""Routes by what they name: who is concerned by a model, who would be broken without it."""
+"""Routes by what they name, and whether what a reference names is there."""
+
+import pytest
 
 from registry_svc.mesh.domain import Status
 from registry_svc.mesh.indexes import PoolIndex, RouteIndex
+from registry_svc.mesh.policy.declarations import Target, exists
 from weft.api.registry.v1 import model_pb2, route_pb2
+from weft.documents.kinds.kind import PointsTo
 
 
 def model(name: str, pool: str = "") -> model_pb2.ModelManifest:
@@ -57,28 +61,22 @@ def test_a_pool_stands_before_a_model_of_its_name_and_a_model_is_not_its_pool() 
     assert index.status(route("q", "m1").manifest) is Status.HIBERNATING
 
 
-def test_a_route_is_broken_only_by_the_last_of_what_it_names() -> None:
-    pools = PoolIndex()
-    pools.put(model("m1", "big"), Status.ACTIVE)
-    pools.put(model("m2", "big"), Status.ACTIVE)
-    pools.put(model("m3"), Status.ACTIVE)
-    index = RouteIndex(pools)
-    index.put(route("over-pool", "big", "m3"))
-    index.put(route("over-model", "m2"))
-    assert index.broken_by({"m1"}) == set()
-    assert index.broken_by({"m2"}) == {"over-model"}
-    assert index.broken_by({"m1", "m2"}) == {"over-model", "over-pool"}
-    assert index.broken_by({"m3"}) == {"over-pool"}
-    # Somebody else is in a pool of its name.
-    pools.put(model("m4", "m3"), Status.ACTIVE)
-    assert index.broken_by({"m3"}) == set()
-
-
-def test_what_a_route_names_already_in_vain_keeps_nobody_else() -> None:
-    pools = PoolIndex()
-    pools.put(model("m1"), Status.ACTIVE)
-    index = RouteIndex(pools)
-    index.put(route("q1", "expired", "m1"))
-    pools.put(model("m2"), Status.ACTIVE)
-    assert index.broken_by({"m2"}) == set()
-    assert index.broken_by({"m1"}) == {"q1"}
+@pytest.mark.parametrize(
+    ("to", "leaving", "arriving", "is_there"),
+    [
+        (PointsTo.MODEL, (), {}, True),
+        (PointsTo.MODEL, ("big",), {}, False),
+        (PointsTo.POOL, ("m1",), {}, True),
+        (PointsTo.POOL, ("m1", "m2"), {}, False),
+        # A member that the call moves to another pool does not keep the one that it leaves.
+        (PointsTo.POOL, ("m1",), {"m2": "other"}, False),
+        (PointsTo.POOL, ("m1", "m2"), {"m3": "big"}, True),
+        (PointsTo.MODEL_OR_POOL, ("big",), {}, True),
+        (PointsTo.MODEL_OR_POOL, ("big", "m1", "m2"), {}, False),
+    ],
+)
+def test_a_reference_is_broken_only_by_the_last_of_what_it_names(
+    to: PointsTo, leaving: tuple[str, ...], arriving: dict[str, str], is_there: bool
+) -> None:
+    target = Target(name="big", model_known=True, pool_members=("m1", "m2"))
+    assert exists(target, to, arriving=arriving, leaving=leaving) is is_there

@@ -2,7 +2,7 @@
 
 import pytest
 
-from registry_svc.mesh.domain import Kind, Session, Standing
+from registry_svc.mesh.domain import Session, Standing
 from registry_svc.mesh.policy.heartbeat import (
     Admitted,
     HeartbeatKind,
@@ -13,6 +13,7 @@ from registry_svc.mesh.policy.heartbeat import (
     validate_heartbeat,
 )
 from registry_svc.mesh.policy.namespace import Claim, Owner
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -39,13 +40,19 @@ def decide(
     runner: Holder | None = None,
     models: dict[str, Holder] | None = None,
 ) -> Repeated | Admitted:
-    claims = [Claim(kind=Kind.RUNNER, name="r1", owners=() if runner is None else (owner(Kind.RUNNER, "r1", runner),))]
+    claims = [
+        Claim(
+            kind=ResourceKind.RUNNER,
+            name="r1",
+            owners=() if runner is None else (owner(ResourceKind.RUNNER, "r1", runner),),
+        )
+    ]
     for name, holder in (models or {}).items():
-        claims.append(Claim(kind=Kind.MODEL, name=name, owners=(owner(Kind.MODEL, name, holder),)))
+        claims.append(Claim(kind=ResourceKind.MODEL, name=name, owners=(owner(ResourceKind.MODEL, name, holder),)))
     return decide_opening(request, own=own, runner_holder=runner, claims=claims)
 
 
-def owner(kind: Kind, name: str, holder: Holder) -> Owner:
+def owner(kind: ResourceKind, name: str, holder: Holder) -> Owner:
     session = holder.session
     return Owner(kind=kind, name=name, session_id=session.id, runner=session.runner, live=holder.live)
 

@@ -3,9 +3,9 @@
 import pytest
 from resource_samples import some_event, some_route
 
-from registry_svc.mesh.manifests import valid_route
 from weft.api.registry.v1 import model_pb2, resource_kind_pb2, route_pb2
 from weft.documents.codec import document_of, seconds_of
+from weft.documents.kinds.route import check_route
 from weft.documents.resource_kinds import parse_kind
 from weft.documents.resources import (
     ModelDocument,
@@ -42,7 +42,8 @@ def test_how_long_a_model_stays_is_written_as_elsewhere(written: object, seconds
 
 @pytest.mark.parametrize("seconds", [0.067, 0.57, 1.1, 8.3, 16.1, 86_399.999])
 def test_a_budget_of_8_3_s_is_not_read_back_as_8_300000001(seconds: float) -> None:
-    manifest = valid_route(to_declaration(read(budgetSeconds=seconds, keepAlive=seconds)).route, "route")
+    manifest = to_declaration(read(budgetSeconds=seconds, keepAlive=seconds)).route
+    check_route(manifest, "route")
     told = route_document(route_pb2.Route(manifest=manifest))
     assert (seconds_of(told.declared, "budget"), seconds_of(told.declared, "keep_alive")) == (seconds, seconds)
 

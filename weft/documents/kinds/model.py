@@ -1,11 +1,16 @@
-"""Central models: which providers may be declared, in the canonical form in which they are stored."""
+"""Models. Runners publish them; what operators declare lies over that, and a central model has a provider instead."""
 
 from urllib.parse import urlsplit
 
-from weft.api.registry.v1 import model_pb2
+from weft.api.registry.v1 import model_pb2, wake_pb2
+from weft.documents.kinds.kind import DeclaredKind
+from weft.documents.resource_kinds import ResourceKind
+from weft.documents.selectors import to_canonical_tags
 from weft.kernel.address import is_loopback
 from weft.kernel.errors import invalid_field
-from weft.kernel.names import CENTRAL_RUNNER, is_name
+from weft.kernel.field_rules import check_message
+from weft.kernel.names import CENTRAL_RUNNER, is_name, require_no_id
+from weft.wake.recipes import set_defaults
 
 SECRET_PREFIX = "secret/"  # noqa: S105 - how a secret is named, not one
 _CHAT, _COMPLETION = model_pb2.MODEL_OPERATION_CHAT, model_pb2.MODEL_OPERATION_COMPLETION
@@ -67,3 +72,58 @@ def _valid_url(url: str, field: str) -> str:
     if parts.scheme != "https" and not is_loopback(host):
         raise invalid_field(field, "must be https, or http on loopback: the key and every prompt are sent there")
     return url.rstrip("/")
+
+
+def check_manifest(manifest: model_pb2.ModelManifest, field: str, *, published: bool) -> None:
+    """Check the manifest of a model; see `DeclaredKind.check`. `published`: sent by a runner."""
+    check_message(manifest, field)
+    require_no_id(manifest.name, f"{field}.name")
+    require_no_id(manifest.pool_name, f"{field}.pool_name")
+    manifest.DiscardUnknownFields()
+    manifest.operations[:] = sorted(set(manifest.operations))
+    manifest.skills[:] = sorted(set(manifest.skills))
+    if manifest.HasField("wake"):
+        _check_wake(manifest.wake, f"{field}.wake", published=published)
+        set_defaults(manifest.wake)
+    to_canonical_tags(manifest, field)
+    if manifest.HasField("provider") and published:
+        raise invalid_field(f"{field}.provider", "a runner publishes no provider; an operator declares it with apply")
+
+
+def _check_wake(wake: wake_pb2.Wake, field: str, *, published: bool) -> None:
+    """Raise INVALID_ARGUMENT naming the field of a plan that cannot be carried out, or not by routers."""
+    if not wake.by_runner and not wake.HasField("by_mesh"):
+        raise invalid_field(field, "must say who wakes it: by_runner, by_mesh or both")
+    recipe, field = wake.by_mesh, f"{field}.by_mesh"
+    # A router would substitute them: any publisher of a model could have its secrets sent to any URL.
+    if published and any("${" in value for value in recipe.http.headers.values()):
+        raise invalid_field(
+            f"{field}.http.headers",
+            "a runner may not use the routers' variables; an operator must declare this recipe with apply",
+        )
+    if not recipe.HasField("command"):
+        return
+    # A router would run it: any publisher of a model could run programs on another machine.
+    if published:
+        raise invalid_field(
+            f"{field}.command",
+            "a runner may not have routers run a program; an operator must declare this recipe with apply",
+        )
+    if not recipe.command.argv[0]:
+        raise invalid_field(f"{field}.command.argv", "must be a program and its arguments")
+
+
+def check_model(model: model_pb2.ModelDeclaration, field: str) -> None:
+    """Check the declaration of a model; see `DeclaredKind.check`."""
+    where = f"{field}.manifest"
+    check_manifest(model.manifest, where, published=False)
+    if model.manifest.HasField("provider"):
+        model.runner = to_canonical_provider(model.runner, model.manifest, where)
+
+
+def _names(model: model_pb2.ModelDeclaration) -> list[str]:
+    """Returns its name and its pool: the members of a pool answer for each other."""
+    return [name for name in (model.manifest.name, model.manifest.pool_name) if name]
+
+
+MODEL = DeclaredKind(kind=ResourceKind.MODEL, record=model_pb2.Model, check=check_model, names=_names)

@@ -1,0 +1,1 @@
+"""The kinds of resources that operators declare, one module for each."""

@@ -1,0 +1,43 @@
+"""Agents: named personas over a model or a pool. Runners publish some as well."""
+
+from weft.api.common.v1.agent_behaviour_pb2 import AgentBehaviour
+from weft.api.registry.v1.agent_pb2 import Agent, AgentManifest
+from weft.documents.kinds.kind import DeclaredKind, PointsTo, ReferenceField
+from weft.documents.resource_kinds import ResourceKind
+from weft.documents.selectors import to_canonical_tags
+from weft.kernel.field_rules import check_message
+from weft.kernel.names import AGENT_PREFIX, require_no_id
+
+
+def check_agent(manifest: AgentManifest, field: str) -> None:
+    """Check an agent; see `DeclaredKind.check`."""
+    check_message(manifest, field)
+    require_no_id(manifest.name, f"{field}.name")
+    manifest.DiscardUnknownFields()
+    if not manifest.default_params.ByteSize():
+        manifest.ClearField("default_params")
+    _drop_defaults(manifest.behaviour)
+    if not manifest.behaviour.ByteSize():
+        manifest.ClearField("behaviour")
+    to_canonical_tags(manifest, field)
+
+
+def _drop_defaults(behaviour: AgentBehaviour) -> None:
+    """Clear what is as it is anyway: absent and default are one."""
+    if behaviour.stop_on_decision_request:
+        behaviour.ClearField("stop_on_decision_request")
+    if behaviour.parse_text_tool_calls:
+        behaviour.ClearField("parse_text_tool_calls")
+
+
+AGENT = DeclaredKind(
+    kind=ResourceKind.AGENT,
+    record=Agent,
+    check=check_agent,
+    references=(
+        ReferenceField(name="model", to=PointsTo.MODEL, key="model", words="target"),
+        ReferenceField(name="pool", to=PointsTo.POOL, key="pool", words="target"),
+    ),
+    prefix=AGENT_PREFIX,
+    initial={"kind": Agent.KIND_PUBLIC},
+)

@@ -1,0 +1,40 @@
+"""Aliases: other names of models, pools, agents, routes and workflows."""
+
+from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
+from weft.documents.kinds.kind import DeclaredKind, PointsTo, ReferenceField
+from weft.documents.resource_kinds import ResourceKind
+from weft.kernel.alias_rules import check_alias as check_pattern
+from weft.kernel.field_rules import check_message
+
+
+def check_alias(manifest: AliasManifest, field: str) -> None:
+    """Check an alias and set its pattern; see `DeclaredKind.check`."""
+    check_message(manifest, field)
+    manifest.DiscardUnknownFields()
+    check_pattern(manifest.name, manifest.pattern, manifest.target, manifest.tenant, field)
+    manifest.pattern = manifest.pattern or manifest.name
+
+
+def _names(manifest: AliasManifest) -> tuple[str, str]:
+    """Returns its own name, and the names that it stands for: its author could not give those otherwise."""
+    return manifest.name, manifest.pattern or manifest.name
+
+
+def _scope(manifest: AliasManifest) -> tuple[str, str]:
+    return manifest.tenant, manifest.pattern
+
+
+ALIAS = DeclaredKind(
+    kind=ResourceKind.ALIAS,
+    record=Alias,
+    check=check_alias,
+    references=(
+        ReferenceField(name="target", to=PointsTo.REQUESTABLE, key="target", words="target (never another alias)"),
+    ),
+    names=_names,
+    scope=_scope,
+    scope_field="pattern",
+    shares_namespace=False,
+    configured="registry.aliases",
+    initial={"source": Alias.SOURCE_DECLARED},
+)

@@ -1,0 +1,40 @@
+"""Profiles: configurations of the mesh that are switched to as a whole."""
+
+from weft.api.registry.v1.profile_pb2 import Profile, ProfileManifest
+from weft.documents.kinds.agent import check_agent
+from weft.documents.kinds.alias import check_alias
+from weft.documents.kinds.kind import DeclaredKind
+from weft.documents.kinds.model import check_model
+from weft.documents.kinds.route import check_route
+from weft.documents.resource_kinds import ResourceKind
+from weft.kernel.errors import invalid_field
+from weft.kernel.field_rules import check_message
+from weft.kernel.names import require_no_id
+
+
+def check_profile(manifest: ProfileManifest, field: str) -> None:
+    """Check a profile; see `DeclaredKind.check`. The field may be one such as "agents[0].name"."""
+    check_message(manifest, field)
+    require_no_id(manifest.name, f"{field}.name")
+    manifest.DiscardUnknownFields()
+    for index, model in enumerate(manifest.models):
+        check_model(model, f"{field}.models[{index}]")
+    for index, agent in enumerate(manifest.agents):
+        check_agent(agent, f"{field}.agents[{index}]")
+    for index, route in enumerate(manifest.routes):
+        check_route(route, f"{field}.routes[{index}]")
+    for index, alias in enumerate(manifest.aliases):
+        check_alias(alias, f"{field}.aliases[{index}]")
+    loads = [each.model for each in manifest.load]
+    for index, load in enumerate(manifest.load):
+        if load.model in loads[:index]:
+            raise invalid_field(f"{field}.load[{index}].model", f"must be named once; {load.model} is twice")
+        if load.model in manifest.unload:
+            raise invalid_field(f"{field}.unload", f"must not name {load.model}, which is to be loaded")
+        if not load.settings.ByteSize():
+            load.ClearField("settings")
+
+
+PROFILE = DeclaredKind(
+    kind=ResourceKind.PROFILE, record=Profile, check=check_profile, names=lambda _: (), shares_namespace=False
+)

@@ -1,0 +1,26 @@
+"""Tenants: their share of scarce capacity and their limits."""
+
+from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
+from weft.documents.kinds.kind import DeclaredKind
+from weft.documents.resource_kinds import ResourceKind
+from weft.kernel.field_rules import check_message
+from weft.kernel.tenant_rules import to_canonical_limits
+
+
+def check_tenant(manifest: TenantManifest, field: str) -> None:
+    """Check a tenant; see `DeclaredKind.check`. The field may be one such as "limits[2].window"."""
+    check_message(manifest, field)
+    manifest.DiscardUnknownFields()
+    to_canonical_limits(manifest, field)
+
+
+TENANT = DeclaredKind(
+    kind=ResourceKind.TENANT,
+    record=Tenant,
+    check=check_tenant,
+    # The scope for settings is needed instead of rights to names.
+    names=lambda _: (),
+    shares_namespace=False,
+    configured="router.tenants, router.rate_limits",
+    initial={"source": Tenant.SOURCE_DECLARED},
+)
