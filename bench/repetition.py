@@ -1,7 +1,7 @@
 """What the repetition detector gets right and wrong on its corpus, and what it costs.
 
 python -m bench.repetition                  print the tables
-python -m bench.repetition --write          put them into docs/repetition.md
+python -m bench.repetition --write          put them into docs/agents.md
 python -m bench.repetition --also FOLDER    also count alarms in the text files of a folder
 python -m bench.repetition --cost           also measure processor time per token
 """
@@ -69,7 +69,7 @@ def corpus(folder: str) -> list[Outcome]:
 
 
 def tables(legitimate: Sequence[Outcome], looping: Sequence[Outcome]) -> str:
-    """The part of docs/repetition.md that is measured."""
+    """The part of docs/agents.md that is measured."""
     lines = ["| good answers | documents | characters | false alarms |", "|---|---|---|---|"]
     for label, part in _parts(legitimate):
         lines.append(f"| {label} | {len(part)} | {_size(part)} | {_alarms(part)} |")

@@ -211,7 +211,7 @@ class ResultConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSettings:
-    """Limits of one request. docs/limits.md lists the errors above them."""
+    """Limits of one request. docs/scheduling.md lists the errors above them."""
 
     max_messages: Count = 10_000
     """Messages of one conversation."""

@@ -129,7 +129,7 @@ class RunnerSettings:
     """Unique in the mesh."""
     runtime: Annotated[str, Checked(_name_of_installed), PUBLIC] = DEFAULT_RUNTIME
     """The kind of engine: llama.cpp's server or llama-cpp-python, which weft starts, an OpenAI-compatible server that
-    runs already, the models of a provider off the premises, or one that another package adds, see docs/runtimes.md;
+    runs already, the models of a provider off the premises, or one that another package adds, see docs/engines.md;
     `weft doctor` lists them."""
     command: Annotated[tuple[str, ...] | None, PUBLIC] = None
     """The server program and its first arguments. Default: `llama-server` on PATH, else the xllamacpp launcher. For
@@ -162,7 +162,7 @@ class RunnerSettings:
     port_range: Annotated[str, Pattern(r"^\d{1,5}-\d{1,5}$")] | None = None
     """Ports that engines listen on, such as `41000-41099`, where others are closed. Default: any free one."""
     http_port: Annotated[Port | None, PUBLIC] = None
-    """Loopback port of this runner's own HTTP API, see docs/runner-api.md; 0 takes a free one. Default: it has none."""
+    """Loopback port of this runner's own HTTP API, see docs/api.md; 0 takes a free one. Default: it has none."""
     memory_wait_seconds: Seconds = 300.0
     """Longest wait of a load for accelerator memory."""
     probe_interval_seconds: Seconds = 5.0

@@ -1,4 +1,4 @@
-// A publisher of weft in plain Node: it serves a model to a mesh over HTTP, without any package (docs/publishers.md).
+// A publisher of weft in plain Node: it serves a model to a mesh over HTTP, without any package (docs/laptops.md).
 //
 //   WEFT_JOIN_TOKEN=wjt_... node publisher.mjs https://mesh.example:7480 --name ann-laptop --model ann-qwen \
 //       --url http://127.0.0.1:11434 --upstream-model qwen2.5:7b

@@ -2,7 +2,7 @@
 
 The API defines the parameters that every engine should know. Others, the extra parameters, are looked up in the list of
 the engine's runtime: a listed one in range is sent, a listed one out of range refuses the request, and an unlisted one
-is left out with a warning. docs/parameters.md shows the lists.
+is left out with a warning. docs/api.md shows the lists.
 """
 
 import json

@@ -4,7 +4,7 @@ Two detectors share one bounded window. The line detector counts equal lines in 
 the end of the text is one unit, repeated regardless of line breaks; and, less often, whether prose consists of a few
 phrases in changing order, by its n-grams. Both have higher limits where repetition is common in good answers: in code,
 tables, JSON, rows of figures. Units are compared exactly, so that a refrain between verses, or rows that differ in one
-cell, are no loops. The rates are in docs/repetition.md.
+cell, are no loops. The rates are in docs/agents.md.
 """
 
 import re
@@ -58,7 +58,7 @@ class TextureLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepetitionLimits:
-    """The limits above which repetition is a loop. Chosen on tests/corpus/repetition; see docs/repetition.md."""
+    """The limits above which repetition is a loop. Chosen on tests/corpus/repetition; see docs/agents.md."""
 
     prose: TextureLimits = field(default_factory=lambda: TextureLimits(lines=16, characters=1_200, repeats=5))
     """A chorus or a line written ten times on request stays below; looping models repeat thousands of times."""

@@ -1,4 +1,4 @@
-"""The messages of the publisher protocol: registrations and results, read within bounds (docs/publishers.md)."""
+"""The messages of the publisher protocol: registrations and results, read within bounds (docs/laptops.md)."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar

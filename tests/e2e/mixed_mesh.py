@@ -29,7 +29,7 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 GATEWAYS = ("gateway-1", "gateway-2")
 RUNNERS = ("runner-a", "runner-b")
 ORDER = ("registry", "router", *GATEWAYS, *RUNNERS)
-"""The order in which a mesh is upgraded: docs/many-machines.md."""
+"""The order in which a mesh is upgraded: docs/deploy.md."""
 
 
 class MixedMesh:

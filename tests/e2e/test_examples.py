@@ -39,8 +39,9 @@ async def _run(mesh: MeshProcess, *arguments: str) -> str:
     return out.decode()
 
 
-def _program_of(page: str) -> str:
-    programs: list[str] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+def _program_of(section: str) -> str:
+    text = (ROOT / "docs" / "api.md").read_text().partition(f"# {section}\n")[2]
+    programs: list[str] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     return programs[0]
 
 
@@ -58,8 +59,8 @@ async def test_the_example_on_bare_stubs_prints_an_answer_and_its_receipt(mesh: 
     assert "OUTCOME_COMPLETED" in out
 
 
-@pytest.mark.parametrize("page", ["http-api.md", "grpc-clients.md"])
-async def test_the_first_program_of_a_page_runs_as_printed(mesh: MeshProcess, page: str) -> None:
-    code = _program_of(page).replace("http://127.0.0.1:8080", mesh.url)
+@pytest.mark.parametrize("section", ["API", "gRPC"])
+async def test_the_first_program_of_a_section_runs_as_printed(mesh: MeshProcess, section: str) -> None:
+    code = _program_of(section).replace("http://127.0.0.1:8080", mesh.url)
     assert len(code.strip().splitlines()) <= 10
     assert len((await _run(mesh, "-c", code)).split()) >= 3

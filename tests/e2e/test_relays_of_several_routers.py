@@ -1,4 +1,4 @@
-"""A dial-out runner and two routers with a relay each: docs/many-machines.md. One of the routers ends."""
+"""A dial-out runner and two routers with a relay each: docs/deploy.md. One of the routers ends."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ class Relays:
     fingerprint: str
 
     async def invitation(self) -> str:
-        """One invitation to both relays, made as docs/many-machines.md says."""
+        """One invitation to both relays, made as docs/deploy.md says."""
         options = [word for target in self.targets for word in ("--address", target)]
         code, out, error = await run_weft(
             *("runner", "token", "create", *options, "--fingerprint", self.fingerprint, "-o", "json"),

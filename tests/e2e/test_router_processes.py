@@ -195,7 +195,7 @@ async def test_a_killed_leader_is_replaced_within_a_second(routers: Routers) -> 
         routers.end(leader, signal.SIGKILL)
         began = time.monotonic()
         assert (await chat(http, "across"))[0] == 200
-        print(f"failover: {time.monotonic() - began:.2f} s")  # noqa: T201 - the figure of docs/many-machines.md
+        print(f"failover: {time.monotonic() - began:.2f} s")  # noqa: T201 - the figure of docs/deploy.md
         assert await routers.leader() != leader
 
 

@@ -1,4 +1,4 @@
-"""The previous release and this one in one mesh: docs/many-machines.md."""
+"""The previous release and this one in one mesh: docs/deploy.md."""
 
 import asyncio
 import json

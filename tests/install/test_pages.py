@@ -18,9 +18,10 @@ _BLOCK = re.compile(r"^```console\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
 _ASKED = re.compile(r"^\| [^|]+ \| `(?P<command>weft [^`]+)` \|", re.MULTILINE)
 
 
-def blocks(page: str) -> list[str]:
-    """The commands of a page's blocks, in their order."""
-    text = (DOCS / f"{page}.md").read_text("utf-8")
+def blocks(page: str, first: str, last: str = "") -> list[str]:
+    """The commands in the blocks of a page's sections from `first` to before `last`, in their order."""
+    text = (DOCS / f"{page}.md").read_text("utf-8").partition(f"# {first}\n")[2]
+    text = text.partition(f"## {last}\n")[0] if last else text
     lines = (line for block in _BLOCK.finditer(text) for line in block["body"].splitlines())
     return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
 
@@ -92,7 +93,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory, packages: Path, repository:
 
 
 def test_the_start_page_leads_from_nothing_to_an_answer(reader: Reader) -> None:
-    printed = {command: reader.types(command) for command in blocks("start")}
+    printed = {command: reader.types(command) for command in blocks("start", "Start", "Programs that use the mesh")}
     (chat,) = (output for command, output in printed.items() if command.startswith("weft chat"))
     assert chat.split()
     (listed,) = (output for command, output in printed.items() if command.startswith("curl"))
@@ -101,7 +102,7 @@ def test_the_start_page_leads_from_nothing_to_an_answer(reader: Reader) -> None:
 
 def test_the_upgrade_page_goes_forth_and_back(reader: Reader) -> None:
     reader.has_mesh()
-    for command in blocks("upgrade"):
+    for command in blocks("deploy", "Upgrade"):
         reader.types(command)
     assert reader.facts()
     assert ".weft/state/key-pepper" in reader.left()
@@ -111,7 +112,7 @@ def test_every_command_of_the_page_of_symptoms_runs(reader: Reader) -> None:
     reader.has_mesh()
     reader.types('weft chat smollm2-135m "Say hello" --max-tokens 4')
     assert len(asked()) >= 12
-    for command in dict.fromkeys([*asked(), *blocks("trouble")]):
+    for command in dict.fromkeys([*asked(), *blocks("trouble", "Trouble", "Capacity planning")]):
         # The port of the page may be taken here: then the doctor says so.
         reader.types(command.replace("--port 8080", f"--port {_port(reader)}"))
 
@@ -136,7 +137,7 @@ def _fixed(text: str) -> str:
 
 def test_the_uninstall_page_leaves_nothing(reader: Reader) -> None:
     reader.has_mesh()
-    for command in blocks("uninstall"):
+    for command in blocks("start", "Uninstall"):
         reader.types(command)
     left = {name for name in reader.left() if not name.startswith(("weft-before/", "two/"))}
     assert left == set()

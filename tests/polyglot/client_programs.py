@@ -1,4 +1,4 @@
-"""The programs of examples/clients, built as docs/grpc-clients.md says."""
+"""The programs of examples/clients, built as docs/api.md says."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from kit.debian_package import require_installed
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / "examples" / "clients"
-PAGE = ROOT / "docs" / "grpc-clients.md"
+PAGE = ROOT / "docs" / "api.md"
 BUILD_SECONDS = 600.0
 COMMANDS = {"Node.js": ("node", "chat.mjs"), "Go": ("./chat",), "C++": ("build/chat",)}
 """How each program is run in its folder, by the heading of its section."""
@@ -58,7 +58,7 @@ def built(language: str, scratch: Path) -> ClientProgram:
 
 def build_steps(language: str) -> list[str]:
     """Returns the commands of the one shell block of a language's section, in order."""
-    (section,) = re.findall(rf"^### {re.escape(language)}\n(.*?)(?=^##)", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (section,) = re.findall(rf"^#### {re.escape(language)}\n(.*?)(?=^##)", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     (block,) = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
     return str(block).splitlines()
 

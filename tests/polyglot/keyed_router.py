@@ -1,4 +1,4 @@
-"""A router that speaks TLS and asks for keys, as docs/grpc-clients.md configures it."""
+"""A router that speaks TLS and asks for keys, as docs/api.md configures it."""
 
 import subprocess
 import time

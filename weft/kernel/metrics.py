@@ -1,6 +1,6 @@
 """The metrics of a process: one page for Prometheus, with bounded labels, and metrics passed on from other pages.
 
-Names and labels are listed in `docs/metrics.md`. Processes without a page do not import this module.
+Names and labels are listed in `docs/observe.md`. Processes without a page do not import this module.
 """
 
 import asyncio

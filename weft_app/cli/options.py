@@ -37,7 +37,7 @@ EXIT_CODES: Mapping[Reason, int] = {
     Reason.RESOURCE_CHANGED: EXIT_CONFLICT,
     Reason.DEADLINE_EXCEEDED: EXIT_TIMEOUT,
 }
-"""Exit code by reason; EXIT_FAILED for all others. docs/cli.md shows the same table."""
+"""Exit code by reason; EXIT_FAILED for all others. docs/start.md shows the same table."""
 
 
 class OutputFormat(StrEnum):

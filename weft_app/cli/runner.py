@@ -115,7 +115,7 @@ def join(
     Without a configuration it publishes all models of an engine that runs on this machine, or at --url; otherwise
     models with `publish: true` in the configuration, and those named with --publish.
 
-    A provider's model is one of a runner with `runtime: openai_remote`, see docs/remote.md.
+    A provider's model is one of a runner with `runtime: openai_remote`, see docs/models.md.
 
     Without a URL it looks for meshes that are announced on this network (weft up --announce), and asks which one, for
     the invitation or its token, and whether the fingerprint is the mesh's.

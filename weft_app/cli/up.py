@@ -81,7 +81,7 @@ def up(
             "--runner-http-port",
             min=0,
             max=MAX_PORT,
-            help="Also serve the own HTTP API of the only runner here, see docs/runner-api.md.",
+            help="Also serve the own HTTP API of the only runner here, see docs/api.md.",
         ),
     ] = None,
     http_port: Annotated[int | None, typer.Option("--http-port", min=0, max=MAX_PORT, hidden=True)] = None,

@@ -41,7 +41,7 @@ log = get_logger("weft_app.compose")
 
 RESTART_PAUSE_SECONDS = 1.0
 REFUSAL_CODES = frozenset({2, 4})
-"""Exit codes for invalid arguments and for resources in use; see docs/cli.md."""
+"""Exit codes for invalid arguments and for resources in use; see docs/start.md."""
 MAX_REFUSALS = 3
 """Refusals in a row after which a start is abandoned; an earlier process may free its resources before."""
 MAX_LAST_OUTPUT_BYTES = 1024

@@ -7,7 +7,7 @@ _ENDS = Section(
     (
         Panel(
             title="Ends by reason",
-            about="Every request that did not complete, by its typed reason (docs/http-api.md lists them).",
+            about="Every request that did not complete, by its typed reason (docs/api.md lists them).",
             unit=Unit.PER_SECOND,
             view=View.AREAS,
             width=12,
@@ -53,7 +53,7 @@ _RECEIPTS = Section(
         ),
         Panel(
             title="Receipts that contradict themselves",
-            about="None is the fault of a request: any of them is worth a report (docs/metrics.md lists the faults).",
+            about="None is the fault of a request: any of them is worth a report (docs/observe.md lists the faults).",
             unit=Unit.NUMBER,
             view=View.TILE,
             width=6,

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gateway.endpoints import docs_table
-from reference_pages import commands, errors, field_tables, log_events, metrics, parameters, settings
+from reference_pages import commands, errors, field_tables, log_events, metrics, parameters, presets, settings
 from weft.documents.schemas import schemas
 from weft_app.config.schema import schema_text
 
 _ENDPOINTS_HEAD = """# Endpoints
 
-[The HTTP API](../http-api.md) describes requests and answers; the OpenAPI document is at `/openapi.json`.
+[The API page](../api.md) describes requests and answers; the OpenAPI document is at `/openapi.json`.
 
 """
 
@@ -25,6 +25,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "log-events.md": log_events.page,
     "metrics.md": metrics.page,
     "parameters.md": parameters.page,
+    "presets.md": presets.page,
     "config.schema.json": schema_text,
 }
 """The files of the reference by name."""

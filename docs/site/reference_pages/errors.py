@@ -11,7 +11,7 @@ _VALUE = re.compile(r"(?P<comment>(?:^ *//.*\n)+)^ *ERROR_REASON_(?P<name>[A-Z_]
 _HEAD = """# Errors
 
 The reason is `code` in an HTTP error, in small letters, and `reason` of `google.rpc.ErrorInfo` over gRPC. [The HTTP
-API](../http-api.md#errors) shows an error. *Retry* says whether the same call may succeed later; *safe* whether
+API](../api.md#errors) shows an error. *Retry* says whether the same call may succeed later; *safe* whether
 nothing was generated, so that a retry repeats no work. The last column is the exit code of `weft` commands.
 """
 

@@ -22,7 +22,7 @@ _RECORDS = (
 )
 _HEAD = """# Fields of documents
 
-[Resources](../resources.md) has examples and says what `apply` accepts. An unset field without a default is
+[Resource documents](../api.md#resource-documents) has examples. An unset field without a default is
 omitted unless required. snake_case names are also accepted.
 """
 

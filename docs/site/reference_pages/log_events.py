@@ -80,5 +80,5 @@ def page() -> str:
 
 _HEAD = """# Log events
 
-A line of an event has some or all of its fields. [Logs](../logs.md) describes the fields that every line has.
+A line of an event has some or all of its fields. [Logs](../observe.md#logs) describes the fields that every line has.
 """

@@ -15,7 +15,7 @@ _QUOTED = re.compile(rf'"{_NAME.pattern}"')
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 _HEAD = """# Metrics
 
-`GET /metrics` of a gateway, or of the [admin port](../metrics.md#an-admin-port) of any process, is a page for
+`GET /metrics` of a gateway, or of the [admin port](../observe.md#an-admin-port) of any process, is a page for
 Prometheus. Counters have the suffix `_total`, histograms `_bucket`, `_sum` and `_count`. Engine metrics (`vllm:*`,
 `llamacpp:*`, ...) keep their names and get the labels `model` and `runner`; so does each metric of a runner on the
 page of `weft up`. With `router.usage.tenant_metrics` the usage metrics have the label `tenant`.

@@ -6,7 +6,7 @@ from runner_svc.runtimes.table import built_in
 _HEAD = """# Engine parameters
 
 Fields of a request that the API does not define reach the engine if its runtime lists them here. [Generation
-parameters](../parameters.md) says what happens to the others.
+parameters](../api.md#generation-parameters) says what happens to the others.
 """
 
 

@@ -1,6 +1,6 @@
 // A streamed chat with a weft mesh over gRPC: ./chat --model NAME "Why is the sky blue?"
 //
-// Ctrl-C cancels the request. The exit codes are those of the table in docs/grpc-clients.md.
+// Ctrl-C cancels the request. The exit codes are those of the table in docs/api.md.
 #include <google/rpc/error_details.pb.h>
 #include <google/rpc/status.pb.h>
 #include <grpcpp/grpcpp.h>

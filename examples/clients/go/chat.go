@@ -1,6 +1,6 @@
 // Chat streams a chat with a weft mesh over gRPC: ./chat --model NAME "Why is the sky blue?"
 //
-// Ctrl-C cancels the request. The exit codes are those of the table in docs/grpc-clients.md.
+// Ctrl-C cancels the request. The exit codes are those of the table in docs/api.md.
 package main
 
 import (

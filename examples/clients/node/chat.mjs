@@ -1,6 +1,6 @@
 // A streamed chat with a weft mesh over gRPC: node chat.mjs --model NAME "Why is the sky blue?"
 //
-// Ctrl-C cancels the request. The exit codes are those of the table in docs/grpc-clients.md.
+// Ctrl-C cancels the request. The exit codes are those of the table in docs/api.md.
 // @ts-check
 import { readFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';

@@ -47,7 +47,7 @@ def _build(model: CTranslate2Model, context: "ModelContext") -> "ModelEngine":
 RUNTIME = Runtime(
     name="ctranslate2",
     summary="CTranslate2 in a process that weft starts",
-    docs="docs/runners.md",
+    docs="docs/engines.md",
     settings=CTranslate2Model,
     build=_build,
     formats=frozenset({WeightFormat.CTRANSLATE2}),

@@ -66,7 +66,7 @@ def _build(model: DiffusersModel, context: "ModelContext") -> "ModelEngine":
 RUNTIME = Runtime(
     name="diffusers",
     summary="diffusers in a process that weft starts: images by Stable Diffusion and FLUX",
-    docs="docs/runtimes.md",
+    docs="docs/engines.md",
     settings=DiffusersModel,
     build=_build,
     formats=frozenset({WeightFormat.PIPELINE}),

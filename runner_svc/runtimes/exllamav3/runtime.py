@@ -106,7 +106,7 @@ def _build(model: ExllamaV3Model, context: "ModelContext") -> "ModelEngine":
 RUNTIME = Runtime(
     name="exllamav3",
     summary="ExLlamaV3 in a process that weft starts, on CUDA devices",
-    docs="docs/runtimes.md",
+    docs="docs/engines.md",
     settings=ExllamaV3Model,
     build=_build,
     formats=frozenset({WeightFormat.EXL3}),

@@ -40,7 +40,7 @@ def _build(model: FasterWhisperModel, context: "ModelContext") -> "ModelEngine":
 RUNTIME = Runtime(
     name="faster_whisper",
     summary="Whisper models in faster-whisper, in a process that weft starts",
-    docs="docs/runtimes.md",
+    docs="docs/engines.md",
     settings=FasterWhisperModel,
     build=_build,
     formats=frozenset({WeightFormat.WHISPER}),

@@ -57,7 +57,7 @@ def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine"
 RUNTIME = Runtime(
     name="llama_cpp_python",
     summary="llama-cpp-python in a process that weft starts",
-    docs="docs/runners.md",
+    docs="docs/engines.md",
     settings=LlamaCppPythonModel,
     build=_build,
     formats=frozenset({WeightFormat.GGUF}),

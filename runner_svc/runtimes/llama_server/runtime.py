@@ -98,7 +98,7 @@ def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
 RUNTIME = Runtime(
     name="llama_server",
     summary="llama.cpp's server, which weft starts",
-    docs="docs/runners.md",
+    docs="docs/engines.md",
     settings=LlamaServerModel,
     build=_build,
     formats=frozenset({WeightFormat.GGUF}),

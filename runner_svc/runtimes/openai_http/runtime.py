@@ -39,7 +39,7 @@ def _build(model: OpenAiHttpModel, context: "ModelContext") -> "ModelEngine":
 RUNTIME = Runtime(
     name="openai_http",
     summary="an OpenAI-compatible server that runs already",
-    docs="docs/runners.md",
+    docs="docs/engines.md",
     settings=OpenAiHttpModel,
     build=_build,
     parameters=PARAMETERS,

@@ -1,4 +1,4 @@
-"""The runtime openai_remote: models of a remote provider (docs/remote.md)."""
+"""The runtime openai_remote: models of a remote provider (docs/models.md)."""
 
 from typing import TYPE_CHECKING
 
@@ -66,7 +66,7 @@ def _build(model: OpenAiRemoteModel, context: "ModelContext") -> "ModelEngine":
 RUNTIME = Runtime(
     name="openai_remote",
     summary="a remote provider",
-    docs="docs/remote.md",
+    docs="docs/models.md",
     settings=OpenAiRemoteModel,
     build=_build,
     parameters=PARAMETERS,

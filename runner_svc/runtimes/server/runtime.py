@@ -95,7 +95,7 @@ def _find_program_fault(
 RUNTIME = Runtime(
     name="server",
     summary="any OpenAI-compatible server program, which weft starts: SGLang, TGI, LMDeploy, TabbyAPI, mlx-lm, Ollama",
-    docs="docs/runners.md",
+    docs="docs/engines.md",
     settings=ServerModel,
     build=_build,
     parameters=PARAMETERS,

@@ -55,7 +55,7 @@ class ServerModel(StartedModelSettings):
 
     preset: Annotated[PresetName, PUBLIC] | None = None
     """The program, where weft knows it: sglang, tgi, lmdeploy, tabbyapi, mlx_lm or ollama. It gives the defaults of the
-    settings below, and what the program can do, see docs/runners.md. Default: another program, of which `command` must
+    settings below, and what the program can do, see docs/engines.md. Default: another program, of which `command` must
     be set."""
     command: Annotated[tuple[Template, ...], MaxLen(MAX_COMMAND_WORDS), PUBLIC] = ()
     """The program and its arguments, with placeholders; there is no shell. Default: `command` of the runner, else that

@@ -9,7 +9,6 @@ import pytest
 from weft_app.config.loader import files_by
 from weft_app.config.schema import schema
 
-DOCS = Path(__file__).parents[3] / "docs"
 SETTINGS = frozenset(
     {
         *(
@@ -53,7 +52,7 @@ _ROW = re.compile(r"^\| `([^`]+)` \| (?:`([^`]+)`|-) \|(.*)\|$", re.MULTILINE)
 
 
 def _rows() -> list[tuple[str, str, str]]:
-    return _ROW.findall((DOCS / "llm-pool.md").read_text())
+    return _ROW.findall(Path(__file__).with_name("llm_pool_settings.md").read_text())
 
 
 def _exists(name: str, schema: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""The workbench uses the public API alone, and all that it changes has a command: docs/workbench.md lists both."""
+"""The workbench uses the public API alone, and all that it changes has a command, as its design note lists."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from gateway.workbench.page_files import FOLDER
 from weft_app.cli.keys import KeyRole, scopes_of
 from weft_app.cli.main import COMMANDS, load
 
-PAGE = Path(__file__).parents[3] / "docs" / "workbench.md"
+PAGE = Path(__file__).parents[3] / "gateway" / "workbench" / "DESIGN.md"
 _LITERAL = re.compile(
     r"""(?:(?P<function>\w+)\(\s*(?:"(?P<method>[A-Z]+)",\s*)?)?"""
     r"""(?P<quote>["`])(?P<path>/(?:api/)?v1/.*?)(?P=quote)"""

@@ -146,5 +146,5 @@ def test_the_page_names_everything_that_can_be_asked_for_and_every_warning() -> 
     rows = re.findall(r"^\| `(\w+)` \|", (docs / "agents.md").read_text("utf-8"), re.MULTILINE)
     assert set(EVERYTHING) <= set(rows)
     codes = {name.removeprefix("WARNING_CODE_").lower() for name in warning_pb2.WarningCode.keys()[1:]}
-    assert codes <= set(re.findall(r"^\| `(\w+)` \|", (docs / "http-api.md").read_text("utf-8"), re.MULTILINE))
+    assert codes <= set(re.findall(r"^\| `(\w+)` \|", (docs / "api.md").read_text("utf-8"), re.MULTILINE))
     assert set(signal_catalogue()) <= set(rows)

@@ -24,7 +24,7 @@ from weft_app.config.runners import ConfiguredRunner, with_replicas
 
 URL = "https://api.example.com/v1"
 KEYS = {"EXAMPLE_API_KEY": "sk-secret-words"}
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "remote.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "models.md"
 
 
 def _section(**fields: Any) -> RunnerSettings:

@@ -11,11 +11,11 @@ from boards import BOARDS
 from boards.board import Board
 from boards.grafana import board_json
 from kit.promql import Series, selectors, unmatched
+from reference_pages.metrics import page as reference_page
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy" / "observability"
-PAGES = (ROOT / "docs" / "metrics.md", ROOT / "docs" / "runner-api.md")
-RUNBOOKS = ROOT / "docs" / "runbooks.md"
+RUNBOOKS = ROOT / "docs" / "observe.md"
 MAX_TARGETS = 8
 """A panel's queries are named A to H."""
 
@@ -31,11 +31,9 @@ def _tests() -> list[dict[str, Any]]:
 
 
 def _documented() -> set[str]:
-    """The metrics of the pages, without the endings of counters."""
-    text = "".join(page.read_text("utf-8") for page in PAGES)
-    return {
-        name.removesuffix("_total") for name in re.findall(r"`((?:weft|gen_ai|process|vllm|llamacpp)[a-z0-9_:]+)", text)
-    }
+    """The metrics of the reference, without the endings of counters."""
+    names = re.findall(r"`((?:weft|gen_ai|process|vllm|llamacpp)[a-z0-9_:]+)", reference_page())
+    return {name.removesuffix("_total") for name in names}
 
 
 def _undocumented(expression: str) -> list[str]:
@@ -62,10 +60,10 @@ def test_every_panel_asks_for_documented_metrics(board: Board) -> None:
 
 
 def test_every_alert_asks_for_documented_metrics_and_has_a_runbook() -> None:
-    headings = set(re.findall(r"^## (\w+)$", RUNBOOKS.read_text("utf-8"), re.MULTILINE))
+    headings = set(re.findall(r"^### (Weft\w+)$", RUNBOOKS.read_text("utf-8"), re.MULTILINE))
     for alert in _alerts():
         assert not _undocumented(alert["expr"]), alert["alert"]
-        assert alert["annotations"]["runbook"] == f"docs/runbooks.md#{alert['alert'].lower()}"
+        assert alert["annotations"]["runbook"] == f"docs/observe.md#{alert['alert'].lower()}"
     assert headings == {alert["alert"] for alert in _alerts()}
 
 

@@ -77,7 +77,7 @@ def test_the_canonical_form_is_the_one_that_is_documented() -> None:
 
 
 def test_the_example_of_the_documentation_is_the_canonical_form() -> None:
-    lines = (Path(__file__).parents[3] / "docs" / "operations.md").read_text(encoding="utf-8").splitlines()
+    lines = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8").splitlines()
     (example,) = (line for line in lines if line.startswith('{"actor"'))
     entry = entry_draft(
         at=datetime(2026, 1, 1, 12, tzinfo=UTC),

@@ -1,4 +1,4 @@
-"""docs/faults.md names tests: they exist, and no fault is without one."""
+"""tests/faults.md names tests: they exist, and no fault is without one."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "faults.md"
+PAGE = ROOT / "tests" / "faults.md"
 NAMED = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
 ROW = re.compile(r"^\| ([FMT]\d+(?:, [FMT]\d+)*) \|.*\|(.*)\|$", re.MULTILINE)
 FAULTS = (

@@ -27,7 +27,7 @@ OWN = (
     "server",
     "vllm",
 )
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "runtimes.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "engines.md"
 
 
 @pytest.fixture

@@ -534,7 +534,7 @@ global___RecordLogLevelResponse = RecordLogLevelResponse
 @typing.final
 class AuditEntry(google.protobuf.message.Message):
     """AuditEntry is one line of the audit log. `hash` is SHA-256 over the hash of the entry before it and the canonical form
-    of this one, see docs/operations.md.
+    of this one, see docs/security.md.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

@@ -1,4 +1,4 @@
-"""The table of docs/runners.md about the presets of server programs, as it follows from their data."""
+"""The presets of server programs."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -43,8 +43,15 @@ _ROWS: Mapping[str, Callable[[ServerPreset], str]] = {
 }
 
 
-def preset_table() -> str:
-    """Returns the table, one row per fact and one column per preset."""
+_HEAD = """# Presets of server programs
+
+[Engines](../engines.md#presets) shows how to use a preset. The sources are in `runner_svc/runtimes/server/presets.py`.
+
+"""
+
+
+def page() -> str:
+    """Returns the page: a table with one row per fact and one column per preset."""
     rows = [("", *(f"`{name}`" for name in PRESETS)), ("---",) * (len(PRESETS) + 1)]
     rows += [(title, *(cell(preset) for preset in PRESETS.values())) for title, cell in _ROWS.items()]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return _HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows)
