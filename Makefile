@@ -124,7 +124,8 @@ dist: $(DIST_VENV)/.done ## build the wheel and the source distribution into dis
 	@rm dist.log && $(DIST_VENV)/bin/twine check --strict dist/* && cd dist && sha256sum *
 
 site: .venv-site/.done docs ## the documentation as a static site with search, in site/ (it needs no network and no server)
-	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict --quiet && echo "site/index.html"
+	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict > .site.log 2>&1 || { grep -v '^INFO' .site.log; exit 1; }
+	@rm .site.log && echo "site/index.html"
 
 recording: $(VENV)/.dev $(DIST_VENV)/.done ## run the first minutes of a new user, and draw docs/first-minutes.svg from what was printed
 	@$(BIN)/python docs/site/recording.py docs/first-minutes.svg
