@@ -1,4 +1,4 @@
-"""The listener of the publisher protocol (docs/publishers.md): register, event stream, heartbeat, results, leave."""
+"""The listener of the publisher protocol (docs/laptops.md): register, event stream, heartbeat, results, leave."""
 
 import asyncio
 import ssl
@@ -273,7 +273,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     """Answers an error with its reason as JSON."""
     if isinstance(error, HTTPException):
         reason = Reason.METHOD_NOT_ALLOWED if error.status_code == 405 else Reason.NOT_FOUND
-        error = WeftError(reason, f"there is no {request.method} {request.url.path}; see docs/publishers.md")
+        error = WeftError(reason, f"there is no {request.method} {request.url.path}; see docs/laptops.md")
     elif isinstance(error, ClientDisconnect):
         error = WeftError(Reason.CANCELLED, "the publisher closed the connection")
     elif not isinstance(error, WeftError):
