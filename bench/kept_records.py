@@ -21,11 +21,12 @@ from router_svc.policy.decisions import Placed
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.choice import Choice, Considered
 from router_svc.policy.queue.fair_share import FairShare
+from router_svc.policy.request import Request
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.placement import PlacementRequest
 from weft.kernel.clock import SystemClock
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.postgres_server import running_postgres
@@ -110,7 +111,7 @@ class Router:
             caller="key:0123456789",
         )
         now = self.clock.monotonic()
-        records.requests.note_arrival(key, request, now, self.clock.utc_now())
+        records.requests.note_arrival(Request.of(key, request, now), self.clock.utc_now())
         records.clients.admit(key, request)
         self.shares.enter(request.tenant)
         choice = Choice(candidate=_CANDIDATE, policy="least_loaded", score=0.75, others=(_OTHER,), count=2)

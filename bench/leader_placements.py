@@ -27,11 +27,12 @@ from bench.router_failover import Process
 from bench.sessions import Crowd, SessionJob
 from weft.dispatch.fleet import FleetWatcher
 from weft.dispatch.leader_placement import LeaderPlacement
-from weft.dispatch.placement import Grant, PlacementRequest
+from weft.dispatch.placement import Grant
 from weft.dispatch.remote_router import RemotePlacement
 from weft.dispatch.router_links import RouterLinks
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import open_channel

@@ -29,8 +29,9 @@ from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.api.registry.v1 import lease_pb2
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.dispatch.fleet import FleetView, ModelView
-from weft.dispatch.placement import PlacementRequest, PoolQueue
+from weft.dispatch.placement import PoolQueue
 from weft.kernel.metrics import MetricsPage
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 

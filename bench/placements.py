@@ -13,12 +13,14 @@ from bench import measures
 from bench.contender import WEFT
 from bench.report import Figures
 from bench.scenarios import Options
-from router_svc.policy.arrival import Arrival, Needs
 from router_svc.policy.decisions import Decision, Placed, Served
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.request import Request
 from router_svc.policy.scheduler import Scheduler
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.request import Operation
 
 RUNNERS = 1_000
@@ -60,18 +62,22 @@ class Crowd:
             self._note(self._scheduler.submit(arrival, self._now))
         assert (self._scheduler.running, self._scheduler.waiting) == (runners, queued), "the queue is not as it should"
 
-    def arrivals(self, count: int) -> list[Arrival]:
+    def arrivals(self, count: int) -> list[Request]:
         """So many requests, of changing length, one step after the other."""
         first = self._submitted
         self._submitted += count
         return [
-            Arrival(
-                key=key,
-                target="pool",
-                needs=NEEDS,
-                tenant=f"tenant-{key % TENANTS}",
+            Request(
+                key,
+                PlacementRequest(
+                    request_id="",
+                    tenant=f"tenant-{key % TENANTS}",
+                    model="pool",
+                    operation=NEEDS.operation,
+                    prompt_tokens=50 + (key * 37) % 400,
+                ),
+                NEEDS,
                 arrived_at=self._now + (key - first + 1) * STEP_SECONDS,
-                prompt_tokens=50 + (key * 37) % 400,
             )
             for key in range(first, first + count)
         ]

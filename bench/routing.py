@@ -18,13 +18,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import mean
 
-from router_svc.policy.arrival import Arrival, Needs, context_class
 from router_svc.policy.decisions import Decision, Placed, Rejects, Served
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.request import Request as Queued
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
 from weft.dispatch.payload_description import prefix_digests
+from weft.kernel.names import DEFAULT_TENANT
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.request import CHARS_PER_TOKEN, Operation
 
 ENGINES, SLOTS = 8, 8
@@ -176,17 +178,17 @@ class World:
         if self._scheduler is None:
             self._place_by_sight(key, request, now)
             return
-        arrival = Arrival(
-            key=key,
-            target="p",
-            needs=Needs(Operation.CHAT, context_tokens=context_class(request.prompt_tokens)),
-            arrived_at=now,
+        spec = PlacementRequest(
+            request_id="",
+            tenant=DEFAULT_TENANT,
+            model="p",
+            operation=Operation.CHAT,
             prompt_tokens=request.prompt_tokens,
             max_output_tokens=request.answer_tokens,
             prefix_digests=prefix_digests([session.text], ""),
             affinity_key=b"%d" % session.number if self._work.named else b"",
         )
-        self._obey(self._scheduler.submit(arrival, now), now)
+        self._obey(self._scheduler.submit(Queued.of(key, spec, now), now), now)
 
     def _place_by_sight(self, key: int, request: Request, now: float) -> None:
         def owed(engine: Engine) -> float:

@@ -13,10 +13,10 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.router.v1 import request_pb2 as pb
 from weft.api.router.v1.request_service_pb2 import LimitUse
-from weft.dispatch.placement import PlacementRequest
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.names import AUTO_MODEL, ROUTE_PREFIX
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason, traits
 from weft.kernel.request import Priority
 from weft.kernel.timestamps import datetime_of, seconds_of

@@ -32,9 +32,9 @@ from weft.api.router.v1 import figures_pb2 as pb
 from weft.api.router.v1.figure_step_pb2 import FigureStep, StepCounts
 from weft.dispatch.agents import TargetLabels
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.placement import PlacementRequest
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 
 NANOSECONDS = 1e9

@@ -15,9 +15,9 @@ from router_svc.declared_tenants import declared_in, limits_of, settings_of
 from router_svc.figures import FiguresRecorder
 from router_svc.fleet_view import MeshDiff
 from router_svc.observer import SchedulingObserver
-from router_svc.policy.arrival import Arrival, Needs, context_class
 from router_svc.policy.decisions import (
     Decision,
+    FailedAttempt,
     Loads,
     Placed,
     Rejects,
@@ -35,10 +35,10 @@ from router_svc.policy.estimates import estimate_error
 from router_svc.policy.figures import FigureLimits
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.fair_share import FairShare
+from router_svc.policy.request import Request
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.policy.work import media_unit_of
-from router_svc.request_entry import FailedAttempt, LostRequest
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.spans import WakeSpans
 from router_svc.usage import UsageRecorder
@@ -53,6 +53,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.telemetry import trace_id_of
@@ -79,9 +80,7 @@ _ABOUT_MODEL = frozenset({Reason.MODEL_NOT_FOUND, Reason.UNSUPPORTED_OPERATION, 
 class Mailbox:
     """Decisions for one request, in order. At most one caller reads it."""
 
-    request: placement.PlacementRequest
-    allow_remote: bool
-    """The permit to leave the premises, of both request and tenant."""
+    request: Request
     rate_limits: RateLimitStatus | None = None
     """How much more its caller may ask for, for its first decision; None: that was read, or nothing limits it."""
     _decisions: list[placement.Decision | WeftError] = field(default_factory=list)
@@ -93,19 +92,11 @@ class Mailbox:
     """The reason of the last error that was delivered; None: none was."""
     was_placed: bool = False
     """Whether a grant was delivered."""
-    holds_grant: bool = False
-    """Whether its last grant is in use, as far as the router knows."""
     ended: asyncio.Future[None] | None = None
     """Set at the end of the request; None: nobody waits for it."""
     _on_cancelled: placement.OnCancelled | None = None
     wait_kind: WaitKind | None = None
     """What the request waited for last; None: it has not waited."""
-    arrived_at: float = 0.0
-    """When the request first arrived at the mesh, on the monotonic clock."""
-    load_seconds: float = 0.0
-    """How long it waited for loads that it waits for no longer."""
-    loading_since: float | None = None
-    """Since when it waits for a load; None: it does not."""
     estimate: tuple[float, float] | None = None
     """Time and seconds of the first wait that the request was shown; None: it was shown none, or it has been placed."""
 
@@ -141,7 +132,7 @@ class Mailbox:
         if isinstance(decision, WeftError):
             self.refused = decision.reason
         elif isinstance(decision, placement.Grant):
-            self.was_placed, self.holds_grant, self.refused = True, True, None
+            self.was_placed, self.refused = True, None
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
 
@@ -169,7 +160,7 @@ class TicketIssuer:
 
         `view`: the one that the scheduler decided by, which contains the candidate's runner.
         """
-        candidate, request = placed.candidate, mailbox.request
+        candidate, request = placed.candidate, mailbox.request.spec
         runner = view.runners[candidate.runner]
         claims = ticket_pb2.TicketClaims(
             ticket_id=new_id("tkt"),
@@ -179,7 +170,7 @@ class TicketIssuer:
             runner=candidate.runner,
             runner_incarnation=candidate.incarnation,
             attempt=placed.attempt,
-            allow_remote=mailbox.allow_remote,
+            allow_remote=mailbox.request.needs.allow_remote,
         )
         expires = self._clock.utc_now().timestamp() + TICKET_LIFETIME_SECONDS
         claims.expire_time.seconds, claims.expire_time.nanos = divmod(int(expires * NANOSECONDS), NANOSECONDS)
@@ -340,7 +331,7 @@ class SchedulingLoop:
         """Apply a new state of the VRAM ledger."""
         self._apply(MeshChange(hosts=hosts))
 
-    def submit(self, request: placement.PlacementRequest) -> tuple[int, Mailbox]:
+    def submit(self, spec: PlacementRequest) -> tuple[int, Mailbox]:
         """Submit a request; its decisions are delivered to the returned mailbox.
 
         Raises SERVICE_UNAVAILABLE before the first view, and RATE_LIMIT_EXCEEDED for a tenant or a client that exceeds
@@ -351,19 +342,12 @@ class SchedulingLoop:
         if self._newest is None:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router does not know the mesh yet")
         key, now = next(self._keys), self._clock.monotonic()
-        request = self._deps.records.clients.resolve(request)
-        rate_limits = self._note_arrival(key, request, now)
-        permission = self._scheduler.tenant(request.tenant)
-        mailbox = Mailbox(
-            request,
-            permission.permits_remote(requested=request.allow_remote),
-            rate_limits,
-            arrived_at=now - request.age_seconds,
-        )
-        self._mailboxes[key] = mailbox
-        arrival = arrival_of(key, request, now, allow_remote=mailbox.allow_remote)
+        spec = self._deps.records.clients.resolve(spec)
+        allow_remote = self._scheduler.tenant(spec.tenant).permits_remote(requested=spec.allow_remote)
+        request = Request.of(key, spec, now, allow_remote=allow_remote)
+        mailbox = self._mailboxes[key] = Mailbox(request, self._admit(request, now))
         try:
-            self._deliver(self._scheduler.submit(arrival, now))
+            self._deliver(self._scheduler.submit(request, now))
         except Exception:
             # The caller has no key to end it by.
             self.finish(key, Reason.INTERNAL)
@@ -379,8 +363,6 @@ class SchedulingLoop:
         mailbox = self._mailboxes.get(key)
         if mailbox is not None and mailbox.cancelled is not None:
             return
-        if mailbox is not None:
-            mailbox.holds_grant = False
         now = self._clock.monotonic()
         self._deps.records.requests.note_failed(key, FailedAttempt(attempt, reason, message), now)
         self._deps.observer.note_failed_attempt(reason)
@@ -401,19 +383,19 @@ class SchedulingLoop:
         mailbox.end()
         self._deps.records.clients.note_end(key, receipt)
         self._deps.records.usage.note_end(
-            mailbox.request,
+            mailbox.request.spec,
             receipt,
             self._mesh.view,
             refused=mailbox.refused,
             was_placed=mailbox.was_placed,
             is_closing=self._closed,
         )
-        self._deps.records.figures.note_end(mailbox.request, reason, receipt, self._mesh.view, now)
-        self._deps.observer.note_end(mailbox.request, reason, receipt, self._mesh.view)
+        self._deps.records.figures.note_end(mailbox.request.spec, reason, receipt, self._mesh.view, now)
+        self._deps.observer.note_end(mailbox.request.spec, reason, receipt, self._mesh.view)
         failure = None if reason is Reason.UNSPECIFIED else reason
-        self._deliver(self._scheduler.finish(key, now, _served(receipt, mailbox.request.operation), failure))
+        self._deliver(self._scheduler.finish(key, now, _served(receipt, mailbox.request.spec.operation), failure))
 
-    def lacks_end(self, request: placement.PlacementRequest) -> bool:
+    def lacks_end(self, request: PlacementRequest) -> bool:
         """Whether nothing is known here of the end of a request.
 
         Raises SERVICE_UNAVAILABLE while one of this id is under way: its dispatcher may just have left.
@@ -424,12 +406,12 @@ class SchedulingLoop:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "a request of this id is under way", retry_after_seconds=1)
         return requests.lacks_end(request.request_id, request.tenant)
 
-    def remembers(self, request: placement.PlacementRequest) -> bool:
+    def remembers(self, request: PlacementRequest) -> bool:
         """Whether a request of this tenant and id is in memory."""
         found = self._deps.records.requests.find(request.request_id, self._clock.monotonic(), request.tenant)
         return found is not None
 
-    def recover(self, lost: LostRequest, receipt: receipt_pb2.Receipt) -> bool:
+    def recover(self, lost: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
         """Record and count the end of a request whose router was lost; returns False where its end is known.
 
         Accounts of fair share and limits stay as they are: they have counted it when it was granted, or not at all.
@@ -439,7 +421,7 @@ class SchedulingLoop:
         if not requests.lacks_end(lost.request_id, lost.tenant):
             return False
         before = requests.recover(lost, receipt, now, self._clock.utc_now())
-        tenant, target = (lost.tenant, lost.target) if before is None else (before.tenant, before.target)
+        tenant, target = (lost.tenant, lost.model) if before is None else (before.tenant, before.model)
         was_counted = before is not None and (before.receipt is not None or before.was_left)
         records.usage.note_recovered(lost, tenant, target, receipt, self._mesh.view, was_counted=was_counted)
         log.info(
@@ -459,9 +441,9 @@ class SchedulingLoop:
         found = {
             key: mailbox
             for key, mailbox in self._mailboxes.items()
-            if mailbox.request.request_id == request_id and tenant in ("", mailbox.request.tenant)
+            if mailbox.request.spec.request_id == request_id and tenant in ("", mailbox.request.spec.tenant)
         }
-        tenants = sorted({mailbox.request.tenant for mailbox in found.values()})
+        tenants = sorted({mailbox.request.spec.tenant for mailbox in found.values()})
         if len(tenants) > 1:
             named = ", ".join(tenants[:MAX_NAMED_TENANTS])
             raise invalid_field("tenant", f"must name one: requests of several tenants have this id ({named})")
@@ -492,20 +474,20 @@ class SchedulingLoop:
         for mailbox in self._mailboxes.values():
             mailbox.put(WeftError(Reason.SERVICE_UNAVAILABLE, "the router is stopping"))
 
-    def _note_arrival(self, key: int, request: placement.PlacementRequest, now: float) -> RateLimitStatus | None:
+    def _admit(self, request: Request, now: float) -> RateLimitStatus | None:
         """Record a request and count it for its client; one that exceeds a rate is recorded as refused.
 
         Returns what its caller has left; None: nothing limits it.
         """
-        records = self._deps.records
-        records.requests.note_arrival(key, request, now, self._clock.utc_now())
+        records, key, spec = self._deps.records, request.key, request.spec
+        records.requests.note_arrival(request, self._clock.utc_now())
         try:
-            return records.clients.admit(key, request)
+            return records.clients.admit(key, spec)
         except WeftError as error:
             records.requests.note_refusal(key, error, now)
-            self._deps.observer.note_refusal(request, error.reason, self._mesh.view)
-            records.usage.note_refused(request, self._mesh.view)
-            records.figures.note_refused(request, self._mesh.view, now)
+            self._deps.observer.note_refusal(spec, error.reason, self._mesh.view)
+            records.usage.note_refused(spec, self._mesh.view)
+            records.figures.note_refused(spec, self._mesh.view, now)
             raise
 
     def _take_tenants(self, tenants: Mapping[str, Tenant]) -> None:
@@ -547,17 +529,16 @@ class SchedulingLoop:
             if not self._closed:
                 self._deps.observer.note_wake(decision.model)
                 caused_by = None if decision.request is None else self._mailboxes.get(decision.request)
-                self._wake_spans.begin(decision, "" if caused_by is None else caused_by.request.traceparent)
+                self._wake_spans.begin(decision, "" if caused_by is None else caused_by.request.spec.traceparent)
                 self._deps.waker.begin(decision, partial(self.wake_finished, decision.model))
         elif isinstance(decision, StopsWaking):
             self._deps.waker.give_up(decision.model)
         elif (mailbox := self._mailboxes.get(decision.key)) is not None:
             self._note_wait(decision, mailbox)
-            self._deps.observer.note_decision(decision, mailbox.request, self._mesh.view)
+            self._deps.observer.note_decision(decision, mailbox.request.spec, self._mesh.view)
             mailbox.put(self._decision_of(decision, mailbox))
 
     def _note_wait(self, decision: RequestDecision, mailbox: Mailbox) -> None:
-        self._note_load(mailbox, is_loading=isinstance(decision, Loads))
         if isinstance(decision, Placed):
             self._note_estimate(mailbox)
             return
@@ -571,15 +552,7 @@ class SchedulingLoop:
             mailbox.estimate = (self._clock.monotonic(), decision.eta_seconds)
         if kind is not mailbox.wait_kind:
             mailbox.wait_kind = kind
-            self._deps.observer.note_wait(mailbox.request, kind, self._mesh.view)
-
-    def _note_load(self, mailbox: Mailbox, *, is_loading: bool) -> None:
-        now = self._clock.monotonic()
-        if is_loading:
-            mailbox.loading_since = mailbox.loading_since or now
-        elif mailbox.loading_since is not None:
-            mailbox.load_seconds += now - mailbox.loading_since
-            mailbox.loading_since = None
+            self._deps.observer.note_wait(mailbox.request.spec, kind, self._mesh.view)
 
     def _note_estimate(self, mailbox: Mailbox) -> None:
         """Compare the first wait that a placed request was shown with the one that it had since."""
@@ -587,7 +560,7 @@ class SchedulingLoop:
             shown_at, seconds = mailbox.estimate
             error = estimate_error(seconds, self._clock.monotonic() - shown_at)
             mailbox.estimate = None
-            self._deps.observer.note_estimate(mailbox.request, error, self._mesh.view)
+            self._deps.observer.note_estimate(mailbox.request.spec, error, self._mesh.view)
 
     def _undo(self, decision: Decision) -> None:
         """Undo a decision that could not be carried out.
@@ -620,7 +593,7 @@ class SchedulingLoop:
         match decision:
             case Placed():
                 if log.writes_debug():
-                    request = mailbox.request
+                    request = mailbox.request.spec
                     log.debug(
                         "granted",
                         request_id=request.request_id,
@@ -640,34 +613,7 @@ class SchedulingLoop:
                 )
             case Rejects():
                 self._deps.records.clients.note_rejected(decision.key, decision.reason)
-                return _rejection(decision, mailbox.request)
-
-
-def arrival_of(key: int, request: placement.PlacementRequest, now: float, *, allow_remote: bool) -> Arrival:
-    """Return the request as the scheduler sees it; `allow_remote`: the combined permit of request and tenant."""
-    return Arrival(
-        key=key,
-        target=request.model,
-        needs=Needs(
-            operation=request.operation,
-            allow_remote=allow_remote,
-            skills=request.skills,
-            thinking=request.thinking,
-            tools=request.tools,
-            context_tokens=context_class(request.prompt_tokens),
-        ),
-        tenant=request.tenant,
-        priority=request.priority,
-        arrived_at=now - request.age_seconds,
-        deadline_at=None if request.seconds_left is None else now + request.seconds_left,
-        attempts_used=request.attempts_used,
-        prompt_tokens=request.prompt_tokens,
-        max_output_tokens=request.max_output_tokens,
-        work=request.work,
-        affinity_key=request.affinity_key,
-        prefix_digests=request.prefix_digests,
-        prompt_digest=request.prompt_digest,
-    )
+                return _rejection(decision, mailbox.request.spec)
 
 
 def _served(receipt: receipt_pb2.Receipt | None, operation: Operation) -> Served | None:
@@ -685,7 +631,7 @@ def _served(receipt: receipt_pb2.Receipt | None, operation: Operation) -> Served
     )
 
 
-def _rejection(decision: Rejects, request: placement.PlacementRequest) -> WeftError:
+def _rejection(decision: Rejects, request: PlacementRequest) -> WeftError:
     log.info(
         "rejected",
         request_id=request.request_id,

@@ -21,9 +21,10 @@ from router_svc.receipt_check import ReceiptFault, receipt_faults
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.agents import TargetLabels
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.placement import PlacementRequest, PoolQueue
+from weft.dispatch.placement import PoolQueue
 from weft.dispatch.request_spans import OPERATION_NAMES, PROVIDER
 from weft.kernel.metrics import MetricsPage, exemplar_of
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.tracing import TraceContext, error_type
 

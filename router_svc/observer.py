@@ -7,7 +7,8 @@ from router_svc.policy.decisions import RequestDecision, WaitKind
 from router_svc.policy.endpoints.candidates import HostMemory
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.placement import PlacementRequest, PoolQueue
+from weft.dispatch.placement import PoolQueue
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.tracing import NO_TRACING, Tracing
 

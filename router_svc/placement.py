@@ -9,7 +9,6 @@ import grpc
 from typing_extensions import override
 
 from router_svc.loop import SchedulingLoop
-from router_svc.request_entry import LostRequest
 from router_svc.request_history import RequestHistory
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
@@ -23,7 +22,6 @@ from weft.dispatch.placement import (
     LoadingModel,
     OnCancelled,
     Placement,
-    PlacementRequest,
     PoolQueue,
     RouterPort,
     WaitingInQueue,
@@ -42,6 +40,7 @@ from weft.kernel.names import (
     require_name,
     require_token,
 )
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import CALLER_BANDS, PREFIX_ENDS, Operation, Priority, Skill
 from weft.kernel.rpc import answering
@@ -74,7 +73,7 @@ class LocalPlacement(RouterPort):
     @override
     async def report_end(self, request: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
         if self._loop.lacks_end(request) and not await self._is_written(request):
-            return self._loop.recover(LostRequest.of_placement(request), receipt)
+            return self._loop.recover(request, receipt)
         return False
 
     async def _is_written(self, request: PlacementRequest) -> bool:

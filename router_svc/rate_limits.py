@@ -8,10 +8,10 @@ from router_svc.policy.settings import RateLimitConfig
 from router_svc.policy.tenant_limits import LimitScope, LimitSubject, TenantLimit, by_scope, over_the_whole
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.router.v1.request_service_pb2 import LimitUse
-from weft.dispatch.placement import PlacementRequest
 from weft.dispatch.rate_windows import Claim, RateWindows, TrackedKeys
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.request import Priority
 from weft.kernel.timestamps import duration_of
 from weft.kernel.units import Rate, RateUnit

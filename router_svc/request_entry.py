@@ -1,87 +1,17 @@
-"""One request as a router's log has it: under way as the decisions about it, ended as bytes. Times are monotonic."""
+"""An ended request as a router's log has it, and the decisions of its record. Times are monotonic."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import msgspec
 
-from router_svc.policy.decisions import Loads, Placed, Rejects, Waits, Wakes
+from router_svc.policy.decisions import FailedAttempt, Loads, LoadStart, Noted, Placed, Rejects, Waits
 from router_svc.policy.endpoints.choice import MAX_CONSIDERED, Considered
 from weft.api.router.v1 import request_pb2 as pb
-from weft.dispatch.placement import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.timestamps import set_seconds
 from weft.kernel.units import wait_words
-
-
-@dataclass(frozen=True, slots=True)
-class FailedAttempt:
-    """A failed attempt; with a `Placed` after it, it was retried."""
-
-    attempt: int
-    reason: Reason
-    message: str = ""
-    """Its error in words; empty: not known."""
-    has_content: bool = False
-    """Whether its answer had begun."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadStart:
-    """The start of a load that the request waited for."""
-
-    wakes: Wakes
-    at: float
-    """Time of the start."""
-
-
-Noted = Waits | Loads | Placed | Rejects | FailedAttempt | LoadStart
-
-
-class RequestEntry:
-    """One request under way. Times are seconds on the router's monotonic clock."""
-
-    __slots__ = (
-        "arrived_at",
-        "arrived_wall",
-        "asked_model",
-        "cancelled_by",
-        "client_id",
-        "decisions",
-        "key",
-        "priority",
-        "request_id",
-        "status",
-        "target",
-        "tenant",
-        "was_placed_before",
-    )  # fmt: skip
-
-    def __init__(self, key: int, request: PlacementRequest, now: float, wall: datetime) -> None:
-        self.key = key
-        self.request_id = request.request_id
-        self.tenant = request.tenant
-        self.client_id = request.client_id
-        self.target = request.model
-        self.asked_model = request.asked_model
-        self.priority = request.priority
-        self.arrived_at = now - request.age_seconds
-        """Its first arrival at any router."""
-        self.was_placed_before = request.age_seconds > 0.0
-        """Whether a router had placed it that was lost, or gave it away."""
-        self.arrived_wall = wall - timedelta(seconds=request.age_seconds) if request.age_seconds else wall
-        self.decisions: list[tuple[float, Noted]] = []
-        """Its decisions with their times; status messages that differ only in figures are one."""
-        self.cancelled_by = ""
-        """Who cancelled it; empty: nobody did."""
-        self.status: Waits | Loads | Placed | FailedAttempt | None = None
-        """Its state: the last of these."""
-
-    def knows(self, noted: Noted) -> bool:
-        """Whether this very decision was recorded before."""
-        return any(known is noted for _, known in self.decisions)
 
 
 class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
@@ -95,7 +25,8 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
     request_id: str
     tenant: str
     client_id: str
-    target: str
+    model: str
+    """See `PlacementRequest.model`."""
     priority: Priority
     arrived_at: float
     arrived_wall: datetime
@@ -109,7 +40,7 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
     cancelled_by: str = ""
     """Who cancelled it; empty: nobody did."""
     asked_model: str = ""
-    """The name that was asked for, where an alias stood for the target; empty: no alias."""
+    """The name that was asked for, where an alias stood for the model; empty: no alias."""
     number: int = 0
     """Counts the ends at a router, over its restarts."""
     quotes_content: bool = False
@@ -135,36 +66,6 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
     def lacks_end(self) -> bool:
         """Whether it is not known how it ended: it was lost, or its dispatcher left."""
         return self.is_lost or self.was_left
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostRequest:
-    """A request whose router was lost, as those know it who went on with it."""
-
-    request_id: str
-    tenant: str
-    target: str
-    """See `PlacementRequest.model`."""
-    priority: Priority
-    client_id: str = ""
-    asked_model: str = ""
-    caller: str = ""
-    age_seconds: float
-    """Time since its arrival at the mesh."""
-
-    @staticmethod
-    def of_placement(request: PlacementRequest) -> "LostRequest":
-        """Returns what the dispatcher of a request says of it."""
-        return LostRequest(
-            request_id=request.request_id,
-            tenant=request.tenant,
-            target=request.model,
-            priority=request.priority,
-            client_id=request.client_id,
-            asked_model=request.asked_model,
-            caller=request.caller,
-            age_seconds=request.age_seconds,
-        )
 
 
 def add_decisions(record: pb.RequestRecord, decisions: Sequence[tuple[float, Noted]], arrived_at: float) -> None:

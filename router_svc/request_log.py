@@ -15,22 +15,26 @@ from itertools import islice
 
 from typing_extensions import override
 
-from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, StopsWaking, Waits, Wakes
-from router_svc.request_entry import (
-    EndedRequest,
+from router_svc.policy.decisions import (
+    Decision,
     FailedAttempt,
+    Loads,
     LoadStart,
-    LostRequest,
     Noted,
-    RequestEntry,
-    add_decisions,
+    Placed,
+    Rejects,
+    StopsWaking,
+    Waits,
+    Wakes,
 )
+from router_svc.policy.request import Request
+from router_svc.request_entry import EndedRequest, add_decisions
 from router_svc.request_watch import RequestWatch, WatchedLog
 from router_svc.unwritten_records import UnwrittenRecords
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
-from weft.dispatch.placement import PlacementRequest
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.principal import actor_words
 from weft.kernel.reasons import Reason, reason_of
 
@@ -63,7 +67,7 @@ class RequestLog(WatchedLog):
 
     def __init__(self, limits: RequestLogLimits | None = None) -> None:
         self._limits = limits or RequestLogLimits()
-        self._under_way: dict[int, RequestEntry] = {}
+        self._under_way: dict[int, Request] = {}
         self._wakes: OrderedDict[str, LoadStart] = OrderedDict()
         """The last load of each model, the newest last."""
         self._ended: OrderedDict[int, EndedRequest] = OrderedDict()
@@ -109,16 +113,19 @@ class RequestLog(WatchedLog):
         """Number of remembered finished requests."""
         return len(self._ended)
 
-    def note_arrival(self, key: int, request: PlacementRequest, now: float, wall: datetime) -> None:
-        """Record an arrived request; `wall`: the wall-clock time of `now`."""
-        if request.age_seconds > 0.0:
-            self._forget_lost(request)
+    def note_arrival(self, request: Request, wall: datetime) -> None:
+        """Record an arrived request; `wall`: the time in UTC."""
+        spec = request.spec
+        request.arrived_wall = wall - timedelta(seconds=spec.age_seconds) if spec.age_seconds else wall
+        if spec.age_seconds > 0.0:
+            self._forget_lost(spec)
         if len(self._under_way) < self._limits.max_under_way:
-            entry = self._under_way[key] = RequestEntry(key, request, now, wall)
-            self.unwritten.note_arrival(entry)
-            self._newest[request.request_id] = self._newest_of_tenant[request.tenant, request.request_id] = key
+            key = request.key
+            self._under_way[key] = request
+            self.unwritten.note_arrival(request)
+            self._newest[spec.request_id] = self._newest_of_tenant[spec.tenant, spec.request_id] = key
             if self._watches:
-                self._mark(entry)
+                self._mark(key, spec.tenant)
 
     def note_decisions(self, decisions: Iterable[Decision], now: float) -> None:
         """Record the decisions of one step.
@@ -146,7 +153,7 @@ class RequestLog(WatchedLog):
             entry.status = failed
             self._add(entry, failed, now)
             if self._watches:
-                self._mark(entry)
+                self._mark(key, entry.spec.tenant)
 
     def note_refusal(self, key: int, error: WeftError, now: float) -> None:
         """Record a refusal before the scheduler."""
@@ -187,7 +194,7 @@ class RequestLog(WatchedLog):
             ended.reason = ended.reason or reason_of(receipt.reason)
             self.unwritten.note_end(ended)
             if self._watches:
-                self._mark(ended)
+                self._mark(key, ended.tenant)
 
     def lacks_end(self, request_id: str, tenant: str) -> bool:
         """Whether the end of the newest request of this id is not known here; of one under way it is to come."""
@@ -196,7 +203,7 @@ class RequestLog(WatchedLog):
         return key is None or (ended is not None and ended.lacks_end)
 
     def recover(
-        self, lost: LostRequest, receipt: receipt_pb2.Receipt, now: float, wall: datetime
+        self, lost: PlacementRequest, receipt: receipt_pb2.Receipt, now: float, wall: datetime
     ) -> EndedRequest | None:
         """Record how a lost request ended, which became known since; returns it as it was. None: nothing was.
 
@@ -211,7 +218,7 @@ class RequestLog(WatchedLog):
             request_id=lost.request_id,
             tenant=lost.tenant if before is None else before.tenant,
             client_id=lost.client_id if before is None else before.client_id,
-            target=lost.target if before is None else before.target,
+            model=lost.model if before is None else before.model,
             priority=lost.priority if before is None else before.priority,
             arrived_at=arrived_at,
             arrived_wall=wall - timedelta(seconds=lost.age_seconds) if before is None else before.arrived_wall,
@@ -230,20 +237,20 @@ class RequestLog(WatchedLog):
         self._newest[ended.request_id] = self._newest_of_tenant[ended.tenant, ended.request_id] = ended.key
         self.unwritten.note_recovered(ended)
         if self._watches:
-            self._mark(ended)
+            self._mark(ended.key, ended.tenant)
         if len(self._ended) > self._limits.max_ended:
             self._forget_oldest()
         return before
 
-    def find(self, request_id: str, now: float, tenant: str = "") -> RequestEntry | EndedRequest | None:
+    def find(self, request_id: str, now: float, tenant: str = "") -> Request | EndedRequest | None:
         """Return the newest request of this id of the tenant; of any tenant if empty."""
         self._forget_old(now)
         key = self._newest_of_tenant.get((tenant, request_id)) if tenant else self._newest.get(request_id)
         return None if key is None else self._under_way.get(key) or self._ended.get(key)
 
-    def under_way(self, limit: int, tenant: str = "") -> tuple[list[RequestEntry], int]:
+    def under_way(self, limit: int, tenant: str = "") -> tuple[list[Request], int]:
         """Return the requests under way, the oldest first, and their number; of one tenant, or of all if empty."""
-        found = [entry for entry in self._under_way.values() if tenant in ("", entry.tenant)]
+        found = [entry for entry in self._under_way.values() if tenant in ("", entry.spec.tenant)]
         return heapq.nsmallest(limit, found, key=lambda entry: (entry.arrived_at, entry.key)), len(found)
 
     def ended(
@@ -261,12 +268,13 @@ class RequestLog(WatchedLog):
         ended = (each.key for each in reversed(self._ended.values()) if tenant in ("", each.tenant))
         return [*(entry.key for entry in under_way), *islice(ended, ended_limit)]
 
-    def newest(self, key: int) -> RequestEntry | EndedRequest | None:
+    def newest(self, key: int) -> Request | EndedRequest | None:
         """Return a request by its key; None: it is not remembered, or its tenant used its id for a later one."""
         entry = self._under_way.get(key) or self._ended.get(key)
-        if entry is None or self._newest_of_tenant.get((entry.tenant, entry.request_id)) != key:
+        if entry is None:
             return None
-        return entry
+        known = entry.spec if isinstance(entry, Request) else entry
+        return entry if self._newest_of_tenant.get((known.tenant, known.request_id)) == key else None
 
     @override
     def attach(self, watch: RequestWatch) -> None:
@@ -287,10 +295,10 @@ class RequestLog(WatchedLog):
         for watch in self._watches:
             watch.end(WeftError(Reason.SHUTTING_DOWN, "the router is shutting down; watch again"))
 
-    def _mark(self, entry: RequestEntry | EndedRequest, *, only_figures: bool = False) -> None:
+    def _mark(self, key: int, tenant: str, *, only_figures: bool = False) -> None:
         """Mark a request as changed in every watch; called where there is one."""
         for watch in self._watches:
-            watch.note(entry.key, entry.tenant, only_figures=only_figures)
+            watch.note(key, tenant, only_figures=only_figures)
 
     def _note(self, decision: Waits | Loads | Placed | Rejects, now: float) -> None:
         entry = self._under_way.get(decision.key)
@@ -306,7 +314,7 @@ class RequestLog(WatchedLog):
             self._add(entry, decision, now)
         entry.status = decision
         if self._watches:
-            self._mark(entry, only_figures=is_repeated)
+            self._mark(entry.key, entry.spec.tenant, only_figures=is_repeated)
 
     def _note_wakes(self, wakes: Wakes, now: float) -> None:
         self._wakes[wakes.model] = LoadStart(wakes, now)
@@ -322,26 +330,26 @@ class RequestLog(WatchedLog):
             # The status of a load names its model.
             for name in status.stage.split():
                 begun = self._wakes.get(name)
-                if begun is not None and begun.at >= entry.arrived_at and not entry.knows(begun):
+                if begun is not None and begun.at >= entry.arrived_at and not _knows(entry, begun):
                     self._add(entry, begun, begun.at)
         self._note(status, now)
 
-    def _add(self, entry: RequestEntry, noted: Noted, now: float) -> None:
+    def _add(self, entry: Request, noted: Noted, now: float) -> None:
         entry.decisions.append((now, noted))
         if len(entry.decisions) > self._limits.max_decisions:
             del entry.decisions[0]
 
-    def _end(self, entry: RequestEntry, reason: Reason, message: str, now: float) -> None:
-        decisions = pb.RequestRecord()
+    def _end(self, entry: Request, reason: Reason, message: str, now: float) -> None:
+        decisions, spec = pb.RequestRecord(), entry.spec
         add_decisions(decisions, entry.decisions, entry.arrived_at)
         del self._under_way[entry.key]
         ended = self._ended[entry.key] = EndedRequest(
             key=entry.key,
-            request_id=entry.request_id,
-            tenant=entry.tenant,
-            client_id=entry.client_id,
-            target=entry.target,
-            priority=entry.priority,
+            request_id=spec.request_id,
+            tenant=spec.tenant,
+            client_id=spec.client_id,
+            model=spec.model,
+            priority=spec.priority,
             arrived_at=entry.arrived_at,
             arrived_wall=entry.arrived_wall,
             ended_at=now,
@@ -349,13 +357,13 @@ class RequestLog(WatchedLog):
             message=message,
             decisions=decisions.SerializeToString(),
             cancelled_by=entry.cancelled_by,
-            asked_model=entry.asked_model,
+            asked_model=spec.asked_model,
             number=self._next_number,
         )
         self._next_number += 1
         self.unwritten.note_end(ended)
         if self._watches:
-            self._mark(entry)
+            self._mark(entry.key, spec.tenant)
         if len(self._ended) > self._limits.max_ended:
             self._forget_oldest()
         self._forget_old(now)
@@ -402,7 +410,11 @@ def _failed_in_answer(receipt: receipt_pb2.Receipt) -> FailedAttempt | None:
     return FailedAttempt(len(receipt.attempts), reason_of(last.reason), last.message, has_content=True)
 
 
-def _error_words(entry: RequestEntry, reason: Reason | None) -> str:
+def _knows(entry: Request, noted: Noted) -> bool:
+    return any(known is noted for _, known in entry.decisions)
+
+
+def _error_words(entry: Request, reason: Reason | None) -> str:
     """Return the error of the last failed attempt, which the caller got if its request ended with the same reason."""
     failed = next((noted for _, noted in reversed(entry.decisions) if isinstance(noted, FailedAttempt)), None)
     return failed.message if failed is not None and failed.reason is reason else ""

@@ -13,7 +13,8 @@ from router_svc.figures import FiguresRecorder
 from router_svc.loop import MAX_NAMED_TENANTS
 from router_svc.policy.change_buffer import WatchLimits
 from router_svc.policy.decisions import Loads, Placed, Waits
-from router_svc.request_entry import EndedRequest, RequestEntry, add_decisions
+from router_svc.policy.request import Request
+from router_svc.request_entry import EndedRequest, add_decisions
 from router_svc.request_history import RequestHistory
 from router_svc.request_log import RequestLog
 from router_svc.request_watch import RequestWatch
@@ -43,15 +44,16 @@ from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import set_seconds
 
 
-def request_record(entry: RequestEntry | EndedRequest, *, with_decisions: bool) -> request_pb2.RequestRecord:
+def request_record(entry: Request | EndedRequest, *, with_decisions: bool) -> request_pb2.RequestRecord:
     """Return the record of a request."""
+    asked = entry.spec if isinstance(entry, Request) else entry
     record = request_pb2.RequestRecord(
-        request_id=entry.request_id,
-        tenant=entry.tenant,
-        client_id=entry.client_id,
-        target=entry.target,
-        asked_model=entry.asked_model,
-        priority=entry.priority.wire,  # type: ignore[arg-type]  # same numbers
+        request_id=asked.request_id,
+        tenant=asked.tenant,
+        client_id=asked.client_id,
+        target=asked.model,
+        asked_model=asked.asked_model,
+        priority=asked.priority.wire,  # type: ignore[arg-type]  # same numbers
     )
     record.arrive_time.FromDatetime(entry.arrived_wall)
     if isinstance(entry, EndedRequest):
@@ -78,7 +80,7 @@ def _fill_end(record: request_pb2.RequestRecord, ended: EndedRequest, *, with_de
         record.MergeFromString(ended.decisions)
 
 
-def _state(entry: RequestEntry) -> "request_pb2.RequestRecord.State.ValueType":
+def _state(entry: Request) -> "request_pb2.RequestRecord.State.ValueType":
     match entry.status:
         case Placed():
             return request_pb2.RequestRecord.STATE_RUNNING
@@ -103,7 +105,7 @@ def _fill_wait(record: request_pb2.RequestRecord, status: object) -> None:
                 set_seconds(record.loading.eta, status.eta_seconds)
 
 
-def _records_of(entries: Sequence[RequestEntry] | Sequence[EndedRequest]) -> list[request_pb2.RequestRecord]:
+def _records_of(entries: Sequence[Request] | Sequence[EndedRequest]) -> list[request_pb2.RequestRecord]:
     return [request_record(entry, with_decisions=False) for entry in entries]
 
 

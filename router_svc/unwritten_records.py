@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from router_svc.request_entry import EndedRequest, RequestEntry
+from router_svc.policy.request import Request
+from router_svc.request_entry import EndedRequest
 
 
 @dataclass(frozen=True, slots=True)
 class RecordBatch:
     """What is written in one transaction."""
 
-    begun: Sequence[RequestEntry]
+    begun: Sequence[Request]
     """Requests under way, for the first time."""
     ended: Sequence[EndedRequest]
     placed_again: Sequence[tuple[str, str]]
@@ -33,7 +34,7 @@ class UnwrittenRecords:
 
     def __init__(self) -> None:
         self._max_ended = 0
-        self._begun: dict[int, RequestEntry] = {}
+        self._begun: dict[int, Request] = {}
         """Under way; as many as the log remembers at most."""
         self._ended: dict[int, EndedRequest] = {}
         """In the order of their ends."""
@@ -45,12 +46,12 @@ class UnwrittenRecords:
         """Collect from now on, at most so many requests that have ended."""
         self._max_ended = max_ended
 
-    def note_arrival(self, entry: RequestEntry) -> None:
+    def note_arrival(self, entry: Request) -> None:
         """Collect a request that has arrived."""
         if self._max_ended:
             self._begun[entry.key] = entry
-            if entry.was_placed_before:
-                self._placed_again.append((entry.tenant, entry.request_id))
+            if entry.spec.age_seconds > 0.0:
+                self._placed_again.append((entry.spec.tenant, entry.spec.request_id))
                 del self._placed_again[: -self._max_ended]
 
     def note_end(self, ended: EndedRequest) -> None:

@@ -9,13 +9,12 @@ from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 from router_svc.policy.usage_rows import HourRows, UsageKey
-from router_svc.request_entry import LostRequest
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.accelerator_time import accelerator_time
 from weft.dispatch.agents import UNKNOWN_TARGET, TargetLabels
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.placement import PlacementRequest
 from weft.kernel.clock import Clock
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 
 HOUR_SECONDS = 3_600
@@ -212,7 +211,7 @@ class UsageRecorder:
 
     def note_recovered(
         self,
-        lost: LostRequest,
+        lost: PlacementRequest,
         tenant: str,
         target: str,
         receipt: receipt_pb2.Receipt,

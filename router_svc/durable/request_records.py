@@ -12,7 +12,8 @@ from typing import Any
 from typing_extensions import override
 
 from router_svc.durable.limits import RecordLimits
-from router_svc.request_entry import EndedRequest, RequestEntry
+from router_svc.policy.request import Request
+from router_svc.request_entry import EndedRequest
 from router_svc.request_history import RequestHistory, StoredRequest
 from router_svc.request_log import RequestLog, clear_quotes
 from router_svc.store.database import RouterDatabase, time_of
@@ -109,7 +110,7 @@ class RequestStore(RequestHistory):
         """Returns UTC by the one clock of all that write to the database."""
         return time_of(tx) if self._database.is_shared else self._clock.utc_now().timestamp()
 
-    def _begun(self, entry: RequestEntry) -> dict[str, object]:
+    def _begun(self, entry: Request) -> dict[str, object]:
         return {
             **self._common(entry, entry.arrived_wall.timestamp()),
             "number": 0,
@@ -133,17 +134,18 @@ class RequestStore(RequestHistory):
             "receipt": _without_quotes(ended.receipt) if ended.quotes_content else ended.receipt,
         }
 
-    def _common(self, entry: RequestEntry | EndedRequest, arrived_at: float) -> dict[str, object]:
+    def _common(self, entry: Request | EndedRequest, arrived_at: float) -> dict[str, object]:
+        asked = entry.spec if isinstance(entry, Request) else entry
         return {
             "incarnation": self._writer.incarnation,
             "key": entry.key,
             "router": self._writer.router,
-            "request_id": entry.request_id,
-            "tenant": entry.tenant,
-            "client_id": entry.client_id,
-            "target": entry.target,
-            "asked_model": entry.asked_model,
-            "priority": entry.priority.value,
+            "request_id": asked.request_id,
+            "tenant": asked.tenant,
+            "client_id": asked.client_id,
+            "target": asked.model,
+            "asked_model": asked.asked_model,
+            "priority": asked.priority.value,
             "arrived_at": arrived_at,
         }
 
@@ -278,7 +280,7 @@ def _ended_of(row: Any, key: int, to_monotonic: float = 0.0) -> EndedRequest:
         request_id=row.request_id,
         tenant=row.tenant,
         client_id=row.client_id,
-        target=row.target,
+        model=row.target,
         priority=Priority(row.priority),
         arrived_at=row.arrived_at + to_monotonic,
         arrived_wall=datetime.fromtimestamp(row.arrived_at, UTC),

@@ -130,3 +130,27 @@ class WakeFailure:
 
 RequestDecision = Placed | Waits | Loads | Rejects
 Decision = RequestDecision | Wakes | StopsWaking
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """A failed attempt; with a `Placed` after it, it was retried."""
+
+    attempt: int
+    reason: Reason
+    message: str = ""
+    """Its error in words; empty: not known."""
+    has_content: bool = False
+    """Whether its answer had begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStart:
+    """The start of a load that the request waited for."""
+
+    wakes: Wakes
+    at: float
+    """Time of the start."""
+
+
+Noted = Waits | Loads | Placed | Rejects | FailedAttempt | LoadStart

@@ -10,9 +10,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Served
 from router_svc.policy.endpoints.candidates import Candidate
+from router_svc.policy.request import Request
 from router_svc.policy.work import WorkUnit, media_unit_of
 
 NEWEST_SHARE = 0.3
@@ -316,11 +316,11 @@ class Estimates:
         between = speed.unit_seconds if speed.between_tokens_seconds is None else speed.between_tokens_seconds
         return Speed(speed.first_content_seconds or 0.0, between)
 
-    def expected_work(self, pool: str, arrival: Arrival) -> float:
+    def expected_work(self, pool: str, request: Request) -> float:
         """Return the expected work of a request in its unit: that of media is known, that of an answer is learned."""
-        if media_unit_of(arrival.needs.operation) is not None:
-            return arrival.work
-        return self.expected_tokens(pool, arrival.tenant, arrival.max_output_tokens)
+        if media_unit_of(request.needs.operation) is not None:
+            return request.spec.work
+        return self.expected_tokens(pool, request.spec.tenant, request.spec.max_output_tokens)
 
     def tokens_per_second(self, candidate: Candidate) -> float:
         """Return the tokens per second of one request there after its first content."""
@@ -330,32 +330,32 @@ class Estimates:
         seconds = speed.unit_seconds
         return max(MIN_TOKENS_PER_SECOND, 1.0 / seconds) if seconds > 0 else 1.0 / _SHORTEST_TOKEN_SECONDS
 
-    def service_seconds(self, candidate: Candidate, arrival: Arrival) -> float | None:
+    def service_seconds(self, candidate: Candidate, request: Request) -> float | None:
         """Return how long this request would take there from its grant to its end; None: never measured."""
-        unit = media_unit_of(arrival.needs.operation)
+        unit = media_unit_of(request.needs.operation)
         if unit is not None:
             known = self.speed(candidate, unit)
-            return None if known is None or arrival.work <= 0.0 else known.seconds_of(arrival.work)
+            return None if known is None or request.spec.work <= 0.0 else known.seconds_of(request.spec.work)
         speed = self._speeds.get((_model_host(candidate), WorkUnit.TOKENS))
         if speed is None:
             return None
         first = speed.first_content_seconds or 0.0
-        tokens = self.output_tokens(candidate.pool, arrival.tenant, arrival.max_output_tokens)
+        tokens = self.output_tokens(candidate.pool, request.spec.tenant, request.spec.max_output_tokens)
         return first + speed.unit_seconds * tokens
 
-    def certain_service_seconds(self, candidate: Candidate, arrival: Arrival) -> float | None:
+    def certain_service_seconds(self, candidate: Candidate, request: Request) -> float | None:
         """Return how long this request takes there at least; None: never measured.
 
         The speed of small images and short recordings is mostly that of what each request costs anyway. So more work
         than was ever measured counts as the most that was: no request is refused for a time that nothing has shown.
         """
-        unit = media_unit_of(arrival.needs.operation)
+        unit = media_unit_of(request.needs.operation)
         known = None if unit is None else self._speeds.get((_model_host(candidate), unit))
         if unit is None:
-            return self.service_seconds(candidate, arrival)
-        if known is None or arrival.work <= 0.0:
+            return self.service_seconds(candidate, request)
+        if known is None or request.spec.work <= 0.0:
             return None
-        return known.unit_seconds * min(arrival.work, known.most_work)
+        return known.unit_seconds * min(request.spec.work, known.most_work)
 
     def mean_service_seconds(self, candidate: Candidate) -> float | None:
         """Return how long an average request takes there; None: never measured."""

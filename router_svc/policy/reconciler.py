@@ -11,9 +11,9 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_coordinator import LoadCoordinator
 from router_svc.policy.loading.load_plan import LoadStart
 from router_svc.policy.progress.wait_estimator import WaitEstimator
-from router_svc.policy.queue.live_request import LiveRequest
 from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.queues import Queues
+from router_svc.policy.request import Request
 from router_svc.policy.request_table import RequestTable
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -63,15 +63,15 @@ class Reconciler:
                 self._retries.forget(name)
         return decisions
 
-    def no_candidate(self, request: LiveRequest) -> Rejects:
+    def no_candidate(self, request: Request) -> Rejects:
         """Return why no candidate can serve the request, now or later."""
         kind, queue = request.kind, request.queue
         if request.last_failure is not None and any(True for _ in self._index.permitted(queue, kind.needs, ())):
             return request.last_failure
-        summary = self._index.refusal(queue, kind.needs, request.arrival.target)
-        return refusals.no_candidate_can(request.arrival, summary)
+        summary = self._index.refusal(queue, kind.needs, request.spec.model)
+        return refusals.no_candidate_can(request, summary)
 
-    def is_exhausted(self, request: LiveRequest) -> bool:
+    def is_exhausted(self, request: Request) -> bool:
         """Whether no further attempt is permitted or possible."""
         if request.failures >= self._limits.max_attempts or request.bounces > self._limits.max_bounces:
             return True
@@ -94,9 +94,9 @@ class Reconciler:
         decisions: list[Decision] = []
         keys = [key for request_class in self._queues.classes() for key in request_class.request_keys()]
         for request in map(self._requests.live, keys):
-            name = self._index.table.queue_of(request.arrival.target)
+            name = self._index.table.queue_of(request.spec.model)
             if name is None:
-                rejection = refusals.unknown_target(request.arrival)
+                rejection = refusals.unknown_target(request)
                 decisions.append(self._requests.drop(request, rejection, now))
             elif name != request.queue:
                 self._requests.dequeue(request, now)
@@ -172,7 +172,7 @@ class Reconciler:
                 decisions += self._wait_for_another(request, model, refusal, now)
         return decisions + self._refresh(model, now)
 
-    def doubt(self, request: LiveRequest, candidate: Candidate, now: float) -> list[Decision]:
+    def doubt(self, request: Request, candidate: Candidate, now: float) -> list[Decision]:
         """Trust the runner of a model that is shown as ready and repeatedly was not.
 
         The view is stale, and it sleeps.
@@ -182,7 +182,7 @@ class Reconciler:
         delta = self._cluster.apply_self_report(candidate.model, Readiness.ASLEEP, now)
         return self.follow(delta, now)
 
-    def _wait_for_another(self, request: LiveRequest, model: str, refusal: Rejects, now: float) -> list[Decision]:
+    def _wait_for_another(self, request: Request, model: str, refusal: Rejects, now: float) -> list[Decision]:
         self._requests.dequeue(request, now)
         request.kind = request.kind.not_waking(model)
         request.failures += 1

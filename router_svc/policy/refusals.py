@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass, replace
 
-from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Rejects
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory
 from router_svc.policy.endpoints.capability import GateSummary
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.request import Request
 from weft.kernel import unknown_names
 from weft.kernel.failures import FailureKind, classify
 from weft.kernel.reasons import Reason
@@ -19,17 +19,17 @@ MIN_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0
 
 
-def unknown_target(arrival: Arrival) -> Rejects:
+def unknown_target(request: Request) -> Rejects:
     """Return the refusal for an unknown target. Only the edge knows which of the close names its caller may see."""
-    error = unknown_names.unknown_target(arrival.target)
-    return Rejects(key=arrival.key, reason=error.reason, message=error.message, metadata=error.metadata)
+    error = unknown_names.unknown_target(request.spec.model)
+    return Rejects(key=request.key, reason=error.reason, message=error.message, metadata=error.metadata)
 
 
-def no_candidate_can(arrival: Arrival, summary: GateSummary) -> Rejects:
+def no_candidate_can(request: Request, summary: GateSummary) -> Rejects:
     """Return the refusal for a target without a candidate for the request."""
     comes_back = summary.reason in (Reason.NO_RUNNER_AVAILABLE, Reason.CLOCK_OFF)
     return Rejects(
-        key=arrival.key,
+        key=request.key,
         reason=summary.reason,
         message=summary.message,
         retry_after_seconds=FULL_RETRY_SECONDS if comes_back else None,
@@ -48,13 +48,13 @@ class QueueFigures:
     """None: no request was placed lately."""
     retry_after_seconds: float
 
-    def refuse(self, arrival: Arrival, reason: Reason, message: str) -> Rejects:
+    def refuse(self, request: Request, reason: Reason, message: str) -> Rejects:
         """Return a refusal with these figures."""
         metadata = {"queueDepth": str(self.waiting), "maxDepth": str(self.depth)}
         if self.average_wait_seconds is not None:
             metadata["avgWaitMs"] = str(round(self.average_wait_seconds * 1000))
         return Rejects(
-            key=arrival.key,
+            key=request.key,
             reason=reason,
             message=message,
             retry_after_seconds=self.retry_after_seconds,
@@ -62,28 +62,28 @@ class QueueFigures:
         )
 
 
-def queue_full(arrival: Arrival, figures: QueueFigures) -> Rejects:
+def queue_full(request: Request, figures: QueueFigures) -> Rejects:
     """Return the refusal for a full queue."""
-    message = f"the queue for {arrival.target} is full ({figures.waiting} requests wait)"
-    return figures.refuse(arrival, Reason.QUEUE_FULL, message)
+    message = f"the queue for {request.spec.model} is full ({figures.waiting} requests wait)"
+    return figures.refuse(request, Reason.QUEUE_FULL, message)
 
 
-def too_slow(arrival: Arrival, expected_seconds: float, figures: QueueFigures) -> Rejects:
+def too_slow(request: Request, expected_seconds: float, figures: QueueFigures) -> Rejects:
     """Return the refusal for a queue with free places whose expected wait exceeds the queue timeout."""
-    message = f"the queue for {arrival.target} is too long: its turn would come in about {expected_seconds:.0f} s"
-    return figures.refuse(arrival, Reason.QUEUE_FULL, message)
+    message = f"the queue for {request.spec.model} is too long: its turn would come in about {expected_seconds:.0f} s"
+    return figures.refuse(request, Reason.QUEUE_FULL, message)
 
 
-def was_evicted(arrival: Arrival, figures: QueueFigures) -> Rejects:
+def was_evicted(request: Request, figures: QueueFigures) -> Rejects:
     """Return the refusal of a waiting request that was evicted for one of a higher class or of a less served tenant."""
     message = (
-        f"the queue for {arrival.target} is full; this request was evicted for one of a higher priority class, or "
+        f"the queue for {request.spec.model} is full; this request was evicted for one of a higher priority class, or "
         "of a tenant that was served less"
     )
-    return figures.refuse(arrival, Reason.QUEUE_FULL, message)
+    return figures.refuse(request, Reason.QUEUE_FULL, message)
 
 
-def too_many_durable(arrival: Arrival, waiting: int, limits: SchedulerLimits) -> Rejects:
+def too_many_durable(request: Request, waiting: int, limits: SchedulerLimits) -> Rejects:
     """Return the refusal for too many waiting durable requests over all queues."""
     message = f"{waiting} durable requests wait, which is the limit"
     figures = QueueFigures(
@@ -92,24 +92,24 @@ def too_many_durable(arrival: Arrival, waiting: int, limits: SchedulerLimits) ->
         average_wait_seconds=None,
         retry_after_seconds=FULL_RETRY_SECONDS,
     )
-    return figures.refuse(arrival, Reason.QUEUE_FULL, message)
+    return figures.refuse(request, Reason.QUEUE_FULL, message)
 
 
-def deadline_passed(arrival: Arrival) -> Rejects:
+def deadline_passed(request: Request) -> Rejects:
     """Return the refusal of a request whose deadline passed while it waited."""
     return Rejects(
-        key=arrival.key,
+        key=request.key,
         reason=Reason.DEADLINE_EXCEEDED,
         message="the request's deadline passed while it waited",
     )
 
 
-def deadline_unreachable(arrival: Arrival, parts: tuple[tuple[str, float], ...], left_seconds: float) -> Rejects:
+def deadline_unreachable(request: Request, parts: tuple[tuple[str, float], ...], left_seconds: float) -> Rejects:
     """Return the refusal of a request that would end after its deadline. `parts`: its expected duration."""
     total = sum(seconds for _, seconds in parts)
     named = ", ".join(f"{seconds:.1f} s {what}" for what, seconds in parts if seconds >= 0.05)
     return Rejects(
-        key=arrival.key,
+        key=request.key,
         reason=Reason.DEADLINE_UNREACHABLE,
         message=f"it would take about {total:.1f} s ({named}), and its deadline is in {max(0.0, left_seconds):.1f} s",
         retry_after_seconds=retry_after(total - left_seconds),
@@ -117,16 +117,17 @@ def deadline_unreachable(arrival: Arrival, parts: tuple[tuple[str, float], ...],
     )
 
 
-def waited_too_long(arrival: Arrival, waited_seconds: float, figures: QueueFigures) -> Rejects:
+def waited_too_long(request: Request, waited_seconds: float, figures: QueueFigures) -> Rejects:
     """Return the refusal of a request that waited for the queue timeout."""
-    message = f"no slot for {arrival.target} came free in {round(waited_seconds, 1):g} s"
-    return figures.refuse(arrival, Reason.QUEUE_TIMEOUT, message)
+    message = f"no slot for {request.spec.model} came free in {round(waited_seconds, 1):g} s"
+    return figures.refuse(request, Reason.QUEUE_TIMEOUT, message)
 
 
-def not_loaded(refusal: Rejects, arrival: Arrival, waited_seconds: float, awaited: str) -> Rejects:
+def not_loaded(refusal: Rejects, request: Request, waited_seconds: float, awaited: str) -> Rejects:
     """Return the refusal of a timed-out request for which no model was loaded; `awaited`: what blocked the load."""
     return replace(
-        refusal, message=f"{arrival.target} was not loaded in {round(waited_seconds, 1):g} s; it waited for {awaited}"
+        refusal,
+        message=f"{request.spec.model} was not loaded in {round(waited_seconds, 1):g} s; it waited for {awaited}",
     )
 
 

@@ -12,9 +12,10 @@ from router_svc.policy.loading.load_coordinator import LoadCoordinator
 from router_svc.policy.progress.status_notifier import StatusNotifier, StatusSchedule, says_the_same
 from router_svc.policy.progress.wait_estimator import WaitEstimator
 from router_svc.policy.queue.admission import Admission
-from router_svc.policy.queue.live_request import LiveRequest, RequestClass
 from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.queues import Queues
+from router_svc.policy.queue.request_class import RequestClass
+from router_svc.policy.request import Request
 
 _SPARE_ENTRIES = 256
 
@@ -69,26 +70,29 @@ class RequestTable:
         self._estimator = estimator
         self._notifier = notifier
         self.admission = Admission(limits, estimator.slot_wait)
-        self._requests: dict[int, LiveRequest] = {}
+        self._requests: dict[int, Request] = {}
         self._joined: set[str] = set()
         self._schedule = StatusSchedule(TELL_INTERVAL_SECONDS, self._waiting)
         self._expiries = Expiries()
 
-    def get(self, key: int) -> LiveRequest | None:
+    def get(self, key: int) -> Request | None:
         """Return a live request; None: it ended, or is unknown."""
         return self._requests.get(key)
 
-    def live(self, key: int) -> LiveRequest:
+    def live(self, key: int) -> Request:
         """Return a request that must be live."""
         return self._requests[key]
 
-    def queue(self, request: LiveRequest) -> Queue:
+    def queue(self, request: Request) -> Queue:
         """Return the queue of a request."""
         return self._queues.open(request.queue)
 
-    def capacity(self, request: LiveRequest) -> Capacity:
+    def capacity(self, request: Request) -> Capacity:
         """Return the capacity of its queue for the request."""
         return self._estimator.capacity(self.queue(request), request.kind)
+
+    def _class_of(self, request: Request) -> RequestClass:
+        return self.queue(request).classes[request.kind]
 
     def take_joined(self) -> Collection[str]:
         """Return the queues that requests have joined since the last call."""
@@ -97,20 +101,20 @@ class RequestTable:
 
     # -- in and out
 
-    def enter(self, request: LiveRequest) -> None:
+    def enter(self, request: Request) -> None:
         """Add an arrived request; it neither waits nor runs yet."""
         self._requests[request.key] = request
-        self._queues.shares.enter(request.arrival.tenant)
+        self._queues.shares.enter(request.spec.tenant)
 
-    def leave(self, request: LiveRequest) -> None:
+    def leave(self, request: Request) -> None:
         """Remove a finished request; it neither waits nor runs any more."""
         del self._requests[request.key]
-        self._queues.shares.leave(request.arrival.tenant)
+        self._queues.shares.leave(request.spec.tenant)
 
-    def enqueue(self, request: LiveRequest, now: float) -> None:
+    def enqueue(self, request: Request, now: float) -> None:
         """Queue a request at its position, which is not the end for one that waited before."""
         queue = self._queues.add(request, now)
-        request_class = _class_of(request)
+        request_class = self._class_of(request)
         self._joined.add(request.queue)
         request.queued_since = now - request.waited_seconds
         request.in_queue_since = now
@@ -121,9 +125,9 @@ class RequestTable:
         at = min(request.queued_since + self._limits.queue_timeout_seconds, self._longest_wait_ends_at(request))
         self._await_timeout(request, max(now, at))
 
-    def dequeue(self, request: LiveRequest, now: float) -> None:
+    def dequeue(self, request: Request, now: float) -> None:
         """Take a request out of its queue."""
-        request_class = _class_of(request)
+        request_class = self._class_of(request)
         request.waited_seconds = now - self._counted_from(request, request_class, now)
         request.in_queue_seconds += now - request.in_queue_since
         self._expiries.forget(request.key)
@@ -131,7 +135,7 @@ class RequestTable:
         if not request_class.waiting:
             self._loads.drop_demand(request_class)
 
-    def drop(self, request: LiveRequest, rejection: Rejects, now: float) -> Rejects:
+    def drop(self, request: Request, rejection: Rejects, now: float) -> Rejects:
         """Refuse a waiting request."""
         self.dequeue(request, now)
         self.leave(request)
@@ -175,10 +179,10 @@ class RequestTable:
                 decisions.append(self.drop(self._requests[key], rejection, now))
         return decisions
 
-    def _expiry(self, request: LiveRequest, now: float) -> Rejects | None:
-        request_class = _class_of(request)
+    def _expiry(self, request: Request, now: float) -> Rejects | None:
+        request_class = self._class_of(request)
         if request.deadline_at is not None and now >= request.deadline_at:
-            return refusals.deadline_passed(request.arrival)
+            return refusals.deadline_passed(request)
         if request.kind.durable:
             return None
         since = self._counted_from(request, request_class, now)
@@ -195,19 +199,19 @@ class RequestTable:
         refusal = self.admission.timed_out(request, self.queue(request), capacity, now - since, now)
         if gate is None or not capacity.is_cold:
             return refusal
-        return refusals.not_loaded(refusal, request.arrival, now - since, gate.reason)
+        return refusals.not_loaded(refusal, request, now - since, gate.reason)
 
-    def _counted_from(self, request: LiveRequest, request_class: RequestClass, now: float) -> float:
+    def _counted_from(self, request: Request, request_class: RequestClass, now: float) -> float:
         if request_class.stands_still(now, self._limits.max_load_pause_seconds):
             return now
         return max(request.queued_since, request_class.counted_from)
 
-    def _longest_wait_ends_at(self, request: LiveRequest) -> float:
+    def _longest_wait_ends_at(self, request: Request) -> float:
         """Return the time after which no new load pauses the queue timeout of the request."""
         most = self._limits.queue_timeout_seconds + self._limits.max_load_pause_seconds
         return request.in_queue_since + most - request.in_queue_seconds
 
-    def _await_timeout(self, request: LiveRequest, at: float) -> None:
+    def _await_timeout(self, request: Request, at: float) -> None:
         """Schedule a check at `at` or at the deadline. Durable requests have no queue timeout."""
         deadline_at = request.deadline_at
         if not request.kind.durable:
@@ -221,7 +225,7 @@ class RequestTable:
         """Send due status messages, and refuse requests that can no longer meet their deadline."""
         decisions: list[Decision] = []
         for request in self._schedule.due(now, self._limits.max_told_per_tick):
-            gate = self._loads.gate_of(_class_of(request))
+            gate = self._loads.gate_of(self._class_of(request))
             rejection = self._estimator.unreachable(request, self.queue(request), self.capacity(request), gate, now)
             if rejection is None:
                 decisions += self.notify(request, now)
@@ -229,9 +233,9 @@ class RequestTable:
                 decisions.append(self.drop(request, rejection, now))
         return decisions
 
-    def notify(self, request: LiveRequest, now: float) -> list[Decision]:
+    def notify(self, request: Request, now: float) -> list[Decision]:
         """Send the status of a waiting request if it changed. A durable request gets only one."""
-        if request.waits_in is None or (request.kind.durable and request.last_status is not None):
+        if not request.waits or (request.kind.durable and request.last_status is not None):
             return []
         queue = self.queue(request)
         message = self._notifier.status(request, queue, self._estimator.capacity(queue, request.kind), now)
@@ -243,12 +247,6 @@ class RequestTable:
         request.has_status = True
         return [message]
 
-    def _waiting(self, key: int) -> LiveRequest | None:
+    def _waiting(self, key: int) -> Request | None:
         request = self._requests.get(key)
-        return request if request is not None and request.waits_in is not None else None
-
-
-def _class_of(request: LiveRequest) -> RequestClass:
-    request_class = request.waits_in
-    assert request_class is not None, "it does not wait"
-    return request_class
+        return request if request is not None and request.waits else None

@@ -8,9 +8,9 @@ router_svc/DESIGN.md for the life of a request.
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from router_svc.policy import refusals
-from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Decision, Placed, Rejects, Served, StopsWaking, WakeFailure
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.capacity import Capacity
@@ -27,16 +27,19 @@ from router_svc.policy.progress.status_notifier import StatusNotifier
 from router_svc.policy.progress.wait_estimator import RunningRequests, WaitEstimator
 from router_svc.policy.queue.admission import Admitted
 from router_svc.policy.queue.fair_share import MIN_COST, FairShare
-from router_svc.policy.queue.live_request import LiveRequest, RequestClass, live_request
 from router_svc.policy.queue.queue import Queue, QueueEntry
 from router_svc.policy.queue.queues import QueueLength, Queues, queue_lengths
 from router_svc.policy.reconciler import Reconciler
+from router_svc.policy.request import Request
 from router_svc.policy.request_table import RequestTable
 from router_svc.policy.settings import Settings, TenantSettings
 from router_svc.policy.work import WorkUnit, media_unit_of, unit_of
 from weft.kernel.failures import FailureKind, classify, may_be_the_requests, may_follow_prompt
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
+
+if TYPE_CHECKING:
+    from router_svc.policy.queue.request_class import RequestClass
 
 TAKING_NO_SLOT = frozenset({Operation.TOKENIZE})
 """Operations that engines run beside their slots: on a loaded member they neither wait nor cost anything. Without a
@@ -130,24 +133,24 @@ class Scheduler:
         """Use these settings in place of those that were declared, for requests that wait or run as well."""
         return self._go_on(self._queues.declare_tenants(tenants), now)
 
-    def submit(self, arrival: Arrival, now: float) -> list[Decision]:
+    def submit(self, request: Request, now: float) -> list[Decision]:
         """Accept a new request."""
         decisions = self._reconciler.settle(now)
-        name = self._index.table.queue_of(arrival.target)
+        name = self._index.table.queue_of(request.spec.model)
         if name is None:
-            return [*decisions, refusals.unknown_target(arrival)]
+            return [*decisions, refusals.unknown_target(request)]
         queue = self._queues.open(name)
-        request = self._received(arrival, queue, now)
+        self._receive(request, queue, now)
         self._requests.enter(request)
-        if arrival.needs.operation in TAKING_NO_SLOT and (ready := self._first_ready(request)) is not None:
+        if request.needs.operation in TAKING_NO_SLOT and (ready := self._first_ready(request)) is not None:
             return [*decisions, self._placements.place_beside(request, ready, now)]
-        may_run = not queue.keeps_waiting(arrival.priority) and self._queues.caps.may_run(arrival.tenant)
+        may_run = not queue.keeps_waiting(request.spec.priority) and self._queues.caps.may_run(request.spec.tenant)
         if may_run and self._index.has_free(name):
             placed = self._place_directly(request, queue, now)
             if placed is not None:
                 return [*decisions, placed, *self._go_on((), now)]
         decisions += self._take_in(request, queue, now)
-        if request.waits_in is not None:
+        if request.waits:
             decisions += self._go_on((), now)
             decisions += self._requests.notify(request, now)
         return decisions
@@ -167,7 +170,7 @@ class Scheduler:
         if request is None or request.placed_on is None or request.attempt != attempt:
             return []
         candidate, is_relieved = self._placements.take_back(request, now)
-        freed = self._queues.reactivate(request.arrival.tenant) if is_relieved else set()
+        freed = self._queues.reactivate(request.spec.tenant) if is_relieved else set()
         is_refused = reason is Reason.BACKEND_NOT_READY and self._placements.is_refused(request, now)
         kind = FailureKind.FINAL if is_refused else classify(reason)
         if not is_refused:
@@ -206,10 +209,10 @@ class Scheduler:
         if request is None:
             return []
         freed: set[str] = set()
-        if request.waits_in is not None:
+        if request.waits:
             self._requests.dequeue(request, now)
         elif request.placed_on is not None and self._placements.end(request, served, failure, now):
-            freed = self._queues.reactivate(request.arrival.tenant)
+            freed = self._queues.reactivate(request.spec.tenant)
         self._requests.leave(request)
         return self._go_on(freed, now)
 
@@ -236,34 +239,28 @@ class Scheduler:
         decisions += self._go_on([queue.name for queue in self._queues.backlogged()], now)
         return decisions + self._requests.notify_due(now)
 
-    def _received(self, arrival: Arrival, queue: Queue, now: float) -> LiveRequest:
+    def _receive(self, request: Request, queue: Queue, now: float) -> None:
         route = self._cluster.route_of(queue.name)
-        deadline_at = arrival.deadline_at
-        is_durable = arrival.priority is _DURABLE
+        deadline_at = request.own_deadline_at
+        is_durable = request.spec.priority is _DURABLE
         if route is not None and route.budget_seconds is not None and not is_durable:
-            end = arrival.arrived_at + route.budget_seconds
+            end = request.arrived_at + route.budget_seconds
             deadline_at = end if deadline_at is None else min(deadline_at, end)
         pool = queue.name if route is None else route.candidates[0]
-        request = live_request(
-            arrival,
-            queue.name,
-            queue.kind_of(arrival.needs, durable=is_durable),
-            deadline_at=deadline_at,
-            cost=self._cost_of(arrival, pool),
-            keep_alive_seconds=None if route is None else route.keep_alive_seconds,
-            now=now,
-        )
-        request.expected_work = self._estimates.expected_work(pool, arrival)
-        return request
+        request.enter(queue.name, queue.kind_of(request.needs, durable=is_durable), deadline_at, now)
+        request.cost = self._cost_of(request, pool)
+        request.keep_alive_seconds = None if route is None else route.keep_alive_seconds
+        request.expected_work = self._estimates.expected_work(pool, request)
 
-    def _cost_of(self, arrival: Arrival, pool: str) -> float:
+    def _cost_of(self, request: Request, pool: str) -> float:
         """Return what a request is expected to be charged, in tokens."""
-        unit = media_unit_of(arrival.needs.operation)
+        unit = media_unit_of(request.needs.operation)
         if unit is not None:
-            return max(MIN_COST, self._estimates.media_cost(pool, unit, arrival.work))
-        return arrival.prompt_tokens + self._estimates.output_tokens(pool, arrival.tenant, arrival.max_output_tokens)
+            return max(MIN_COST, self._estimates.media_cost(pool, unit, request.spec.work))
+        spec = request.spec
+        return spec.prompt_tokens + self._estimates.output_tokens(pool, spec.tenant, spec.max_output_tokens)
 
-    def _first_ready(self, request: LiveRequest) -> Candidate | None:
+    def _first_ready(self, request: Request) -> Candidate | None:
         """Return a ready candidate that meets the needs, of a route's first possible entry; None: none is loaded.
 
         Requests are spread over the first few candidates of the same pool.
@@ -273,7 +270,7 @@ class Scheduler:
         same_pool = [each for each in found if each.pool == found[0].pool]
         return same_pool[request.key % len(same_pool)] if same_pool else None
 
-    def _place_directly(self, request: LiveRequest, queue: Queue, now: float) -> Decision | None:
+    def _place_directly(self, request: Request, queue: Queue, now: float) -> Decision | None:
         """Place a request that no other precedes; None: no candidate is free for it."""
         pick = self._estimator.pick(request)
         choice = self._index.choose(queue.name, pick, now)
@@ -283,10 +280,10 @@ class Scheduler:
         if late is not None:
             self._requests.leave(request)
             return late
-        queue.note_placed(request.arrival.priority, request.waited_seconds, now)
+        queue.note_placed(request.spec.priority, request.waited_seconds, now)
         return self._placements.place(request, choice, now)
 
-    def _take_in(self, request: LiveRequest, queue: Queue, now: float) -> list[Decision]:
+    def _take_in(self, request: Request, queue: Queue, now: float) -> list[Decision]:
         """Queue a request, or refuse it; a waiting request may be evicted for it."""
         capacity = self._estimator.capacity(queue, request.kind)
         if not capacity.count:
@@ -294,7 +291,7 @@ class Scheduler:
             return [self._reconciler.no_candidate(request)]
         if request.kind.durable and self._queues.durable_waiting >= self._limits.max_durable_waiting:
             self._requests.leave(request)
-            return [refusals.too_many_durable(request.arrival, self._queues.durable_waiting, self._limits)]
+            return [refusals.too_many_durable(request, self._queues.durable_waiting, self._limits)]
         # Only with a deadline does it matter whether a postponed load ends in time.
         request_class = None if request.deadline_at is None else queue.classes.get(request.kind)
         gate = None if request_class is None else self._loads.gate_of(request_class)
@@ -309,7 +306,7 @@ class Scheduler:
         return [self._requests.drop(victim, self._requests.admission.was_evicted(victim, queue, capacity, now), now)]
 
     def _admit(
-        self, request: LiveRequest, queue: Queue, capacity: Capacity, gate: LoadGate | None, now: float
+        self, request: Request, queue: Queue, capacity: Capacity, gate: LoadGate | None, now: float
     ) -> Rejects | Admitted:
         overload = self._requests.admission.in_overload(request, queue, capacity, now)
         if isinstance(overload, Rejects):
@@ -392,12 +389,12 @@ class Scheduler:
             assert request.last_failure is not None, "only a request that failed is retried"
             return self._requests.drop(request, request.last_failure, now)
         queue = self._queues.open(request.queue)
-        waited = now - request.arrival.arrived_at
+        waited = now - request.arrived_at
         queue.note_grant(chosen, waited, now)
         self._requests.dequeue(request, now)
         return self._placements.place(request, choice, now)
 
-    def _of_the_tenant(self, chosen: QueueEntry) -> LiveRequest:
+    def _of_the_tenant(self, chosen: QueueEntry) -> Request:
         """Return the chosen request, or one right behind it of its tenant that loses less of a cached prompt.
 
         A request without a deadline is passed over MAX_PASSED_OVER times at most.
@@ -441,16 +438,16 @@ class Placements:
         self.retries = RetryBudget(limits)
         self._failing = FailingPrompts()
 
-    def may_try(self, request: LiveRequest, candidate: Candidate, now: float) -> bool:
+    def may_try(self, request: Request, candidate: Candidate, now: float) -> bool:
         """Whether the attempt is a first one, or the retry budget of its queue permits it."""
         if not request.is_retry:
             return True
         return self.retries.allow(request.queue, self._index.health.is_clean(candidate, now), now)
 
-    def place(self, request: LiveRequest, choice: Choice, now: float) -> Placed:
+    def place(self, request: Request, choice: Choice, now: float) -> Placed:
         """Place the request on the chosen candidate."""
-        candidate, tenant = choice.candidate, request.arrival.tenant
-        if request.attempt == request.arrival.attempts_used:
+        candidate, tenant = choice.candidate, request.spec.tenant
+        if request.attempt == request.spec.attempts_used:
             self.retries.note_first_attempt(request.queue, now)
         request.attempt += 1
         request.placed_on, request.placed_at, request.content_at = candidate, now, None
@@ -471,7 +468,7 @@ class Placements:
             deadline_at=request.deadline_at,
         )
 
-    def place_beside(self, request: LiveRequest, candidate: Candidate, now: float) -> Placed:
+    def place_beside(self, request: Request, candidate: Candidate, now: float) -> Placed:
         """Place the request beside the slots of a candidate: it is not charged and delays no other request."""
         request.attempt += 1
         request.placed_on, request.placed_at, request.content_at = candidate, now, None
@@ -484,7 +481,7 @@ class Placements:
             deadline_at=request.deadline_at,
         )
 
-    def note_content(self, request: LiveRequest, now: float) -> None:
+    def note_content(self, request: Request, now: float) -> None:
         """Record that the answer has begun."""
         if request.placed_on is not None and request.content_at is None:
             request.content_at = now
@@ -492,7 +489,7 @@ class Placements:
                 self._index.owe(request.placed_on, -request.uncached_tokens)
             self._index.health.note_content(request.placed_on, now)
 
-    def take_back(self, request: LiveRequest, now: float) -> tuple[Candidate, bool]:
+    def take_back(self, request: Request, now: float) -> tuple[Candidate, bool]:
         """Release the slot of a failed attempt, which costs its tenant nothing.
 
         Returns the candidate, and whether its tenant was at its cap.
@@ -500,14 +497,14 @@ class Placements:
         return self._release(request, 0.0, now)
 
     def note_failed(
-        self, request: LiveRequest, candidate: Candidate, reason: Reason, now: float, *, had_begun: bool = False
+        self, request: Request, candidate: Candidate, reason: Reason, now: float, *, had_begun: bool = False
     ) -> None:
         """Record for the health of its candidate a failed attempt; `had_begun`: it failed after its first content."""
-        health, kind, arrival = self._index.health, classify(reason), request.arrival
+        health, kind = self._index.health, classify(reason)
         if not may_follow_prompt(reason):
             health.note_failure(candidate, kind, now, had_begun=had_begun)
             return
-        prompt = self._failing.of(request.queue, arrival.prompt_digest, request.key, now)
+        prompt = self._failing.of(request.queue, request.spec.prompt_digest, request.key, now)
         cause = prompt.note(candidate, request.key)
         is_shared = cause is FailureCause.SHARED and may_be_the_requests(reason)
         if cause is not FailureCause.PROMPT and not is_shared:
@@ -520,17 +517,16 @@ class Placements:
             prompt.counted_on = None
         health.note_shared_failure(candidate, now, is_the_prompts=is_the_prompts)
 
-    def is_refused(self, request: LiveRequest, now: float) -> bool:
+    def is_refused(self, request: Request, now: float) -> bool:
         """Whether engines refuse the prompt of a request while they answer others."""
-        return self._failing.is_refused(request.queue, request.arrival.prompt_digest, now)
+        return self._failing.is_refused(request.queue, request.spec.prompt_digest, now)
 
-    def note_refused(self, request: LiveRequest, candidate: Candidate, now: float) -> None:
+    def note_refused(self, request: Request, candidate: Candidate, now: float) -> None:
         """Record that a request was refused for as long as it was tried, if others were answered meanwhile."""
-        arrival = request.arrival
-        if self._index.health.has_succeeded_since(candidate, arrival.arrived_at):
-            self._failing.of(request.queue, arrival.prompt_digest, request.key, now).is_refused = True
+        if self._index.health.has_succeeded_since(candidate, request.arrived_at):
+            self._failing.of(request.queue, request.spec.prompt_digest, request.key, now).is_refused = True
 
-    def end(self, request: LiveRequest, served: Served | None, failure: Reason | None, now: float) -> bool:
+    def end(self, request: Request, served: Served | None, failure: Reason | None, now: float) -> bool:
         """End a request. Returns whether its tenant was at its cap.
 
         An answer that broke off counts against its runner and is not measured.
@@ -549,20 +545,21 @@ class Placements:
             pass  # it measures neither the duration of work there nor free slots
         elif served is not None and failure is None:
             if unit is not None:
-                self._estimates.note_media(candidate, unit, request.arrival.work, seconds, device_seconds)
+                self._estimates.note_media(candidate, unit, request.spec.work, seconds, device_seconds)
             else:
                 self._note_answer(request, candidate, served, seconds)
             if unit_of(request.kind.needs.operation) is WorkUnit.TOKENS:
                 self._estimates.note_exchange(candidate, tokens, device_seconds)
             if content_at is None:
                 self._index.health.note_content(candidate, now)
-            self._failing.note_answer(request.queue, request.arrival.prompt_digest)
+            self._failing.note_answer(request.queue, request.spec.prompt_digest)
         return is_relieved
 
-    def _note_answer(self, request: LiveRequest, candidate: Candidate, served: Served, seconds: float) -> None:
-        arrival, content_at = request.arrival, request.content_at
+    def _note_answer(self, request: Request, candidate: Candidate, served: Served, seconds: float) -> None:
+        content_at = request.content_at
         first = None if content_at is None else content_at - request.placed_at
-        self._estimates.note_served(candidate, arrival.tenant, served, seconds, first, limit=arrival.max_output_tokens)
+        spec = request.spec
+        self._estimates.note_served(candidate, spec.tenant, served, seconds, first, limit=spec.max_output_tokens)
         expected, selector = request.expected, self._index.selector
         if expected is not None and first is not None:
             processed = expected.owed_tokens + max(0, served.prompt_tokens - served.cached_tokens)
@@ -573,7 +570,7 @@ class Placements:
 
     def _charge_of(
         self,
-        request: LiveRequest,
+        request: Request,
         candidate: Candidate,
         served: Served | None,
         unit: WorkUnit | None,
@@ -584,8 +581,8 @@ class Placements:
             return _tokens_of(request, served)
         return device_seconds * self._estimates.tokens_per_device_second(candidate)
 
-    def _release(self, request: LiveRequest, tokens: float, now: float) -> tuple[Candidate, bool]:
-        candidate, tenant = request.placed_on, request.arrival.tenant
+    def _release(self, request: Request, tokens: float, now: float) -> tuple[Candidate, bool]:
+        candidate, tenant = request.placed_on, request.spec.tenant
         assert candidate is not None, "only a placed request holds a slot"
         request.placed_on = None
         if not request.holds_slot:
@@ -600,7 +597,7 @@ class Placements:
         return candidate, is_relieved
 
 
-def _tokens_of(request: LiveRequest, served: Served | None) -> float:
+def _tokens_of(request: Request, served: Served | None) -> float:
     """Return its cost in tokens; if unknown, the estimate after its first content and nothing before it."""
     if served is None:
         return request.charged if request.content_at is not None else 0.0

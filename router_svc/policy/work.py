@@ -1,6 +1,6 @@
 """What the work of a request is counted in: tokens, or the unit of an image, a recording or a text that is spoken.
 
-The work on media is known when the request arrives (`Arrival.work`); how many tokens an answer will have is not.
+The work on media is known when the request arrives (`PlacementRequest.work`); the tokens of an answer are not.
 """
 
 from enum import StrEnum

@@ -41,12 +41,12 @@ class DecisionLog:
 
     def arrived(self, request: SimulatedRequest) -> None:
         """Logs an arrival."""
-        arrival = request.arrival
+        arrival, spec = request.arrival, request.arrival.spec
         if arrival.key in self.lines:
-            until = "" if arrival.deadline_at is None else f", deadline {arrival.deadline_at:.2f}"
+            until = "" if arrival.own_deadline_at is None else f", deadline {arrival.own_deadline_at:.2f}"
             text = (
-                f"arrives: {arrival.tenant} requests {arrival.target}, priority {arrival.priority.name.lower()}, "
-                f"{arrival.prompt_tokens} prompt tokens, {request.output_tokens} to come{until}"
+                f"arrives: {spec.tenant} requests {spec.model}, priority {spec.priority.name.lower()}, "
+                f"{spec.prompt_tokens} prompt tokens, {request.output_tokens} to come{until}"
             )
             self._add(arrival.key, arrival.arrived_at, text)
 

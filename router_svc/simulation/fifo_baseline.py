@@ -9,13 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from router_svc.policy.arrival import ROUTE_PREFIX, Arrival
 from router_svc.policy.decisions import Decision, Placed, Rejects, Served, Waits, WakeFailure, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.request import Request
 from router_svc.simulation.hosts import lacks
 from weft.kernel.failures import FailureKind, classify
+from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
@@ -29,7 +30,7 @@ _Key = tuple[str, str, str]
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    arrival: Arrival
+    arrival: Request
     attempt: int
     queued_since: float
     on: Candidate | None = None
@@ -76,18 +77,18 @@ class FifoScheduler:
         targets = list(self._queues) if change.hosts is not None else self._targets_of(change.candidates)
         return self._serve(targets, now)
 
-    def submit(self, arrival: Arrival, now: float) -> list[Decision]:
+    def submit(self, arrival: Request, now: float) -> list[Decision]:
         """Implements `Scheduler.submit`."""
         able = self._able(arrival)
         up = [candidate for candidate in able if candidate.readiness is not Readiness.DOWN]
-        queue = self._queues.setdefault(arrival.target, {})
+        queue = self._queues.setdefault(arrival.spec.model, {})
         if not up:
             return [_refuse(arrival, Reason.NO_RUNNER_AVAILABLE if able else Reason.PERMISSION_DENIED)]
-        request = _Request(arrival, arrival.attempts_used, now)
+        request = _Request(arrival, arrival.spec.attempts_used, now)
         self._requests[arrival.key] = request
         queue[arrival.key] = request
         self.waiting += 1
-        decisions = self._serve([arrival.target], now)
+        decisions = self._serve([arrival.spec.model], now)
         if request.on is None and len(queue) > self._limits.queue_depth_per_runner * len(up):
             decisions.append(self._drop(request, Reason.QUEUE_FULL))
         elif request.on is None and arrival.key in self._requests:
@@ -104,7 +105,7 @@ class FifoScheduler:
             return []
         if classify(reason) is FailureKind.BROKE:
             request.broken_on.add(request.on.key)
-        target = request.arrival.target
+        target = request.arrival.spec.model
         self._release(request)
         self._queues[target] = {key: request, **self._queues[target]}
         self.waiting += 1
@@ -129,7 +130,7 @@ class FifoScheduler:
             self._last_used[request.on.model] = now
             self._release(request)
             del self._requests[key]
-        return self._serve(self._rivals(request.arrival.target), now)
+        return self._serve(self._rivals(request.arrival.spec.model), now)
 
     def wake_finished(
         self,
@@ -152,7 +153,7 @@ class FifoScheduler:
         self._drop_holds()
         for queue in self._queues.values():
             for request in tuple(queue.values()):
-                deadline_at = request.arrival.deadline_at
+                deadline_at = request.arrival.own_deadline_at
                 if deadline_at is not None and now >= deadline_at:
                     decisions.append(self._drop(request, Reason.DEADLINE_EXCEEDED))
                 elif now - request.queued_since >= self._limits.queue_timeout_seconds:
@@ -213,7 +214,7 @@ class FifoScheduler:
         )
 
     def _place(self, request: _Request, candidate: Candidate, now: float) -> Placed:
-        del self._queues[request.arrival.target][request.arrival.key]
+        del self._queues[request.arrival.spec.model][request.arrival.key]
         self.waiting -= 1
         self.running += 1
         request.on = candidate
@@ -236,12 +237,12 @@ class FifoScheduler:
         return _refuse(request.arrival, reason)
 
     def _forget(self, request: _Request) -> None:
-        del self._queues[request.arrival.target][request.arrival.key]
+        del self._queues[request.arrival.spec.model][request.arrival.key]
         del self._requests[request.arrival.key]
         self.waiting -= 1
 
-    def _able(self, arrival: Arrival) -> list[Candidate]:
-        members = [self._candidates[model] for model in self._members_of(arrival.target)]
+    def _able(self, arrival: Request) -> list[Candidate]:
+        members = [self._candidates[model] for model in self._members_of(arrival.spec.model)]
         return [candidate for candidate in members if not lacks(candidate, arrival.needs)]
 
     def _usable(self, request: _Request) -> list[Candidate]:
@@ -286,5 +287,5 @@ class FifoScheduler:
         return [target, *others]
 
 
-def _refuse(arrival: Arrival, reason: Reason) -> Rejects:
+def _refuse(arrival: Request, reason: Reason) -> Rejects:
     return Rejects(key=arrival.key, reason=reason, message=reason.name.lower().replace("_", " "))

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Decision, Placed, Rejects, StopsWaking, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.limits import TELL_INTERVAL_SECONDS
+from router_svc.policy.request import Request
 from router_svc.simulation.hosts import Host, Instance, Phase, Targets, World, lacks
 from router_svc.simulation.runners import Attempt
 from router_svc.simulation.scenario import Scenario
@@ -55,7 +55,7 @@ class TrackedRequest:
     broken_on: set[CandidateKey] = field(default_factory=set)
 
     @property
-    def arrival(self) -> Arrival:
+    def arrival(self) -> Request:
         """The request as the scheduler knows it."""
         return self.request.arrival
 
@@ -165,13 +165,13 @@ class InvariantChecker:
         targets: dict[str, TargetState] = {}
         for tracked in waiting:
             arrival = tracked.arrival
-            if arrival.deadline_at is not None and now > arrival.deadline_at + LATE_SECONDS:
+            if arrival.own_deadline_at is not None and now > arrival.own_deadline_at + LATE_SECONDS:
                 raise InvariantError(f"request {arrival.key} waits beyond its deadline")
-            target = targets.get(arrival.target)
+            target = targets.get(arrival.spec.model)
             if target is None:
-                target = targets[arrival.target] = self._state_of(arrival.target, world)
+                target = targets[arrival.spec.model] = self._state_of(arrival.spec.model, world)
             self._require_candidate(tracked, target, now)
-            if arrival.priority is not Priority.DURABLE:
+            if arrival.spec.priority is not Priority.DURABLE:
                 self._require_wait_bound(tracked, target, now)
         free = [candidate for candidate in self._reported.values() if self._has_room(candidate)]
         patient = [tracked for tracked in waiting if self._may_run(tracked)]
@@ -197,15 +197,15 @@ class InvariantChecker:
         _require(
             ready or candidate.model in self._self_reported, f"request {key} is placed on {candidate.model}: not ready"
         )
-        members = {member.name for member in self._targets.members(arrival.target)}
-        _require(candidate.model in members, f"request {key} for {arrival.target} is placed on {candidate.model}")
+        members = {member.name for member in self._targets.members(arrival.spec.model)}
+        _require(candidate.model in members, f"request {key} for {arrival.spec.model} is placed on {candidate.model}")
         why = lacks(self._reported[candidate.model], arrival.needs)
         _require(not why, f"request {key} is placed on {candidate.model}: {why}")
         _require(candidate.key not in tracked.broken_on, f"request {key} goes again where it broke: {candidate.model}")
         _require(placed.attempt == tracked.attempts + 1, f"request {key}: attempt {placed.attempt} is out of turn")
         limits = self._scenario.limits
         _require(placed.attempt <= limits.max_attempts + limits.max_bounces + 1, f"request {key} is tried without end")
-        deadline_at = arrival.deadline_at
+        deadline_at = arrival.own_deadline_at
         late = deadline_at is not None and now > deadline_at + LATE_SECONDS
         _require(not late, f"request {key} is placed after its deadline")
         waiting = [each for each in self._tracked.values() if each.on is None and each is not tracked]
@@ -215,18 +215,18 @@ class InvariantChecker:
 
     def _check_refusal(self, rejects: Rejects, tracked: TrackedRequest, now: float) -> None:
         key, arrival, limits = rejects.key, tracked.arrival, self._scenario.limits
-        is_shed = arrival.priority is Priority.DURABLE and rejects.reason in _OF_QUEUES
+        is_shed = arrival.spec.priority is Priority.DURABLE and rejects.reason in _OF_QUEUES
         _require(not is_shed, f"durable request {key} is refused: {rejects.reason.name.lower()}")
         if rejects.reason is Reason.QUEUE_TIMEOUT:
             waited = now - arrival.arrived_at
             _require(waited >= limits.queue_timeout_seconds - 1e-6, f"request {key} timed out after {waited:.2f} s")
         elif rejects.reason is Reason.DEADLINE_EXCEEDED:
-            passed = arrival.deadline_at is not None or tracked.request.deadline_at is not None
+            passed = arrival.own_deadline_at is not None or tracked.request.deadline_at is not None
             _require(passed, f"request {key} without a deadline missed it")
         elif rejects.reason is Reason.DEADLINE_UNREACHABLE:
             _require(tracked.request.deadline_at is not None, f"request {key} without a deadline cannot reach it")
         elif rejects.reason is Reason.MODEL_NOT_FOUND:
-            _require(not self._targets.members(arrival.target), f"{arrival.target} is reported as unknown")
+            _require(not self._targets.members(arrival.spec.model), f"{arrival.spec.model} is reported as unknown")
 
     def _check_wake(self, wakes: Wakes, now: float) -> None:
         model = wakes.model
@@ -253,9 +253,9 @@ class InvariantChecker:
 
     def _wanted_only_by_durable(self, model: str) -> bool:
         bands = {
-            tracked.arrival.priority
+            tracked.arrival.spec.priority
             for tracked in self._tracked.values()
-            if tracked.on is None and self._is_member(model, tracked.arrival.target)
+            if tracked.on is None and self._is_member(model, tracked.arrival.spec.model)
         }
         return bands == {Priority.DURABLE}
 
@@ -264,9 +264,9 @@ class InvariantChecker:
         if now - self._used_at.get(model, -inf) < self._scenario.limits.durable_idle_seconds - 1e-6:
             return True
         return any(
-            each.on.model == model if each.on is not None else self._is_member(model, each.arrival.target)
+            each.on.model == model if each.on is not None else self._is_member(model, each.arrival.spec.model)
             for each in self._tracked.values()
-            if each.arrival.priority is not Priority.DURABLE
+            if each.arrival.spec.priority is not Priority.DURABLE
         )
 
     def _is_member(self, model: str, target: str) -> bool:
@@ -276,7 +276,7 @@ class InvariantChecker:
         return any(count for key, count in self._on_candidate.items() if key[0] == model)
 
     def _take(self, tracked: TrackedRequest, placed: Placed, now: float) -> None:
-        candidate, tenant = self._reported[placed.candidate.model], tracked.arrival.tenant
+        candidate, tenant = self._reported[placed.candidate.model], tracked.arrival.spec.tenant
         tracked.on, tracked.attempts = candidate, placed.attempt
         tracked.waited_seconds += now - tracked.waits_since
         self._on_candidate[candidate.key] += 1
@@ -296,11 +296,11 @@ class InvariantChecker:
         candidate = tracked.on
         tracked.on, tracked.waits_since, tracked.quiet_since = None, now, now
         if candidate is not None:
-            if tracked.arrival.priority is not Priority.DURABLE:
+            if tracked.arrival.spec.priority is not Priority.DURABLE:
                 self._used_at[candidate.model] = now
             self._on_candidate[candidate.key] -= 1
             self._on_runner[_runner(candidate)] -= 1
-            self._of_tenant[tracked.arrival.tenant] -= 1
+            self._of_tenant[tracked.arrival.spec.tenant] -= 1
             self._in_pool[candidate.pool] -= 1
 
     def _state_of(self, target: str, world: World) -> TargetState:
@@ -348,8 +348,8 @@ class InvariantChecker:
 
     def _may_run(self, tracked: TrackedRequest) -> bool:
         """Whether its tenant is below its concurrency limit."""
-        cap = self._scenario.settings.tenant(tracked.arrival.tenant).max_in_flight
-        return not cap or self._of_tenant[tracked.arrival.tenant] < cap
+        cap = self._scenario.settings.tenant(tracked.arrival.spec.tenant).max_in_flight
+        return not cap or self._of_tenant[tracked.arrival.spec.tenant] < cap
 
     def _has_room(self, candidate: Candidate) -> bool:
         cap = self._scenario.settings.pool(candidate.pool).max_in_flight

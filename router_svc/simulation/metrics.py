@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from router_svc.policy.arrival import Arrival
 from router_svc.policy.estimates import estimate_error
+from router_svc.policy.request import Request
 from router_svc.simulation.hosts import Instance, Phase, Targets
 from router_svc.simulation.scenario import Scenario
 from router_svc.simulation.traffic import SimulatedRequest
@@ -124,12 +124,14 @@ class RunMetrics:
 
     def _cost(self, request: SimulatedRequest, cached_tokens: int) -> float:
         """Returns tokens; where tokens and images are compared, the time of a device that is busy with its likes."""
-        fresh_tokens = request.arrival.prompt_tokens - cached_tokens
+        fresh_tokens = request.arrival.spec.prompt_tokens - cached_tokens
         if not self._has_media:
             return fresh_tokens + request.output_tokens
-        kind = self._scenario.kind_of(request.arrival.target)
+        kind = self._scenario.kind_of(request.arrival.spec.model)
         assert kind is not None, "targets of a scenario are known"
-        seconds = kind.prefill_seconds(fresh_tokens) + kind.answer_seconds(request.output_tokens, request.arrival.work)
+        seconds = kind.prefill_seconds(fresh_tokens) + kind.answer_seconds(
+            request.output_tokens, request.arrival.spec.work
+        )
         return seconds / kind.slots
 
     def lost(self, request: SimulatedRequest, reason: Reason, now: float) -> None:
@@ -147,7 +149,9 @@ class RunMetrics:
 
     def _tally(self, request: SimulatedRequest) -> GroupMetrics:
         arrival = request.arrival
-        return self.by_group.setdefault(RequestGroup(arrival.tenant, arrival.target, arrival.priority), GroupMetrics())
+        return self.by_group.setdefault(
+            RequestGroup(arrival.spec.tenant, arrival.spec.model, arrival.spec.priority), GroupMetrics()
+        )
 
 
 _AWAKE = frozenset({Phase.CLAIMING, Phase.LOADING, Phase.READY})
@@ -173,16 +177,16 @@ class ColdWaitTracker:
         self._queues_of: dict[str, list[_ColdQueue]] = {}
         self._awake: dict[str, bool] = {}
 
-    def waits(self, arrival: Arrival, now: float) -> None:
+    def waits(self, arrival: Request, now: float) -> None:
         """Adds a waiting request. Durable requests are not measured: their wait for a load has no bound."""
-        if arrival.priority is Priority.DURABLE:
+        if arrival.spec.priority is Priority.DURABLE:
             return
         queue = self._queue(arrival)
         if not queue.waiting:
             queue.wanted_since = now
         queue.waiting.add(arrival.key)
 
-    def no_longer_waits(self, arrival: Arrival) -> None:
+    def no_longer_waits(self, arrival: Request) -> None:
         """Removes a request that runs or has ended."""
         self._queue(arrival).waiting.discard(arrival.key)
 
@@ -202,15 +206,15 @@ class ColdWaitTracker:
                     queue.wanted_since = now
         self._awake[instance.name] = awake
 
-    def _queue(self, arrival: Arrival) -> _ColdQueue:
-        key = (arrival.target, arrival.needs.allow_remote)
+    def _queue(self, arrival: Request) -> _ColdQueue:
+        key = (arrival.spec.model, arrival.needs.allow_remote)
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = self._make(arrival)
         return queue
 
-    def _make(self, arrival: Arrival) -> _ColdQueue:
-        members = self._targets.members(arrival.target)
+    def _make(self, arrival: Request) -> _ColdQueue:
+        members = self._targets.members(arrival.spec.model)
         if not arrival.needs.allow_remote:
             members = tuple(member for member in members if not member.kind.remote)
         queue = _ColdQueue(members, sum(map(_is_awake, members)))

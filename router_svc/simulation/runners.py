@@ -45,7 +45,7 @@ class Attempt:
     def served(self) -> Served:
         """The actual usage."""
         return Served(
-            prompt_tokens=self.request.arrival.prompt_tokens,
+            prompt_tokens=self.request.arrival.spec.prompt_tokens,
             cached_tokens=self.cached_tokens,
             output_tokens=self.request.output_tokens,
         )
@@ -101,7 +101,7 @@ class Runners:
         host.active += 1
         instance.active += 1
         instance.last_used_at = now
-        instance.last_band = request.arrival.priority
+        instance.last_band = request.arrival.spec.priority
         begun = self._on.setdefault(instance.name, {})
         begun[request.arrival.key] = attempt
         if host.engine_requests and self.computed(instance) >= host.engine_requests:
@@ -132,9 +132,9 @@ class Runners:
         now, kind, host = self._events.now, instance.kind, instance.host
         attempt.computed_since = now
         if request.session in instance.sessions:
-            attempt.cached_tokens = int(request.arrival.prompt_tokens * request.cached_share)
-        fresh_tokens = request.arrival.prompt_tokens - attempt.cached_tokens
-        work_seconds = kind.answer_seconds(request.output_tokens, request.arrival.work)
+            attempt.cached_tokens = int(request.arrival.spec.prompt_tokens * request.cached_share)
+        fresh_tokens = request.arrival.spec.prompt_tokens - attempt.cached_tokens
+        work_seconds = kind.answer_seconds(request.output_tokens, request.arrival.spec.work)
         attempt.content_at = now + host.slowness * kind.prefill_seconds(fresh_tokens)
         ends_at = attempt.content_at + host.slowness * work_seconds
         if kind.is_media:

@@ -12,11 +12,11 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
-from router_svc.policy.arrival import ROUTE_PREFIX
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from router_svc.policy.work import media_unit_of
+from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.request import Operation, Priority, Skill
 
 

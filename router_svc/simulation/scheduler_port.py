@@ -2,9 +2,9 @@
 
 from typing import Protocol
 
-from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Decision, Served, WakeFailure
 from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.request import Request
 from weft.kernel.reasons import Reason
 
 
@@ -25,7 +25,7 @@ class SchedulerPort(Protocol):
         """Applies a change of the mesh."""
         ...
 
-    def submit(self, arrival: Arrival, now: float) -> list[Decision]:
+    def submit(self, arrival: Request, now: float) -> list[Decision]:
         """Submits a request."""
         ...
 

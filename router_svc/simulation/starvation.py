@@ -9,12 +9,14 @@ from itertools import groupby
 from math import ceil, inf
 from typing import Protocol
 
-from router_svc.policy.arrival import ROUTE_PREFIX, Arrival, Needs
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.request import Request
 from router_svc.simulation.hosts import HOLDS_MEMORY, Instance, Targets, World, lacks
 from router_svc.simulation.scenario import FailureMode, Scenario
+from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.request import Priority
 
 SLACK_SECONDS = 3.0
@@ -28,7 +30,7 @@ class Waiter(Protocol):
     attempts: int
 
     @property
-    def arrival(self) -> Arrival:
+    def arrival(self) -> Request:
         """The request as the scheduler knows it."""
         ...
 
@@ -80,22 +82,22 @@ class StarvationDetector:
             if any(member.name == candidate.model for member in self._targets.members(kind.queue)):
                 del self._cold_since[kind]
 
-    def overtaken(self, placed: Arrival, candidate: Candidate, passed_by: Sequence[Arrival], now: float) -> str | None:
+    def overtaken(self, placed: Request, candidate: Candidate, passed_by: Sequence[Request], now: float) -> str | None:
         """Returns a message if lower priority classes were passed over too often with this grant.
 
         `passed_by`: the waiting requests of all queues that may run.
         """
-        own, band, limits = self._queue(placed), placed.priority, self._scenario.limits
+        own, band, limits = self._queue(placed), placed.spec.priority, self._scenario.limits
         self._passed_over.pop((own, band), None)
         self._passed_over_for.pop((own, band), None)
         wanted: dict[Kind, bool] = {}
-        below: dict[tuple[str, Priority], list[Arrival]] = {(own, lower): [] for lower in Priority if lower > band}
+        below: dict[tuple[str, Priority], list[Request]] = {(own, lower): [] for lower in Priority if lower > band}
         for each in passed_by:
             kind = Kind(self._queue(each), each.needs)
             if kind not in wanted:
                 wanted[kind] = self._could_take(candidate, kind)
-            if each.priority > band and wanted[kind]:
-                below.setdefault((kind.queue, each.priority), []).append(each)
+            if each.spec.priority > band and wanted[kind]:
+                below.setdefault((kind.queue, each.spec.priority), []).append(each)
         for (queue, lower), waiting in below.items():
             every = _turn_every(lower, limits)
             counts, most = self._passed_over, every + SLACK_GRANTS
@@ -110,7 +112,7 @@ class StarvationDetector:
         self,
         counts: dict[tuple[str, Priority], tuple[frozenset[int], int]],
         key: tuple[str, Priority],
-        waiting: Sequence[Arrival],
+        waiting: Sequence[Request],
         now: float,
     ) -> int:
         """Returns how often in a row the same requests were passed over, this time included."""
@@ -129,7 +131,7 @@ class StarvationDetector:
         fresh = [waiter.arrival for waiter in waiters if not waiter.attempts]
         kinds = {Kind(self._queue(arrival), arrival.needs) for arrival in fresh}
         # Nothing is evicted for durable requests at any time.
-        bound = {Kind(self._queue(each), each.needs) for each in fresh if each.priority is not Priority.DURABLE}
+        bound = {Kind(self._queue(each), each.needs) for each in fresh if each.spec.priority is not Priority.DURABLE}
         return self._starved_cold(bound, world, now) or self._starved_beside(kinds, free, now)
 
     def _starved_cold(self, kinds: Collection[Kind], world: World, now: float) -> str | None:
@@ -178,8 +180,8 @@ class StarvationDetector:
         limits = self._scenario.limits
         return limits.max_cold_wait_seconds + 2 * limits.memory_retry_seconds + rivals * self._turn_seconds
 
-    def _queue(self, arrival: Arrival) -> str:
-        return self._pool_of.get(arrival.target, arrival.target)
+    def _queue(self, arrival: Request) -> str:
+        return self._pool_of.get(arrival.spec.model, arrival.spec.model)
 
 
 def cold_wait_bound(scenario: Scenario, world: World) -> float:
@@ -202,15 +204,15 @@ def _turn_every(band: Priority, limits: SchedulerLimits) -> float:
     return ceil(1.0 / limits.durable_share) if limits.durable_share else inf
 
 
-def _all_waited(waiting: Sequence[Arrival], now: float, long_seconds: float) -> bool:
+def _all_waited(waiting: Sequence[Request], now: float, long_seconds: float) -> bool:
     """Whether there are any, and the first one of each tenant has waited longer than `long_seconds`."""
-    by_tenant = sorted(waiting, key=lambda each: each.tenant)
-    firsts = [min(group, key=_deadline_order) for _, group in groupby(by_tenant, key=lambda each: each.tenant)]
+    by_tenant = sorted(waiting, key=lambda each: each.spec.tenant)
+    firsts = [min(group, key=_deadline_order) for _, group in groupby(by_tenant, key=lambda each: each.spec.tenant)]
     return bool(firsts) and all(now - first.arrived_at > long_seconds for first in firsts)
 
 
-def _deadline_order(arrival: Arrival) -> tuple[float, float, int]:
-    deadline_at = float("inf") if arrival.deadline_at is None else arrival.deadline_at
+def _deadline_order(arrival: Request) -> tuple[float, float, int]:
+    deadline_at = float("inf") if arrival.own_deadline_at is None else arrival.own_deadline_at
     return (deadline_at, arrival.arrived_at, arrival.key)
 
 

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from random import Random
 from zlib import crc32
 
-from router_svc.policy.arrival import ROUTE_PREFIX, Arrival, Needs, context_class
+from router_svc.policy.endpoints.needs import Needs, context_class
+from router_svc.policy.request import Request
 from router_svc.simulation.scenario import Pattern, Rate, Scenario, Tenant, seeded_random
+from weft.kernel.names import ROUTE_PREFIX
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.request import Operation, Priority
 
 
@@ -16,7 +19,7 @@ from weft.kernel.request import Operation, Priority
 class SimulatedRequest:
     """A request and its future, which the scheduler does not know."""
 
-    arrival: Arrival
+    arrival: Request
     output_tokens: int
     session: int
     """Number of its conversation; 0: none."""
@@ -90,22 +93,21 @@ class _Stream:
         band = self._band(facts)
         # The budget of a route does not apply to durable requests.
         worth_seconds = traffic.deadline_seconds if band is Priority.DURABLE else self._worth_seconds
-        arrival = Arrival(
-            key=key,
-            target=traffic.target,
-            needs=self._needs_for(prompt_tokens),
+        spec = PlacementRequest(
+            request_id="",
             tenant=traffic.tenant,
+            model=traffic.target,
+            operation=self._operation,
             priority=band,
-            arrived_at=at,
-            deadline_at=None if traffic.deadline_seconds is None else at + traffic.deadline_seconds,
             prompt_tokens=prompt_tokens,
             max_output_tokens=traffic.max_output_tokens,
             work=0.0 if traffic.work is None else traffic.work.draw(facts),
             affinity_key=f"{self.number}/{session}".encode() if session and traffic.session_affinity else b"",
             prefix_digests=(self._salt, (self._salt << 32) + session) if session else (),
         )
+        own_deadline_at = None if traffic.deadline_seconds is None else at + traffic.deadline_seconds
         return SimulatedRequest(
-            arrival=arrival,
+            arrival=Request(key, spec, self._needs_for(prompt_tokens), arrived_at=at, own_deadline_at=own_deadline_at),
             output_tokens=output_tokens,
             session=(self.number << 32) + session if session else 0,
             cached_share=traffic.session_cached_share,

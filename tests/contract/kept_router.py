@@ -12,13 +12,14 @@ from router_svc.loop import RouterRecords
 from router_svc.policy.decisions import Placed
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.queue.fair_share import FairShare
+from router_svc.policy.request import Request
 from router_svc.request_log import RequestLogLimits
 from router_svc.request_servicer import LocalRequests
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2, request_service_pb2
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.placement import PlacementRequest
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock
@@ -120,7 +121,7 @@ class KeptRouter:
         """A request that a runner works on; returns its key."""
         key, request = next(self._keys), self.asked(request_id, tenant, **fields)
         log, now = self.records.requests, self.clock.monotonic()
-        log.note_arrival(key, request, now, self.clock.utc_now())
+        log.note_arrival(Request.of(key, request, now), self.clock.utc_now())
         self.records.clients.admit(key, request)
         log.note_decisions([Placed(key=key, candidate=CANDIDATE, attempt=1)], now)
         return key

@@ -15,7 +15,6 @@ from router_svc.placement import LocalPlacement
 from router_svc.policy.decisions import Rejects, Wakes
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
-from router_svc.request_entry import LostRequest
 from router_svc.request_log import RequestLogLimits
 from weft.api.common.v1 import warning_pb2
 from weft.api.router.v1 import request_pb2, request_service_pb2
@@ -157,7 +156,7 @@ async def test_a_lost_request_whose_end_becomes_known_is_one_record_with_its_rec
     again = await router.restarted(after=3.0)
     log = again.records.requests
     assert log.lacks_end("r-1", TENANT)
-    lost = LostRequest.of_placement(router.asked("r-1", TENANT))
+    lost = router.asked("r-1", TENANT)
     before = log.recover(lost, a_receipt("r-1"), again.clock.monotonic(), again.clock.utc_now())
     assert (before is not None) == was_written
     assert not log.lacks_end("r-1", TENANT)

@@ -20,9 +20,9 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import task_pb2, usage_pb2
 from weft.api.router.v1 import usage_service_pb2 as pb
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.placement import PlacementRequest
 from weft.durable.tasks import task_error
 from weft.durable.usage import GROUPS, usage_request
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 from weft.kernel.timestamps import stamp_of

@@ -36,13 +36,7 @@ from weft.dispatch.frames import Frame
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, ended_early
 from weft.dispatch.parameter_checks import serve_options
 from weft.dispatch.payload_description import Payload, affinity_key, describe
-from weft.dispatch.placement import (
-    Decision,
-    Grant,
-    PlacementPort,
-    PlacementRequest,
-    canceller_of,
-)
+from weft.dispatch.placement import Decision, Grant, PlacementPort, canceller_of
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import RequestContext, RequestTrace, log_internal, log_receipt
@@ -52,6 +46,7 @@ from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import LACKED_ROUTER, WeftError
 from weft.kernel.interrupt import task_is_cancelled
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import Operation, Skill
 from weft.kernel.rpc import ChannelPool, error_from_call

@@ -10,16 +10,10 @@ from typing_extensions import override
 
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetSource
-from weft.dispatch.placement import (
-    Decision,
-    OnCancelled,
-    Placement,
-    PlacementRequest,
-    PoolQueue,
-    RouterPort,
-)
+from weft.dispatch.placement import Decision, OnCancelled, Placement, PoolQueue, RouterPort
 from weft.dispatch.router_links import RouterLink, RouterLinks
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.time_limit import within
 

@@ -10,7 +10,6 @@ import yaml
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 from pydantic import ValidationError
 
-from router_svc.policy.arrival import ROUTE_PREFIX
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import QueueLimits, SchedulerLimits
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, RemotePermission, Settings, TenantSettings
@@ -30,6 +29,7 @@ from router_svc.simulation.scenario import (
 )
 from weft.documents.yaml_documents import YamlRefusedError, yaml_documents
 from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority, Skill
 from weft.kernel.settings import Name, values_of

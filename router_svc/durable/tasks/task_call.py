@@ -24,12 +24,13 @@ from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.operations import SpeechPiece, operation_of
 from weft.dispatch.parameter_checks import client_of, handling_of, session_of
-from weft.dispatch.placement import Decision, Grant, OnCancelled, Placement, PlacementPort, PlacementRequest
+from weft.dispatch.placement import Decision, Grant, OnCancelled, Placement, PlacementPort
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.media import media_parts
 from weft.durable.tasks import payload_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool

@@ -13,7 +13,6 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
-from router_svc.policy.arrival import Needs
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness
 from router_svc.policy.endpoints.capability import GateSummary, summarize
 from router_svc.policy.endpoints.choice import Choice, Considered, PickRequest
@@ -21,6 +20,7 @@ from router_svc.policy.endpoints.considered import ConsideredSamples, consider, 
 from router_svc.policy.endpoints.endpoint_table import EndpointTable
 from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigures, EngineLoad, engine_load
 from router_svc.policy.endpoints.health import HealthState
+from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.endpoints.pool import Endpoint
 from router_svc.policy.endpoints.routes import PRIMARY, RouteStep
 from router_svc.policy.endpoints.selection import Selection, Selector

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from router_svc.policy.arrival import ROUTE_PREFIX
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory, Readiness
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
+from weft.kernel.names import ROUTE_PREFIX
 
 
 class RunnerReports:

@@ -7,7 +7,6 @@ proportion to its models each time it reaches the limit or leaves it.
 
 from collections.abc import Collection, Mapping, Sequence
 
-from router_svc.policy.arrival import ROUTE_PREFIX
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, EngineKey, RunnerKey
 from router_svc.policy.endpoints.health import EndpointHealth
 from router_svc.policy.endpoints.pool import Endpoint, EngineSlots, Pool, RunnerLoad
@@ -15,6 +14,7 @@ from router_svc.policy.endpoints.routes import PRIMARY, ResolvedRoute, Route, Ro
 from router_svc.policy.endpoints.selection import rank_for
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
+from weft.kernel.names import ROUTE_PREFIX
 
 
 class EndpointTable:

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from router_svc.policy.arrival import ROUTE_PREFIX, Needs
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness
 from router_svc.policy.endpoints.choice import PickRequest
+from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.endpoints.pool import Endpoint, EndpointGroup, Pool
 from router_svc.policy.endpoints.selection import Selection, Selector, choose_ejected
+from weft.kernel.names import ROUTE_PREFIX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

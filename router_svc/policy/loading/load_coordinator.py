@@ -13,8 +13,8 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_plan import Demand, LoadGate, LoadPlan, Resident
 from router_svc.policy.loading.load_planner import LoadPlanner
 from router_svc.policy.loading.wake_tracker import WakeTracker
-from router_svc.policy.queue.live_request import RequestClass
 from router_svc.policy.queue.queues import Queues
+from router_svc.policy.queue.request_class import RequestClass
 from weft.kernel.request import Priority
 
 Shape = tuple[str, tuple[str, ...], int, bool]

@@ -27,7 +27,6 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
-from router_svc.policy.arrival import ROUTE_PREFIX
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, HostMemory, Readiness
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
@@ -40,6 +39,7 @@ from router_svc.policy.loading.memory_gate import (
     refused_lately,
 )
 from router_svc.policy.loading.swap_cost import PRIORITY_WEIGHTS, SwapCosts
+from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.request import Priority
 
 

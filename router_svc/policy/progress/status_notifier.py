@@ -4,7 +4,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Loads, WaitKind, Waits
 from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.endpoints.capacity import Capacity
@@ -12,9 +11,9 @@ from router_svc.policy.endpoints.cluster_view import ClusterView
 from router_svc.policy.loading.load_coordinator import LoadCoordinator
 from router_svc.policy.loading.wake_tracker import WakeStatus
 from router_svc.policy.progress.wait_estimator import WaitEstimator
-from router_svc.policy.queue.live_request import LiveRequest
 from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.queues import Queues
+from router_svc.policy.request import Request
 from router_svc.policy.settings import Settings
 from weft.kernel.units import TENTHS_BELOW_SECONDS
 
@@ -59,20 +58,20 @@ def nothing_is_loaded(target: str) -> str:
     return f"no model of {target} is loaded"
 
 
-def waits_for_load(arrival: Arrival, loading: Sequence[Candidate]) -> Loads:
+def waits_for_load(request: Request, loading: Sequence[Candidate]) -> Loads:
     """Return the status of a request that waits for models that are loading."""
     progress = max((c.load_progress for c in loading if c.load_progress is not None), default=None)
     eta = min((c.load_eta_seconds for c in loading if c.load_eta_seconds is not None), default=None)
     where = f"{loading[0].model} loads on {loading[0].runner}"
-    return Loads(key=arrival.key, stage=where, progress=progress, eta_seconds=shown_seconds(eta))
+    return Loads(key=request.key, stage=where, progress=progress, eta_seconds=shown_seconds(eta))
 
 
-def waits_for_wake(arrival: Arrival, candidate: Candidate, status: WakeStatus) -> Loads:
+def waits_for_wake(request: Request, candidate: Candidate, status: WakeStatus) -> Loads:
     """Return the status of a request that waits for a wake."""
     where = f" on {candidate.runner}" if candidate.runner else ""
     elapsed = min(status.elapsed_seconds, status.max_wait_seconds)
     return Loads(
-        key=arrival.key,
+        key=request.key,
         stage=f"waking {candidate.model}{where} ({elapsed:.0f} s of at most {status.max_wait_seconds:.0f} s)",
         progress=candidate.load_progress if status.progress is None else status.progress,
         eta_seconds=shown_seconds(status.eta_seconds),
@@ -101,19 +100,19 @@ def shown_seconds(seconds: float | None) -> float | None:
 class StatusSchedule:
     """The order in which waiting requests are examined: a FIFO queue, since all have the same interval."""
 
-    def __init__(self, interval_seconds: float, waiting: Callable[[int], LiveRequest | None]) -> None:
+    def __init__(self, interval_seconds: float, waiting: Callable[[int], Request | None]) -> None:
         self._interval = interval_seconds
         self._waiting = waiting
         self._next: deque[tuple[float, int]] = deque()
 
-    def note_sent(self, request: LiveRequest, now: float) -> None:
+    def note_sent(self, request: Request, now: float) -> None:
         """Record that the request was examined; it is due again after the interval."""
         request.status_at = now + self._interval
         self._next.append((request.status_at, request.key))
 
-    def due(self, now: float, most: int) -> list[LiveRequest]:
+    def due(self, now: float, most: int) -> list[Request]:
         """Return the requests that are due, at most `most`; each must be recorded again."""
-        due: list[LiveRequest] = []
+        due: list[Request] = []
         while self._next and self._next[0][0] <= now and len(due) < most:
             at, key = self._next.popleft()
             request = self._waiting(key)
@@ -139,31 +138,30 @@ class StatusNotifier:
         self._loads = loads
         self._estimator = estimator
 
-    def status(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Waits | Loads:
+    def status(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Waits | Loads:
         """Return what the request waits for now."""
-        arrival = request.arrival
-        tenant_most = self._caps.most(arrival.tenant)
-        if tenant_most and self._caps.running(arrival.tenant) >= tenant_most:
-            reason = tenant_is_full(arrival.tenant, self._caps.running(arrival.tenant), tenant_most)
+        tenant_most = self._caps.most(request.spec.tenant)
+        if tenant_most and self._caps.running(request.spec.tenant) >= tenant_most:
+            reason = tenant_is_full(request.spec.tenant, self._caps.running(request.spec.tenant), tenant_most)
             return self._waits(request, queue, queue.position_of(request), (WaitKind.TENANT, reason), None, now)
         if capacity.ready is not None:
             return self._slot_status(request, queue, capacity, now)
-        request_class = request.waits_in
+        request_class = queue.classes.get(request.kind) if request.waits else None
         if request_class is not None and request_class.awaited_wake is not None:
             candidate = self._index.table.candidate(request_class.awaited_wake)
             if candidate is not None:
                 usual = self._estimator.usual_load(candidate)
                 status = self._loads.wakes.status(request_class.awaited_wake, now, usual)
-                return waits_for_wake(arrival, candidate, status)
+                return waits_for_wake(request, candidate, status)
         loading = [known for model in capacity.loading if (known := self._index.table.candidate(model)) is not None]
         if loading:
-            return waits_for_load(arrival, loading)
+            return waits_for_load(request, loading)
         gate = self._loads.gate_of(request_class) if request_class is not None else None
-        reason = nothing_is_loaded(arrival.target) if gate is None else gate.reason
+        reason = nothing_is_loaded(request.spec.model) if gate is None else gate.reason
         eta = None if gate is None else gate.eta_seconds
         return self._waits(request, queue, queue.position_of(request), (WaitKind.MEMORY, reason), eta, now)
 
-    def _slot_status(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Waits:
+    def _slot_status(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Waits:
         ready = capacity.ready
         assert ready is not None, "a request waits for a slot only where a member is ready"
         position = queue.position_of(request)
@@ -175,15 +173,15 @@ class StatusNotifier:
             kind, reason, eta = WaitKind.EVICTION, being_evicted(ready.model), None
         elif unhealthy := self._estimator.unhealthy(queue, request, now):
             busy = max(0, capacity.taker_count - len(unhealthy))
-            kind, reason = WaitKind.UNHEALTHY, none_is_free(request.arrival.target, busy, unhealthy)
+            kind, reason = WaitKind.UNHEALTHY, none_is_free(request.spec.model, busy, unhealthy)
             eta = eta if busy else None
         else:
-            kind, reason = WaitKind.SLOT, slots_are_busy(request.arrival.target, capacity.slots)
+            kind, reason = WaitKind.SLOT, slots_are_busy(request.spec.model, capacity.slots)
         return self._waits(request, queue, position, (kind, reason), eta, now)
 
     def _waits(
         self,
-        request: LiveRequest,
+        request: Request,
         queue: Queue,
         position: int,
         why: tuple[WaitKind, str],

@@ -4,7 +4,6 @@ import heapq
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from router_svc.policy import refusals
-from router_svc.policy.arrival import ROUTE_PREFIX, Arrival
 from router_svc.policy.decisions import Rejects
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness
 from router_svc.policy.endpoints.capacity import Capacity, capacity_of
@@ -15,9 +14,10 @@ from router_svc.policy.estimates import Estimates, wait_seconds
 from router_svc.policy.limits import TELL_INTERVAL_SECONDS, SchedulerLimits
 from router_svc.policy.loading.load_plan import LoadGate
 from router_svc.policy.loading.wake_tracker import WakeTracker
-from router_svc.policy.queue.live_request import LiveRequest, RequestKind
 from router_svc.policy.queue.queue import MAX_REMEMBERED_KINDS, Queue
+from router_svc.policy.request import Request, RequestKind
 from router_svc.policy.work import WorkUnit, unit_of
+from weft.kernel.names import ROUTE_PREFIX
 
 MAX_SLOTS_LOOKED_AT = 64
 """Running requests whose end is estimated one by one; the others are assumed to end like these."""
@@ -35,9 +35,9 @@ class RunningRequests:
 
     def __init__(self, estimates: Estimates) -> None:
         self._estimates = estimates
-        self._running: dict[CandidateKey, dict[int, LiveRequest]] = {}
+        self._running: dict[CandidateKey, dict[int, Request]] = {}
 
-    def add(self, request: LiveRequest, candidate: Candidate) -> None:
+    def add(self, request: Request, candidate: Candidate) -> None:
         """Add a request that runs on a candidate."""
         self._running.setdefault(candidate.key, {})[request.key] = request
 
@@ -45,7 +45,7 @@ class RunningRequests:
         """Return the number of requests that run on a candidate."""
         return len(self._running.get(candidate.key, ()))
 
-    def remove(self, request: LiveRequest, candidate: Candidate) -> None:
+    def remove(self, request: Request, candidate: Candidate) -> None:
         """Remove a request that no longer runs on a candidate."""
         running = self._running[candidate.key]
         del running[request.key]
@@ -96,7 +96,7 @@ class RunningRequests:
                 if speed is None or seen == MAX_SLOTS_LOOKED_AT:
                     continue
                 seen += 1
-                work = self._estimates.expected_work(member.pool, request.arrival)
+                work = self._estimates.expected_work(member.pool, request)
                 if request.content_at is None or unit is not WorkUnit.TOKENS:
                     expected, elapsed = speed.seconds_of(work), now - request.placed_at
                 else:
@@ -152,19 +152,19 @@ class WaitEstimator:
             )
         return known
 
-    def pick(self, request: LiveRequest) -> PickRequest:
+    def pick(self, request: Request) -> PickRequest:
         """Return the requirements of a request for its endpoint."""
-        arrival, kind = request.arrival, request.kind
+        kind = request.kind
         return PickRequest(
             needs=kind.needs,
             excluded=self._excluded(kind) if kind.failed_wakes else kind.excluded,
-            affinity_key=arrival.affinity_key,
-            prefix_digests=arrival.prefix_digests,
-            prompt_tokens=arrival.prompt_tokens,
-            seed=arrival.key,
+            affinity_key=request.spec.affinity_key,
+            prefix_digests=request.spec.prefix_digests,
+            prompt_tokens=request.spec.prompt_tokens,
+            seed=request.key,
         )
 
-    def considered(self, queue: Queue, request: LiveRequest, now: float) -> tuple[Considered, ...]:
+    def considered(self, queue: Queue, request: Request, now: float) -> tuple[Considered, ...]:
         """Return the considered candidates for a request, at most as old as the interval of status messages."""
         known = queue.considered.get(request.kind)
         if known is not None and now < known[0] + TELL_INTERVAL_SECONDS:
@@ -175,7 +175,7 @@ class WaitEstimator:
         queue.considered[request.kind] = (now, seen)
         return seen
 
-    def unhealthy(self, queue: Queue, request: LiveRequest, now: float) -> Sequence[tuple[str, str]]:
+    def unhealthy(self, queue: Queue, request: Request, now: float) -> Sequence[tuple[str, str]]:
         """Return the ready models with a free slot that get no request, each with the reason as text."""
         known = queue.unhealthy.get(request.kind)
         if known is not None and now < known[0] + SAMPLE_SECONDS:
@@ -200,7 +200,7 @@ class WaitEstimator:
         return wait_seconds(position - 1, capacity.slots, self._estimates.mean_service_seconds(capacity.ready))
 
     def shown_slot_wait(
-        self, request: LiveRequest, queue: Queue, capacity: Capacity, position: int, now: float
+        self, request: Request, queue: Queue, capacity: Capacity, position: int, now: float
     ) -> float | None:
         """Return the wait for a slot that a request is shown; None: unknown.
 
@@ -251,12 +251,12 @@ class WaitEstimator:
         """Return how long its load takes; None: unknown."""
         return self._estimates.load_seconds(candidate)
 
-    def service(self, candidate: Candidate, arrival: Arrival) -> float | None:
+    def service(self, candidate: Candidate, request: Request) -> float | None:
         """Return how long the request takes there; None: unknown."""
-        return self._estimates.service_seconds(candidate, arrival)
+        return self._estimates.service_seconds(candidate, request)
 
     def parts(
-        self, request: LiveRequest, queue: Queue, capacity: Capacity, position: int, gate: LoadGate | None, now: float
+        self, request: Request, queue: Queue, capacity: Capacity, position: int, gate: LoadGate | None, now: float
     ) -> WaitParts:
         """Return the known parts of the time from now until a waiting request is answered, at the least.
 
@@ -267,34 +267,34 @@ class WaitEstimator:
             waits = ("in the queue", self.slot_wait(queue, capacity, position, now))
         else:
             waits = ("until a model is loaded", self.load_wait(capacity, gate, now))
-        answer = None if served_by is None else self._estimates.certain_service_seconds(served_by, request.arrival)
+        answer = None if served_by is None else self._estimates.certain_service_seconds(served_by, request)
         return tuple((what, seconds) for what, seconds in (waits, ("to answer", answer)) if seconds is not None)
 
     def unreachable(
-        self, request: LiveRequest, queue: Queue, capacity: Capacity, gate: LoadGate | None, now: float
+        self, request: Request, queue: Queue, capacity: Capacity, gate: LoadGate | None, now: float
     ) -> Rejects | None:
         """Return the refusal of a request that would certainly end too late; None: it may be in time."""
         if request.deadline_at is None:
             return None
         if now >= request.deadline_at:
-            return refusals.deadline_passed(request.arrival)
+            return refusals.deadline_passed(request)
         position = queue.position_of(request)
         parts = self.parts(request, queue, capacity, position, gate, now)
         left = request.deadline_at - now
         if sum(seconds for _, seconds in parts) <= left:
             return None
-        return refusals.deadline_unreachable(request.arrival, parts, left)
+        return refusals.deadline_unreachable(request, parts, left)
 
-    def too_late(self, request: LiveRequest, candidate: Candidate, now: float) -> Rejects | None:
+    def too_late(self, request: Request, candidate: Candidate, now: float) -> Rejects | None:
         """Return the refusal of a request that is answered too late even without waiting; None: it is in time."""
         if request.deadline_at is None:
             return None
         if now >= request.deadline_at:
-            return refusals.deadline_passed(request.arrival)
-        answer = self._estimates.certain_service_seconds(candidate, request.arrival)
+            return refusals.deadline_passed(request)
+        answer = self._estimates.certain_service_seconds(candidate, request)
         if answer is None or now + answer <= request.deadline_at:
             return None
-        return refusals.deadline_unreachable(request.arrival, (("to answer", answer),), request.deadline_at - now)
+        return refusals.deadline_unreachable(request, (("to answer", answer),), request.deadline_at - now)
 
     def _excluded(self, kind: RequestKind) -> frozenset[CandidateKey]:
         """Return where attempts failed, and sleeping models that the request failed to wake.

@@ -6,9 +6,9 @@ from router_svc.policy import refusals
 from router_svc.policy.decisions import Rejects
 from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.queue.live_request import LiveRequest
 from router_svc.policy.queue.queue import Queue
 from router_svc.policy.refusals import FULL_RETRY_SECONDS
+from router_svc.policy.request import Request
 from weft.kernel.request import CALLER_BANDS, Priority
 from weft.kernel.value import value_class
 
@@ -38,9 +38,7 @@ class Admission:
         self._limits = limits
         self._slot_wait = slot_wait
 
-    def in_overload(
-        self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float
-    ) -> Rejects | Admitted | None:
+    def in_overload(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Rejects | Admitted | None:
         """Return how an overloaded queue treats this request: a refusal, or the eviction of another; None: no overload.
 
         Durable requests take no place of callers and are not bound by the queue timeout.
@@ -51,7 +49,7 @@ class Admission:
         better_served = self._better_served(request, queue)
         return slow if better_served is None else Admitted(instead_of=better_served)
 
-    def in_depth(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Rejects | Admitted:
+    def in_depth(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Rejects | Admitted:
         """Return how the depth of the queue treats this request: a refusal, a free place, or the eviction of another.
 
         The cost does not depend on the number of waiting requests, unless one of them is evicted.
@@ -67,24 +65,24 @@ class Admission:
         """Return the maximum number of waiting requests."""
         return self._limits.queue_depth_per_runner * capacity.count
 
-    def full(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Rejects:
+    def full(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Rejects:
         """Return the refusal of a request that finds no place."""
-        return refusals.queue_full(request.arrival, self._figures(request, queue, capacity, now))
+        return refusals.queue_full(request, self._figures(request, queue, capacity, now))
 
-    def was_evicted(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Rejects:
+    def was_evicted(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Rejects:
         """Return the refusal of a request that was evicted for another one."""
-        return refusals.was_evicted(request.arrival, self._figures(request, queue, capacity, now))
+        return refusals.was_evicted(request, self._figures(request, queue, capacity, now))
 
-    def timed_out(self, request: LiveRequest, queue: Queue, capacity: Capacity, waited: float, now: float) -> Rejects:
+    def timed_out(self, request: Request, queue: Queue, capacity: Capacity, waited: float, now: float) -> Rejects:
         """Return the refusal of a request that waited for the queue timeout."""
-        return refusals.waited_too_long(request.arrival, waited, self._figures(request, queue, capacity, now))
+        return refusals.waited_too_long(request, waited, self._figures(request, queue, capacity, now))
 
-    def retry_after(self, request: LiveRequest, queue: Queue, now: float) -> float:
+    def retry_after(self, request: Request, queue: Queue, now: float) -> float:
         """Return when its tenant's next grant is expected in seconds; a fixed time where that is unknown."""
         rate = self._own_rate(request, queue, now)
         return refusals.retry_after(FULL_RETRY_SECONDS if rate is None else 1.0 / rate)
 
-    def _figures(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> refusals.QueueFigures:
+    def _figures(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> refusals.QueueFigures:
         return refusals.QueueFigures(
             waiting=queue.callers_waiting,
             depth=self.depth(capacity),
@@ -92,29 +90,29 @@ class Admission:
             retry_after_seconds=self.retry_after(request, queue, now),
         )
 
-    def _too_slow(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Rejects | None:
+    def _too_slow(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Rejects | None:
         """In overload, refuse a request at once whose expected wait exceeds its part of the queue timeout."""
         if queue.grant_rate.backlogged_seconds(now) < self._limits.overload_after_seconds:
             return None
         expected = max(self._behind_all(request, queue, capacity, now), self._behind_own(request, queue, now))
         if expected <= OVERLOAD_FILL * self._limits.queue_timeout_seconds:
             return None
-        return refusals.too_slow(request.arrival, expected, self._figures(request, queue, capacity, now))
+        return refusals.too_slow(request, expected, self._figures(request, queue, capacity, now))
 
-    def _behind_all(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> float:
+    def _behind_all(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> float:
         """Return the expected wait behind all requests that go first, in seconds; 0: unknown.
 
         Of higher priority classes, no more count than go first before this class has its guaranteed grant.
         """
-        in_class = self._limits.lower_band_every * (queue.waiting_in(request.arrival.priority) + 1)
+        in_class = self._limits.lower_band_every * (queue.waiting_in(request.spec.priority) + 1)
         return self._slot_wait(queue, capacity, min(queue.position_of(request), in_class), now) or 0.0
 
-    def _behind_own(self, request: LiveRequest, queue: Queue, now: float) -> float:
+    def _behind_own(self, request: Request, queue: Queue, now: float) -> float:
         """Return the expected wait behind its tenant's requests of its class at their own grant rate, in seconds.
 
         0: unknown, as their rate is not steady.
         """
-        tenant, priority = request.arrival.tenant, request.arrival.priority
+        tenant, priority = request.spec.tenant, request.spec.priority
         grant_rate = queue.grant_rate_of(tenant, priority)
         if grant_rate is None or not grant_rate.is_steady(now):
             return 0.0
@@ -123,12 +121,12 @@ class Admission:
         rate = grant_rate.grants_per_second(now)
         return 0.0 if rate is None else (queue.waiting_of(tenant, priority) + 1) / rate
 
-    def _own_rate(self, request: LiveRequest, queue: Queue, now: float) -> float | None:
+    def _own_rate(self, request: Request, queue: Queue, now: float) -> float | None:
         """Return the grants per second of its tenant while all other waiting tenants take theirs; None: unknown."""
         rate = queue.grant_rate.grants_per_second(now)
-        return None if rate is None else rate * queue.share_of(request.arrival.tenant)
+        return None if rate is None else rate * queue.share_of(request.spec.tenant)
 
-    def _victim(self, request: LiveRequest, queue: Queue, depth: int) -> int | None:
+    def _victim(self, request: Request, queue: Queue, depth: int) -> int | None:
         """Return which request is evicted from a full queue; None: none.
 
         It is of a lower class, else of a tenant that was served more, else of a higher class.
@@ -136,7 +134,7 @@ class Admission:
         A class keeps the same share of the places as of the grants, so that the classes above it can neither evict its
         last request nor keep it out for good. The last request of the most served tenant in a class is evicted.
         """
-        priority, kept = request.arrival.priority, depth // self._limits.lower_band_every
+        priority, kept = request.spec.priority, depth // self._limits.lower_band_every
         lower = next((each for each in LOWEST_FIRST if each > priority and queue.waiting_in(each) > kept), None)
         if lower is not None:
             return _last_of(queue.last_of_furthest(lower, None, request.cost))
@@ -148,12 +146,12 @@ class Admission:
             return None
         return _last_of(queue.last_of_furthest(higher, None, request.cost))
 
-    def _better_served(self, request: LiveRequest, queue: Queue) -> int | None:
+    def _better_served(self, request: Request, queue: Queue) -> int | None:
         """Return the request of its class to evict for it: the last one of a tenant that would be served after it.
 
         Grants go by accounts, so a tenant that was served less has a claim to a place, however many others hold.
         """
-        priority, tenant = request.arrival.priority, request.arrival.tenant
+        priority, tenant = request.spec.priority, request.spec.tenant
         if priority is Priority.SYSTEM:
             return None
         furthest = queue.last_of_furthest(priority, tenant, request.cost)

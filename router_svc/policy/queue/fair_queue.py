@@ -10,10 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from router_svc.policy.request import QueuePosition
 from weft.kernel.request import Priority
-
-QueuePosition = tuple[float, float, int]
-"""Deadline or infinity, arrival, key: the lowest of a tenant is served first."""
 
 _Entry = tuple[float, QueuePosition, str]
 """Account, first request, tenant."""
@@ -189,8 +187,3 @@ class FairQueue:
         if len(self._heap) > 2 * len(self._tenants) + _SPARE_ENTRIES:
             self._heap = list(self._entries.values())
             heapq.heapify(self._heap)
-
-
-def queue_position(key: int, arrived_at: float, deadline_at: float | None) -> QueuePosition:
-    """Return the position of a request among those of its tenant."""
-    return (math.inf if deadline_at is None else deadline_at, arrived_at, key)

@@ -7,11 +7,12 @@ from itertools import islice
 from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from router_svc.policy.arrival import Needs
+from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.fair_queue import TenantHead
 from router_svc.policy.queue.fair_share import MIN_COST, Account, FairShare
-from router_svc.policy.queue.live_request import PRIORITIES, LiveRequest, RequestClass, RequestKind
+from router_svc.policy.queue.request_class import PRIORITIES, RequestClass
+from router_svc.policy.request import Request, RequestKind
 from weft.kernel.request import Priority
 
 if TYPE_CHECKING:
@@ -163,13 +164,13 @@ class Queue:
             kind = kinds[needs] = RequestKind(needs, durable=durable)
         return kind
 
-    def add(self, request: LiveRequest, now: float) -> None:
+    def add(self, request: Request, now: float) -> None:
         """Add a waiting request."""
         found = self.classes.get(request.kind)
         if found is None:
             found = self.classes[request.kind] = self._new_class(request.kind)
         found.add(request)
-        priority, tenant = request.arrival.priority, request.arrival.tenant
+        priority, tenant = request.spec.priority, request.spec.tenant
         if priority is not _DURABLE:
             places = self._places.get(tenant, 0)
             self._places[tenant] = places + 1
@@ -185,14 +186,13 @@ class Queue:
         self._by_priority[priority] += 1
         self.waiting += 1
 
-    def remove(self, request: LiveRequest, now: float) -> None:
+    def remove(self, request: Request, now: float) -> None:
         """Remove a waiting request."""
-        found = request.waits_in
-        assert found is not None, "only who waits can be taken out"
+        found = self.classes[request.kind]
         found.remove(request)
         if not found.waiting:
             del self.classes[found.kind]
-        priority, tenant = request.arrival.priority, request.arrival.tenant
+        priority, tenant = request.spec.priority, request.spec.tenant
         backlog = self._backlogs[priority][tenant]
         backlog.count -= 1
         if not backlog.count:
@@ -310,9 +310,9 @@ class Queue:
         lasts = (fair_queue.last_of(furthest) for fair_queue in fair_queues if fair_queue is not None)
         return account, max(place for place in lasts if place is not None)[2]
 
-    def position_of(self, request: LiveRequest) -> int:
+    def position_of(self, request: Request) -> int:
         """Return the position in the queue, from 1 on: exact within a tenant, estimated between tenants."""
-        priority, mine = request.arrival.priority, self._shares.active[request.arrival.tenant]
+        priority, mine = request.spec.priority, self._shares.active[request.spec.tenant]
         own, passed = self._own_ahead(request), 0
         until = mine.served + own * mine.mean_cost
         backlogs = self._backlogs[priority]
@@ -334,8 +334,8 @@ class Queue:
             passed = int(passed * len(backlogs) / MAX_TENANTS_COMPARED)
         return 1 + sum(self._by_priority[:priority]) + own + passed
 
-    def _own_ahead(self, request: LiveRequest) -> int:
-        priority, tenant, place = request.arrival.priority, request.arrival.tenant, request.place
+    def _own_ahead(self, request: Request) -> int:
+        priority, tenant, place = request.spec.priority, request.spec.tenant, request.place
         ahead = 0
         for request_class in self.classes.values():
             fair_queue = request_class.priorities[priority]
@@ -343,9 +343,9 @@ class Queue:
                 ahead += fair_queue.ahead_of(tenant, place)
         return ahead
 
-    def _goes_first(self, other: str, turns: int, request: LiveRequest) -> bool:
+    def _goes_first(self, other: str, turns: int, request: Request) -> bool:
         """Whether, with equal accounts after this many grants, the other tenant's next request precedes this one."""
-        priority, place = request.arrival.priority, request.place
+        priority, place = request.spec.priority, request.place
         for request_class in self.classes.values():
             fair_queue = request_class.priorities[priority]
             if fair_queue is not None:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.fair_share import FairShare
-from router_svc.policy.queue.live_request import LiveRequest, RequestClass
 from router_svc.policy.queue.queue import Queue
+from router_svc.policy.queue.request_class import RequestClass
 from router_svc.policy.queue.tenants import TenantTable
+from router_svc.policy.request import Request
 from router_svc.policy.settings import Settings, TenantSettings
 
 MAX_REMEMBERED_TENANTS = 10_000
@@ -106,19 +107,19 @@ class Queues:
             names = sorted(names)
         return [self._backlogged[name] for name in names if name in self._backlogged]
 
-    def add(self, request: LiveRequest, now: float) -> Queue:
+    def add(self, request: Request, now: float) -> Queue:
         """Add a waiting request. Returns its queue."""
         queue = self.open(request.queue)
         queue.add(request, now)
         self._backlogged[queue.name] = queue
-        tenant = request.arrival.tenant
+        tenant = request.spec.tenant
         if queue.places_of(tenant) == 1:
             self._of_tenant.setdefault(tenant, set()).add(queue.name)
         self.waiting += 1
         self.durable_waiting += request.kind.durable
         return queue
 
-    def remove(self, request: LiveRequest, now: float) -> None:
+    def remove(self, request: Request, now: float) -> None:
         """Remove a waiting request."""
         queue = self._queues[request.queue]
         queue.remove(request, now)
@@ -126,7 +127,7 @@ class Queues:
         self.durable_waiting -= request.kind.durable
         if not queue.waiting:
             del self._backlogged[queue.name]
-        tenant = request.arrival.tenant
+        tenant = request.spec.tenant
         if not queue.places_of(tenant):
             names = self._of_tenant[tenant]
             names.discard(queue.name)

@@ -9,14 +9,15 @@ import grpc
 import pytest
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
+from router_svc.policy.request import Request
 from router_svc.policy.settings import RateLimitConfig
 from router_svc.request_log import RequestLog
 from router_svc.request_servicer import LocalRequests, RequestServicer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.api.router.v1 import request_service_pb2_grpc
-from weft.dispatch.placement import PlacementRequest
 from weft.kernel.clock import SystemClock
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -64,7 +65,7 @@ class NothingRuns:
 
 def arrive(log: RequestLog, key: int, tenant: str) -> None:
     request = PlacementRequest(request_id=f"{tenant}-{key}", tenant=tenant, model="qwen", operation=Operation.CHAT)
-    log.note_arrival(key, request, SystemClock().monotonic(), datetime(2026, 11, 20, tzinfo=UTC))
+    log.note_arrival(Request.of(key, request, SystemClock().monotonic()), datetime(2026, 11, 20, tzinfo=UTC))
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from router_svc.figures import FiguresRecorder
 from router_svc.policy.decisions import Loads, Placed, Rejects, Waits, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.choice import Choice, Considered
+from router_svc.policy.request import Request
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from router_svc.request_log import RequestLog
 from router_svc.request_servicer import LocalRequests, RequestServicer, request_record
@@ -26,9 +27,9 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_service_pb2_grpc
 from weft.client.requests import connect_requests
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.placement import PlacementRequest
 from weft.documents.codec import document_of
 from weft.kernel.clock import SystemClock
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 from weft.kernel.rpc import new_server
@@ -62,7 +63,7 @@ class Mesh:
         """Ends the requests under way with this id; see RequestCanceller."""
         found, ends = self.log.under_way(100, tenant)[0], {}
         for entry in found:
-            if entry.request_id == request_id:
+            if entry.spec.request_id == request_id:
                 self.log.note_cancelled(entry.key, cancelled_by)
                 self.log.note_end(entry.key, self.clock.monotonic(), Reason.CANCELLED)
                 ends[entry.key] = asyncio.get_running_loop().create_future()
@@ -85,7 +86,7 @@ class Mesh:
         given = {"tenant": "default", "model": "qwen", **fields}
         request = PlacementRequest(request_id=request_id, operation=Operation.CHAT, **given)  # type: ignore[arg-type]
         at = self.clock.monotonic() - ago_seconds
-        self.log.note_arrival(key, request, at, datetime.now(UTC) - timedelta(seconds=ago_seconds))
+        self.log.note_arrival(Request.of(key, request, at), datetime.now(UTC) - timedelta(seconds=ago_seconds))
         self.clients.admit(key, request)
         return at
 

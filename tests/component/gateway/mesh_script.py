@@ -12,7 +12,8 @@ from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource
-from weft.dispatch.placement import Grant, OnCancelled, Placement, PlacementRequest
+from weft.dispatch.placement import Grant, OnCancelled, Placement
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, answering, new_server
 

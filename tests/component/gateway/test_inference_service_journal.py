@@ -18,12 +18,12 @@ from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc, placement_service_pb2, placement_service_pb2_grpc
 from weft.dispatch.call import LayeredDispatcher
-from weft.dispatch.placement import PlacementRequest
 from weft.durable.durable_call import durable_calls
 from weft.durable.journal_policy import JournalPolicy, JournalRules
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.json_schema import SchemaLimits
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import JournalMode
 from weft.kernel.rpc import error_from_call, new_server, open_channel

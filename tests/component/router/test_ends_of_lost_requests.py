@@ -16,10 +16,10 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.end_reporter import EndReporter, ReportLimits
-from weft.dispatch.placement import PlacementRequest
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.remote_router import RemotePlacement
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
 
@@ -79,7 +79,7 @@ async def test_the_end_of_a_stream_whose_router_died_is_recorded_by_the_next_lea
         await until(lambda: ends.held == 0)
         found = known(heir, request)
         assert found is not None
-        assert (found.reason, found.client_id, found.target) == (Reason.UNSPECIFIED, "laptop", "m")
+        assert (found.reason, found.client_id, found.model) == (Reason.UNSPECIFIED, "laptop", "m")
         assert receipt_pb2.Receipt.FromString(found.receipt or b"").usage.completion_tokens == TOKENS
         assert found.ended_at - found.arrived_at == pytest.approx(0.002)
         assert counted(heir) == (1, TOKENS)

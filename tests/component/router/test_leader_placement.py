@@ -50,7 +50,7 @@ async def test_a_request_that_waits_at_a_leader_that_steps_down_is_placed_by_the
         assert (await waiting).attempt == 1
         await until(lambda: there.routers["r1"].loop.waiting == 0)
         entries, _ = heir.records.requests.under_way(1)
-        assert entries[0].was_placed_before
+        assert entries[0].spec.age_seconds > 0.0
 
 
 async def test_a_request_that_comes_while_no_router_leads_waits_for_the_next(tmp_path: Path) -> None:

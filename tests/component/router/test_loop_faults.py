@@ -32,7 +32,7 @@ async def test_a_grant_that_cannot_be_signed_loses_neither_the_others_decisions_
         sign = office.grant
 
         def grant(placed: Placed, mailbox: Mailbox, view: FleetView) -> Grant:
-            if mailbox.request.request_id == "r0":
+            if mailbox.request.spec.request_id == "r0":
                 raise KeyError(FAULT)
             return sign(placed, mailbox, view)
 

@@ -19,9 +19,10 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
-from weft.dispatch.placement import Grant, LoadingModel, PlacementRequest, WaitingInQueue
+from weft.dispatch.placement import Grant, LoadingModel, WaitingInQueue
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 from weft.kernel.units import Rate
@@ -217,5 +218,5 @@ async def test_a_request_that_runs_while_its_router_stops_is_not_recorded_as_can
         taken = mesh.books.requests.unwritten.take(100)
         # A caller that left before is one that left.
         assert [(each.request_id, each.reason) for each in taken.ended] == [("r-2", Reason.CANCELLED)]
-        assert [each.request_id for each in taken.begun] == ["r-0", "r-1"]
+        assert [each.spec.request_id for each in taken.begun] == ["r-0", "r-1"]
         assert mesh.books.requests.under_way_count == 0

@@ -13,15 +13,17 @@ import pytest
 from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.placement import PlacementServicer
 from router_svc.policy.decisions import Waits
+from router_svc.policy.request import Request
 from router_svc.policy.settings import RateLimitConfig
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.request_servicer import LocalRequests, RequestServicer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2_grpc, request_service_pb2_grpc
 from weft.api.router.v1 import request_service_pb2 as pb
-from weft.dispatch.placement import Decision, OnCancelled, Placement, PlacementRequest
+from weft.dispatch.placement import Decision, OnCancelled, Placement
 from weft.dispatch.remote_router import RemotePlacement, RemoteRequests
 from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import new_server, open_channel
@@ -55,7 +57,7 @@ class Router:
         request = PlacementRequest(
             request_id=request_id, tenant=tenant, model="qwen", operation=Operation.CHAT, client_id="app"
         )
-        self.log.note_arrival(key, request, 1_000.0, datetime(2026, 11, 20, tzinfo=UTC))
+        self.log.note_arrival(Request.of(key, request, 1_000.0), datetime(2026, 11, 20, tzinfo=UTC))
         self.clients.admit(key, request)
         self.log.note_decisions([Waits(key=key, position=key, reason="all slots are busy", eta_seconds=2.5)], 1_000.0)
 

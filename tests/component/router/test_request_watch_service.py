@@ -13,15 +13,16 @@ from router_svc.figures import FiguresRecorder
 from router_svc.policy.change_buffer import WatchLimits
 from router_svc.policy.decisions import Waits
 from router_svc.policy.figures import FigureLimits
+from router_svc.policy.request import Request
 from router_svc.policy.settings import RateLimitConfig
 from router_svc.request_log import RequestLog
 from router_svc.request_servicer import LocalRequests, RequestServicer
 from weft.api.router.v1 import request_pb2, request_service_pb2_grpc
 from weft.api.router.v1 import request_service_pb2 as pb
-from weft.dispatch.placement import PlacementRequest
 from weft.dispatch.remote_router import RemoteRequests, RequestSource
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import new_server, open_channel
@@ -56,7 +57,7 @@ class Router:
 
     def arrive(self, key: int, tenant: str = "a") -> None:
         request = PlacementRequest(request_id=f"r-{key}", tenant=tenant, model="qwen", operation=Operation.CHAT)
-        self.log.note_arrival(key, request, self.clock.monotonic(), datetime(2026, 11, 20, tzinfo=UTC))
+        self.log.note_arrival(Request.of(key, request, self.clock.monotonic()), datetime(2026, 11, 20, tzinfo=UTC))
 
     def wait(self, key: int, position: int) -> None:
         waits = Waits(key=key, position=position, reason="all slots are busy", eta_seconds=2.5)

@@ -15,7 +15,8 @@ from router_svc.config import RouterConfig
 from router_svc.service import RouterService, build
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc, runner_pb2
 from weft.api.registry.v1.wake_pb2 import Wake
-from weft.dispatch.placement import LoadingModel, Placement, PlacementRequest
+from weft.dispatch.placement import LoadingModel, Placement
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import new_server

@@ -29,11 +29,12 @@ from weft.api.runner.v1 import (
     ticket_pb2,
 )
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
-from weft.dispatch.placement import Grant, PlacementRequest
+from weft.dispatch.placement import Grant
 from weft.durable.tasks import TaskPort, is_terminal
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.names import process_name
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, answering, new_server

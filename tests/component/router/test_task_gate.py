@@ -7,16 +7,9 @@ import pytest
 
 from router_svc.durable.tasks.task_call import ClaimMissedError, GatedPlacement
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.placement import (
-    Decision,
-    Grant,
-    LoadingModel,
-    OnCancelled,
-    Placement,
-    PlacementRequest,
-    WaitingInQueue,
-)
+from weft.dispatch.placement import Decision, Grant, LoadingModel, OnCancelled, Placement, WaitingInQueue
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 

@@ -11,8 +11,9 @@ from router_svc.policy.settings import RemotePermission, Settings, TenantSetting
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
-from weft.dispatch.placement import Grant, PlacementRequest
+from weft.dispatch.placement import Grant
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock

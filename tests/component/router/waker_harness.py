@@ -19,8 +19,9 @@ from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.registry.v1.wake_pb2 import Wake, WakeRecipe
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
-from weft.dispatch.placement import Decision, Grant, Placement, PlacementRequest
+from weft.dispatch.placement import Decision, Grant, Placement
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, answering, new_server
 from weft.kernel.tracing import NO_TRACING, Tracing

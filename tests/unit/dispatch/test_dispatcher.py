@@ -24,13 +24,13 @@ from weft.dispatch.placement import (
     Grant,
     OnCancelled,
     Placement,
-    PlacementRequest,
     WaitingInQueue,
     canceller_of,
     request_cancelled,
 )
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority, Skill
 from weft.kernel.rpc import ChannelPool, answering, new_server

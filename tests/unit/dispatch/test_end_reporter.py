@@ -11,8 +11,9 @@ from structlog.testing import capture_logs
 
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.end_reporter import MAX_RETRY_SECONDS, EndFate, EndReporter, ReportLimits
-from weft.dispatch.placement import EndPort, PlacementRequest
+from weft.dispatch.placement import EndPort
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock, let_all_run

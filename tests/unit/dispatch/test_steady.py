@@ -10,17 +10,11 @@ import pytest
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch import reconnecting_placement
 from weft.dispatch.end_reporter import EndReporter
-from weft.dispatch.placement import (
-    Decision,
-    Grant,
-    OnCancelled,
-    Placement,
-    PlacementRequest,
-    WaitingInQueue,
-)
+from weft.dispatch.placement import Decision, Grant, OnCancelled, Placement, WaitingInQueue
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import LACKED_ROUTER, WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock

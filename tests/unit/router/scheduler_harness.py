@@ -4,13 +4,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from router_svc.policy.arrival import Arrival, Needs
 from router_svc.policy.decisions import Decision, Placed, Rejects, Waits, WakeFailure, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.request import Request
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import Settings
+from weft.kernel.names import DEFAULT_TENANT
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -52,11 +55,14 @@ def asleep(runner: str = "a", model: str = "m", **changes: Any) -> Candidate:
     return candidate(runner, model, **fields)
 
 
-def arrival(key: int, target: str = "m", **changes: Any) -> Arrival:
-    """`changes`: of Arrival, or of its needs."""
+def arrival(
+    key: int, target: str = "m", *, arrived_at: float = 0.0, deadline_at: float | None = None, **changes: Any
+) -> Request:
+    """`changes`: of PlacementRequest, or of its needs."""
     needs = {"operation": Operation.CHAT, **{name: changes.pop(name) for name in _OF_NEEDS & changes.keys()}}
-    fields: dict[str, Any] = {"key": key, "target": target, "needs": Needs(**needs), "arrived_at": 0.0, **changes}
-    return Arrival(**fields)
+    asked: dict[str, Any] = {"request_id": f"r-{key}", "tenant": DEFAULT_TENANT, "operation": needs["operation"]}
+    spec = PlacementRequest(model=target, **asked | changes)
+    return Request(key, spec, Needs(**needs), arrived_at=arrived_at, own_deadline_at=deadline_at)
 
 
 def scheduler(*candidates: Candidate, settings: Settings | None = None, **limits: Any) -> Mesh:

@@ -19,7 +19,8 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
 if TYPE_CHECKING:
-    from router_svc.policy.arrival import Arrival
+    from router_svc.policy.request import Request
+
 
 RUNNERS = "abc"
 POOL = tuple(f"{kind}-{runner}" for runner in RUNNERS for kind in "mn")
@@ -54,7 +55,7 @@ class World:
         self.readiness[REMOTE] = Readiness.READY
         self.incarnations = dict.fromkeys((*RUNNERS, "g", REMOTE), 1)
         self.cloud_fallback = True
-        self.submitted: dict[int, Arrival] = {}
+        self.submitted: dict[int, Request] = {}
         self.waiting: set[int] = set()
         self.running: dict[int, Placed] = {}
         self.over: set[int] = set()
@@ -203,9 +204,9 @@ class World:
         request, chosen = self.submitted[placed.key], placed.candidate
         assert self.readiness[chosen.model] is Readiness.READY, "placed where nothing takes requests"
         assert request.needs.allow_remote or not chosen.remote, "left the premises without a permit"
-        is_fallback = request.target.startswith("route/") and chosen.model == REMOTE
+        is_fallback = request.spec.model.startswith("route/") and chosen.model == REMOTE
         assert not is_fallback or self.cloud_fallback, "fell back off the premises though the mesh does not"
-        if request.target == "route/pinned" and chosen.model == REMOTE:
+        if request.spec.model == "route/pinned" and chosen.model == REMOTE:
             waits = self.readiness["g2"] is not Readiness.DOWN and (placed.key, "g2") not in self.given_up
             assert not waits, "did not wait for the primary that it is pinned to"
 
@@ -218,7 +219,7 @@ class World:
         assert all(count <= RUNNER_MAX_REQUESTS for count in runners.values()), "a runner works on too many requests"
         in_pool = sum(placed.candidate.pool == "p" for placed in running)
         assert in_pool <= POOL_CAP, "a pool has more running than it may"
-        capped = sum(self.submitted[key].tenant == "capped" for key in self.running)
+        capped = sum(self.submitted[key].spec.tenant == "capped" for key in self.running)
         assert capped <= TENANT_CAP, "a tenant has more running than it may"
         assert self.mesh.running == len(self.running), "the scheduler counts other slots than the callers hold"
         assert self.mesh.waiting == len(self.waiting), "a request was lost or counted twice"
@@ -226,7 +227,7 @@ class World:
         # A tenant at its cap waits for its own running requests.
         held_up = {"capped"} if capped == TENANT_CAP else set()
         waiting = [self.submitted[key] for key in self.waiting]
-        in_vain = any(each.target in ("p", "m-a") and each.tenant not in held_up for each in waiting)
+        in_vain = any(each.spec.model in ("p", "m-a") and each.spec.tenant not in held_up for each in waiting)
         assert not in_vain or hopeful or self.waking.keys() & set(POOL), "somebody waits for nothing"
 
     def become(self, readiness: Readiness) -> None:

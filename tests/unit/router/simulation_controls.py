@@ -5,12 +5,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Decision, Placed, Served, WakeFailure, Wakes
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.loading.load_plan import Demand, Resident
 from router_svc.policy.loading.swap_cost import SwapCosts
 from router_svc.policy.queue.queue import Queue, QueueEntry
+from router_svc.policy.request import Request
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import Settings
 from router_svc.simulation.scenario import Scenario
@@ -38,7 +38,7 @@ class Sound:
     def apply(self, change: MeshChange, now: float) -> list[Decision]:
         return self.heard(self.inner.apply(change, now))
 
-    def submit(self, arrival: Arrival, now: float) -> list[Decision]:
+    def submit(self, arrival: Request, now: float) -> list[Decision]:
         return self.heard(self.inner.submit(arrival, now))
 
     def report_first_content(self, key: int, now: float) -> None:
@@ -94,7 +94,7 @@ class IgnoresPoolCaps(Sound):
 class IgnoresThePermit(Sound):
     """Whatever a request says, it may leave the premises."""
 
-    def submit(self, arrival: Arrival, now: float) -> list[Decision]:
+    def submit(self, arrival: Request, now: float) -> list[Decision]:
         return super().submit(replace(arrival, needs=replace(arrival.needs, allow_remote=True)), now)
 
 
@@ -121,9 +121,11 @@ class CountsLineByLine(Sound):
 class ShedsDurable(Sound):
     """Durable requests are treated like those of the lowest priority class of callers."""
 
-    def submit(self, arrival: Arrival, now: float) -> list[Decision]:
-        is_durable = arrival.priority is Priority.DURABLE
-        return super().submit(replace(arrival, priority=Priority.LOW) if is_durable else arrival, now)
+    def submit(self, arrival: Request, now: float) -> list[Decision]:
+        is_durable = arrival.spec.priority is Priority.DURABLE
+        return super().submit(
+            replace(arrival, spec=replace(arrival.spec, priority=Priority.LOW)) if is_durable else arrival, now
+        )
 
 
 class KeepsNoShare(Sound):
@@ -196,7 +198,7 @@ class LeaksSlots(Sound):
 class LosesRequests(Sound):
     """Every seventh request is taken and never heard of again."""
 
-    def submit(self, arrival: Arrival, now: float) -> list[Decision]:
+    def submit(self, arrival: Request, now: float) -> list[Decision]:
         return [] if arrival.key % 7 == 0 else super().submit(arrival, now)
 
 
@@ -240,8 +242,8 @@ class IgnoresFailures(Sound):
 
 
 class ForgetsDeadlines(Sound):
-    def submit(self, arrival: Arrival, now: float) -> list[Decision]:
-        return super().submit(replace(arrival, deadline_at=None), now)
+    def submit(self, arrival: Request, now: float) -> list[Decision]:
+        return super().submit(replace(arrival, own_deadline_at=None), now)
 
 
 class LeavesSlotsIdle(Sound):

@@ -18,8 +18,8 @@ from router_svc.policy.client_usage import (
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
-from weft.dispatch.placement import PlacementRequest
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 from weft.kernel.units import Rate, RateUnit

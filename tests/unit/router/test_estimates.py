@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 from load_harness import candidate
+from scheduler_harness import arrival
 
-from router_svc.policy.arrival import Arrival, Needs
 from router_svc.policy.decisions import Served
 from router_svc.policy.estimates import (
     DEFAULT_OUTPUT_TOKENS,
@@ -17,10 +17,9 @@ from router_svc.policy.estimates import (
     estimate_error,
     wait_seconds,
 )
-from weft.kernel.request import Operation
 
 MODEL = candidate("qwen")
-ARRIVAL = Arrival(key=1, target="qwen", needs=Needs(Operation.CHAT), tenant="acme", arrived_at=0.0)
+ARRIVAL = arrival(1, "qwen", tenant="acme")
 
 
 def answer(tokens: int) -> Served:

@@ -1,12 +1,18 @@
 """The order of waiting requests: tenants by account, within a tenant by deadline and arrival."""
 
 import math
+from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_svc.policy.queue.fair_queue import FairQueue, SortedPositions, queue_position
+from router_svc.policy.queue.fair_queue import FairQueue, SortedPositions
+from router_svc.policy.request import QueuePosition
 from weft.kernel.request import Priority
+
+
+def queue_position(key: int, arrived_at: float, deadline_at: float | None) -> QueuePosition:
+    return (inf if deadline_at is None else deadline_at, arrived_at, key)
 
 
 class Desk:

@@ -22,8 +22,8 @@ from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import figures_pb2 as pb
 from weft.dispatch.fleet import FleetView, RunnerView
-from weft.dispatch.placement import PlacementRequest
 from weft.documents.codec import document_of
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock

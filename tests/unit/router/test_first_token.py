@@ -6,16 +6,18 @@ from typing import Any
 import pytest
 from index_harness import index, member, pick
 
-from router_svc.policy.arrival import Arrival, Needs
 from router_svc.policy.decisions import Decision, Placed, Served
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.choice import Choice, PickRequest
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.first_token import SPEED_SECONDS, Speed, Speeds
+from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.endpoints.prefix_caches import Hit, PrefixCaches
+from router_svc.policy.request import Request
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import ChoicePolicy, PoolSettings
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.request import Operation
 
 CHUNK_TOKENS = 256
@@ -220,16 +222,15 @@ def scheduler_of(*names: str) -> Scheduler:
 
 
 def ask(scheduler: Scheduler, key: int, *digests: int, tenant: str = "t", now: float = 0.0) -> list[Decision]:
-    arrival = Arrival(
-        key=key,
-        target="p",
-        needs=Needs(Operation.CHAT),
+    spec = PlacementRequest(
+        request_id="",
         tenant=tenant,
-        arrived_at=now,
+        model="p",
+        operation=Operation.CHAT,
         prompt_tokens=CHUNK_TOKENS * len(digests) + 50,
         prefix_digests=digests,
     )
-    return scheduler.submit(arrival, now)
+    return scheduler.submit(Request(key, spec, Needs(Operation.CHAT), arrived_at=now), now)
 
 
 def placements(decisions: list[Decision]) -> dict[int, str]:

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 from load_harness import candidate
+from scheduler_harness import arrival
 
-from router_svc.policy.arrival import Arrival, Needs
 from router_svc.policy.decisions import Placed, Served, Waits
 from router_svc.policy.endpoints.candidates import Candidate, Fleet, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.estimates import DEFAULT_TOKENS_PER_SECOND, DEFAULT_UNIT_SECONDS, Estimates
+from router_svc.policy.request import Request
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.work import WorkUnit, unit_of
 from weft.kernel.reasons import Reason
@@ -21,12 +22,12 @@ CHATS = replace(candidate("qwen", readiness=Readiness.READY), operations=frozens
 DONE = Served(prompt_tokens=0, cached_tokens=0, output_tokens=0)
 
 
-def image(key: int, work: float, tenant: str = "painter", at: float = 0.0) -> Arrival:
-    return Arrival(key=key, target="sdxl", needs=Needs(Operation.IMAGE), tenant=tenant, arrived_at=at, work=work)
+def image(key: int, work: float, tenant: str = "painter", at: float = 0.0) -> Request:
+    return arrival(key, "sdxl", operation=Operation.IMAGE, tenant=tenant, arrived_at=at, work=work)
 
 
-def chat(key: int, tenant: str = "writer", at: float = 0.0) -> Arrival:
-    return Arrival(key=key, target="qwen", needs=Needs(Operation.CHAT), tenant=tenant, arrived_at=at)
+def chat(key: int, tenant: str = "writer", at: float = 0.0) -> Request:
+    return arrival(key, "qwen", tenant=tenant, arrived_at=at)
 
 
 def scheduler_with(*candidates: Candidate) -> Scheduler:
@@ -141,7 +142,7 @@ def test_an_image_that_cannot_be_done_before_its_deadline_is_refused_at_once() -
     scheduler = scheduler_with(PAINTS)
     scheduler.submit(image(1, 10.0), 0.0)
     scheduler.finish(1, 5.0, DONE)
-    decisions = scheduler.submit(replace(image(2, 10.0, at=5.0), deadline_at=9.0), 5.0)
+    decisions = scheduler.submit(replace(image(2, 10.0, at=5.0), own_deadline_at=9.0), 5.0)
     assert [getattr(each, "reason", None) for each in decisions] == [Reason.DEADLINE_UNREACHABLE]
 
 
@@ -150,6 +151,6 @@ def test_a_large_image_is_not_refused_by_what_small_ones_cost_that_were_alone_me
     scheduler.submit(image(1, 0.01), 0.0)
     scheduler.finish(1, 1.0, DONE)
     # A hundred seconds a unit, of which nearly all is what any image costs.
-    (decision,) = scheduler.submit(replace(image(2, 30.0, at=1.0), deadline_at=61.0), 1.0)
+    (decision,) = scheduler.submit(replace(image(2, 30.0, at=1.0), own_deadline_at=61.0), 1.0)
     assert isinstance(decision, Placed)
     assert Estimates().certain_service_seconds(PAINTS, image(3, 30.0)) is None

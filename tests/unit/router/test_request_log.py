@@ -5,16 +5,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from router_svc.policy.decisions import Loads, Placed, Rejects, Waits, Wakes
+from router_svc.policy.decisions import FailedAttempt, Loads, Placed, Rejects, Waits, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.choice import Choice, Considered
-from router_svc.request_entry import FailedAttempt
+from router_svc.policy.request import Request
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.request_servicer import request_record
 from weft.api.common.v1 import receipt_pb2, signal_pb2
 from weft.api.router.v1 import request_pb2 as pb
-from weft.dispatch.placement import PlacementRequest
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
@@ -53,7 +53,7 @@ def test_what_is_remembered_of_ended_requests_is_nothing_that_a_garbage_collecto
     gc.collect()
     before = len(gc.get_objects())
     for key in range(count):
-        log.note_arrival(key, asked(f"r-{key}"), 0.0, WALL)
+        log.note_arrival(Request.of(key, asked(f"r-{key}"), 0.0), WALL)
         log.note_decisions([Placed(key=key, candidate=CANDIDATE, attempt=1, choice=choice)], 0.0)
         log.note_end(key, 1.0, Reason.UNSPECIFIED, receipt_pb2.Receipt(request_id=f"r-{key}"))
     gc.collect()
@@ -64,7 +64,7 @@ def test_what_is_remembered_of_ended_requests_is_nothing_that_a_garbage_collecto
 
 def test_a_request_is_explained_from_its_arrival_to_its_receipt() -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(client_id="batch", priority=Priority.HIGH), 100.0, WALL)
+    log.note_arrival(Request.of(1, asked(client_id="batch", priority=Priority.HIGH), 100.0), WALL)
     log.note_decisions(
         [Waits(key=1, position=2, reason="VRAM: needs 5.1 GiB", eta_seconds=9.0, considered=(BUSY,))], 100.0
     )
@@ -107,7 +107,7 @@ def test_a_request_is_explained_from_its_arrival_to_its_receipt() -> None:
 
 def test_the_state_is_the_last_status() -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     assert record_of(log).state == pb.RequestRecord.STATE_QUEUED
     log.note_decisions([Waits(key=1, position=7, reason="busy", eta_seconds=3.0)], 0.0)
     record = record_of(log)
@@ -125,7 +125,7 @@ def test_the_state_is_the_last_status() -> None:
 
 def test_statuses_that_differ_only_in_figures_are_one_decision_with_the_newest_figures() -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     for position in range(500, 0, -1):
         log.note_decisions([Waits(key=1, position=position, reason="all slots are busy")], 0.0)
     record = record_of(log)
@@ -136,7 +136,7 @@ def test_statuses_that_differ_only_in_figures_are_one_decision_with_the_newest_f
 def test_a_wake_is_recorded_only_for_the_requests_that_wait_for_that_model() -> None:
     log = RequestLog()
     for key, model in ((1, "qwen"), (2, "qwen-2")):
-        log.note_arrival(key, asked(f"r-{key}", model=model), 0.0, WALL)
+        log.note_arrival(Request.of(key, asked(f"r-{key}", model=model), 0.0), WALL)
     wakes = Wakes(model="qwen-2", runner="", max_wait_seconds=60.0)
     log.note_decisions(
         [
@@ -152,7 +152,7 @@ def test_a_wake_is_recorded_only_for_the_requests_that_wait_for_that_model() -> 
 
 def test_a_load_is_noted_also_for_one_who_hears_of_it_later_and_once() -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_decisions([Waits(key=1, position=1, reason="no model of qwen is loaded")], 0.0)
     log.note_decisions([Wakes(model="qwen-2", runner="titan", max_wait_seconds=60.0, why="there is room")], 2.0)
     log.note_decisions([Loads(key=1, stage="waking qwen-2 on titan (1 s of at most 60 s)", progress=None)], 3.0)
@@ -169,14 +169,14 @@ def test_a_load_that_was_begun_before_a_request_came_was_not_begun_for_it() -> N
     for number in range(5):
         log.note_decisions([Wakes(model=f"m-{number}", runner="", max_wait_seconds=60.0)], 1.0)
     assert list(log._wakes) == ["m-3", "m-4"]
-    log.note_arrival(1, asked(), 2.0, WALL)
+    log.note_arrival(Request.of(1, asked(), 2.0), WALL)
     log.note_decisions([Loads(key=1, stage="waking m-4 (1 s of at most 60 s)", progress=None)], 2.0)
     assert kinds(record_of(log)) == ["loading"]
 
 
 def test_a_rejection_ends_the_request_and_a_later_end_adds_only_the_receipt() -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_decisions([Rejects(key=1, reason=Reason.QUEUE_FULL, message="the queue is full")], 1.0)
     log.note_end(1, 5.0, Reason.CANCELLED, receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_REJECTED))
     record = record_of(log)
@@ -188,7 +188,7 @@ def test_a_rejection_ends_the_request_and_a_later_end_adds_only_the_receipt() ->
 
 def test_a_refusal_before_the_queue_is_remembered() -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_refusal(1, WeftError(Reason.RATE_LIMIT_EXCEEDED, "Tenant a exceeded 1 req/min"), 0.0)
     record = record_of(log)
     assert (record.reason, kinds(record)) == (Reason.RATE_LIMIT_EXCEEDED.value, ["rejected"])
@@ -197,7 +197,7 @@ def test_a_refusal_before_the_queue_is_remembered() -> None:
 
 def test_one_whose_caller_left_is_cancelled() -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_end(1, 3.0)
     log.note_end(1, 4.0, Reason.UNSPECIFIED)
     assert record_of(log).reason == Reason.CANCELLED.value
@@ -205,7 +205,7 @@ def test_one_whose_caller_left_is_cancelled() -> None:
 
 def test_a_request_that_is_placed_again_keeps_its_first_arrival() -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(age_seconds=20.0), 100.0, WALL)
+    log.note_arrival(Request.of(1, asked(age_seconds=20.0), 100.0), WALL)
     log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1)], 101.0)
     record = record_of(log)
     assert record.arrive_time.ToDatetime(tzinfo=UTC) == WALL - timedelta(seconds=20)
@@ -214,39 +214,39 @@ def test_a_request_that_is_placed_again_keeps_its_first_arrival() -> None:
 
 def test_a_tenant_sees_its_own_requests_only() -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(tenant="a"), 0.0, WALL)
-    log.note_arrival(2, asked("r-2", tenant="b"), 0.0, WALL)
+    log.note_arrival(Request.of(1, asked(tenant="a"), 0.0), WALL)
+    log.note_arrival(Request.of(2, asked("r-2", tenant="b"), 0.0), WALL)
     assert log.find("r-1", 0.0, "a") is not None
     assert log.find("r-1", 0.0, "b") is None
     entries, total = log.under_way(10, "b")
-    assert ([entry.request_id for entry in entries], total) == (["r-2"], 1)
+    assert ([entry.spec.request_id for entry in entries], total) == (["r-2"], 1)
 
 
 def test_a_tenant_cannot_hide_anothers_request_by_using_its_id_again() -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(tenant="a", model="mine"), 0.0, WALL)
-    log.note_arrival(2, asked(tenant="b", model="theirs"), 0.0, WALL)
+    log.note_arrival(Request.of(1, asked(tenant="a", model="mine"), 0.0), WALL)
+    log.note_arrival(Request.of(2, asked(tenant="b", model="theirs"), 0.0), WALL)
     for tenant, target in (("a", "mine"), ("b", "theirs"), ("", "theirs")):
         entry = log.find("r-1", 0.0, tenant)
-        assert entry is not None
-        assert entry.target == target
+        assert isinstance(entry, Request)
+        assert entry.spec.model == target
 
 
 def test_what_is_forgotten_leaves_nothing_behind() -> None:
     log = RequestLog(RequestLogLimits(max_ended=2))
     for key in range(50):
-        log.note_arrival(key, asked(f"r-{key}", tenant=f"t-{key % 3}"), 0.0, WALL)
+        log.note_arrival(Request.of(key, asked(f"r-{key}", tenant=f"t-{key % 3}"), 0.0), WALL)
         log.note_end(key, 0.0)
     assert len(log._newest) == len(log._newest_of_tenant) == log.ended_count == 2
 
 
 def test_of_two_requests_with_one_id_the_later_one_is_found_also_after_the_earlier_is_forgotten() -> None:
     log = RequestLog(RequestLogLimits(max_ended=1))
-    log.note_arrival(1, asked(model="first"), 0.0, WALL)
-    log.note_arrival(2, asked(model="second"), 0.0, WALL)
+    log.note_arrival(Request.of(1, asked(model="first"), 0.0), WALL)
+    log.note_arrival(Request.of(2, asked(model="second"), 0.0), WALL)
     log.note_end(1, 1.0)
     assert record_of(log).target == "second"
-    log.note_arrival(3, asked("r-3"), 2.0, WALL)
+    log.note_arrival(Request.of(3, asked("r-3"), 2.0), WALL)
     log.note_end(3, 2.0)
     assert log.ended_count == 1, "the first one is forgotten"
     assert record_of(log, now=2.0).target == "second"
@@ -254,8 +254,8 @@ def test_of_two_requests_with_one_id_the_later_one_is_found_also_after_the_earli
 
 def test_requests_are_forgotten_an_hour_after_their_end_and_not_before() -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(), 0.0, WALL)
-    log.note_arrival(2, asked("r-2"), 0.0, WALL)
+    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
+    log.note_arrival(Request.of(2, asked("r-2"), 0.0), WALL)
     log.note_end(1, 10.0)
     assert log.find("r-1", 3_610.0) is not None
     assert log.find("r-1", 3_610.1) is None
@@ -267,7 +267,7 @@ def test_the_log_never_holds_more_than_it_may() -> None:
     limits = RequestLogLimits(max_ended=5, max_under_way=3, max_decisions=4)
     log = RequestLog(limits)
     for key in range(20):
-        log.note_arrival(key, asked(f"r-{key}"), 0.0, WALL)
+        log.note_arrival(Request.of(key, asked(f"r-{key}"), 0.0), WALL)
         for turn in range(10):
             log.note_decisions([Waits(key=key, position=1, reason=f"reason {turn}")], float(turn))
         if key % 2:
@@ -281,7 +281,7 @@ def test_the_log_never_holds_more_than_it_may() -> None:
 
 def test_of_a_receipt_that_is_too_large_without_its_signals_the_outcome_is_kept() -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED, left_premises=True)
     for _ in range(100):
         receipt.attempts.add(runner="x" * 128)
@@ -292,14 +292,14 @@ def test_of_a_receipt_that_is_too_large_without_its_signals_the_outcome_is_kept(
 
 def test_a_receipt_with_a_reason_of_a_later_version_ends_its_request_all_the_same() -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_end(1, 1.0, Reason.UNSPECIFIED, receipt_pb2.Receipt(reason=9_999))  # type: ignore[arg-type]
     assert record_of(log).reason == Reason.INTERNAL.value
 
 
 def test_a_receipt_with_too_much_in_it_is_kept_without_signals() -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="m")
     receipt.signals.extend(signal_pb2.Signal(name="X" * 100) for _ in range(64))
     log.note_end(1, 1.0, Reason.UNSPECIFIED, receipt)
@@ -313,7 +313,7 @@ DEATH = "the engine died while it worked on the request (signal SIGKILL)"
 @pytest.mark.parametrize("is_retried", [True, False])
 def test_a_failed_attempt_is_retried_only_once_the_request_is_placed_again(*, is_retried: bool) -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1)], 0.0)
     log.note_failed(1, FailedAttempt(1, Reason.SERVER_DIED, DEATH), 1.0)
     assert kinds(record_of(log)) == ["placed", "failed"]
@@ -330,7 +330,7 @@ def refused() -> Rejects:
 
 def test_the_message_of_a_request_that_is_not_retried_is_the_error_that_its_caller_got() -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1)], 0.0)
     log.note_failed(1, FailedAttempt(1, Reason.SERVER_DIED, DEATH), 1.0)
     log.note_decisions([refused()], 1.0)
@@ -339,7 +339,7 @@ def test_the_message_of_a_request_that_is_not_retried_is_the_error_that_its_call
 
 def test_an_attempt_that_failed_after_its_answer_had_begun_is_a_decision_with_its_error() -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1)], 0.0)
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED)
     receipt.time_to_first_token.FromMilliseconds(20)
@@ -356,7 +356,7 @@ def test_an_attempt_that_failed_after_its_answer_had_begun_is_a_decision_with_it
 
 def test_log_lines_of_engines_are_not_listed() -> None:
     log = RequestLog()
-    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED)
     receipt.attempts.add(engine_exit="signal SIGKILL", engine_log=["loaded"])
     log.note_end(1, 1.0, Reason.SERVER_DIED, receipt)
@@ -369,9 +369,9 @@ def test_log_lines_of_engines_are_not_listed() -> None:
 def test_those_that_go_on_are_listed_oldest_first_and_counted_beyond_the_limit() -> None:
     log = RequestLog()
     for key, age in enumerate((0.0, 30.0, 10.0)):
-        log.note_arrival(key, asked(f"r-{age:g}", age_seconds=age), 100.0, WALL)
+        log.note_arrival(Request.of(key, asked(f"r-{age:g}", age_seconds=age), 100.0), WALL)
     entries, total = log.under_way(2)
-    assert ([entry.request_id for entry in entries], total) == (["r-30", "r-10"], 3)
+    assert ([entry.spec.request_id for entry in entries], total) == (["r-30", "r-10"], 3)
 
 
 @pytest.mark.parametrize("call", ["decisions", "failure", "refusal", "end"])

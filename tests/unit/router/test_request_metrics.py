@@ -7,9 +7,9 @@ from router_svc.metrics import RouterMetrics
 from router_svc.policy.decisions import WaitKind
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView, ModelView
-from weft.dispatch.placement import PlacementRequest
 from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.metrics import OTHER, MetricsPage
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 

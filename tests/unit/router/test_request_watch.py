@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 import pytest
 
 from router_svc.policy.change_buffer import ChangeBuffer, WatchLimits
-from router_svc.policy.decisions import Loads, Waits
-from router_svc.request_entry import FailedAttempt
+from router_svc.policy.decisions import FailedAttempt, Loads, Waits
+from router_svc.policy.request import Request
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.request_watch import RequestWatch
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.placement import PlacementRequest
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock
@@ -30,7 +30,7 @@ def synced(limits: WatchLimits = LIMITS) -> ChangeBuffer:
 
 def arrive(log: RequestLog, key: int, request_id: str = "", tenant: str = "a") -> None:
     asked = PlacementRequest(request_id=request_id or f"r-{key}", tenant=tenant, model="qwen", operation=Operation.CHAT)
-    log.note_arrival(key, asked, float(key), WALL)
+    log.note_arrival(Request.of(key, asked, float(key)), WALL)
 
 
 def waits(key: int, position: int, reason: str = "all 4 slots of qwen are busy") -> Waits:

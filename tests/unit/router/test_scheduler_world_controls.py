@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from scheduler_world import REMOTE, TARGETS, TENANTS, World
 
-from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Decision, Placed
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.pool import Endpoint, Pool
 from router_svc.policy.queue.queues import TenantCaps
+from router_svc.policy.request import Request
 from router_svc.policy.request_table import RequestTable
 from router_svc.policy.scheduler import Scheduler
 from weft.kernel.request import Priority
@@ -44,7 +44,7 @@ def ignore_permits(patch: pytest.MonkeyPatch) -> None:
     """Every request gets the permit that only some have."""
     submit = Scheduler.submit
 
-    def permitted(mesh: Scheduler, arrival: Arrival, now: float) -> list[Decision]:
+    def permitted(mesh: Scheduler, arrival: Request, now: float) -> list[Decision]:
         return submit(mesh, replace(arrival, needs=replace(arrival.needs, allow_remote=True)), now)
 
     patch.setattr(Scheduler, "submit", permitted)
@@ -62,7 +62,7 @@ def ignore_the_guard(patch: pytest.MonkeyPatch) -> None:
 def place_twice(patch: pytest.MonkeyPatch) -> None:
     submit = Scheduler.submit
 
-    def doubled(mesh: Scheduler, arrival: Arrival, now: float) -> list[Decision]:
+    def doubled(mesh: Scheduler, arrival: Request, now: float) -> list[Decision]:
         decisions = submit(mesh, arrival, now)
         return decisions + [decision for decision in decisions if isinstance(decision, Placed)]
 

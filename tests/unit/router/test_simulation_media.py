@@ -142,5 +142,6 @@ def test_estimates_of_a_media_model_learn_its_speed_in_a_run() -> None:
     simulation.run()
     estimates = scheduler._estimates
     instance = next(each for each in simulation.world.instances.values() if each.kind.name == "sdxl")
-    request = replace(next(each.arrival for each in requests_of(given) if each.arrival.work), work=16.0)
+    request = next(each.arrival for each in requests_of(given) if each.arrival.spec.work)
+    request.spec = replace(request.spec, work=16.0)
     assert estimates.service_seconds(instance.candidate(), request) == pytest.approx(2.0, rel=0.05)

@@ -132,7 +132,7 @@ def test_several_streams_arrive_in_one_order_with_numbers_from_one() -> None:
     requests = list(requests_of(scenario(traffic=streams, max_requests=50)))
     assert [each.arrival.key for each in requests] == list(range(1, 51))
     assert [each.arrival.arrived_at for each in requests] == sorted(each.arrival.arrived_at for each in requests)
-    assert {each.arrival.target for each in requests} == {"a", "b"}
+    assert {each.arrival.spec.model for each in requests} == {"a", "b"}
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,19 @@
 
 from scheduler_harness import arrival, asleep, candidate, placed, rejected, scheduler, woken
 
-from router_svc.policy.arrival import Needs
 from router_svc.policy.decisions import Served
 from router_svc.policy.endpoints.candidates import Readiness
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TEXT_OPERATIONS, Operation
 
-TOKENS = Needs(Operation.TOKENIZE)
+TOKENS = Operation.TOKENIZE
 
 
 def test_tokens_are_counted_at_once_where_every_slot_is_busy_and_others_wait() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2), 0.0)
-    assert placed(mesh.submit(arrival(3, needs=TOKENS), 0.0)) == {3: "a"}
+    assert placed(mesh.submit(arrival(3, operation=TOKENS), 0.0)) == {3: "a"}
     assert (mesh.running, mesh.waiting) == (1, 1)
 
 
@@ -23,7 +22,7 @@ def test_its_end_frees_no_slot_of_another_request() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2), 0.0)
-    mesh.submit(arrival(3, needs=TOKENS), 0.0)
+    mesh.submit(arrival(3, operation=TOKENS), 0.0)
     assert placed(mesh.finish(3, 1.0, Served(prompt_tokens=0, cached_tokens=0, output_tokens=0))) == {}
     assert (mesh.running, mesh.waiting) == (1, 1)
     assert placed(mesh.finish(1, 2.0)) == {2: "a"}
@@ -31,7 +30,7 @@ def test_its_end_frees_no_slot_of_another_request() -> None:
 
 def test_a_caller_of_it_who_leaves_takes_nothing_along() -> None:
     mesh = scheduler(candidate())
-    mesh.submit(arrival(1, needs=TOKENS), 0.0)
+    mesh.submit(arrival(1, operation=TOKENS), 0.0)
     mesh.finish(1, 1.0)
     assert (mesh.running, mesh.waiting) == (0, 0)
     assert placed(mesh.submit(arrival(2), 1.0)) == {2: "a"}
@@ -39,7 +38,7 @@ def test_a_caller_of_it_who_leaves_takes_nothing_along() -> None:
 
 def test_where_no_model_is_loaded_it_wakes_one_and_waits_as_any_request() -> None:
     mesh = scheduler(asleep())
-    assert woken(mesh.submit(arrival(1, needs=TOKENS), 0.0)) == ["m"]
+    assert woken(mesh.submit(arrival(1, operation=TOKENS), 0.0)) == ["m"]
     assert mesh.waiting == 1
     assert placed(mesh.show([candidate()], 1.0)) == {1: "a"}
     mesh.finish(1, 2.0)
@@ -48,19 +47,19 @@ def test_where_no_model_is_loaded_it_wakes_one_and_waits_as_any_request() -> Non
 
 def test_a_loaded_member_is_chosen_before_one_that_sleeps() -> None:
     mesh = scheduler(asleep("b", "m-b", pool="p"), candidate("a", "m-a", pool="p"))
-    decisions = mesh.submit(arrival(1, "p", needs=TOKENS), 0.0)
+    decisions = mesh.submit(arrival(1, "p", operation=TOKENS), 0.0)
     assert (placed(decisions), woken(decisions)) == ({1: "a"}, [])
 
 
 def test_they_are_spread_over_the_loaded_members_of_a_pool() -> None:
     mesh = scheduler(candidate("a", "m-a", pool="p"), candidate("b", "m-b", pool="p"))
-    runners = [placed(mesh.submit(arrival(key, "p", needs=TOKENS), 0.0))[key] for key in range(1, 5)]
+    runners = [placed(mesh.submit(arrival(key, "p", operation=TOKENS), 0.0))[key] for key in range(1, 5)]
     assert sorted(runners) == ["a", "a", "b", "b"]
 
 
 def test_one_that_fails_is_tried_elsewhere_and_then_takes_a_slot_like_any_request() -> None:
     mesh = scheduler(candidate("a", "m-a", pool="p"), candidate("b", "m-b", pool="p"))
-    first = placed(mesh.submit(arrival(1, "p", needs=TOKENS), 0.0))[1]
+    first = placed(mesh.submit(arrival(1, "p", operation=TOKENS), 0.0))[1]
     second = placed(mesh.report_failed(1, 1, Reason.SERVER_DIED, 1.0))[1]
     assert {first, second} == {"a", "b"}
     assert mesh.running == 1
@@ -70,12 +69,12 @@ def test_one_that_fails_is_tried_elsewhere_and_then_takes_a_slot_like_any_reques
 
 def test_a_model_that_does_not_count_tokens_is_named_with_what_it_offers() -> None:
     mesh = scheduler(candidate(operations=TEXT_OPERATIONS))
-    (refused,) = mesh.submit(arrival(1, needs=TOKENS), 0.0)
+    (refused,) = mesh.submit(arrival(1, operation=TOKENS), 0.0)
     assert rejected([refused]) == {1: Reason.UNSUPPORTED_OPERATION}
     assert "m does not offer tokenize; it offers chat, completion, embedding" in str(refused)
 
 
 def test_one_that_is_still_loading_is_waited_for() -> None:
     mesh = scheduler(candidate(readiness=Readiness.LOADING))
-    assert placed(mesh.submit(arrival(1, needs=TOKENS), 0.0)) == {}
+    assert placed(mesh.submit(arrival(1, operation=TOKENS), 0.0)) == {}
     assert placed(mesh.show([candidate()], 1.0)) == {1: "a"}

@@ -13,9 +13,9 @@ from router_svc.policy.settings import RateLimitConfig
 from router_svc.rate_limits import RateLimits
 from weft.api.registry.v1.tenant_pb2 import TenantLimit, TenantManifest
 from weft.api.router.v1.request_service_pb2 import LimitUse
-from weft.dispatch.placement import PlacementRequest
 from weft.dispatch.rate_windows import status_in
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, Rate, RateUnit

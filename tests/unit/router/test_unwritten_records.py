@@ -2,9 +2,10 @@
 
 from datetime import UTC, datetime
 
+from router_svc.policy.request import Request
 from router_svc.request_log import RequestLog
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.placement import PlacementRequest
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -22,7 +23,7 @@ def arrive(log: RequestLog, key: int, age_seconds: float = 0.0) -> None:
     request = PlacementRequest(
         request_id=f"r-{key}", tenant="a", model="qwen", operation=Operation.CHAT, age_seconds=age_seconds
     )
-    log.note_arrival(key, request, 0.0, WALL)
+    log.note_arrival(Request.of(key, request, 0.0), WALL)
 
 
 def test_nothing_is_collected_without_a_writer() -> None:

@@ -8,7 +8,7 @@ from router_svc.policy.usage_rows import OTHER, HourRows, UsageKey
 from router_svc.usage import MAX_COUNTED_MILLIJOULES, MAX_COUNTED_TOKENS, UsageRecorder, UsageSums, usage_of
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView, ModelView
-from weft.dispatch.placement import PlacementRequest
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock

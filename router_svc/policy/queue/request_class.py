@@ -1,0 +1,126 @@
+"""Request classes: the requests of one queue that can stand in for each other."""
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from router_svc.policy.queue.fair_queue import FairQueue, TenantHead
+from router_svc.policy.request import Request, RequestKind
+from weft.kernel.request import Priority
+
+PRIORITIES = tuple(Priority)
+_SPARE_ENTRIES = 64
+
+
+@dataclass(slots=True, eq=False)
+class RequestClass:
+    """Requests of one queue that can stand in for each other."""
+
+    queue: str
+    kind: RequestKind
+    account_of: Callable[[str], float]
+    may_run: Callable[[str], bool]
+    priorities: list[FairQueue | None] = field(default_factory=lambda: [None] * len(PRIORITIES))
+    waiting: int = 0
+    queued_tokens: float = 0.0
+    expected_work: float = 0.0
+    """Expected work of all waiting requests, which have one operation."""
+    arrived_sum: float = 0.0
+    """Sum of the arrival times of all waiting requests."""
+    counted_from: float = float("-inf")
+    """Queue timeouts count from no earlier than this: the end of the last load that the class waited for."""
+    is_paused: bool = False
+    """Whether the class waits for a load."""
+    cold_since: float | None = None
+    """When it began to wait for a load, if none has succeeded since; failed loads do not reset it."""
+    awaited_wake: str | None = None
+    """The model whose wake the class waits for."""
+    awaited_began_at: float = float("inf")
+    """When the last awaited wake began; infinite: none was."""
+    _arrivals: list[tuple[float, int]] = field(default_factory=list)
+    _keys: set[int] = field(default_factory=set)
+
+    def add(self, request: Request) -> None:
+        """Add a waiting request."""
+        fair_queue = self.priorities[request.spec.priority]
+        if fair_queue is None:
+            fair_queue = self.priorities[request.spec.priority] = FairQueue(
+                request.spec.priority, self.account_of, self.may_run
+            )
+        fair_queue.add(request.spec.tenant, request.place)
+        request.waits = True
+        self.waiting += 1
+        self.queued_tokens += request.cost
+        self.expected_work += request.expected_work
+        self.arrived_sum += request.arrived_at
+        self._keys.add(request.key)
+        heapq.heappush(self._arrivals, (request.arrived_at, request.key))
+        if len(self._arrivals) > 2 * self.waiting + _SPARE_ENTRIES:
+            self._arrivals = [entry for entry in self._arrivals if entry[1] in self._keys]
+            heapq.heapify(self._arrivals)
+
+    def remove(self, request: Request) -> None:
+        """Remove a waiting request."""
+        fair_queue = self.priorities[request.spec.priority]
+        assert fair_queue is not None, "only who waits can be taken out"
+        fair_queue.remove(request.spec.tenant, request.place)
+        request.waits = False
+        self.waiting -= 1
+        self.queued_tokens -= request.cost
+        self.expected_work -= request.expected_work
+        self.arrived_sum -= request.arrived_at
+        self._keys.discard(request.key)
+        if not self.waiting:
+            self.queued_tokens = self.expected_work = self.arrived_sum = 0.0
+            self._arrivals.clear()
+
+    def head(self) -> tuple[Priority, TenantHead] | None:
+        """Return the next request of the highest priority class that has one; None: there is none."""
+        for fair_queue in self.priorities:
+            if fair_queue is not None and fair_queue.waiting and (head := fair_queue.head()) is not None:
+                return fair_queue.priority, head
+        return None
+
+    def head_in(self, priority: Priority) -> TenantHead | None:
+        """Return the next request of a priority class; None: there is none."""
+        fair_queue = self.priorities[priority]
+        return fair_queue.head() if fair_queue is not None and fair_queue.waiting else None
+
+    def oldest_arrived_at(self) -> float:
+        """Return the arrival of the oldest waiting request; there must be one."""
+        while self._arrivals[0][1] not in self._keys:
+            heapq.heappop(self._arrivals)
+        return self._arrivals[0][0]
+
+    def earliest_deadline(self) -> float | None:
+        """Return the earliest deadline of all waiting requests; None: none has one."""
+        earliest = min((fair_queue.earliest_deadline() for fair_queue in self.fair_queues()), default=float("inf"))
+        return None if earliest == float("inf") else earliest
+
+    def request_keys(self) -> list[int]:
+        """Return the keys of all waiting requests, by priority class."""
+        return [key for fair_queue in self.fair_queues() for key in fair_queue.request_keys()]
+
+    def fair_queues(self) -> Iterator[FairQueue]:
+        """Yield the priority classes with waiting requests."""
+        return (fair_queue for fair_queue in self.priorities if fair_queue is not None and fair_queue.waiting)
+
+    def begin_pause(self, now: float) -> None:
+        """Pause the queue timeout while the class waits for a load."""
+        self.is_paused = True
+        if self.cold_since is None:
+            self.cold_since = now
+
+    def end_pause(self, *, for_good: bool) -> None:
+        """End the pause of the queue timeout; `for_good`: because a load has succeeded."""
+        self.is_paused, self.awaited_wake = False, None
+        if for_good:
+            self.cold_since = None
+
+    def may_pause(self, now: float, longest_seconds: float) -> bool:
+        """Whether the queue timeout may be paused: for at most this long in all until a load succeeds."""
+        return self.cold_since is None or now < self.cold_since + longest_seconds
+
+    def stands_still(self, now: float, longest_seconds: float) -> bool:
+        """Whether the queue timeout is paused. A wake under way has a time limit of its own."""
+        return self.is_paused and (self.awaited_wake is not None or self.may_pause(now, longest_seconds))

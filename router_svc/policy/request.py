@@ -1,0 +1,134 @@
+"""A request as the router has it, from its arrival to its end."""
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from math import inf
+
+from router_svc.policy.decisions import FailedAttempt, Loads, Noted, Placed, Rejects, Waits
+from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
+from router_svc.policy.endpoints.first_token import FirstToken
+from router_svc.policy.endpoints.needs import Needs, needs_of
+from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.value import value_class
+
+QueuePosition = tuple[float, float, int]
+"""Deadline or infinity, arrival, key: the lowest of a tenant is served first."""
+
+
+@value_class()
+class RequestKind:
+    """Properties that make requests of a queue interchangeable."""
+
+    needs: Needs
+    excluded: frozenset[CandidateKey] = frozenset()
+    """Candidates on which an attempt failed."""
+    failed_wakes: frozenset[str] = frozenset()
+    """Models whose wake failed while the request waited for it; it does not wake them again."""
+    durable: bool = False
+    """Whether the requests are durable: they wait in classes of their own, so that figures for callers exclude them."""
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Kinds are looked up several times per request, and all fields would be hashed each time.
+        object.__setattr__(self, "_hash", hash((self.needs, self.excluded, self.failed_wakes, self.durable)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def without(self, candidate: CandidateKey) -> "RequestKind":
+        """Return the kind after a failed attempt on a candidate."""
+        return replace(self, excluded=self.excluded | {candidate})
+
+    def not_waking(self, model: str) -> "RequestKind":
+        """Return the kind after a failed wake of a model."""
+        return replace(self, failed_wakes=self.failed_wakes | {model})
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request from its arrival to its end. Times are seconds on the router's monotonic clock."""
+
+    key: int
+    """The router's number for it; callers may reuse their request ids."""
+    spec: PlacementRequest
+    """What its dispatcher asks for."""
+    needs: Needs
+    arrived_at: float
+    """When it first arrived at any router, so that a repeated placement keeps its place in the queue."""
+    own_deadline_at: float | None = None
+    """Its own deadline; None: it has none."""
+    deadline_at: float | None = None
+    """Its own or its route's deadline, whichever is earlier."""
+    attempt: int = 0
+    kind: RequestKind = field(init=False)
+    queue: str = field(init=False)
+    place: QueuePosition = field(init=False)
+    """Its position among the requests of its tenant."""
+    cost: float = 0.0
+    """Estimated charge in tokens."""
+    expected_work: float = 0.0
+    """Expected work in its unit as of its arrival; see `Estimates.expected_work`."""
+    keep_alive_seconds: float | None = None
+    """As its route sets it."""
+    charged: float = 0.0
+    """Tokens that its tenant was charged for the running attempt."""
+    queued_since: float = 0.0
+    """Start of the queue timeout, while it waits."""
+    waited_seconds: float = 0.0
+    """Time it has waited so far, while it does not wait."""
+    in_queue_since: float = 0.0
+    """When it last began to wait ..."""
+    in_queue_seconds: float = 0.0
+    """... and how long it had waited before, loads included."""
+    passed_over: int = 0
+    """Later requests of its tenant that were placed before it, for their cached prompts."""
+    bounces: int = 0
+    failures: int = 0
+    """Attempts that broke and wakes that failed."""
+    is_retry: bool = False
+    """Whether one of its attempts broke."""
+    placed_on: Candidate | None = None
+    holds_slot: bool = True
+    """While it is placed: whether it occupies a slot. False: it runs beside the slots."""
+    placed_at: float = 0.0
+    expected: FirstToken | None = None
+    """While it is placed: its time to the first token as it was expected; None: its endpoint was chosen otherwise."""
+    content_at: float | None = None
+    waits: bool = False
+    """Whether it is in its queue, in the request class of its kind."""
+    last_failure: Rejects | None = None
+    """The refusal it gets when no attempt is left."""
+    last_status: Waits | Loads | None = None
+    status_at: float = 0.0
+    has_status: bool = False
+    arrived_wall: datetime = field(init=False)
+    """Its arrival in UTC."""
+    decisions: list[tuple[float, Noted]] = field(default_factory=list)
+    """For its record: decisions with their times; status messages that differ only in figures are one."""
+    status: Waits | Loads | Placed | FailedAttempt | None = None
+    """For its record: the last of these."""
+    cancelled_by: str = ""
+    """Who cancelled it; empty: nobody did."""
+
+    @staticmethod
+    def of(key: int, spec: PlacementRequest, now: float, *, allow_remote: bool = False) -> "Request":
+        """Return a request that arrives now; `allow_remote`: the permit of both the request and its tenant."""
+        return Request(
+            key,
+            spec,
+            needs_of(spec, allow_remote=allow_remote),
+            arrived_at=now - spec.age_seconds,
+            own_deadline_at=None if spec.seconds_left is None else now + spec.seconds_left,
+        )
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Return the prompt tokens that its endpoint has to process before its first token."""
+        return self.spec.prompt_tokens if self.expected is None else self.expected.uncached_tokens
+
+    def enter(self, queue: str, kind: RequestKind, deadline_at: float | None, now: float) -> None:
+        """Make it a request of a queue; it neither waits nor runs yet."""
+        self.queue, self.kind, self.deadline_at = queue, kind, deadline_at
+        self.place = (inf if deadline_at is None else deadline_at, self.arrived_at, self.key)
+        self.attempt = self.spec.attempts_used
+        self.waited_seconds = self.in_queue_seconds = max(0.0, now - self.arrived_at)
