@@ -11,7 +11,7 @@ from typing_extensions import override
 from gateway.admin.operations import SURFACE, Admin
 from gateway.admin.ports import EngineLogSource
 from gateway.answers.answer_builder import encode_json
-from gateway.answers.stream import EventStream
+from gateway.answers.sse_writer import EventStream
 from gateway.answers.unary import json_response
 from gateway.intake.query import begin_read
 from gateway.resources.handlers import known_name_of

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from gateway.admin.instances import InstanceSource
 from gateway.admin.ports import DiscoverySource, EngineLogSource, ProcessesPort, look_nowhere
 from gateway.answers.answer_builder import encode_json
-from gateway.answers.stream import EventStream
+from gateway.answers.sse_writer import EventStream
 from gateway.answers.unary import json_response
 from gateway.auth.authentication import HOME_SOCKET
 from gateway.deps import GatewayDeps

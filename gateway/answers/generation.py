@@ -9,7 +9,7 @@ from starlette.types import Scope
 
 from gateway.answers.answer_builder import AnswerBuilder
 from gateway.answers.sse import StreamEncoder, receipt_facts
-from gateway.answers.stream import StreamedAnswer
+from gateway.answers.sse_writer import StreamedAnswer
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
 from gateway.deps import InferenceDeps
 from gateway.media import MediaSource, RequestMedia, supply

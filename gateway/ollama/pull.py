@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from gateway.answers.answer_builder import encode_json
-from gateway.answers.stream import EventStream, SseWriter
+from gateway.answers.sse_writer import EventStream, SseWriter
 from gateway.answers.unary import JsonAnswer, UnaryAnswer
 from gateway.deps import GatewayDeps
 from gateway.errors import OLLAMA_JSON, ClientGoneError, Dialect, envelope

@@ -14,7 +14,7 @@ from typing_extensions import override
 from gateway.answers.answer_builder import encode_json, warning_json
 from gateway.answers.binary import BinaryAnswer, Headers
 from gateway.answers.sse import receipt_comment
-from gateway.answers.stream import SseResponse, SseWriter, failure_event
+from gateway.answers.sse_writer import SseResponse, SseWriter, failure_event
 from gateway.answers.unary import cut_off_seconds, json_response
 from gateway.deps import Inference, InferenceDeps
 from gateway.http.disconnect import WhileConnected

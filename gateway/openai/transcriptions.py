@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.answer_builder import encode_json, new_identity
-from gateway.answers.stream import StreamedAnswer
+from gateway.answers.sse_writer import StreamedAnswer
 from gateway.answers.unary import cut_off_seconds, unary_answer
 from gateway.deps import Inference, InferenceDeps
 from gateway.intake.body import read_multipart_body

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.stream import EventStream, encoded_events
+from gateway.answers.sse_writer import EventStream, encoded_events
 from gateway.answers.unary import json_response
 from gateway.deps import Gateway, GatewayDeps
 from gateway.intake.body import read_json_or_yaml_body, read_model

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
 
 from gateway.answers.generation import Work
-from gateway.answers.stream import EventStream
+from gateway.answers.sse_writer import EventStream
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
 from gateway.config import ResponseEnvelope
 from gateway.deps import GatewayDeps

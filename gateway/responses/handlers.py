@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.generation import Work, streamed, unary
-from gateway.answers.stream import EventStream
+from gateway.answers.sse_writer import EventStream
 from gateway.answers.unary import json_response, list_after
 from gateway.config import KeepResponses
 from gateway.deps import GatewayDeps

@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.api_object import JsonObject, Shows, object_json
-from gateway.answers.stream import EventStream
+from gateway.answers.sse_writer import EventStream
 from gateway.answers.unary import json_response
 from gateway.deps import GatewayDeps
 from gateway.errors import public_message

@@ -7,7 +7,7 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.stream import EventStream
+from gateway.answers.sse_writer import EventStream
 from gateway.deps import GatewayDeps
 from gateway.intake.headers import tenant_of
 from gateway.intake.query import begin_read

@@ -10,7 +10,7 @@ from weft.sql.store import Store
 
 SCHEMA = Schema(
     owner="registry",
-    scripts=Path(__file__).parent / "migrations",
+    scripts=Path(__file__).parent / "schema",
     version_table="alembic_version",
     moves={"0019": move_documents},
 )

@@ -6,7 +6,7 @@ from router_svc.policy import refusals
 from router_svc.policy.decisions import Decision, Rejects, WakeFailure
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import ClusterView, ViewDelta
-from router_svc.policy.endpoints.failover import RetryBudget
+from router_svc.policy.endpoints.retry import RetryBudget
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_coordinator import LoadCoordinator
 from router_svc.policy.loading.load_plan import LoadStart

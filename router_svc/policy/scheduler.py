@@ -17,7 +17,7 @@ from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.endpoints.choice import Choice
 from router_svc.policy.endpoints.cluster_view import ClusterView, MeshChange
 from router_svc.policy.endpoints.failing_prompts import FailingPrompts, FailureCause
-from router_svc.policy.endpoints.failover import RetryBudget
+from router_svc.policy.endpoints.retry import RetryBudget
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_coordinator import LoadCoordinator

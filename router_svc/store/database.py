@@ -22,7 +22,7 @@ ROUTER_OWNER = OwnerRole(
     advice="gateways find the router that leads by themselves",
     replaced_reason=Reason.ROUTER_STANDBY,
 )
-SCHEMA = Schema(owner="router", scripts=Path(__file__).parent / "migrations", version_table="router_alembic_version")
+SCHEMA = Schema(owner="router", scripts=Path(__file__).parent / "schema", version_table="router_alembic_version")
 
 
 class RouterDatabase(Store):

@@ -163,7 +163,7 @@ def stated_answer(body: bytes) -> WeftError | None:
 def _verdict(message: str, text: str, *, is_refusal: bool) -> WeftError:
     """Returns the error of a server that works: a refusal of the request where its message or its status says so.
 
-    A replica would refuse the same content, so a refusal is final; see router_svc/policy/endpoints/failover.py.
+    A replica would refuse the same content, so a refusal is final; see router_svc/policy/endpoints/retry.py.
     """
     if (is_refusal or refuses_content(message)) and refuses_length(message):
         return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, message)

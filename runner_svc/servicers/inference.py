@@ -10,8 +10,8 @@ import grpc
 from google.protobuf.message import Message
 
 from runner_svc.backend.port import ENGINE_METHODS, CallInfo, not_offered
-from runner_svc.chat.conversation import converse
 from runner_svc.chat.request import ChatRequest, ChatSetup
+from runner_svc.chat.tool_loop import converse
 from runner_svc.chat.turn import kills_repetition
 from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.instance import Instance

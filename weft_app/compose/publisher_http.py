@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
-from gateway.answers.stream import SlowReaderError, SseWriter
+from gateway.answers.sse_writer import SlowReaderError, SseWriter
 from gateway.config import ConnectionLimits, EdgeTls, Exposure, GatewayConfig
 from gateway.errors import ClientGoneError
 from gateway.http.disconnect import WhileConnected, abort_connection

@@ -108,7 +108,7 @@ async def serve_router(
 ) -> None:
     """Serves a router until a signal arrives."""
     # A runner's own router (weft_app.compose.runner_http) stores nothing, and its host has no database package.
-    from router_svc.leadership import SILENCE_SECONDS, LeadingRouter  # noqa: PLC0415
+    from router_svc.leader import SILENCE_SECONDS, LeadingRouter  # noqa: PLC0415
     from router_svc.store.database import ROUTER_OWNER  # noqa: PLC0415
     from weft.sql.ownership import OwnershipGuard, Paired  # noqa: PLC0415
     from weft.sql.standby import owner_watch_of  # noqa: PLC0415

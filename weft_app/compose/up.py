@@ -20,7 +20,7 @@ from registry_svc.service import RegistryService
 from router_svc.announcement import RouterAnnouncement
 from router_svc.durable.metrics import add_task_metrics
 from router_svc.durable.tasks.service import TaskService
-from router_svc.leadership import LeadingRouter
+from router_svc.leader import LeadingRouter
 from router_svc.metrics import RouterMetrics
 from router_svc.service import RouterService
 from weft import __version__

@@ -16,14 +16,14 @@ from math import inf
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness
 from router_svc.policy.endpoints.capability import GateSummary, summarize
 from router_svc.policy.endpoints.choice import Choice, Considered, PickRequest
+from router_svc.policy.endpoints.circuit_breaker import HealthState
 from router_svc.policy.endpoints.considered import ConsideredSamples, consider, count_of, gate, score_of_chosen
 from router_svc.policy.endpoints.endpoint_table import EndpointTable
 from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigures, EngineLoad, engine_load
-from router_svc.policy.endpoints.health import HealthState
+from router_svc.policy.endpoints.load_balancer import Selection, Selector
 from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.endpoints.pool import Endpoint
 from router_svc.policy.endpoints.routes import PRIMARY, RouteStep
-from router_svc.policy.endpoints.selection import Selection, Selector
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from weft.kernel.failures import FailureKind

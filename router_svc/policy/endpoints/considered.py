@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from router_svc.policy.endpoints.candidates import CandidateKey, Readiness
 from router_svc.policy.endpoints.capability import NO_FALLBACK, fits
 from router_svc.policy.endpoints.choice import FREE, MAX_CONSIDERED, SHOWN_OF_MANY, Considered, PickRequest
-from router_svc.policy.endpoints.health import HealthState
+from router_svc.policy.endpoints.circuit_breaker import HealthState
 from router_svc.policy.endpoints.pool import Endpoint, Pool
 from router_svc.policy.endpoints.routes import RouteStep
 

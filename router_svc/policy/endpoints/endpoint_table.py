@@ -8,10 +8,10 @@ proportion to its models each time it reaches the limit or leaves it.
 from collections.abc import Collection, Mapping, Sequence
 
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, EngineKey, RunnerKey
-from router_svc.policy.endpoints.health import EndpointHealth
+from router_svc.policy.endpoints.circuit_breaker import EndpointHealth
+from router_svc.policy.endpoints.load_balancer import rank_for
 from router_svc.policy.endpoints.pool import Endpoint, EngineSlots, Pool, RunnerLoad
 from router_svc.policy.endpoints.routes import PRIMARY, ResolvedRoute, Route, RouteStep, RouteTable
-from router_svc.policy.endpoints.selection import rank_for
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from weft.kernel.names import ROUTE_PREFIX

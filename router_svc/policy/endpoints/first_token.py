@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.endpoints.engine_load import EngineLoad
-from router_svc.policy.endpoints.prefix_caches import Hit
+from router_svc.policy.endpoints.prefix_affinity import Hit
 from weft.kernel.value import value_class
 
 PRIOR_OVERHEAD_SECONDS = 0.02

@@ -15,8 +15,8 @@ from itertools import count, islice
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, EngineKey, Readiness, RunnerKey
 from router_svc.policy.endpoints.capability import Profile, fits, profile_of
 from router_svc.policy.endpoints.choice import Considered, PickRequest
+from router_svc.policy.endpoints.circuit_breaker import EndpointHealth, HealthState
 from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigures
-from router_svc.policy.endpoints.health import EndpointHealth, HealthState
 from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.settings import PoolSettings
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness
 from router_svc.policy.endpoints.choice import PickRequest
+from router_svc.policy.endpoints.load_balancer import Selection, Selector, choose_ejected
 from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.endpoints.pool import Endpoint, EndpointGroup, Pool
-from router_svc.policy.endpoints.selection import Selection, Selector, choose_ejected
 from weft.kernel.names import ROUTE_PREFIX
 
 

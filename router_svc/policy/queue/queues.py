@@ -8,7 +8,6 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.fair_share import FairShare
 from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.request_class import RequestClass
-from router_svc.policy.queue.tenants import TenantTable
 from router_svc.policy.request import Request
 from router_svc.policy.settings import Settings, TenantSettings
 
@@ -17,6 +16,25 @@ MAX_REMEMBERED_TENANTS = 10_000
 MAX_FAIR_LAG_TOKENS = 200_000.0
 """How far a tenant's account may lag behind the highest one. A tenant that had no competition for long is not held back
 for hours afterwards."""
+
+
+class TenantTable:
+    """The settings of every tenant. They change while its requests wait and run."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._declared: Mapping[str, TenantSettings] = {}
+
+    def get(self, name: str) -> TenantSettings:
+        """Return the settings of a tenant."""
+        return self._declared.get(name) or self._settings.tenant(name)
+
+    def declare(self, tenants: Mapping[str, TenantSettings]) -> list[str]:
+        """Use these in place of those that were declared. Returns the tenants with other settings than before."""
+        touched = sorted({*self._declared, *tenants})
+        before = {name: self.get(name) for name in touched}
+        self._declared = dict(tenants)
+        return [name for name in touched if self.get(name) != before[name]]
 
 
 class TenantCaps:

@@ -13,7 +13,7 @@ from kit.engine_settings import engine_settings
 from restart_stage import LONG
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 
-from runner_svc.chat.conversation import converse
+from runner_svc.chat.tool_loop import converse
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive
 
-from gateway.answers.stream import EventStream, SlowReaderError
+from gateway.answers.sse_writer import EventStream, SlowReaderError
 from gateway.config import GatewayConfig
 from gateway.errors import ClientGoneError
 from gateway.http.disconnect import ABORT_KEY, DISCONNECT_KEY, DisconnectNotifier, WhileConnected, watch_for_disconnect

@@ -8,7 +8,7 @@ from index_harness import index, member, pick, place, placed
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.choice import PickRequest
-from router_svc.policy.endpoints.selection import SessionEndpoints
+from router_svc.policy.endpoints.load_balancer import SessionEndpoints
 from router_svc.policy.settings import ChoicePolicy
 
 NAMES = "abcdefgh"

@@ -13,7 +13,7 @@ from router_svc.policy.endpoints.choice import Choice, PickRequest
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.first_token import SPEED_SECONDS, Speed, Speeds
 from router_svc.policy.endpoints.needs import Needs
-from router_svc.policy.endpoints.prefix_caches import Hit, PrefixCaches
+from router_svc.policy.endpoints.prefix_affinity import Hit, PrefixCaches
 from router_svc.policy.request import Request
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import ChoicePolicy, PoolSettings

@@ -7,7 +7,7 @@ import pytest
 from index_harness import index, member, pick
 
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
-from router_svc.policy.endpoints.failover import RetryBudget
+from router_svc.policy.endpoints.retry import RetryBudget
 from router_svc.policy.limits import SchedulerLimits
 from weft.kernel.failures import FailureKind
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from typing import Any
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.chat.conversation import converse
 from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.chat.settings import ChatSettings
+from runner_svc.chat.tool_loop import converse
 from runner_svc.request_records import RequestRecord
 from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolSettings
 from runner_svc.tools.tool_box import ToolBox

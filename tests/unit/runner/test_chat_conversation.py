@@ -29,7 +29,7 @@ from chat_stage import (
 )
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.chat.conversation import converse
+from runner_svc.chat.tool_loop import converse
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, event_pb2, sampling_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import COMPLETION_TOKENS, WeftError

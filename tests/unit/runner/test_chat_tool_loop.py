@@ -31,7 +31,7 @@ from chat_stage import (
     warnings,
 )
 
-from runner_svc.chat.conversation import converse
+from runner_svc.chat.tool_loop import converse
 from runner_svc.request_records import RequestRecords, RequestState
 from runner_svc.tools.port import ToolDescription
 from runner_svc.tools.tool_box import ToolBox

@@ -1,4 +1,4 @@
-"""What the prefix caches of endpoints probably hold, from the prompts that were placed there.
+"""Prefix affinity: what the prefix caches of endpoints probably hold, from the prompts that were placed there.
 
 A prompt is entered when it is placed, so that a burst of equal prompts stays together. An endpoint is assumed to keep
 the tokens that were entered last, as many as its KV cache has room for; what engines report as cached corrects that.

@@ -1,4 +1,4 @@
-"""The health of an endpoint, by the results of its requests: pauses and ejections.
+"""The circuit breaker of each endpoint, by the results of its requests: pauses and ejections.
 
 A pause is short and follows one failure. An ejection follows many failures, and ends with one trial request:
 

@@ -1,4 +1,4 @@
-"""Selection policies: which free endpoint of a pool a request gets.
+"""Load balancing: which free endpoint of a pool a request gets, by policy.
 
 - first_token: the endpoint with the lowest expected time to the first token (`first_token.py`); the one that served the
   session, unless another is clearly sooner; least_loaded for a request without a prompt;
@@ -20,7 +20,7 @@ from router_svc.policy.endpoints.candidates import CandidateKey
 from router_svc.policy.endpoints.choice import PickRequest
 from router_svc.policy.endpoints.first_token import Busy, FirstToken, Speeds, first_token
 from router_svc.policy.endpoints.pool import Endpoint, EndpointGroup, Pool, Rank
-from router_svc.policy.endpoints.prefix_caches import NO_HIT, PrefixCaches
+from router_svc.policy.endpoints.prefix_affinity import NO_HIT, PrefixCaches
 from router_svc.policy.settings import ChoicePolicy
 
 LEAST_LOADED, SESSION_AFFINITY = "least_loaded", "session_affinity"
