@@ -253,6 +253,23 @@ class Backend(Protocol):
         """
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot be told to forget what it has cached")
 
+    @property
+    def kept_prompt_bytes(self) -> int:
+        """Memory of the host for prompts that no slot holds; 0: the engine cannot save them, or is told not to."""
+        return 0
+
+    async def save_slot(self, slot: int, name: str) -> int:
+        """Save what a slot has cached, once it is free, under a name. Returns its bytes. Raises as `generate`."""
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot save what it has cached")
+
+    async def restore_slot(self, slot: int, name: str) -> None:
+        """Put what was saved under a name in a slot, in place of its content. Raises as `generate`."""
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot restore what it had cached")
+
+    def delete_saved(self, names: Sequence[str]) -> None:
+        """Delete what was saved under these names; names that are not there are ignored."""
+        del names
+
     def processes(self) -> tuple[ProcessId, ...]:
         """Returns the present processes of the engine; empty: there are none, or weft does not own them."""
         return ()

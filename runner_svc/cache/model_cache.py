@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, ErasedCache, SlotSnapshot
+from runner_svc.cache.prompt_keeper import PromptKeeper
 from runner_svc.openai_upstream.request import choices_per_prompt
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState
 from weft.api.common.v1 import chat_pb2, event_pb2, usage_pb2, warning_pb2
@@ -71,6 +72,8 @@ class ModelCache:
         self._salts = salts or SaltStore(None)
         self._incarnation: tuple[int | None, int] = (None, 0)
         self._directory: CacheDirectory | None = None
+        self._keeper: PromptKeeper | None = None
+        """Keeps the prompts that no slot of the present incarnation holds; None: the engine cannot save them."""
         self._erasing: set[asyncio.Task[None]] = set()
         self._unfinished: dict[asyncio.Future[None], frozenset[int]] = {}
         """Erasures that the engine has not confirmed yet, and their slots."""
@@ -92,7 +95,7 @@ class ModelCache:
         directory = self._present_directory()
         if directory is None:
             return nullcontext(self._unplaced(partition))
-        if directory.is_alone(partition):
+        if not directory.keeps and directory.is_alone(partition):
             return self._turn(directory, directory.begin_loose(partition))
         return self._shared_turn(directory, partition, payload)
 
@@ -103,8 +106,18 @@ class ModelCache:
         spreads = choices_per_prompt(payload) > 1
         before = await self._note_empty_slots(directory) if spreads or directory.wants_snapshot else ()
         busy = [snapshot.number for snapshot in before if snapshot.is_busy]
-        begun = directory.begin(partition, prompt_marks(payload), spreads=spreads, busy=busy)
+        marks = prompt_marks(payload)
+        if (keeper := self._keeper) is None:
+            begun = directory.begin(partition, marks, spreads=spreads, busy=busy)
+            async with self._turn(directory, begun, before if spreads else ()) as turn:
+                yield turn
+            return
+        found, kept_marks = keeper.kept.best(partition, marks)
+        begun = directory.begin(partition, marks, spreads=spreads, busy=busy, kept_marks=kept_marks)
+        begin = keeper.moment(directory, begun)
         async with self._turn(directory, begun, before if spreads else ()) as turn:
+            turn.use = CacheUse(slot=begun.slot, fresh=await keeper.swap(directory, begun, begin, found))
+            directory.keeps = keeper.works
             yield turn
 
     @asynccontextmanager
@@ -138,6 +151,8 @@ class ModelCache:
                     Reason.UNSUPPORTED_OPERATION, f"the server of {self.model} cannot be told what to forget"
                 )
             return ErasedCache(entry_count=0, token_count=0)
+        if self._keeper is not None:
+            self._keeper.forget(tenant, tag)
         erasures = directory.forget(tenant, tag)
         return await self._erase(directory, erasures, self._begin_erasure(erasures))
 
@@ -153,7 +168,9 @@ class ModelCache:
         if not count:
             return None
         if self._directory is None or life != self._incarnation:
-            self._incarnation, self._directory = life, CacheDirectory(count)
+            budget_bytes = self.backend.kept_prompt_bytes
+            self._keeper = PromptKeeper(self.model, self.backend, budget_bytes) if budget_bytes else None
+            self._incarnation, self._directory = life, CacheDirectory(count, keeps=budget_bytes > 0)
         return self._directory
 
     def _slot_count(self) -> int:
@@ -271,8 +288,8 @@ def _cannot_isolate() -> event_pb2.InferenceEvent:
 
 MARK_BYTES = 512
 """Distance of the marks. Finer ones would cost more than they find: a short prefix is soon computed."""
-MAX_MARKS = 128
-"""Marks of one prompt: the text behind its first 64 KiB is not compared."""
+MAX_MARKS = 1_024
+"""Marks of one prompt: the text behind its first 512 KiB is not compared."""
 _DIGEST_BYTES = 8
 
 

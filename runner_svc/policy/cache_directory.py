@@ -6,16 +6,31 @@ server takes no slot for them, and their text is a cached prefix for completions
 with several choices, whose further choices take further slots.
 
 While a single partition has used an engine, all its turns are loose: the engine knows best which of its slots has the
-longest prefix of a prompt. From the first turn of another partition on the directory places them.
+longest prefix of a prompt. From the first turn of another partition on the directory places them. Where prompts that no
+slot holds are kept (`keeps`), it places all turns: only then is it known which prompt a slot loses.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from weft.kernel.value import value_class
 
 MAX_CACHE_SLOTS = 1_024
+MIN_LOST_MARKS = 2
+"""A slot's prompt is saved if it would lose at least this many marks: about a kilobyte of text."""
+
+
+def common_marks(mine: Sequence[bytes], theirs: Sequence[bytes]) -> int:
+    """Returns the number of marks at which two prompts are equal. Each mark covers all text before it."""
+    equal, beyond = 0, min(len(mine), len(theirs)) + 1
+    while beyond - equal > 1:
+        middle = (equal + beyond) // 2
+        if mine[middle - 1] == theirs[middle - 1]:
+            equal = middle
+        else:
+            beyond = middle
+    return equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,18 @@ class CacheTurn:
     """Slot of a placed turn; None: the engine chooses."""
     fresh: bool
     """Whether no cached text may be used."""
+    loses: "LostPrompt | None" = None
+    """The prompt that its slot holds and is to be saved first."""
+    restores: bool = False
+    """Whether the kept prompt is to be restored in its slot first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostPrompt:
+    """A prompt that a slot holds no longer once the next turn works in it."""
+
+    partition: Partition
+    marks: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +111,7 @@ class _Slot:
         return SlotState(self.number, self.version)
 
     def common_marks(self, marks: Sequence[bytes]) -> int:
-        count = 0
-        for mine, theirs in zip(self.marks, marks, strict=False):
-            if mine != theirs:
-                break
-            count += 1
-        return count
+        return common_marks(self.marks, marks)
 
 
 @dataclass(slots=True)
@@ -100,6 +122,10 @@ class CacheDirectory:
     """
 
     slot_count: int
+    keeps: bool = False
+    """Whether prompts that no slot holds are kept."""
+    loose_count: int = 0
+    """Loose turns so far: while one begins, any slot may get other text."""
     _slots: list[_Slot] = field(init=False)
     _loose: dict[int, Partition | None] = field(default_factory=dict)
     """Loose turns under way, and the partition of their text."""
@@ -141,6 +167,10 @@ class CacheDirectory:
         """The version of every slot, for `emptied` after a snapshot of the engine."""
         return tuple(SlotState(slot.number, slot.version) for slot in self._slots)
 
+    def version_of(self, slot: int) -> int:
+        """Returns the version of a slot's content."""
+        return self._slots[slot].version
+
     def owner_of(self, slot: int) -> Owner:
         """The owner of a slot's content, as far as known; of a slot in use, of its future content."""
         return self._slots[slot].owner
@@ -152,20 +182,27 @@ class CacheDirectory:
         *,
         spreads: bool = False,
         busy: Collection[int] = (),
+        kept_marks: int = 0,
     ) -> CacheTurn:
         """Begin a turn.
 
         `marks`: digests of ever longer prefixes of its prompt; empty: unknown. `spreads`: it takes several slots of
-        the engine. `busy`: slots that the engine works in, which are avoided while others are free.
+        the engine. `busy`: slots that the engine works in, which are avoided while others are free. `kept_marks`: what
+        the best kept prompt has in common with it.
         """
         partition = self._known(partition)
-        if self.is_alone(partition):
+        if not self.keeps and self.is_alone(partition):
             return self.begin_loose(partition)
         self._note(partition)
-        slot = self._choose(partition, marks, busy)
+        slot = self._choose(partition, marks, busy, kept_marks)
         if slot is None:
-            return self._loosen(self._next_turn(None, fresh=True), partition)
+            return self._loosen(self._next_turn(None, fresh=not self.is_alone(partition)), partition)
         turn = self._next_turn(slot.number, fresh=self._is_foreign(slot, partition))
+        if self.keeps and not spreads and not self._loose:
+            common = slot.common_marks(marks) if slot.owner == partition else 0
+            if isinstance(slot.owner, Partition) and len(slot.marks) - common >= MIN_LOST_MARKS:
+                turn = replace(turn, loses=LostPrompt(slot.owner, slot.marks))
+            turn = replace(turn, restores=kept_marks - common >= MIN_LOST_MARKS)
         slot.turn = turn
         slot.give_to(UnownedContent.UNUSABLE if partition is None else partition, tuple(marks))
         return self._loosen(turn, partition) if spreads else turn
@@ -175,6 +212,11 @@ class CacheDirectory:
         partition = self._known(partition)
         self._note(partition)
         return self._loosen(self._next_turn(None, fresh=partition is None), partition)
+
+    def distrust(self, turn: CacheTurn) -> None:
+        """Record that the slot of a turn may have got other text before the turn works: it is erased afterwards."""
+        if turn.slot is not None:
+            self._slots[turn.slot].forget = True
 
     def end(self, turn: CacheTurn, *, worked: bool, touched: Collection[int] | None = None) -> tuple[SlotState, ...]:
         """End a turn. Returns the slots to erase now.
@@ -237,6 +279,7 @@ class CacheDirectory:
         return CacheTurn(number=self._turns, slot=slot, fresh=fresh)
 
     def _loosen(self, turn: CacheTurn, partition: Partition | None) -> CacheTurn:
+        self.loose_count += 1
         self._loose[turn.number] = partition
         return turn
 
@@ -246,7 +289,9 @@ class CacheDirectory:
             return True
         return slot.owner not in (UnownedContent.EMPTY, partition)
 
-    def _choose(self, partition: Partition | None, marks: Sequence[bytes], busy: Collection[int]) -> _Slot | None:
+    def _choose(
+        self, partition: Partition | None, marks: Sequence[bytes], busy: Collection[int], kept_marks: int
+    ) -> _Slot | None:
         free = [slot for slot in self._slots if slot.turn is None]
         free = [slot for slot in free if slot.number not in busy] or free
         if not free:
@@ -254,7 +299,9 @@ class CacheDirectory:
         own = [slot for slot in free if partition is not None and slot.owner == partition]
         # Of slots with equally long prefixes the least recently used: the rest of the others may be used sooner.
         best = max(own, key=lambda slot: (slot.common_marks(marks), -slot.last_use), default=None)
-        if best is not None and best.common_marks(marks):
+        common = 0 if best is None else best.common_marks(marks)
+        # A kept prompt that is longer is restored in another slot, unless this one holds only its beginning.
+        if best is not None and common and (kept_marks - common < MIN_LOST_MARKS or common == len(best.marks)):
             return best
         unknown = own if not marks else [slot for slot in own if not slot.marks]
         if unknown:
@@ -268,7 +315,8 @@ class CacheDirectory:
     def _leave(self, slot: _Slot, turn: CacheTurn, *, worked: bool) -> list[SlotState]:
         slot.turn, slot.last_use = None, turn.number
         must_forget, slot.forget = slot.forget, False
-        if must_forget or slot.owner is UnownedContent.UNUSABLE:
+        # A slot that has not worked since a prompt was restored in it is reported as empty.
+        if must_forget or slot.owner is UnownedContent.UNUSABLE or (turn.restores and not worked):
             return [slot.erasure()]
         if turn.fresh and not worked:
             # Its earlier content may still be there.

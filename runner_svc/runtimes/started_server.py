@@ -335,6 +335,8 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
         environment = {**self.context.environment, **self.environment(order), **secret}
         arguments = [*(self.context.command or self.command), *self.arguments(order, self._port)]
         limit_bytes = configured_limit(self.model.host_memory_mb, order.host_limit_bytes)
+        if limit_bytes is not None:
+            limit_bytes += self.kept_prompt_bytes
         await self._process.start(arguments, environment, log.read, self.folder, limit_bytes)
         endpoint = self.endpoint(await self._while_loading(self.address(log)), key)
         self._http = http = OpenAiHttp(endpoint, self.context.timeouts, self._explain_break)

@@ -53,7 +53,7 @@ class ServerSettings:
     """Unix socket to listen on instead of a port."""
     sleep_mode: bool = False
     slot_save_path: str = ""
-    """Empty: slots cannot be erased."""
+    """Empty: slots can be neither saved nor erased."""
     die_with_parent: bool = False
     take_device_memory: int = 0
     """Bytes of fake cards (see `fake_nvml`); 0: none."""
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--listen-variable", default="", help="environment variable of the address, as HOST:PORT")
     parser.add_argument("--text-only", action="store_true", help="no projector, no tools, no thinking")
     parser.add_argument("--speaks-vllm", action="store_true", help="/tokenize as vLLM has it")
-    parser.add_argument("--slot-save-path", default="", help="not used, but without it slots cannot be erased")
+    parser.add_argument("--slot-save-path", default="", help="folder for saved slots; needed to erase one, too")
     parser.add_argument("--die-with-parent", action="store_true", help="SIGKILL when the starting thread ends")
     parser.add_argument("--take-device-memory", type=int, default=0, help="bytes of weft_testing.fake_nvml's cards")
     parser.add_argument("--tensor-split", "-ts", type=_proportions, default=(), help="of that memory")

@@ -1,12 +1,14 @@
 """The HTTP server of the fake: llama-server's routes, status pages and errors, and /fake/* for tests."""
 
 import asyncio
+import json
 import os
 import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Never, cast
 
 import msgspec
@@ -256,10 +258,19 @@ class FakeServer:
         number = http.match_info["number"]
         if not number.isdecimal() or int(number) >= len(self._pool.slots):
             raise bad_request("Invalid slot ID")
-        if http.query.get("action") != "erase":
+        action = http.query.get("action")
+        if action in ("save", "restore"):
+            return await self._save_or_restore(http, int(number), action)
+        if action != "erase":
             raise bad_request("Invalid action")
         erased = await self._pool.erase(int(number))
         return json_response(shapes.encode({"id_slot": int(number), "n_erased": erased}))
+
+    async def _save_or_restore(self, http: web.Request, number: int, action: str) -> web.StreamResponse:
+        slot = self._pool.slots[number]
+        file = Path(self._settings.slot_save_path, str((await http.json())["filename"]))
+        outcome = saved(slot, file) if action == "save" else restored(slot, file)
+        return json_response(shapes.encode({"id_slot": number, **outcome}))
 
     async def _metrics(self, http: web.Request) -> web.StreamResponse:
         del http
@@ -443,6 +454,19 @@ def models_page(settings: ServerSettings, started_at: float) -> dict[str, Any]:
     others = [{**model, "id": name, "aliases": [name]} for name in settings.dialect.other_models]
     listed = {"name": settings.alias, "model": settings.alias, "type": "model", "capabilities": ["completion"]}
     return {"models": [listed], "object": "list", "data": [model, *others]}
+
+
+def saved(slot: Slot, file: Path) -> dict[str, int]:
+    """Saves the prompt of a slot."""
+    return {"n_saved": len(slot.prompt), "n_written": file.write_bytes(json.dumps(list(slot.prompt)).encode())}
+
+
+def restored(slot: Slot, file: Path) -> dict[str, int]:
+    """Restores the prompt of a slot."""
+    if not file.exists():
+        raise bad_request("Unable to restore slot: No available space in KV cache or invalid slot save file")
+    slot.prompt = json.loads(file.read_bytes())
+    return {"n_restored": len(slot.prompt)}
 
 
 def slots_page(pool: SlotPool, settings: ServerSettings) -> list[dict[str, Any]]:

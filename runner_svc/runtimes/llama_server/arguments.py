@@ -109,9 +109,16 @@ def names_template(model: LlamaServerModel) -> bool:
 
 
 def server_arguments(
-    model: LlamaServerModel, order: LoadOrder | None = None, port: int = 0, shape: ModelShape | None = None
+    model: LlamaServerModel,
+    order: LoadOrder | None = None,
+    port: int = 0,
+    shape: ModelShape | None = None,
+    saved_prompts: Path | None = None,
 ) -> list[str]:
-    """Returns the command line of the server after its command. `shape`: as of `ModelContext`."""
+    """Returns the command line of the server after its command.
+
+    `shape`: as of `ModelContext`. `saved_prompts`: the folder in which it saves slots; None: nothing is saved.
+    """
     order = order or LoadOrder()
     slots, context = slots_of(model, order), context_of(model, order)
     arguments = [
@@ -119,8 +126,8 @@ def server_arguments(
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--parallel", str(slots), "--ctx-size", str(slots * context)),
         *("--threads", str(model.engine_threads), "--metrics", "--slots", "--jinja"),
-        # The server erases slots only where it may save them; nothing is ever saved in the folder.
-        *("--slot-save-path", tempfile.gettempdir()),
+        # The server erases slots only where it may save them.
+        *("--slot-save-path", str(saved_prompts or tempfile.gettempdir())),
     ]
     if model.embeddings and not reranks(model):
         arguments += ["--embeddings", "--pooling", "mean"]

@@ -41,12 +41,14 @@ from runner_svc.runtimes.llama_server.arguments import (
     names_template,
     operations_of,
     refused_parameter,
+    reranks,
     server_arguments,
     shares_between_slots,
     slots_of,
 )
 from runner_svc.runtimes.llama_server.metrics import read_load
 from runner_svc.runtimes.llama_server.parameters import PARAMETERS
+from runner_svc.runtimes.llama_server.saved_prompts import SavedPrompts
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
@@ -65,6 +67,8 @@ LOOK_SECONDS = 1.0
 """Timeout of GET /slots; the server answers in milliseconds, also while it processes a prompt."""
 ERASE_SECONDS = 30.0
 """Maximum time that a busy slot is waited for before it is erased."""
+SAVE_SECONDS = 10.0
+"""Timeout of saving and restoring a slot: about 0.1 s per 100 MB."""
 NO_TASK = -1
 """Task number of a slot that has never worked, or of a server that reports none."""
 ADAPTERS = "/lora-adapters"
@@ -102,6 +106,10 @@ class _Erased(msgspec.Struct):
     n_erased: int = 0
 
 
+class _Saved(msgspec.Struct):
+    n_written: int = 0
+
+
 class LlamaSlots:
     """The slots of a running server: what they work on, and erasure of what they have cached.
 
@@ -128,6 +136,21 @@ class LlamaSlots:
         chosen = range(self.count) if numbers is None else numbers
         counts = await asyncio.gather(*(self._erase(number) for number in chosen))
         return ErasedCache(entry_count=sum(count > 0 for count in counts), token_count=sum(counts))
+
+    async def save(self, number: int, name: str) -> int:
+        """See Backend.save_slot."""
+        return msgspec.json.decode(await self._act(number, "save", name), type=_Saved).n_written
+
+    async def restore(self, number: int, name: str) -> None:
+        """See Backend.restore_slot."""
+        await self._act(number, "restore", name)
+
+    async def _act(self, number: int, action: str, name: str) -> bytes:
+        body = msgspec.json.encode({"filename": name})
+        status, answer = await self._http.call_route("POST", f"{SLOTS}/{number}?action={action}", SAVE_SECONDS, body)
+        if status != 200:
+            raise WeftError(Reason.BACKEND_ERROR, f"the server refused to {action} slot {number} (status {status})")
+        return answer
 
     async def _erase(self, number: int) -> int:
         status, body = await self._http.call_route("POST", f"{SLOTS}/{number}?action=erase", ERASE_SECONDS)
@@ -188,6 +211,7 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
     def __init__(self, model: LlamaServerModel, context: ModelContext, gpu: GpuTime | None = None) -> None:
         super().__init__(model, context, gpu)
         self._slots: LlamaSlots | None = None
+        self._saved: SavedPrompts | None = None
         self._sandbox = TemplateSandbox()
         self._translation: ModelTemplates | None = None
         """The templates of a model that translates; None: the server renders the prompts."""
@@ -229,10 +253,36 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
             return ErasedCache(entry_count=0, token_count=0)
         return await self._slots.erase(slots)
 
+    @property
+    @override
+    def kept_prompt_bytes(self) -> int:
+        return 0 if self._saved is None else self._saved.budget_bytes
+
+    @override
+    async def save_slot(self, slot: int, name: str) -> int:
+        return 0 if self._slots is None else await self._slots.save(slot, name)
+
+    @override
+    async def restore_slot(self, slot: int, name: str) -> None:
+        if self._slots is None:
+            raise WeftError(Reason.BACKEND_NOT_READY, "the engine is not running")
+        await self._slots.restore(slot, name)
+
+    @override
+    def delete_saved(self, names: Sequence[str]) -> None:
+        if self._saved is not None:
+            self._saved.delete(names)
+
+    @override
+    def resident_bytes(self) -> int | None:
+        resident = super().resident_bytes()
+        return resident if resident is None or self._saved is None else resident + self._saved.byte_count
+
     @override
     def arguments(self, order: LoadOrder, port: int) -> list[str]:
         template = [] if self._translation is None else ["--chat-template-file", str(MESSAGE_TEMPLATE)]
-        return [*server_arguments(self.model, order, port, self.context.shape), *template]
+        folder = None if self._saved is None else self._saved.folder
+        return [*server_arguments(self.model, order, port, self.context.shape, folder), *template]
 
     @override
     def environment(self, order: LoadOrder) -> Mapping[str, str]:
@@ -245,6 +295,8 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
         # The server has built-in templates for models without one, and accepts others by name.
         is_known = templates.all and not names_template(self.model)
         self.parameters = replace(self.parameters, templates=templates.all if is_known else None)
+        if self.model.kept_prompts_mb and not reranks(self.model):
+            self._saved = SavedPrompts(self.model.kept_prompts_mb)
         is_translator = is_known and templates.usual is not None and translates(templates.usual)
         self._translation = templates if is_translator else None
 
@@ -299,6 +351,9 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
         try:
             await super().stop()
         finally:
+            saved, self._saved = self._saved, None
+            if saved is not None:
+                saved.remove()
             await self._sandbox.stop()
 
 

@@ -58,6 +58,10 @@ class LlamaServerModel(FileModelSettings):
     image_max_tokens: Annotated[int, Ge(1), Le(65_536)] | None = None
     """Tokens that one image may take; for vision models. Default: the server's."""
 
+    kept_prompts_mb: Annotated[int, Ge(0), Le(1_048_576)] = 1024
+    """Memory of the host in MiB for prompts that no slot holds any more, so that a conversation that comes again is not
+    computed again; 0: none. At most an eighth of the machine's memory and half of the free memory of `/dev/shm`."""
+
     adapters: Annotated[tuple[LlamaAdapter, ...], MaxLen(MAX_ADAPTERS)] = ()
     """Adapters (LoRA) of this model, each a model of its own with a name of its own. They share its process, slots and
     memory, and are loaded and unloaded with it."""

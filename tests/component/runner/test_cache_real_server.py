@@ -10,11 +10,25 @@ from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import llama_command
 from runner_svc.runtimes.llama_server.settings import LlamaServerModel
 from weft_app.compose.demo import demo_model_path
-from weft_testing.conformance.prefix_cache import MODEL, SEA, PrefixCacheConformance
+from weft_testing.conformance.prefix_cache import MODEL, PROMPTS, SEA, PrefixCacheConformance
 
-pytestmark = [pytest.mark.nightly("repeats test_cache_fake_server on a real engine"), pytest.mark.real]
+pytestmark = pytest.mark.real
 
 
+@pytest.mark.slow("computes prompts")
+async def test_the_server_continues_conversations_that_had_lost_their_slots() -> None:
+    suite = TestLlamaServerFromTheWheel()
+    async with suite.tenants() as ask:
+        prompts = [prompt * 5 for prompt in PROMPTS]
+        for prompt in prompts:
+            await ask.cached("a", prompt)
+        await ask.cached("b", prompts[0])
+        found = [await ask.cached("a", f"{prompt} And then?") for prompt in prompts]
+        assert min(found) > 200
+        assert await ask.cached("c", prompts[0]) == 0
+
+
+@pytest.mark.nightly("repeats test_cache_fake_server on a real engine")
 class TestLlamaServerFromTheWheel(PrefixCacheConformance):
     slots = 2
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from runner_svc.policy import cache_directory
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState, UnownedContent
+from runner_svc.policy.kept_prompts import KeptPrompt, KeptPrompts
 
 A, B, C = Partition("a"), Partition("b"), Partition("c")
 A_TAGGED = Partition("a", "tag")
@@ -188,11 +189,14 @@ class _Engine:
     erasing: list[tuple[SlotState, ...]] = field(default_factory=list)
     texts: int = 0
     reused: int = 0
+    restored: int = 0
+    kept: KeptPrompts = field(default_factory=lambda: KeptPrompts(budget_bytes=3))
+    files: dict[str, _Text | None] = field(default_factory=dict)
 
     def begin(self, partition: Partition | None, *, arrives: bool, loose: bool, spreads: bool) -> None:
         self.texts += 1
         text = _Text(partition, self.texts)
-        turn = self.book.begin_loose(partition) if loose else self.book.begin(partition, spreads=spreads)
+        turn = self.book.begin_loose(partition) if loose else self._begin_placed(partition, spreads=spreads)
         is_loose = turn.slot is None or spreads
         held = {other.turn.slot for other in self.running if other.turn.slot is not None}
         assert turn.slot not in held
@@ -211,6 +215,25 @@ class _Engine:
         if turn.slot is not None:
             self.contents[turn.slot] = text
 
+    def _begin_placed(self, partition: Partition | None, *, spreads: bool) -> CacheTurn:
+        """Begin a turn of one of four conversations, with what a keeper of prompts does for it."""
+        if not self.book.keeps:
+            return self.book.begin(partition, spreads=spreads)
+        marks = tuple(bytes([self.texts % 4, length]) for length in range(3))
+        found, kept_marks = self.kept.best(partition, marks)
+        turn = self.book.begin(partition, marks, spreads=spreads, kept_marks=kept_marks)
+        if turn.loses is not None and turn.slot is not None:
+            lost = self.contents[turn.slot]
+            assert lost is None or (lost.partition == turn.loses.partition and lost not in self.forgotten)
+            name = str(self.texts)
+            self.files[name] = lost
+            self.kept.add(KeptPrompt(name=name, partition=turn.loses.partition, marks=turn.loses.marks, byte_count=1))
+        if turn.restores and found is not None and turn.slot is not None:
+            self.restored += 1
+            self.contents[turn.slot] = self.files[found.name]
+            return replace(turn, fresh=False)
+        return turn
+
     def write(self, which: int, slot: int) -> None:
         """A loose turn under way writes into a slot that no placed one works in."""
         loose = [running for running in self.running if running.is_loose]
@@ -226,7 +249,9 @@ class _Engine:
         self.erasing.append(self.book.end(ended.turn, worked=has_worked))
 
     def forget(self, tenant: str | None, tag: str | None) -> None:
-        texts = [content for content in self.contents if content] + [running.text for running in self.running]
+        self.kept.forget(tenant, tag)
+        cached = [*self.contents, *self.files.values()]
+        texts = [content for content in cached if content] + [running.text for running in self.running]
         self.forgotten |= {text for text in texts if text.partition and text.partition.is_meant(tenant, tag)}
         self.erasing.append(self.book.forget(tenant, tag))
 
@@ -280,6 +305,22 @@ def _run(
 @given(_STEPS, st.integers(1, 4))
 def test_no_turn_is_ever_shown_what_is_not_its_own(steps: list[tuple[object, ...]], slots: int) -> None:
     _run(steps, slots)
+
+
+def _keeping(slots: int) -> CacheDirectory:
+    return CacheDirectory(slots, keeps=True)
+
+
+@given(_STEPS, st.integers(1, 4))
+def test_no_turn_is_ever_shown_a_kept_prompt_that_is_not_its_own(steps: list[tuple[object, ...]], slots: int) -> None:
+    _run(steps, slots, _keeping)
+
+
+def test_conversations_that_take_turns_find_their_kept_prompts() -> None:
+    steps: list[tuple[object, ...]] = []
+    for partition in (A, A, A, B) * 8:
+        steps += [("begin", partition, True, 0), ("end", 0, True)]
+    assert _run(steps, 2, _keeping).restored >= 4
 
 
 def test_a_second_turn_is_not_shown_the_slot_that_the_first_one_has_not_reached_yet() -> None:

@@ -27,6 +27,7 @@ class Engine:
     def __init__(self, isolation: CacheIsolation, slots: int = 0, *, fails: WeftError | None = None) -> None:
         self.cache_isolation = isolation
         self.process_id: int | None = 100
+        self.kept_prompt_bytes = 0
         self.slot_count = slots
         self.erased: list[list[int]] = []
         self.tokens = 10

@@ -1,0 +1,88 @@
+"""The prompts of an engine that no slot holds any more: the list of those that were saved, within a budget. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runner_svc.policy.cache_directory import Partition, common_marks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPrompt:
+    """A saved prompt."""
+
+    name: str
+    """Name of its file."""
+    partition: Partition
+    marks: tuple[bytes, ...]
+    byte_count: int
+
+
+class KeptPrompts:
+    """The saved prompts of one incarnation of an engine, the least recently used first."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.byte_count = 0
+        self.flush_count = 0
+        """Flushes so far: what was saved while one happened is dropped."""
+        self._prompts: dict[str, KeptPrompt] = {}
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def best(self, partition: Partition | None, marks: Sequence[bytes]) -> tuple[KeptPrompt | None, int]:
+        """Returns the prompt of the partition with the most marks in common, and their number."""
+        found: KeptPrompt | None = None
+        most = 0
+        for kept in self._prompts.values():
+            if kept.partition == partition and (count := common_marks(kept.marks, marks)) > most:
+                found, most = kept, count
+        return found, most
+
+    def has(self, partition: Partition, marks: Sequence[bytes]) -> bool:
+        """Whether a prompt is kept that begins with all of these marks."""
+        return self.best(partition, marks)[1] == len(marks)
+
+    def use(self, kept: KeptPrompt) -> None:
+        """Record that a prompt was restored."""
+        if (known := self._prompts.pop(kept.name, None)) is not None:
+            self._prompts[kept.name] = known
+
+    def add(self, kept: KeptPrompt) -> list[KeptPrompt]:
+        """Add a prompt. Returns the prompts to delete: earlier turns of it, and the oldest beyond the budget.
+
+        A prompt that is larger than the budget is not added, and one of the prompts to delete.
+        """
+        if kept.byte_count > self.budget_bytes:
+            return [kept]
+        dropped = [
+            known
+            for known in self._prompts.values()
+            if known.partition == kept.partition and common_marks(known.marks, kept.marks) == len(known.marks)
+        ]
+        self._prompts[kept.name] = kept
+        self.byte_count += kept.byte_count
+        for known in dropped:
+            self._remove(known)
+        while self.byte_count > self.budget_bytes:
+            oldest = next(iter(self._prompts.values()))
+            self._remove(oldest)
+            dropped.append(oldest)
+        return dropped
+
+    def drop(self, kept: KeptPrompt) -> None:
+        """Remove a prompt that could not be restored."""
+        if kept.name in self._prompts:
+            self._remove(kept)
+
+    def forget(self, tenant: str | None, tag: str | None) -> list[KeptPrompt]:
+        """Remove the prompts of a tenant and a tag, None: of any, and return them."""
+        self.flush_count += 1
+        meant = [kept for kept in self._prompts.values() if kept.partition.is_meant(tenant, tag)]
+        for kept in meant:
+            self._remove(kept)
+        return meant
+
+    def _remove(self, kept: KeptPrompt) -> None:
+        del self._prompts[kept.name]
+        self.byte_count -= kept.byte_count

@@ -1,0 +1,66 @@
+"""The folder in shared memory in which a llama.cpp server saves the prompts that no slot holds."""
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from runner_svc.memory.machine_memory import engine_memory_bytes
+from runner_svc.policy.memory_estimate import MEBIBYTE
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder below it is private
+"""Where files are kept in memory: prompts must not reach a disk."""
+MACHINE_PART = 8
+"""The prompts of one engine take at most this part of the memory of the machine."""
+SHARED_PART = 2
+"""And this part of the shared memory that is free when the engine starts: containers have 64 MiB of it."""
+_PREFIX = "weft-prompts-"
+_NAME = re.compile(rf"{_PREFIX}(\d{{1,10}})-")
+
+
+class SavedPrompts:
+    """The private folder of one start of a server."""
+
+    def __init__(self, budget_mb: int) -> None:
+        """Makes the folder, and removes those of runners that ended without doing so."""
+        self.budget_bytes = 0
+        self.folder: Path | None = None
+        with suppress(OSError):
+            free = shutil.disk_usage(SHARED_MEMORY).free // SHARED_PART
+            machine = (engine_memory_bytes() or 0) // MACHINE_PART
+            self.budget_bytes = min(budget_mb * MEBIBYTE, free, machine)
+            _remove_abandoned()
+            self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=SHARED_MEMORY))
+        if self.folder is None:
+            self.budget_bytes = 0
+
+    @property
+    def byte_count(self) -> int:
+        """The memory that the saved prompts take now."""
+        if self.folder is None:
+            return 0
+        with suppress(OSError):
+            return sum(entry.stat().st_size for entry in os.scandir(self.folder))
+        return 0
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete saved prompts."""
+        if self.folder is None:
+            return
+        for name in names:
+            with suppress(OSError):
+                (self.folder / name).unlink()
+
+    def remove(self) -> None:
+        """Remove the folder with all prompts."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _remove_abandoned() -> None:
+    for folder in SHARED_MEMORY.iterdir():
+        if (found := _NAME.match(folder.name)) is not None and not Path("/proc", found[1]).exists():
+            shutil.rmtree(folder, ignore_errors=True)

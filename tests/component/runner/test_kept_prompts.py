@@ -1,0 +1,101 @@
+"""Prompts that no slot holds any more come back from the memory of the host, and to their own tenant only."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from kit.engine_settings import engine_settings
+from kit.one_model import OneModel
+
+from runner_svc.backend.port import Backend, CacheUse, CallInfo
+from runner_svc.cache.manager import CacheManager
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from weft_testing.conformance.prefix_cache import MODEL, Tenants
+
+FAKE = (sys.executable, "-m", "weft_testing.fake_backend")
+TOPICS = ("sea", "hills", "city", "river", "forest", "desert", "island", "lake")
+
+
+def _backend(**settings: object) -> LlamaServerBackend:
+    return LlamaServerBackend(
+        *engine_settings(
+            LlamaServerModel,
+            command=FAKE,
+            path=Path("fake.gguf"),
+            name=MODEL,
+            slots=2,
+            context_tokens=4096,
+            **settings,
+        )
+    )
+
+
+def _text(topic: str) -> str:
+    return f"{topic}: tell me more about the {topic}. " * 60
+
+
+def _call(use: CacheUse | None) -> CallInfo:
+    return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
+
+
+class _Engine:
+    """A started engine with its cache."""
+
+    def __init__(self, backend: LlamaServerBackend) -> None:
+        self.backend: Backend = backend
+        self._desk = CacheManager.over([OneModel(backend)])
+        self.tenants = Tenants(backend, self._desk, _call)
+
+    async def __aenter__(self) -> Tenants:
+        await self.backend.start()
+        return self.tenants
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._desk.close()
+        await self.backend.stop()
+
+
+async def test_eight_alternating_conversations_over_two_slots_find_their_prompts() -> None:
+    async with _Engine(_backend()) as ask:
+        assert [await ask.cached("a", _text(topic)) for topic in TOPICS] == [0] * 8
+        found = [await ask.cached("a", _text(topic) + "And then?") for topic in TOPICS]
+        assert min(found) > 200
+
+
+async def test_without_memory_for_kept_prompts_they_are_computed_again() -> None:
+    async with _Engine(_backend(kept_prompts_mb=0)) as ask:
+        for topic in TOPICS:
+            await ask.cached("a", _text(topic))
+        assert [await ask.cached("a", _text(topic)) for topic in TOPICS] == [0] * 8
+
+
+async def test_a_kept_prompt_is_restored_for_its_tenant_and_tag_only() -> None:
+    async with _Engine(_backend()) as ask:
+        for topic in TOPICS:
+            await ask.cached("a", _text(topic), tag="x")
+        assert [await ask.cached("b", _text(topic), tag="x") for topic in TOPICS[:4]] == [0] * 4
+        assert [await ask.cached("a", _text(topic), tag="y") for topic in TOPICS[:4]] == [0] * 4
+        assert min([await ask.cached("a", _text(topic), tag="x") for topic in TOPICS[:4]]) > 200
+
+
+@pytest.mark.parametrize("scope", [("all", {}), ("tenant", {"tenant": "a"}), ("model", {"model": MODEL})])
+async def test_a_flush_deletes_kept_prompts(scope: tuple[str, dict[str, str]]) -> None:
+    async with _Engine(_backend()) as ask:
+        for topic in TOPICS:
+            await ask.cached("a", _text(topic))
+        await ask.flush(scope[0], **scope[1])
+        assert [await ask.cached("a", _text(topic)) for topic in TOPICS] == [0] * 8
+
+
+async def test_the_memory_of_kept_prompts_counts_and_is_freed_with_the_engine() -> None:
+    backend = _backend()
+    async with _Engine(backend) as ask:
+        for topic in TOPICS:
+            await ask.cached("a", _text(topic))
+        folder = backend._saved.folder  # type: ignore[union-attr]
+        assert folder is not None
+        files = [file.stat().st_size for file in folder.iterdir()]
+        assert len(files) == 6
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()

@@ -1,0 +1,63 @@
+"""The list of kept prompts and its budget."""
+
+from runner_svc.policy.cache_directory import Partition, common_marks
+from runner_svc.policy.kept_prompts import KeptPrompt, KeptPrompts
+
+A, B = Partition("a"), Partition("b")
+
+
+def _marks(name: str, count: int) -> tuple[bytes, ...]:
+    return tuple(f"{name}{number}".encode() for number in range(count))
+
+
+def _kept(name: str, count: int = 3, size: int = 10, partition: Partition = A) -> KeptPrompt:
+    return KeptPrompt(name=f"{name}{count}", partition=partition, marks=_marks(name, count), byte_count=size)
+
+
+def test_common_marks_counts_the_equal_beginning() -> None:
+    for count in range(5):
+        assert common_marks(_marks("x", 4), (*_marks("x", count)[:4], b"other")) == min(count, 4)
+    assert common_marks((), _marks("x", 2)) == 0
+
+
+def test_a_longer_turn_of_a_conversation_replaces_the_earlier_one() -> None:
+    kept = KeptPrompts(100)
+    first, second = _kept("x", 3), _kept("x", 5)
+    kept.add(first)
+    assert kept.add(second) == [first]
+    assert (len(kept), kept.byte_count) == (1, 10)
+
+
+def test_the_least_recently_used_prompts_make_room() -> None:
+    kept = KeptPrompts(30)
+    prompts = [_kept(name) for name in "xyz"]
+    for prompt in prompts:
+        kept.add(prompt)
+    kept.use(prompts[0])
+    assert kept.add(_kept("w")) == [prompts[1]]
+    assert kept.byte_count == 30
+
+
+def test_a_prompt_beyond_the_whole_budget_evicts_nothing() -> None:
+    kept = KeptPrompts(30)
+    kept.add(_kept("x"))
+    large = _kept("y", size=31)
+    assert kept.add(large) == [large]
+    assert len(kept) == 1
+
+
+def test_a_prompt_is_found_for_its_partition_only() -> None:
+    kept = KeptPrompts(30)
+    kept.add(_kept("x", 4))
+    assert kept.best(A, _marks("x", 9))[1] == 4
+    assert kept.best(B, _marks("x", 9)) == (None, 0)
+    assert kept.best(None, _marks("x", 9)) == (None, 0)
+
+
+def test_a_flush_of_a_tenant_leaves_the_others() -> None:
+    kept = KeptPrompts(30)
+    kept.add(_kept("x"))
+    other = _kept("y", partition=B)
+    kept.add(other)
+    assert kept.forget("b", None) == [other]
+    assert kept.byte_count == 10

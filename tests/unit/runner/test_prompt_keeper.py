@@ -1,0 +1,123 @@
+"""Saving and restoring prompts: what happens meanwhile counts."""
+
+import asyncio
+from typing import Any
+
+from runner_svc.cache.prompt_keeper import PromptKeeper
+from runner_svc.policy.cache_directory import CacheDirectory, Partition
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+A, B = Partition("a"), Partition("b")
+SEA, HILLS = (b"sea1", b"sea2", b"sea3"), (b"hills1", b"hills2", b"hills3")
+
+
+class Engine:
+    """A backend that saves slots when it is let go on."""
+
+    def __init__(self) -> None:
+        self.saved: list[str] = []
+        self.deleted: list[str] = []
+        self.restored: list[str] = []
+        self.goes_on = asyncio.Event()
+        self.fails = False
+
+    async def save_slot(self, slot: int, name: str) -> int:
+        self.saved.append(name)
+        await self.goes_on.wait()
+        if self.fails:
+            raise WeftError(Reason.BACKEND_ERROR, "no")
+        return 10
+
+    async def restore_slot(self, slot: int, name: str) -> None:
+        if self.fails:
+            raise WeftError(Reason.BACKEND_ERROR, "no")
+        self.restored.append(name)
+
+    def delete_saved(self, names: list[str]) -> None:
+        self.deleted += names
+
+
+class Stage:
+    """One slot that holds SEA, and a keeper."""
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+        backend: Any = self.engine
+        self.keeper = PromptKeeper("m", backend, budget_bytes=100)
+        self.directory = CacheDirectory(1, keeps=True)
+        self.directory.end(self.directory.begin(A, SEA), worked=True)
+
+    def begin(self, marks: tuple[bytes, ...], partition: Partition = A) -> "asyncio.Task[bool]":
+        found, kept_marks = self.keeper.kept.best(partition, marks)
+        self.turn = self.directory.begin(partition, marks, kept_marks=kept_marks)
+        begin = self.keeper.moment(self.directory, self.turn)
+        return asyncio.create_task(self.keeper.swap(self.directory, self.turn, begin, found))
+
+    async def take_turns(self) -> bool:
+        """HILLS of another tenant takes the slot from SEA, and SEA takes it back. Returns whether SEA is computed."""
+        self.engine.goes_on.set()
+        await self.begin(HILLS, B)
+        self.directory.end(self.turn, worked=True)
+        return await self.begin(SEA)
+
+
+async def test_a_prompt_that_lost_its_slot_is_restored() -> None:
+    stage = Stage()
+    assert not await stage.take_turns()
+    assert stage.engine.restored == stage.engine.saved[:1]
+
+
+async def test_what_was_saved_during_a_flush_is_deleted() -> None:
+    stage = Stage()
+    swapping = stage.begin(HILLS)
+    await asyncio.sleep(0)
+    stage.keeper.forget("a", None)
+    stage.engine.goes_on.set()
+    await swapping
+    assert (stage.engine.deleted, len(stage.keeper.kept)) == (stage.engine.saved, 0)
+
+
+async def test_what_was_saved_while_the_engine_may_have_used_the_slot_for_another_turn_is_deleted() -> None:
+    stage = Stage()
+    swapping = stage.begin(HILLS)
+    await asyncio.sleep(0)
+    stage.directory.begin_loose(B)
+    stage.engine.goes_on.set()
+    assert await swapping, "the slot may have the text of the other turn"
+    assert stage.directory.end(stage.turn, worked=True), "and is erased"
+    assert (stage.engine.deleted, len(stage.keeper.kept)) == (stage.engine.saved, 0)
+
+
+async def test_a_caller_that_leaves_while_its_slot_is_saved_leaves_no_file_behind() -> None:
+    stage = Stage()
+    swapping = stage.begin(HILLS)
+    await asyncio.sleep(0)
+    swapping.cancel()
+    await asyncio.wait([swapping])
+    stage.engine.goes_on.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(stage.keeper.kept) + len(stage.engine.deleted) == 1
+
+
+async def test_an_engine_that_cannot_save_is_not_asked_again() -> None:
+    stage = Stage()
+    stage.engine.fails = True
+    stage.engine.goes_on.set()
+    await stage.begin(HILLS)
+    assert not stage.keeper.works
+    assert stage.engine.deleted == stage.engine.saved
+
+
+async def test_a_prompt_that_cannot_be_restored_is_computed_again() -> None:
+    stage = Stage()
+    stage.engine.goes_on.set()
+    await stage.begin(HILLS, B)
+    stage.directory.end(stage.turn, worked=True)
+    found, _ = stage.keeper.kept.best(A, SEA)
+    swapping = stage.begin(SEA)
+    stage.engine.fails = True
+    assert await swapping
+    assert found is not None
+    assert found.name in stage.engine.deleted
