@@ -44,7 +44,12 @@ _SESSION_HEADERS = {
     b"x-session-id": "X-Session-Id",
     b"x-session-affinity": "X-Session-Affinity",
     b"x-claude-code-session-id": "X-Claude-Code-Session-Id",
+    b"session-id": "Session-Id",
+    b"session_id": "session_id",
 }
+"""In order of precedence. Codex sends the last two, by version."""
+_AGENT_HEADER = b"x-claude-code-agent-id"
+"""Sub-agents have the session of their parent, but prompts that differ from the first character on."""
 _AS_CONFIGURED = Handling()
 _RECEIPT_COMMENT = "X-Receipt-Comment"
 _SWITCHES = {b"true": True, b"false": False}
@@ -221,10 +226,12 @@ def _client_id(headers: Headers, params: HandledRequest) -> str:
 
 
 def _session(headers: Headers, params: HandledRequest) -> str:
+    agent = headers.get(_AGENT_HEADER, b"").decode("latin-1")
     for header, name in _SESSION_HEADERS.items():
         given = headers.get(header)
         if given:
-            return require_session(given.decode("latin-1"), name)
+            session = require_session(given.decode("latin-1"), name)
+            return require_session(f"{session}/{agent}", "X-Claude-Code-Agent-Id") if agent else session
     key = params.prompt_cache_key
     return require_session(key, "prompt_cache_key") if isinstance(key, str) else ""
 

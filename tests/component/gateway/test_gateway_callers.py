@@ -48,6 +48,21 @@ async def test_headers_say_the_same_and_win(path: str) -> None:
     assert (await _context(path, headers)).session == "s-1"
 
 
+@pytest.mark.parametrize(
+    ("headers", "session"),
+    [
+        ({"X-Claude-Code-Session-Id": "s"}, "s"),
+        ({"X-Claude-Code-Session-Id": "s", "X-Claude-Code-Agent-Id": "a7"}, "s/a7"),
+        ({"X-Claude-Code-Agent-Id": "a7"}, ""),
+        ({"session_id": "codex"}, "codex"),
+        ({"Session-Id": "codex"}, "codex"),
+        ({"X-Session-Id": "opencode", "X-Parent-Session-Id": "parent"}, "opencode"),
+    ],
+)
+async def test_a_sub_agent_has_a_session_beside_that_of_its_parent(headers: dict[str, str], session: str) -> None:
+    assert (await _context("/v1/chat/completions", headers)).session == session
+
+
 @pytest.mark.parametrize("path", BODIES)
 async def test_nothing_said_is_the_normal_band_of_nobody_in_particular(path: str) -> None:
     context = await _context(path, {}, x_priority=None, x_client_id=None, prompt_cache_key=None)
@@ -69,6 +84,7 @@ async def test_nothing_said_is_the_normal_band_of_nobody_in_particular(path: str
         ({}, {"x_client_id": "-x"}, "x_client_id"),
         ({"X-Session-Id": "x" * 257}, {}, "X-Session-Id"),
         ({"X-Session-Affinity": "x" * 257}, {}, "X-Session-Affinity"),
+        ({"X-Session-Id": "s", "X-Claude-Code-Agent-Id": "x" * 255}, {}, "X-Claude-Code-Agent-Id"),
         ({}, {"prompt_cache_key": "x" * 257}, "prompt_cache_key"),
     ],
 )
