@@ -12,51 +12,28 @@ from typing import Never
 
 from bench import measures
 from bench.contender import PEERS, WEFT, Contender, InstallError, ensure_installed, load_contender
-from bench.edge import measure_edge, measure_hang_ups
-from bench.engines import measure_engines
-from bench.journal import measure_journal
 from bench.launch import LaunchError, Target, running, running_stub
 from bench.machine import describe_machine
 from bench.measures import Measure
-from bench.overload import measure_overload
 from bench.placements import measure_placements
 from bench.real import measure_cold_start, measure_real
-from bench.registry import measure_outage, measure_registry
 from bench.report import Figures, Report, markdown, write
 from bench.scenarios import SCENARIO_NAMES, Options, measure_all
 from bench.start import measure_start
-from bench.supervision import measure_supervision
-from bench.swap import measure_swap
 from bench.tasks import measure_tasks
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = (
     *(value for value in vars(measures).values() if isinstance(value, Measure)),
-    *measures.ENGINE_RATIO.values(),
-    *measures.ENGINE_ADDED_FIRST.values(),
-    *measures.ENGINE_TOKENS.values(),
-    *measures.ENGINE_FIRST.values(),
     *measures.TASK_CLAIM.values(),
-    *measures.JOURNAL_P50.values(),
-    *measures.JOURNAL_P99.values(),
-    *measures.JOURNAL_CPU.values(),
     *measures.PLACEMENT_BY_RUNNERS.values(),
     *measures.PLACEMENT_BY_QUEUED.values(),
 )
 
 OWN_SCENARIOS: Mapping[str, Callable[[Options, Figures, Path], None]] = {
-    "registry": measure_registry,
-    "outage": measure_outage,
-    "supervision": measure_supervision,
-    "swap": measure_swap,
-    "overload": measure_overload,
-    "edge": measure_edge,
-    "hang-ups": measure_hang_ups,
     "placements": measure_placements,
     "tasks": measure_tasks,
-    "journal": measure_journal,
     "start": measure_start,
-    "engines": measure_engines,
 }
 """What is done to weft alone, each on a mesh of its own."""
 
@@ -83,13 +60,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         metavar="NAME",
         help=f"only this contender, or this scenario of: {', '.join(SCENARIO_NAMES)}; may be given several times",
     )
-    parser.add_argument(
-        "--engine",
-        action="append",
-        choices=measures.ENGINES,
-        default=[],
-        help="for the scenario engines: only this one; may be given several times",
-    )
     parser.add_argument("--seconds", type=float, help="length of one run; default 5")
     parser.add_argument("--connections", type=int, default=32, help="of the throughput scenarios, 1 to 64; default 32")
     parser.add_argument("--repetitions", type=int, help="runs of each kind; default 5")
@@ -112,10 +82,6 @@ def options_of(arguments: argparse.Namespace) -> Options:
         latency_requests=200 if quick else 500,
         real_requests=1 if quick else 4,
         real_tokens=64 if quick else 128,
-        engines=tuple(arguments.engine) or measures.ENGINES,
-        first_requests=10 if quick else 40,
-        session_seconds=15.0 if quick else 60.0,
-        outage_seconds=15.0 if quick else 600.0,
         only=frozenset(arguments.only),
     )
 

@@ -9,10 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 import grpc
 import msgspec
@@ -21,10 +20,7 @@ import psutil
 from bench.contender import BACKEND_ROLE, MODEL, RAW_NAME, Contender, fill, python_of
 from bench.cpu import backend_of, listening_port
 from bench.load import DRAIN_SECONDS, Job, Result
-from weft.api.operations.v1.operation_pb2 import Operation, OperationAction
 from weft.client import WeftError, connect
-from weft.client.operations import Operations
-from weft.documents.codec import word_of
 
 READY_POLL_SECONDS = 0.05
 STOP_SECONDS = 30.0
@@ -249,7 +245,6 @@ def _stop(process: psutil.Popen) -> None:
 
 
 START_SECONDS = 60.0
-OPERATION_SECONDS = 120.0
 POLL_SECONDS = 0.005
 
 
@@ -270,72 +265,9 @@ def own_mesh(folder: Path, model: str, config: Path | None = None) -> Iterator[t
         yield host, home
 
 
-def carried_out(operations: Operations, action: OperationAction) -> Operation:
-    """An operation, once it has succeeded. Raises LaunchError when it has not."""
-    begun = operations.create(action)
-    *_, last = operations.watch(begun.name, OPERATION_SECONDS)
-    if last.state != Operation.STATE_SUCCEEDED:
-        raise LaunchError(f"{last.name} {word_of(last, 'state')}: {last.detail}")
-    return last
-
-
 def _answers(home: Path, model: str) -> bool:
     try:
         with connect(home=home) as mesh:
             return bool(list(mesh.chat(model, "Hi", max_tokens=2, timeout=START_SECONDS)))
     except (WeftError, grpc.RpcError):
         return False
-
-
-SERVE_SECONDS = 60.0
-SERVE_POLL_SECONDS = 0.02
-SERVES_AT = "serves at "
-
-
-class Apart:
-    """Services under one home; ended with the stack they were started on."""
-
-    def __init__(self, folder: Path, config: str) -> None:
-        self._folder = folder
-        self._stack = ExitStack()
-        self._starts = 0
-        self.home = folder / "home"
-        folder.mkdir(parents=True, exist_ok=True)
-        self._config = folder / "weft.yaml"
-        self._config.write_text(config, "utf-8")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def start(self, python: str, service: str) -> tuple[psutil.Process, str]:
-        """Start a service; its process, and where it serves. Raises LaunchError."""
-        self._starts += 1
-        log = self._folder / f"{service}-{self._starts}.log"
-        command = [python, "-m", "weft_app.cli.main", "serve", service]
-        command += ["--home", str(self.home), "--config", str(self._config)]
-        process = self._stack.enter_context(started(command, {}, log))
-        return process, _until_it_serves(process, log)
-
-
-@contextmanager
-def whole_mesh(python: str, folder: Path, config: str) -> Iterator[tuple[Apart, psutil.Process, str]]:
-    """Registry, router, runner and gateway: the mesh, its registry's process, and the gateway's base URL."""
-    with Apart(folder, config) as mesh:
-        registry, _ = mesh.start(python, "registry")
-        for service in ("router", "runner"):
-            mesh.start(python, service)
-        _, url = mesh.start(python, "gateway")
-        yield mesh, registry, url
-
-
-def _until_it_serves(process: psutil.Process, log: Path) -> str:
-    deadline = time.monotonic() + SERVE_SECONDS
-    while time.monotonic() < deadline and process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        text = log.read_text("utf-8", "replace")
-        if SERVES_AT in text:
-            return text.partition(SERVES_AT)[2].split()[0]
-        time.sleep(SERVE_POLL_SECONDS)
-    raise LaunchError(f"it does not serve: {log.read_text('utf-8', 'replace')[-300:]}")

@@ -36,14 +36,6 @@ class Options:
     real_requests: int = 4
     """Per connection and run."""
     real_tokens: int = 128
-    engines: tuple[str, ...] = measures.ENGINES
-    """Those that are asked through the mesh and directly."""
-    first_requests: int = 40
-    """Requests per turn whose first token is timed."""
-    sessions: int = 10_000
-    session_seconds: float = 60.0
-    """Two heartbeats of every session."""
-    outage_seconds: float = 600.0
     only: frozenset[str] = frozenset()
 
     def wants(self, scenario: str) -> bool:
@@ -52,10 +44,7 @@ class Options:
         return not named or scenario in named
 
 
-SCENARIO_NAMES = (
-    *("memory", "unary", "stream", "paced", "latency", "real", "cold", "registry", "outage", "supervision"),
-    *("swap", "overload", "placements", "edge", "hang-ups", "tasks", "journal", "start", "engines"),
-)
+SCENARIO_NAMES = ("memory", "unary", "stream", "paced", "latency", "real", "cold", "placements", "tasks", "start")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,7 @@ def test_each_service_apart_has_a_page_where_it_is_asked_for(tmp_path: Path) -> 
         "registry": set[str](),
         "router": {"weft_router_waiting", "gen_ai_server_request_duration_seconds"},
         "runner": {"weft_runner_slots"},
-        "gateway": {"weft_gateway_requests_total"},
+        "gateway": {"weft_gateway_requests"},
     }
 
     async def scrape(service: str) -> str:

@@ -27,7 +27,7 @@ slots."""
 MIN_REMAINING_SECONDS = 0.001
 """The shortest time in which a running request is expected to end."""
 OVERDUE_SHARE = 0.15
-"""Share of its estimated length that an overdue request is assumed to take longer, as `bench.estimates` finds it."""
+"""Share of its estimated length that an overdue request is assumed to take longer, measured in the simulator."""
 
 
 class RunningRequests:
