@@ -221,7 +221,7 @@ async def test_tokens_are_listed_without_their_secrets(plain_mesh: MeshProcess) 
     assert code == 0
     document = json.loads(out)
     assert document["kind"] == "JoinTokenList"
-    assert {"id", "description", "createTime"} == set(document["items"][0])
+    assert {"id", "description", "createTime", "kind"} == set(document["items"][0])
     assert made["id"] in [item["id"] for item in document["items"]]
     code, out, _ = await run_weft("runner", "token", "list", home=plain_mesh.home)
     assert out.split()[:4] == ["ID", "DESCRIPTION", "CREATED", "EXPIRES"]

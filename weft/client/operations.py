@@ -72,10 +72,6 @@ class Operations(MeshServiceClient):
         """Yields operations and at most `past_count` that have ended, `synced`, then each that changes."""
         yield from self._stream(self._stub.WatchOperations(pb.WatchOperationsRequest(past_count=past_count)))
 
-    def watch_host_memory(self) -> Iterator[lease_service_pb2.WatchHostMemoryResponse]:
-        """Yields the VRAM ledger of each host, `synced`, then each that changes."""
-        yield from self._stream(self._leases.WatchHostMemory(lease_service_pb2.WatchHostMemoryRequest()))
-
     def newest(self, limit: int, *, unfinished_only: bool = False) -> Iterator[operation_pb2.Operation]:
         """Yields at most `limit` operations, newest first."""
         token = ""

@@ -5,8 +5,9 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
@@ -21,9 +22,7 @@ from runner_svc.runtimes.runtime import ModelFault
 from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings, UpstreamSettings
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in_names, installed, require_runtime
 from runner_svc.runtimes.unmanaged_server import read_key
-from weft.api.registry.v1 import lease_pb2, lease_service_pb2
-from weft.client._home import ADDRESS_VARIABLES, mesh_address
-from weft.client._lease_renewal import LeaseClient
+from weft.client._home import ADDRESS_VARIABLES
 from weft.client.resources import connect_registry
 from weft.documents.codec import seconds_of
 from weft.documents.resource_kinds import ResourceKind
@@ -33,6 +32,7 @@ from weft.kernel.clock import offset_words
 from weft.kernel.errors import WeftError
 from weft.kernel.units import size_words
 from weft_app.cli.findings import Finding, Verdict, attempt, failed
+from weft_app.cli.lease_table import hosts_of, lease_rows, leased_bytes
 from weft_app.cli.machine_checks import (
     DRIVER_SECONDS,
     accelerator_findings,
@@ -40,6 +40,7 @@ from weft_app.cli.machine_checks import (
     platform_finding,
     port_findings,
 )
+from weft_app.cli.mesh_documents import Document, connect
 from weft_app.cli.mesh_processes import examine_mesh
 from weft_app.cli.network_options import (
     AnnounceOption,
@@ -60,10 +61,10 @@ from weft_app.cli.options import (
     OutputFormat,
     OutputOption,
 )
-from weft_app.cli.output import Column, Listing
+from weft_app.cli.output import Column, Listing, say
 from weft_app.cli.provider_checks import check_central_models
 from weft_app.cli.registry_checks import registry_findings
-from weft_app.cli.secrets import all_secrets
+from weft_app.cli.secrets import names_of_secrets
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.environment import environment_of_mesh
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome, has_started, is_socket_address
@@ -128,10 +129,23 @@ def doctor(
         announce=announce,
         edge=edge,
     )
-    findings = list(examine_mesh(home) if mesh else examine(folder, config, network))
-    _FINDINGS.print(findings, output)
+    findings = _printed(examine_mesh(home) if mesh else examine(folder, config, network), output)
     if any(finding.verdict is Verdict.FAILED for finding in findings):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _printed(findings: Iterator[Finding], output: OutputFormat) -> list[Finding]:
+    """Prints findings, on a terminal each as soon as it is known, and returns them."""
+    if output is not OutputFormat.TABLE or not sys.stdout.isatty():
+        found = list(findings)
+        _FINDINGS.print(found, output)
+        return found
+    found, table = [], _FINDINGS.table(output)
+    say(table.text(()))
+    for finding in findings:
+        found.append(finding)
+        say(table.row(finding))
+    return found
 
 
 def examine(home: WeftHome, config_path: Path | None, network: NetworkOptions) -> Iterator[Finding]:
@@ -140,7 +154,6 @@ def examine(home: WeftHome, config_path: Path | None, network: NetworkOptions) -
     yield _packages()
     yield _home(home)
     yield memory_finding()
-    yield from _memory(home)
     yield _socket_path(home)
     try:
         given = network.overrides()
@@ -153,25 +166,38 @@ def examine(home: WeftHome, config_path: Path | None, network: NetworkOptions) -
     except WeftError as error:
         yield failed("configuration", error.message, "correct the file")
         return
-    yield _startable(config, home, config_path)
-    yield _kept_tasks(home, config)
-    yield attempt("models", lambda: _models(config), "name a file that exists")
-    yield from registry_findings(config.addresses.registry or os.environ.get(ADDRESS_VARIABLES["registry"]))
-    yield from _keys(config)
-    yield from _runtimes()
-    yield from _runners(config, home)
-    yield from _servers(config)
-    yield from _followed(config)
-    yield from accelerator_findings(sys.platform, platform.machine(), read_within(DRIVER_SECONDS), Path("/sys"))
-    yield from _requirements(config, home.environments)
+    checks: list[Callable[[], Iterable[Finding]]] = [
+        lambda: [_startable(config, home, config_path)],
+        lambda: _memory(home),
+        lambda: [_kept_tasks(home, config)],
+        lambda: [attempt("models", lambda: _models(config), "name a file that exists")],
+        lambda: registry_findings(config.addresses.registry or os.environ.get(ADDRESS_VARIABLES["registry"])),
+        lambda: _keys(config),
+        _runtimes,
+        lambda: _runners(config, home),
+        lambda: _servers(config),
+        lambda: _followed(config),
+        _accelerators,
+        lambda: _requirements(config, home.environments),
+        lambda: _edge(config),
+        lambda: _programs(config),
+        lambda: port_findings(config, home.running()),
+        lambda: _engines(home) if home.running() is not None else (),
+        lambda: _central_models(home),
+        lambda: _clocks(home),
+    ]
+    with ThreadPoolExecutor(len(checks), thread_name_prefix="doctor") as pool:
+        for found in pool.map(lambda check: list(check()), checks):
+            yield from found
+
+
+def _accelerators() -> Iterator[Finding]:
+    return accelerator_findings(sys.platform, platform.machine(), read_within(DRIVER_SECONDS), Path("/sys"))
+
+
+def _edge(config: WeftConfig) -> Iterator[Finding]:
     if config.edge.proxy == "envoy":
         yield attempt("edge", lambda: str(envoy_binary(config.edge)), INSTALL)
-    yield from _programs(config)
-    yield from port_findings(config, home.running())
-    if home.running() is not None:
-        yield from _engines(home)
-    yield from _central_models(home)
-    yield from _clocks(home)
 
 
 def _packages() -> Finding:
@@ -390,7 +416,8 @@ def _central_models(home: WeftHome) -> Iterator[Finding]:
         manifests = [document.manifest for document in documents if isinstance(document, ModelDocument)]
         if not any(manifest.HasField("provider") for manifest in manifests):
             return
-        secrets = {secret.name for secret in all_secrets(home.root)}
+        with connect(home.root) as api:
+            secrets = set(names_of_secrets(api))
     except WeftError as error:
         yield Finding(check=check, verdict=Verdict.WARNING, detail=error.message, remedy="weft get models")
         return
@@ -449,25 +476,21 @@ def _engines(home: WeftHome) -> Iterator[Finding]:
         yield Finding(check="engines", verdict=Verdict.OK, detail="none ended because of a fault")
 
 
-def unowned_leases(home: WeftHome) -> str | None:
-    """Returns the leases without an owner, as text; empty: none. None: no mesh runs here, or it is unreachable."""
+def unowned_leases(home: WeftHome) -> str:
+    """Returns the leases without an owner, as text; empty: none, no mesh runs here, or it is unreachable."""
     if home.running() is None:
-        return None
-    calls = LeaseClient(mesh_address(home.root, "registry"), lease_pb2.LeaseHolder())
-    try:
-        return unowned_text(calls.hosts())
-    except WeftError:
-        return None
-    finally:
-        calls.close()
+        return ""
+    with suppress(WeftError):
+        return unowned_text(lease_rows(hosts_of(home.root)))
+    return ""
 
 
-def unowned_text(hosts: Iterable[lease_service_pb2.HostMemory]) -> str:
-    """Returns the leases without an owner on these hosts, as text; empty: every lease has one."""
-    found = [(host.host, lease) for host in hosts for lease in host.leases if lease.unowned]
+def unowned_text(leases: Iterable[Document]) -> str:
+    """Returns the leases without an owner, as text; empty: every lease has one."""
+    found = [lease for lease in leases if lease.get("unowned")]
     words = [
-        f"{size_words(sum(share.bytes for share in lease.shares))} on {host} for {lease.purpose} of {lease.holder.name}"
-        for host, lease in found[:MAX_NAMED_LEASES]
+        f"{size_words(leased_bytes(lease))} on {lease['host']} for {lease['purpose']} of {lease['holder']}"
+        for lease in found[:MAX_NAMED_LEASES]
     ]
     more = f" and {len(found) - MAX_NAMED_LEASES} more" if len(found) > MAX_NAMED_LEASES else ""
     return ", ".join(words) + more

@@ -22,7 +22,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_named
 from weft_app.cli.declare import AdoptOption, submit
-from weft_app.cli.mesh_documents import RegistryDocuments
+from weft_app.cli.mesh_documents import connect_documents
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, note
 from weft_app.cli.output import safe_text, say
 from weft_app.cli.targets import one_named
@@ -79,10 +79,11 @@ def edit(
 
     Example: EDITOR=nano weft edit agent/reviewer
     """
+    with connect_documents(home) as mesh:
+        target = one_named(mesh, resource)
+    if target.kind in _NOT_DECLARED:
+        raise invalid_field("KIND", _NOT_DECLARED[target.kind])
     with connect_registry(home=home) as registry:
-        target = one_named(RegistryDocuments(registry), resource)
-        if target.kind in _NOT_DECLARED:
-            raise invalid_field("KIND", _NOT_DECLARED[target.kind])
         original = registry.document(target.kind, target.name)
     _require_editable(original, adopt=adopt)
     _Session(original, home, _editor(), adopt=adopt).run()

@@ -1,34 +1,37 @@
 """`weft figures`: what was counted in the last hour."""
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator
 
-from weft.api.router.v1.figures_pb2 import Figures, Percentiles, RequestFigures
-from weft.client.requests import connect_requests
-from weft.documents.codec import document_of
 from weft.kernel.units import size_words
+from weft_app.cli.mesh_api import CALL_TIMEOUT_SECONDS
+from weft_app.cli.mesh_documents import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
 from weft_app.cli.output import Column, TextTable, print_document, say
 
-_ALL = "all"
-_Row = tuple[str, RequestFigures]
+
+def _summed(key: str) -> Callable[[Document], str]:
+    return lambda row: str(sum(row[key]))
 
 
-def _seconds(times: Percentiles) -> str:
-    return f"{times.total_p50:.3g}s {times.total_p95:.3g}s" if times.HasField("total_p50") else "-"
+def _seconds(key: str) -> Callable[[Document], str]:
+    def words(row: Document) -> str:
+        times = row[f"{key}Seconds"]
+        return f"{times['totalP50']:.3g}s {times['totalP95']:.3g}s" if "totalP50" in times else "-"
+
+    return words
 
 
 _COLUMNS = (
-    Column("MODEL", lambda row: row[0]),
-    Column("COMPLETED", lambda row: str(sum(row[1].completed))),
-    Column("FAILED", lambda row: str(sum(row[1].failed))),
-    Column("REJECTED", lambda row: str(sum(row[1].rejected))),
-    Column("CANCELLED", lambda row: str(sum(row[1].cancelled))),
-    Column("TOKENS IN", lambda row: str(sum(row[1].prompt_tokens))),
-    Column("CACHED", lambda row: str(sum(row[1].cached_prompt_tokens))),
-    Column("OUT", lambda row: str(sum(row[1].completion_tokens))),
-    Column("FIRST TOKEN P50 P95", lambda row: _seconds(row[1].time_to_first_token)),
-    Column("PER TOKEN P50 P95", lambda row: _seconds(row[1].time_per_output_token)),
+    Column("MODEL", "model"),
+    Column("COMPLETED", _summed("completed")),
+    Column("FAILED", _summed("failed")),
+    Column("REJECTED", _summed("rejected")),
+    Column("CANCELLED", _summed("cancelled")),
+    Column("TOKENS IN", _summed("promptTokens")),
+    Column("CACHED", _summed("cachedPromptTokens")),
+    Column("OUT", _summed("completionTokens")),
+    Column("FIRST TOKEN P50 P95", _seconds("timeToFirstToken")),
+    Column("PER TOKEN P50 P95", _seconds("timePerOutputToken")),
 )
 
 
@@ -40,23 +43,23 @@ def figures(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat
     Example: weft figures -o json
     """
     with reporting():
-        with connect_requests(home=home) as requests:
-            found = requests.figures()
+        with connect(home, CALL_TIMEOUT_SECONDS, "router") as api:
+            found = api.get("/v1/admin/figures")
         if output is not OutputFormat.TABLE:
-            print_document(document_of(found), output)
+            print_document(found, output)
             return
-        say("".join(f"{line}\n" for line in lines_of(found)))
+        say("".join(f"{line}\n" for line in _lines(found)))
 
 
-def lines_of(found: Figures) -> Iterable[str]:
+def _lines(found: Document) -> Iterator[str]:
     """Yields the sums of all steps as a table, and the most that waited and ran."""
-    rows: Sequence[_Row] = [*((model.model, model.requests) for model in found.models), (_ALL, found.all)]
-    yield from TextTable(_COLUMNS).text(rows).splitlines()
-    minutes = found.step_count * found.step.ToTimedelta().total_seconds() / 60
-    waiting, running = max(found.waiting, default=0), max(found.running, default=0)
+    yield from TextTable(_COLUMNS).text([*found["models"], found["all"] | {"model": "all"}]).splitlines()
+    minutes = found["stepCount"] * found["stepSeconds"] / 60
+    waiting, running = max(found["waiting"], default=0), max(found["running"], default=0)
     yield ""
     yield f"{minutes:.0f} minutes; at most {waiting} requests waited and {running} ran at once"
-    for device in found.devices:
-        known = [share for share in device.utilization if not math.isnan(share)]
+    for device in found["devices"]:
+        known = [share for share in device["utilization"] if share is not None]
         used = f"computed {sum(known) / len(known):.0%} of the time" if known else "use unknown"
-        yield f"{device.host} device {device.index} ({device.name}, {size_words(device.total_bytes)}): {used}"
+        name = f"{device['host']} device {device['index']} ({device['name']}, {size_words(device['totalBytes'])})"
+        yield f"{name}: {used}"

@@ -6,20 +6,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from google.protobuf.json_format import MessageToDict
 
-from weft.api.registry.v1 import join_token_service_pb2 as pb
-from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceStub
 from weft.kernel.errors import invalid_field
+from weft_app.cli.mesh_documents import connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, Listing, print_document, safe_text, say
-from weft_app.cli.registry_calls import call_registry
 
 _LIFETIME = re.compile(r"([1-9][0-9]{0,7})([smhd])")
 _NO_RELAY = (
     "No relay runs on this home: weft up --host 0.0.0.0 opens one, or relay.listen in weft.yaml. "
     "Where routers run on other machines, --address HOST:PORT names the relay of each.\n"
 )
+JOIN_TOKENS = "/v1/admin/join-tokens"
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 app = typer.Typer(help="Manage the tokens with which runners join.", no_args_is_help=True)
@@ -27,9 +25,9 @@ app = typer.Typer(help="Manage the tokens with which runners join.", no_args_is_
 _TOKENS = Listing(
     empty="there are no join tokens; weft runner token create makes one",
     columns=(
-        Column("ID", lambda token: token.get("id", "")),
-        Column("DESCRIPTION", lambda token: token.get("description", "")),
-        Column("CREATED", lambda token: token.get("createTime", "")),
+        Column("ID", "id"),
+        Column("DESCRIPTION", "description"),
+        Column("CREATED", "createTime"),
         Column("EXPIRES", lambda token: token.get("expireTime", "never")),
     ),
     kind="JoinTokenList",
@@ -67,16 +65,16 @@ def create(
     """
     # First, so that wrong addresses make no token.
     invite = inviting(home, addresses or (), fingerprint)
-    request = pb.CreateJoinTokenRequest(description=description)
-    if expires is not None:
-        request.lifetime.FromSeconds(lifetime_seconds(expires, "--expires"))
-    created = call_registry(home, JoinTokenServiceStub, "CreateJoinToken", request)
-    command, hint = invite(created.token)
+    lifetime = {} if expires is None else {"lifetimeSeconds": lifetime_seconds(expires, "--expires")}
+    # A gateway makes tokens only where runners join at its own machine.
+    with connect(home, is_always_served=False) as api:
+        created = api.post(JOIN_TOKENS, {"description": description, **lifetime})
+    command, hint = invite(created["token"])
     if output is not OutputFormat.TABLE:
-        document = {"kind": "JoinToken", **MessageToDict(created.join_token), "token": created.token}
-        print_document({**document, "joinCommand": command}, output)
+        token = {name: value for name, value in created.items() if name not in ("command", "thisMachineOnly")}
+        print_document({**token, "kind": "JoinToken", "joinCommand": command}, output)
         return
-    say(f"token  {created.token}\n\njoin with:\n\n  {command}\n\n{hint}It is not shown again.\n")
+    say(f"token  {created['token']}\n\njoin with:\n\n  {command}\n\n{hint}It is not shown again.\n")
 
 
 @app.command("list")
@@ -85,8 +83,8 @@ def list_tokens(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFo
 
     Example: weft runner token list -o json
     """
-    found = call_registry(home, JoinTokenServiceStub, "ListJoinTokens", pb.ListJoinTokensRequest())
-    _TOKENS.print([MessageToDict(token) for token in found.join_tokens], output)
+    with connect(home) as api:
+        _TOKENS.print(api.get(JOIN_TOKENS)["items"], output)
 
 
 @app.command("revoke")
@@ -98,7 +96,8 @@ def revoke(
 
     Example: weft runner token revoke 3k9x0a7bq2mz
     """
-    call_registry(home, JoinTokenServiceStub, "RevokeJoinToken", pb.RevokeJoinTokenRequest(id=token_id))
+    with connect(home) as api:
+        api.delete(f"{JOIN_TOKENS}/{token_id}")
     say(f"token {safe_text(token_id)} revoked\n")
 
 

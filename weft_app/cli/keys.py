@@ -1,29 +1,29 @@
 """`weft keys`: the API keys that authenticate callers."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from google.protobuf.json_format import MessageToDict
 
-from weft.api.registry.v1 import key_service_pb2 as pb
-from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceStub
-from weft.documents.computed import key_state
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import DEFAULT_SCOPES, Resource
 from weft_app.cli.join_tokens import lifetime_seconds
+from weft_app.cli.mesh_api import CALL_TIMEOUT_SECONDS, Api
+from weft_app.cli.mesh_documents import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, naming_fields
 from weft_app.cli.output import Column, Listing, print_document, say
-from weft_app.cli.registry_calls import call_registry
 
+KEYS = "/api/v1/keys"
 COMPLETION_TIMEOUT_SECONDS = 0.25
 _OPTIONS = {
     "description": "--description",
     "tenant": "--tenant",
     "lifetime": "--expires",
+    "lifetimeSeconds": "--expires",
+    "graceSeconds": "--grace",
     "grace": "--grace",
     "id": "ID",
 }
@@ -61,13 +61,13 @@ def scopes_of(role: KeyRole) -> tuple[str, ...]:
 _KEYS = Listing(
     empty="there are no API keys; weft keys create makes the first, and callers need one from then on",
     columns=(
-        Column("ID", lambda key: key.get("id", "")),
-        Column("STATE", lambda key: key["state"]),
-        Column("TENANT", lambda key: key.get("tenant", "")),
-        Column("SCOPES", lambda key: ",".join(key.get("scopes", ()))),
-        Column("CREATED", lambda key: key.get("createTime", "")),
+        Column("ID", "id"),
+        Column("STATE", "state"),
+        Column("TENANT", "tenant"),
+        Column("SCOPES", "scopes", "commas"),
+        Column("CREATED", "createTime"),
         Column("EXPIRES", lambda key: key.get("expireTime", "never")),
-        Column("DESCRIPTION", lambda key: key.get("description", "")),
+        Column("DESCRIPTION", "description"),
     ),
     name=lambda key: key.get("id", ""),
     kind="ApiKeyList",
@@ -76,13 +76,13 @@ _KEYS = Listing(
 
 def complete_key_id(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes the ids of existing keys."""
-    home, request = ctx.params.get("home") or DEFAULT_HOME, pb.ListKeysRequest()
     try:
-        found = call_registry(home, KeyServiceStub, "ListKeys", request, COMPLETION_TIMEOUT_SECONDS).keys
+        with connect_keys(ctx.params.get("home") or DEFAULT_HOME, COMPLETION_TIMEOUT_SECONDS) as api:
+            found = api.get(KEYS)["items"]
     except (WeftError, OSError, ValueError):
         # Completion prints nothing about faults of the mesh: the command line is half typed.
         return []
-    return [key.id for key in found if key.id.startswith(incomplete) and not key.HasField("revoke_time")]
+    return [key["id"] for key in found if key["id"].startswith(incomplete) and "revokeTime" not in key]
 
 
 FormatOption = Annotated[
@@ -119,11 +119,10 @@ def create(
     """
     with naming_fields(_option_of):
         wanted = dict.fromkeys((*(scopes_of(role) if role else ()), *(scopes or ())))
-        request = pb.CreateKeyRequest(description=description, tenant=tenant, scopes=wanted)
-        if expires is not None:
-            request.lifetime.FromSeconds(lifetime_seconds(expires, "--expires"))
-        created = call_registry(home, KeyServiceStub, "CreateKey", request)
-        _show_new(home, created.key, created.text, output)
+        lifetime = {} if expires is None else {"lifetimeSeconds": lifetime_seconds(expires, "--expires")}
+        body = {"description": description, "tenant": tenant, "scopes": list(wanted), **lifetime}
+        with connect_keys(home) as api:
+            _show_new(home, api.post(KEYS, body), output)
 
 
 @app.command("list")
@@ -132,8 +131,8 @@ def list_keys(home: HomeOption = DEFAULT_HOME, output: FormatOption = NamedForma
 
     Example: weft keys list -o json
     """
-    found = call_registry(home, KeyServiceStub, "ListKeys", pb.ListKeysRequest()).keys
-    _KEYS.print(list(map(_plain, found)), output)
+    with connect_keys(home) as api:
+        _KEYS.print(api.get(KEYS)["items"], output)
 
 
 @app.command("revoke")
@@ -142,8 +141,8 @@ def revoke(key_id: IdArgument, home: HomeOption = DEFAULT_HOME, output: FormatOp
 
     Example: weft keys revoke 3k9x0a7bq2mz
     """
-    with naming_fields(_option_of):
-        call_registry(home, KeyServiceStub, "RevokeKey", pb.RevokeKeyRequest(id=key_id))
+    with naming_fields(_option_of), connect_keys(home) as api:
+        api.delete(f"{KEYS}/{key_id}")
         document = {"kind": "ApiKey", "id": key_id, "state": "revoked"}
         _show(output, f"key {key_id} revoked\n", f"{key_id}\n", document)
 
@@ -162,21 +161,21 @@ def rotate(
     Example: weft keys rotate 3k9x0a7bq2mz --grace 1d
     """
     with naming_fields(_option_of):
-        request = pb.RotateKeyRequest(id=key_id)
-        if grace is not None:
-            request.grace.FromSeconds(0 if grace == "0" else lifetime_seconds(grace, "--grace"))
-        rotated = call_registry(home, KeyServiceStub, "RotateKey", request)
-        until = rotated.old_expire_time.ToJsonString()
-        _show_new(home, rotated.key, rotated.text, output, old_good_until=until)
+        seconds = None if grace is None else 0 if grace == "0" else lifetime_seconds(grace, "--grace")
+        with connect_keys(home) as api:
+            rotated = api.post(f"{KEYS}/{key_id}/rotate", {} if seconds is None else {"graceSeconds": seconds})
+        _show_new(home, rotated, output)
 
 
-def _show_new(home: Path, key: pb.Key, text: str, output: NamedFormat, *, old_good_until: str = "") -> None:
+def connect_keys(home: Path, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> AbstractContextManager[Api]:
+    """Connects to what keeps the keys: gateways serve them only where callers need some."""
+    return connect(home, timeout_seconds, is_always_served=False)
+
+
+def _show_new(home: Path, key: Document, output: NamedFormat) -> None:
     """Prints a new secret; it is shown only this once."""
-    document = {"kind": "ApiKey", **_plain(key), "key": text}
-    old = ""
-    if old_good_until:
-        document["oldExpireTime"] = old_good_until
-        old = f"the old secret is valid until {old_good_until}\n"
+    text, document = str(key["key"]), key | {"kind": "ApiKey"}
+    old = f"the old secret is valid until {key['oldExpireTime']}\n" if "oldExpireTime" in key else ""
     example = _curl_line(home, text) if output is NamedFormat.TABLE else ""
     table = f"key  {text}\n\ntry it:\n\n  {example}\n\n{old}It is not shown again.\n"
     _show(output, table, f"{text}\n", document)
@@ -204,7 +203,3 @@ def _curl_line(home: Path, text: str) -> str:
 def _option_of(field: str) -> str:
     """Returns the option or argument that a request field comes from."""
     return "--scope" if field.startswith("scopes") else _OPTIONS.get(field, field)
-
-
-def _plain(key: pb.Key) -> dict[str, Any]:
-    return {**MessageToDict(key), "state": key_state(key, datetime.now(UTC))}

@@ -10,22 +10,19 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.api.registry.v1 import key_service_pb2
-from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceStub
-from weft.client.resources import connect_registry
-from weft.documents.computed import key_state
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.principal import KEY_PREFIX
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_chat_target
+from weft_app.cli.formats import moment_in
 from weft_app.cli.http_mesh import HttpMesh, http_mesh
-from weft_app.cli.keys import KeyRole, scopes_of
+from weft_app.cli.keys import KEYS, KeyRole, connect_keys, scopes_of
 from weft_app.cli.launch_tools import TOOLS, Access, Tool
+from weft_app.cli.mesh_documents import Document, connect_documents
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, note
 from weft_app.cli.output import Column, Listing, say
-from weft_app.cli.registry_calls import call_registry
 from weft_app.compose.home import WeftHome
 
 KEY_VARIABLE = "WEFT_API_KEY"
@@ -141,9 +138,9 @@ def _key(home: Path, mesh: HttpMesh, tool: str) -> str:
     file = root.root / KEY_FOLDER / tool
     if kept := _kept_key(home, file):
         return kept
-    request = key_service_pb2.CreateKeyRequest(description=f"weft launch {tool}", scopes=scopes_of(KeyRole.USER))
-    request.lifetime.FromSeconds(KEY_LIFETIME_SECONDS)
-    text = str(call_registry(home, KeyServiceStub, "CreateKey", request).text)
+    wanted = {"description": f"weft launch {tool}", "scopes": list(scopes_of(KeyRole.USER))}
+    with connect_keys(home) as api:
+        text = str(api.post(KEYS, wanted | {"lifetimeSeconds": KEY_LIFETIME_SECONDS})["key"])
     try:
         replace_file(file, f"{text}\n".encode())
     except OSError as error:
@@ -157,19 +154,19 @@ def _kept_key(home: Path, file: Path) -> str:
         text = file.read_text("utf-8").strip()
     except (OSError, ValueError):
         return ""
-    request, then = key_service_pb2.ListKeysRequest(), datetime.now(UTC) + MIN_VALID
-    valid = {
-        key.id
-        for key in call_registry(home, KeyServiceStub, "ListKeys", request).keys
-        if key_state(key, then) == "good"
-    }
-    return text if any(text.startswith(f"{KEY_PREFIX}_{key_id}_") for key_id in valid) else ""
+    with connect_keys(home) as api:
+        good = [key for key in api.get(KEYS)["items"] if key["state"] == "good" and _lasts(key)]
+    return text if any(text.startswith(f"{KEY_PREFIX}_{key['id']}_") for key in good) else ""
+
+
+def _lasts(key: Document) -> bool:
+    return "expireTime" not in key or moment_in(key["expireTime"]) > datetime.now(UTC) + MIN_VALID
 
 
 def _only_model(home: Path, mesh: HttpMesh, key: str) -> str:
     """Returns the model that can only be meant. Raises INVALID_ARGUMENT naming those that there are."""
     if mesh.has_registry:
-        with connect_registry(home=home) as registry:
+        with connect_documents(home) as registry:
             names = list(registry.names(ResourceKind.POOL))
     else:
         names = mesh.models("" if key == ANY_KEY else key)

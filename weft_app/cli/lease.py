@@ -14,19 +14,24 @@ from typing import Annotated
 
 import typer
 
-from weft.api.registry.v1 import lease_pb2, lease_service_pb2
-from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceStub
 from weft.client._home import mesh_address
 from weft.client._lease_renewal import ProcessTree
 from weft.client.leases import LeaseOptions, MemoryLease, acquired_lease, program_name
-from weft.client.operations import requester
 from weft.gpu.process import is_alive
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.units import parse_size, size_words
-from weft_app.cli.lease_table import MAX_LEASE_ID_CHARS, LeaseRow, host_document, hosts_of, lease_rows, print_hosts
+from weft_app.cli.lease_table import (
+    MAX_LEASE_ID_CHARS,
+    host_document,
+    hosts_of,
+    lease_rows,
+    leased_bytes,
+    print_hosts,
+)
+from weft_app.cli.mesh_documents import Document, connect
 from weft_app.cli.options import (
     DEFAULT_HOME,
     HomeOption,
@@ -36,7 +41,6 @@ from weft_app.cli.options import (
     note,
 )
 from weft_app.cli.output import print_document, safe_text, say
-from weft_app.cli.registry_calls import call_registry
 from weft_app.cli.wait import parse_duration
 
 LOOK_SECONDS = 0.2
@@ -347,28 +351,24 @@ def release_lease(
 
     Example: weft lease release lease-3f9a --yes
     """
-    wanted = lease_service_pb2.ReleaseProgramLeaseRequest(
-        lease_id=require_token(lease_id, "ID", MAX_LEASE_ID_CHARS), requested_by=requester("cli")
-    )
-    if not yes:
-        row = next((row for row in lease_rows(hosts_of(home)) if row.lease.lease_id == lease_id), None)
-        if row is not None and row.lease.holder.kind == lease_pb2.LeaseHolder.KIND_PROGRAM:
-            _confirm(row)
-    released = call_registry(home, LeaseServiceStub, "ReleaseProgramLease", wanted).lease
-    shares = size_words(sum(share.bytes for share in released.shares))
-    say(
-        f"lease/{lease_id} is released: {shares} of {safe_text(released.host)} are free once its processes have ended\n"
-    )
+    require_token(lease_id, "ID", MAX_LEASE_ID_CHARS)
+    lease = next((lease for lease in lease_rows(hosts_of(home)) if lease["leaseId"] == lease_id), None)
+    if not yes and lease is not None and lease["holderKind"] == "program":
+        _confirm(lease)
+    with connect(home) as api:
+        released = api.delete(f"/v1/admin/leases/{lease_id}")
+    place = f"{size_words(leased_bytes(released))} of {safe_text((lease or {}).get('host', 'its host'))}"
+    say(f"lease/{lease_id} is released: {place} are free once its processes have ended\n")
 
 
-def _confirm(row: LeaseRow) -> None:
+def _confirm(lease: Document) -> None:
     """Asks whether a lease is to be released. Raises INVALID_ARGUMENT where there is no terminal to ask on."""
     if not sys.stdin.isatty():
         raise invalid_field(
             "--yes", "is needed where there is no terminal: the program that holds the lease may be ended"
         )
-    held = f"{size_words(sum(share.bytes for share in row.lease.shares))} of {safe_text(row.host.host)}"
-    holder, purpose = safe_text(row.lease.holder.name), safe_text(row.lease.purpose)
+    held = f"{size_words(leased_bytes(lease))} of {safe_text(lease['host'])}"
+    holder, purpose = safe_text(lease["holder"]), safe_text(lease["purpose"])
     note(f"{holder} holds {held} for {purpose}; a command of weft lease acquire is ended when its lease is released")
     typer.confirm("weft: release it?", abort=True, err=True)
 

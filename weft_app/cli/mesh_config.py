@@ -4,21 +4,18 @@ import json
 import os
 from dataclasses import asdict
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from weft.client.resources import connect_registry
 from weft.kernel.errors import invalid_field
-from weft.kernel.request import JournalMode, journal_in
+from weft_app.cli.mesh_documents import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, Listing, say
 
-if TYPE_CHECKING:
-    from weft.api.registry.v1.settings_pb2 import MeshSettings
-
 app = typer.Typer(help="Show what weft.yaml means; show and change settings of the whole mesh.", no_args_is_help=True)
 
+PATH = "/api/v1/config"
 ALLOW_CLOUD_FALLBACK = "allowCloudFallback"
 JOURNAL = "journal"
 
@@ -103,9 +100,8 @@ def get(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TAB
 
     Example: weft config get -o json
     """
-    with connect_registry(home=home) as registry:
-        settings = registry.settings()
-    _show(settings, output)
+    with connect(home) as api:
+        _show(api.get(PATH), output)
 
 
 @app.command("set")
@@ -119,13 +115,12 @@ def set_values(
     Example: weft config set allowCloudFallback=false journal=keep
     """
     wanted = _parsed(assignments)
-    fallback = wanted.get(ALLOW_CLOUD_FALLBACK)
-    with connect_registry(home=home) as registry:
-        settings = registry.update_settings(
-            allow_cloud_fallback=None if fallback is None else _WORDS[fallback],
-            journal=JournalMode[wanted[JOURNAL].upper()] if JOURNAL in wanted else JournalMode.UNSET,
-        )
-    _show(settings, output)
+    body = {name: _WORDS.get(word, word) for name, word in wanted.items()}
+    with connect(home) as api:
+        if ALLOW_CLOUD_FALLBACK not in body:
+            # Only the journal may be left out.
+            body[ALLOW_CLOUD_FALLBACK] = api.get(PATH)[ALLOW_CLOUD_FALLBACK]
+        _show(api.put(PATH, body), output)
 
 
 def _parsed(assignments: list[str]) -> dict[str, str]:
@@ -147,9 +142,7 @@ def _parsed(assignments: list[str]) -> dict[str, str]:
     return found
 
 
-def _show(settings: "MeshSettings", output: OutputFormat) -> None:
-    journal = journal_in(settings.journal) or JournalMode.NONE
-    shown: dict[str, Any] = {ALLOW_CLOUD_FALLBACK: settings.allow_cloud_fallback, JOURNAL: journal.name.lower()}
+def _show(settings: Document, output: OutputFormat) -> None:
     # A document has a setting without a default only once it was set.
-    document = {name: value for name, value in shown.items() if name != JOURNAL or settings.journal}
-    _SETTINGS.print(shown.items(), output, lambda: document)
+    shown = {ALLOW_CLOUD_FALLBACK: settings[ALLOW_CLOUD_FALLBACK], JOURNAL: settings.get(JOURNAL, "none")}
+    _SETTINGS.print(shown.items(), output, lambda: settings)

@@ -1,29 +1,72 @@
-"""The resources of a mesh as documents: over its HTTP API, or over gRPC where the home has no gateway."""
+"""The mesh that a command calls, and its resources as documents."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import override
-
-from weft.client._home import mesh_address
+from weft.client._home import (
+    ADDRESS_VARIABLES,
+    URL_VARIABLE,
+    FoundHome,
+    Service,
+    home_folder,
+    mesh_address,
+    mesh_ca_file,
+    require_url,
+)
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
-from weft_app.cli.mesh_api import CALL_TIMEOUT_SECONDS, MeshApi, api_socket
+from weft_app.cli.mesh_api import (
+    CALL_TIMEOUT_SECONDS,
+    Api,
+    MeshApi,
+    SocketConnection,
+    api_socket,
+    connection_to,
+    own_url,
+)
 
 PAGE_SIZE = 1000
 Document = dict[str, Any]
 Processes = Mapping[tuple[str, str], Document]
 """What is known of the process of an engine (`processId`, `restartCount`), by runner and model."""
-MAX_ASKED_AT_ONCE = 16
-"""Runners that are asked at once; one that does not answer must not delay the others."""
+
+
+def connect(
+    home: Path,
+    timeout_seconds: float = CALL_TIMEOUT_SECONDS,
+    service: Service = "registry",
+    *,
+    is_always_served: bool = True,
+) -> AbstractContextManager[Api]:
+    """Connects to the mesh of a home: that of WEFT_URL, the gateway of `weft up`, or else `service` over gRPC.
+
+    `is_always_served`: whether every gateway serves what is asked for. Raises SERVICE_UNAVAILABLE when none runs.
+    """
+    if url := _url_elsewhere(home):
+        return MeshApi(connection_to(url, mesh_ca_file(url, home), timeout_seconds), url)
+    if is_always_served and (path := api_socket(home)) is not None:
+        return MeshApi(SocketConnection(path, timeout_seconds), f"unix:{path}")
+    mesh_address(home, service)  # raises where none runs, before gRPC is imported
+    from weft_app.cli.mesh_grpc import GrpcApi  # noqa: PLC0415 - gRPC takes longer than the rest
+
+    return GrpcApi(home, timeout_seconds)
+
+
+def _url_elsewhere(home: Path) -> str:
+    """Returns the URL of a mesh that WEFT_URL alone names; empty: it names none, or that of the home."""
+    if not isinstance(home_folder(home), FoundHome) or any(map(os.environ.get, ADDRESS_VARIABLES.values())):
+        return ""
+    url = os.environ.get(URL_VARIABLE, "").strip().rstrip("/")
+    return require_url(url) if url and url != own_url(home) else ""
 
 
 class MeshDocuments:
-    """Reads resources by the HTTP API. Every failure is a WeftError with a reason."""
+    """Reads resources. Every failure is a WeftError with a reason."""
 
-    def __init__(self, api: Any) -> None:
+    def __init__(self, api: Api) -> None:
         self._api = api
 
     def documents(self, kind: ResourceKind) -> list[Document]:
@@ -44,72 +87,22 @@ class MeshDocuments:
         found = self._api.get("/api/v1/events", kind=kind and kind.value, name=name, limit=limit)
         return list(found["items"])
 
-    def processes(self, runners: Sequence[Document]) -> Processes:  # noqa: ARG002 - over gRPC these are asked
+    def processes(self) -> Processes:
         """Returns what runners say of the processes of their engines; those that say nothing are left out."""
         with suppress(WeftError):
             found = self._api.get("/v1/admin/models")
             replicas = [each for model in found["items"] for each in model["replicas"]["members"]]
-            return {(each.get("runner", ""), each["model"]): each for each in [*replicas, *found.get("unowned", ())]}
+            return processes_of([*replicas, *found.get("unowned", ())])
         return {}
+
+
+def processes_of(engines: list[Document]) -> Processes:
+    """Returns the processes of engines by runner and model."""
+    return {(each.get("runner", ""), each["model"]): each for each in engines}
 
 
 @contextmanager
 def connect_documents(home: Path, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> Iterator[MeshDocuments]:
     """Connects to the mesh of a home. Raises SERVICE_UNAVAILABLE when none runs."""
-    path = api_socket(home)
-    if path is not None:
-        with MeshApi(path, timeout_seconds) as api:
-            yield MeshDocuments(api)
-        return
-    mesh_address(home, "registry")  # raises where none runs, before gRPC is imported
-    from weft.client.resources import connect_registry  # noqa: PLC0415 - gRPC takes longer than the rest
-
-    with connect_registry(home=home, timeout_seconds=timeout_seconds) as registry:
-        yield RegistryDocuments(registry)
-
-
-class RegistryDocuments(MeshDocuments):
-    """Reads the same documents by the registry's gRPC API."""
-
-    @override
-    def documents(self, kind: ResourceKind) -> list[Document]:
-        from weft.documents.resources import plain  # noqa: PLC0415 - it needs protobuf
-
-        return [plain(document) for document in self._api.documents(kind)]
-
-    @override
-    def document(self, kind: ResourceKind, name: str) -> Document:
-        from weft.documents.resources import plain  # noqa: PLC0415 - as above
-
-        return plain(self._api.document(kind, name))
-
-    @override
-    def names(self, kind: ResourceKind) -> Iterator[str]:
-        yield from self._api.names(kind)
-
-    @override
-    def events(self, kind: ResourceKind | None, name: str, limit: int) -> list[Document]:
-        from weft.documents.codec import document_of  # noqa: PLC0415 - as above
-
-        return [document_of(event) for event in self._api.events(kind, name, limit)]
-
-    @override
-    def processes(self, runners: Sequence[Document]) -> Processes:
-        return described_processes(runners)
-
-
-def described_processes(runners: Sequence[Document]) -> Processes:
-    """Asks runners, over gRPC, for the processes of their engines."""
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - for these alone
-
-    from weft.client.resources import describe_runner  # noqa: PLC0415 - as above
-    from weft.documents.codec import document_of  # noqa: PLC0415 - as above
-
-    active = [runner for runner in runners if runner["status"]["state"] == "active"]
-    with ThreadPoolExecutor(MAX_ASKED_AT_ONCE) as pool:
-        answers = list(pool.map(lambda runner: describe_runner(runner["status"]["address"]), active))
-    return {
-        (runner["name"], instance.model): document_of(instance)
-        for runner, answer in zip(active, answers, strict=True)
-        for instance in (answer.instances if answer is not None else ())
-    }
+    with connect(home, timeout_seconds) as api:
+        yield MeshDocuments(api)

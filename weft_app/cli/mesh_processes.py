@@ -32,9 +32,11 @@ def examine_mesh(home: Path) -> Iterator[Finding]:
         yield failed(CHECK, f"the registry does not answer: {error.message}", "weft status")
         return
     asked = _registries(home)
-    known = {f"{ROUTER_PREFIX}{each.name}": each.version for each in routers}
+    known = {f"{ROUTER_PREFIX}{each['name']}": each.get("version", "") for each in routers}
     # In the process of `weft up` the router is asked with the registry.
-    reached = {f"{ROUTER_PREFIX}{each.name}": each.address for each in routers if each.address not in asked.values()}
+    reached = {
+        f"{ROUTER_PREFIX}{each['name']}": each["address"] for each in routers if each["address"] not in asked.values()
+    }
     if not routers:
         reached |= _unregistered_router(home, asked)
     processes: dict[str, MeshProcess] = {name: MeshProcess(name=name, version=known[name]) for name in known}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.units import size_words
 from weft_app.cli.formats import moment_in, seconds_ago
-from weft_app.cli.mesh_documents import Document, Processes, connect_documents, described_processes
+from weft_app.cli.mesh_documents import Document, Processes, connect_documents, processes_of
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_INTERRUPTED,
@@ -72,7 +72,7 @@ def ps(
             return
         with connect_documents(home) as mesh:
             runners = mesh.documents(ResourceKind.RUNNER)
-            processes = mesh.processes(runners)
+            processes = mesh.processes()
         _PROCESSES.print(_rows_of(runners, processes), output)
 
 
@@ -105,12 +105,13 @@ class ProcessWatch:
     def _news(self, state: "MeshState", names: Iterable[str]) -> list[dict[str, Any]]:
         """Returns the rows of runners that have changed, and those of models that are gone."""
         from weft.documents.resources import plain  # noqa: PLC0415 - only a watch is over gRPC
+        from weft_app.cli.mesh_grpc import described_processes  # noqa: PLC0415 - as above
 
         found = {name: state.document((ResourceKind.RUNNER, name)) for name in sorted(names)}
         documents = {name: None if document is None else plain(document) for name, document in found.items()}
         asked = [document for name, document in documents.items() if document and self._is_new(name, document)]
         gone = [name for name, document in documents.items() if document is None]
-        rows = _rows_of(asked, described_processes(asked))
+        rows = _rows_of(asked, processes_of(list(described_processes(asked))))
         news = [row for row in rows if self._is_news(row)]
         left = {(row["runner"], row["model"]) for row in rows}
         looked_at = {*gone, *(document["name"] for document in asked)}

@@ -1,11 +1,11 @@
 """Records followed until Ctrl-C; those that no service streams changes of, such as tasks, are read at an interval."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
 from weft_app.cli.follow import Breaks
 from weft_app.cli.output import TEXTS, Feed, Listing, json_line, say
 
@@ -99,21 +99,31 @@ class RecordWatch:
             self._changes.all(found)
 
 
-def follow_readings(changes: RecordChanges, opened: Callable[[], Iterator[Iterable[Any]]]) -> None:
-    """Prints records until Ctrl-C, then each one that is new, has changed or is gone.
+def show_records(
+    listing: Listing,
+    words: Sequence[str],
+    output: StrEnum,
+    read: Callable[[], Iterable[Any]],
+    unknown: Callable[[str], WeftError],
+    *,
+    key: str = "name",
+    watch: bool = False,
+) -> None:
+    """Prints the records that `words` name, all without names; `watch`: until Ctrl-C, with each that changes.
 
-    `opened` returns a stream of the records as they are, at first and after every change; it is opened again after an
-    outage. Raises the error of the first stream, and that of a mesh which is away only after a minute.
+    `key`: where a record has its name; `unknown` returns the error for a name that none has.
     """
-    has_begun, breaks = False, Breaks()
-    while True:
-        try:
-            for found in opened():
-                breaks.none()
-                if has_begun:
-                    changes.all(found)
-                else:
-                    changes.first(found)
-                has_begun = True
-        except WeftError as error:
-            breaks.survive(error)
+    if output == "yaml":
+        raise invalid_field("--output", f"must be table, wide, json or name: {listing.plural} are not declared")
+    names = {word.partition("/")[2] for word in words} if "/" in words[0] else set(words[1:])
+
+    def picked() -> list[Any]:
+        return [record for record in read() if not names or record[key] in names]
+
+    found = picked()
+    if missing := names - {record[key] for record in found}:
+        raise unknown(min(missing))
+    if watch:
+        RecordWatch(listing, output, picked).run()
+    else:
+        listing.print(found, output)

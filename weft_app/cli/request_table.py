@@ -7,7 +7,8 @@ from pathlib import Path
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.formats import moment_in, text_at
-from weft_app.cli.mesh_requests import Document, connect_requests
+from weft_app.cli.mesh_api import CALL_TIMEOUT_SECONDS
+from weft_app.cli.mesh_documents import Document, connect
 from weft_app.cli.options import ResourceFormat, note
 from weft_app.cli.output import TEXTS, Column, Listing, say
 from weft_app.cli.targets import REQUEST_WORDS
@@ -139,12 +140,12 @@ def show_requests(
 
 
 def _read(home: Path, names: Sequence[str], state: str, *, is_requests: bool) -> Document:
-    with connect_requests(home) as requests:
+    with connect(home, CALL_TIMEOUT_SECONDS, "router") as api:
         if not is_requests:
-            return _named_clients(requests.clients(), names)
+            return _named_clients(api.get("/v1/clients"), names)
         if not names:
-            return requests.listed(MAX_SHOWN, state)
-        found = [requests.get(name) for name in names]
+            return dict(api.get("/v1/requests", limit=MAX_SHOWN, state=state, allTenants=True))
+        found = [api.get(f"/v1/requests/{name}", allTenants=True) for name in names]
         return {"kind": "RequestList", "items": found, "total": len(found), "historyMissing": False}
 
 

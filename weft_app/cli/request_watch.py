@@ -8,7 +8,7 @@ from weft.client.requests import connect_requests
 from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError
 from weft_app.cli.follow import Breaks
-from weft_app.cli.mesh_requests import Document
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.output import Listing
 from weft_app.cli.record_watch import RecordChanges
 

@@ -8,51 +8,51 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from weft.api.registry.v1 import secret_service_pb2 as pb
-from weft.api.registry.v1.secret_service_pb2_grpc import SecretServiceStub
-from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import SECRET, unknown_name
+from weft_app.cli.mesh_api import Api
+from weft_app.cli.mesh_documents import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, ResourceFormat, exit_code, note, words_of
 from weft_app.cli.output import Column, Listing, print_document, say
-from weft_app.cli.record_watch import RecordWatch
-from weft_app.cli.registry_calls import CALL_TIMEOUT_SECONDS, call_registry
+from weft_app.cli.record_watch import show_records
 from weft_app.cli.targets import SECRET_WORDS
 
 MAX_VALUE_CHARS = 8_192
 STDIN = "-"
 COMPLETION_TIMEOUT_SECONDS = 0.25
+SECRETS = "/v1/admin/secrets"
 
 _SECRET = (
-    Column("SECRET", "{name}"),
-    Column("VERSION", "{version}"),
-    Column("AGE", "[{update_time:age}]", ticks=True),
-    Column("USED BY", lambda secret: ",".join(secret.used_by) or "-"),
+    Column("SECRET", "name"),
+    Column("VERSION", "version"),
+    Column("AGE", "updateTime", "age", ticks=True),
+    Column("USED BY", "usedBy", "commas"),
 )
 _SECRETS = Listing(
     columns=_SECRET,
-    wide=(*_SECRET, Column("CREATED", "[{create_time:age}]", ticks=True)),
-    name=lambda secret: f"secret/{secret.name}",
-    document=document_of,
+    wide=(*_SECRET, Column("CREATED", "createTime", "age", ticks=True)),
+    name=lambda secret: f"secret/{secret['name']}",
+    kind="SecretList",
+    plural="secrets",
     empty="there are no secrets; weft create secret NAME keeps one",
 )
 
 
 def complete_secret(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes the names of existing secrets."""
-    home = ctx.params.get("home") or DEFAULT_HOME
     try:
-        found = all_secrets(home, COMPLETION_TIMEOUT_SECONDS)
+        with connect(ctx.params.get("home") or DEFAULT_HOME, COMPLETION_TIMEOUT_SECONDS) as api:
+            names = names_of_secrets(api)
     except (WeftError, OSError, ValueError):
         # Completion prints nothing about faults of the mesh: the command line is half typed.
         return []
-    return [secret.name for secret in found if secret.name.startswith(incomplete)]
+    return [name for name in names if name.startswith(incomplete)]
 
 
 NewNameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the secret.")]
@@ -85,8 +85,9 @@ def create_secret(
     Example: weft create secret example-key --from-env EXAMPLE_API_KEY
     """
     require_name(name, "NAME")
-    request = pb.CreateSecretRequest(name=name, value=_value(name, source, from_file, from_env))
-    _show(call_registry(home, SecretServiceStub, "CreateSecret", request).secret, "created", output)
+    body = {"name": name, "value": _value(name, source, from_file, from_env)}
+    with connect(home) as api:
+        _show(api.post(SECRETS, body), "created", output)
 
 
 def rotate_secret(
@@ -103,12 +104,13 @@ def rotate_secret(
     Example: weft rotate secret example-key --from-file ./new-key
     """
     require_name(name, "NAME")
-    request = pb.UpdateSecretRequest(name=name, value=_value(name, source, from_file, from_env))
-    try:
-        updated = call_registry(home, SecretServiceStub, "UpdateSecret", request).secret
-    except WeftError as error:
-        raise _with_suggestion(home, name, error) from error.__cause__
-    _show(updated, f"rotated, version {updated.version}", output)
+    body = {"value": _value(name, source, from_file, from_env)}
+    with connect(home) as api:
+        try:
+            updated = api.put(f"{SECRETS}/{name}", body)
+        except WeftError as error:
+            raise _with_suggestion(api, name, error) from error.__cause__
+    _show(updated, f"rotated, version {updated['version']}", output)
 
 
 def is_about_secrets(words: Sequence[str]) -> bool:
@@ -121,22 +123,16 @@ def show_secrets(words: Sequence[str], output: ResourceFormat, home: Path, *, wa
 
     `watch`: until Ctrl-C, with each that changes.
     """
-    if output is ResourceFormat.YAML:
-        raise invalid_field("--output", "must be table, wide, json or name: secrets are not declared")
-    names = _names(words)
-    found = all_secrets(home)
-    missing = set(names) - {secret.name for secret in found}
-    if missing:
-        raise _unknown(min(missing), [secret.name for secret in found])
-    if watch:
+    _names(words)  # refuses wrong ones
 
-        def read() -> list[pb.Secret]:
-            return [secret for secret in all_secrets(home) if not names or secret.name in names]
+    def read() -> list[Document]:
+        with connect(home) as api:
+            return list(api.get(SECRETS)["items"])
 
-        RecordWatch(_SECRETS, output, read).run()
-        return
-    shown = [secret for secret in found if not names or secret.name in names]
-    _SECRETS.print(shown, output, lambda: document_of(pb.ListSecretsResponse(secrets=shown)))
+    def unknown(name: str) -> WeftError:
+        return unknown_name(SECRET, name, (secret["name"] for secret in read()))
+
+    show_records(_SECRETS, words, output, read, unknown, watch=watch)
 
 
 def delete_secrets(words: Sequence[str], home: Path, *, ignore_not_found: bool, force: bool) -> None:
@@ -144,20 +140,20 @@ def delete_secrets(words: Sequence[str], home: Path, *, ignore_not_found: bool, 
     names = _names(words)
     if not names:
         raise invalid_field("NAME", "name what is to be deleted")
-    codes = [_delete(home, name, ignore_not_found=ignore_not_found, force=force) for name in names]
+    with connect(home) as api:
+        codes = [_delete(api, name, ignore_not_found=ignore_not_found, force=force) for name in names]
     if any(codes):
         raise typer.Exit(next(code for code in codes if code))
 
 
-def _delete(home: Path, name: str, *, ignore_not_found: bool, force: bool) -> int:
+def _delete(api: Api, name: str, *, ignore_not_found: bool, force: bool) -> int:
     """Deletes one secret; returns 0 or the exit code of its failure."""
-    request = pb.DeleteSecretRequest(name=name, force=force)
     try:
-        call_registry(home, SecretServiceStub, "DeleteSecret", request)
+        api.delete(f"{SECRETS}/{name}", force=force)
     except WeftError as error:
         if error.reason is Reason.NOT_FOUND and ignore_not_found:
             return 0
-        found = _with_suggestion(home, name, error)
+        found = _with_suggestion(api, name, error)
         note(words_of(found))
         return exit_code(found)
     say(f"secret/{name} deleted\n")
@@ -216,27 +212,19 @@ def _bounded(text: str, option: str) -> str:
     return value
 
 
-def _show(secret: pb.Secret, done: str, output: NamedFormat) -> None:
+def _show(secret: Document, done: str, output: NamedFormat) -> None:
     if output is NamedFormat.TABLE:
-        say(f"secret/{secret.name} {done}\n")
+        say(f"secret/{secret['name']} {done}\n")
     elif output is NamedFormat.NAME:
-        say(f"secret/{secret.name}\n")
+        say(f"secret/{secret['name']}\n")
     else:
-        document: dict[str, Any] = document_of(secret)
-        print_document(document, output)
+        print_document(secret, output)
 
 
-def all_secrets(home: Path, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> list[pb.Secret]:
-    """Returns the secrets of the mesh on `home`, without their values."""
-    found = call_registry(home, SecretServiceStub, "ListSecrets", pb.ListSecretsRequest(), timeout_seconds)
-    return list(found.secrets)
+def names_of_secrets(api: Api) -> list[str]:
+    """Returns the names of the secrets of a mesh."""
+    return [str(secret["name"]) for secret in api.get(SECRETS)["items"]]
 
 
-def _with_suggestion(home: Path, name: str, error: WeftError) -> WeftError:
-    if error.reason is not Reason.NOT_FOUND:
-        return error
-    return _unknown(name, [secret.name for secret in all_secrets(home)])
-
-
-def _unknown(name: str, known: Sequence[str]) -> WeftError:
-    return unknown_name(SECRET, name, known)
+def _with_suggestion(api: Api, name: str, error: WeftError) -> WeftError:
+    return unknown_name(SECRET, name, names_of_secrets(api)) if error.reason is Reason.NOT_FOUND else error

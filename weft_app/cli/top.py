@@ -3,7 +3,6 @@
 import os
 import select
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,18 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.api.registry.v1 import lease_service_pb2
-from weft.api.registry.v1.runner_pb2 import Runner
-from weft.api.router.v1.request_pb2 import RequestRecord
-from weft.client.requests import connect_requests
-from weft.client.resources import connect_registry
-from weft.documents.codec import document_of, word_of
-from weft.documents.mesh_state import MeshState
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
-from weft.kernel.timestamps import seconds_of
-from weft_app.cli.follow import follow_resources
+from weft_app.cli.formats import moment_in
 from weft_app.cli.lease_table import hosts_of
+from weft_app.cli.mesh_api import CALL_TIMEOUT_SECONDS
+from weft_app.cli.mesh_documents import Document, connect, connect_documents
 from weft_app.cli.options import DEFAULT_HOME, EXIT_OK, HomeOption, OutputFormat, OutputOption, reporting
 from weft_app.cli.output import document_text, json_line, print_document, say
 from weft_app.cli.ps import memory_bytes
@@ -36,14 +29,15 @@ if TYPE_CHECKING:
 MAX_SHOWN = 100
 """Requests that are read."""
 INTERVAL_SECONDS = 1.0
-"""How often requests and memory are read, which have no watch; models are shown as the registry's watch says."""
+MAX_OUTAGE_SECONDS = 60.0
+"""Longest outage of the registry that the page shows instead of its end."""
 _STYLES: Mapping[Style, str] = {
     Style.TITLE: "bold",
     Style.HEADER: "dim",
     Style.PLAIN: "",
     Style.WARNING: "yellow",
 }
-_WAITS = (RequestRecord.STATE_QUEUED, RequestRecord.STATE_LOADING)
+_WAITS = ("queued", "loading")
 
 
 def top(
@@ -51,7 +45,7 @@ def top(
     output: OutputOption = OutputFormat.TABLE,
     once: Annotated[bool, typer.Option("--once", help="Print once and leave.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.2, max=60.0, help="Seconds between two reads of requests and memory.")
+        float, typer.Option("--interval", min=0.2, max=60.0, help="Seconds between two reads.")
     ] = INTERVAL_SECONDS,
 ) -> None:
     """Show devices, models, queue and last ends on one page that goes on until q or Ctrl-C.
@@ -63,20 +57,18 @@ def top(
     with reporting(interrupted=EXIT_OK):
         source = TopSource(home)
         if once:
-            source.read_models()
             document = source.document()
             if output is OutputFormat.TABLE:
                 say(_text(document))
             else:
                 print_document(document, output)
             return
-        with source.following():
-            if output is OutputFormat.TABLE and sys.stdout.isatty():
-                TopScreen(source, interval).run()
-                return
-            while True:
-                say(_piped(source.document(), output))
-                time.sleep(interval)
+        if output is OutputFormat.TABLE and sys.stdout.isatty():
+            TopScreen(source, interval).run()
+            return
+        while True:
+            say(_piped(source.document(), output))
+            time.sleep(interval)
 
 
 def _text(document: Mapping[str, Any]) -> str:
@@ -96,56 +88,33 @@ def _piped(document: Mapping[str, Any], output: OutputFormat) -> str:
 
 
 class TopSource:
-    """The state of the mesh: runners from the registry's watch, requests and memory from polling."""
+    """The state of the mesh, as it is read."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        self._runners: Mapping[str, Runner] = {}
-        self._failure: WeftError | None = None
-        self.changed = threading.Event()
-        """Set at each change of a runner or model."""
-
-    def read_models(self) -> None:
-        """Reads the runners once. Raises SERVICE_UNAVAILABLE."""
-        with connect_registry(home=self._home) as registry:
-            state = MeshState()
-            for response in registry.watch():
-                state.fold(response)
-                break
-        self._runners = dict(state.runners)
-
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        """Follows the registry's watch in a thread while the block runs. Raises SERVICE_UNAVAILABLE."""
-        self.read_models()
-        threading.Thread(target=self._follow, name="top-watch", daemon=True).start()
-        yield
-
-    def _follow(self) -> None:
-        try:
-            for state, changed in follow_resources(self._home):
-                if any(kind in (ResourceKind.RUNNER, ResourceKind.MODEL) for kind, _ in changed):
-                    # Another thread reads it.
-                    self._runners = dict(state.runners)
-                    self.changed.set()
-        except WeftError as error:
-            self._failure = error
-            self.changed.set()
+        self._runners: list[Document] = []
+        self._read_at: float | None = None
+        """When the registry answered last."""
 
     def document(self) -> dict[str, Any]:
-        """Returns what is known now. Raises SERVICE_UNAVAILABLE once the mesh is gone."""
-        if self._failure is not None:
-            raise self._failure
+        """Returns what is known now. Raises SERVICE_UNAVAILABLE where no registry answers, or none for a minute."""
         notice, running, total = "", 0, 0
-        hosts: list[lease_service_pb2.HostMemory] = []
-        waiting: list[RequestRecord] = []
-        ended: list[RequestRecord] = []
         try:
-            with connect_requests(home=self._home) as requests:
-                listed = requests.under_way(MAX_SHOWN)
-                waiting = [request for request in listed.requests if request.state in _WAITS]
-                running, total = len(listed.requests) - len(waiting), listed.total_count
-                ended = list(requests.ended(MAX_SHOWN).requests)
+            with connect_documents(self._home) as mesh:
+                self._runners, self._read_at = mesh.documents(ResourceKind.RUNNER), time.monotonic()
+        except WeftError as error:
+            if self._read_at is None or time.monotonic() - self._read_at > MAX_OUTAGE_SECONDS:
+                raise
+            notice = error.message
+        hosts: list[Document] = []
+        waiting: list[Document] = []
+        ended: list[Document] = []
+        try:
+            with connect(self._home, CALL_TIMEOUT_SECONDS, "router") as api:
+                listed = api.get("/v1/requests", limit=MAX_SHOWN, allTenants=True)
+                waiting = [request for request in listed["items"] if request["state"] in _WAITS]
+                running, total = len(listed["items"]) - len(waiting), listed["total"]
+                ended = api.get("/v1/requests", limit=MAX_SHOWN, state="ended", allTenants=True)["items"]
             hosts = hosts_of(self._home)
         except WeftError as error:
             notice = error.message
@@ -153,85 +122,84 @@ class TopSource:
             "kind": "Top",
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "notice": notice,
-            "tokensPerSecond": _speed(self._runners.values(), running),
+            "tokensPerSecond": _speed(self._runners, running),
             "requests": {"running": running, "waiting": len(waiting), "total": total},
             "devices": [device for host in hosts for device in _devices(host)],
-            "models": [model for runner in self._runners.values() for model in _models(runner)],
+            "models": [model for runner in self._runners for model in _models(runner)],
             "queue": [_waiting(request) for request in waiting],
             "ended": [_end(request) for request in ended],
         }
 
 
-def _speed(runners: Iterable[Runner], running: int) -> float | None:
+def _speed(runners: Iterable[Document], running: int) -> float | None:
     """Returns the tokens per second of all models now, as their runners see them; None: unknown."""
     speeds = [
-        state.tokens_per_second
+        state["tokensPerSecond"]
         for runner in runners
-        if runner.status == Runner.STATUS_ACTIVE
-        for state in runner.capability.instances
-        if state.HasField("tokens_per_second")
+        if runner["status"]["state"] == "active"
+        for state in runner["status"]["instances"]
+        if "tokensPerSecond" in state
     ]
     return sum(speeds) if speeds or not running else None
 
 
-def _devices(host: lease_service_pb2.HostMemory) -> Iterator[dict[str, Any]]:
-    for memory in host.devices:
-        device = memory.device
+def _devices(host: Document) -> Iterator[dict[str, Any]]:
+    for device in host["devices"]:
         yield {
-            "host": host.host,
-            "name": device.name or device.id,
-            "totalBytes": device.total_bytes,
-            "freeBytes": memory.free_bytes,
-            "utilization": device.utilization if device.HasField("utilization") else None,
+            "host": host["host"],
+            "name": device["name"] or device["id"],
+            "totalBytes": device["totalBytes"],
+            "freeBytes": device["freeBytes"],
+            "utilization": device.get("utilization"),
         }
 
 
-def _models(runner: Runner) -> Iterator[dict[str, Any]]:
-    is_active = runner.status == Runner.STATUS_ACTIVE
-    for state in runner.capability.instances:
+def _models(runner: Document) -> Iterator[dict[str, Any]]:
+    is_active = runner["status"]["state"] == "active"
+    for state in runner["status"]["instances"]:
         yield {
-            "model": state.model,
-            "runner": runner.name,
-            "host": runner.host,
-            "state": word_of(state, "phase") if is_active else "inactive",
-            "slotsUsed": state.slots_used,
-            "slotsTotal": state.slots_total,
-            "memoryBytes": memory_bytes(document_of(state.memory)),
-            "loadProgress": state.load_progress if state.HasField("load_progress") else None,
-            "detail": state.detail,
+            "model": state["model"],
+            "runner": runner["name"],
+            "host": runner["status"]["host"],
+            "state": state["phase"] if is_active else "inactive",
+            "slotsUsed": state["slotsUsed"],
+            "slotsTotal": state["slotsTotal"],
+            "memoryBytes": memory_bytes(state.get("memory", {})),
+            "loadProgress": state.get("loadProgress"),
+            "detail": state.get("detail", ""),
         }
 
 
-def _waiting(request: RequestRecord) -> dict[str, Any]:
-    is_queued = request.HasField("queued")
-    status = request.queued if is_queued else request.loading
+def _waiting(request: Document) -> dict[str, Any]:
+    queued, loading = request.get("queued"), request.get("loading", {})
     return {
-        "id": request.request_id,
-        "tenant": request.tenant,
-        "target": request.target,
-        "state": word_of(request, "state"),
-        "position": request.queued.position if is_queued else None,
-        "etaSeconds": seconds_of(status.eta) if status.HasField("eta") else None,
-        "waitsFor": request.queued.reason if is_queued else request.loading.stage,
+        "id": request["requestId"],
+        "tenant": request["tenant"],
+        "target": request["target"],
+        "state": request["state"],
+        "position": queued["position"] if queued else None,
+        "etaSeconds": (queued or loading).get("etaSeconds"),
+        "waitsFor": queued["reason"] if queued else loading.get("stage", ""),
     }
 
 
-def _end(request: RequestRecord) -> dict[str, Any]:
-    receipt, usage = request.receipt, request.receipt.usage
-    is_counted = receipt.HasField("usage")
+def _end(request: Document) -> dict[str, Any]:
+    receipt = request.get("receipt", {})
+    is_counted = "promptTokens" in receipt
+    ended, arrived = moment_in(request["endedAt"]), moment_in(request["arrivedAt"])
     return {
-        "id": request.request_id,
-        "tenant": request.tenant,
-        "target": request.target,
-        "outcome": word_of(request, "reason") if request.reason else "completed",
-        "tokens": [usage.prompt_tokens, usage.completion_tokens] if is_counted else None,
-        "seconds": (request.end_time.ToNanoseconds() - request.arrive_time.ToNanoseconds()) / 1e9,
-        "tokensPerSecond": receipt.tokens_per_second if receipt.HasField("tokens_per_second") else None,
+        "id": request["requestId"],
+        "tenant": request["tenant"],
+        "target": request["target"],
+        "outcome": request.get("reason", "completed"),
+        "tokens": [receipt["promptTokens"], receipt["completionTokens"]] if is_counted else None,
+        "seconds": (ended - arrived).total_seconds(),
+        "tokensPerSecond": receipt.get("tokensPerSecond"),
     }
 
 
 KEY_SECONDS = 0.1
-"""How often keys, changes of the mesh and the size of the terminal are looked at."""
+"""How often keys and the size of the terminal are looked at."""
 QUIT_KEYS = ("q", "Q", "\x04")
 
 
@@ -261,10 +229,7 @@ class TopScreen:
             read_at = time.monotonic()
             while (key := _key(KEY_SECONDS)) not in QUIT_KEYS:
                 pressed = self._press(key)
-                waited = time.monotonic() - read_at
-                is_due = waited >= self._interval_seconds or (self._source.changed.is_set() and waited >= KEY_SECONDS)
-                if is_due and not self._is_paused:
-                    self._source.changed.clear()
+                if time.monotonic() - read_at >= self._interval_seconds and not self._is_paused:
                     self._document, read_at = self._source.document(), time.monotonic()
                     pressed = True
                 if self._fit() or pressed:

@@ -2,25 +2,25 @@
 
 import csv
 import io
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from datetime import UTC
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from weft.api.router.v1.usage_pb2 import UsageCounts, UsageRow
-from weft.api.router.v1.usage_service_pb2 import ListUsageResponse
-from weft.client.resources import connect_registry
-from weft.client.usage import connect_usage
-from weft.documents.codec import document_of
 from weft.documents.resource_kinds import ResourceKind
-from weft.durable.usage import MAX_ROWS, moment_of
-from weft.kernel.timestamps import datetime_of, seconds_of
 from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
+from weft_app.cli.formats import moment_in
+from weft_app.cli.mesh_documents import Document, connect, connect_documents
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note, reporting
 from weft_app.cli.output import Column, TextTable, print_document, say
+
+MAX_ROWS = 10_000
+"""Rows of one answer."""
+CALL_TIMEOUT_SECONDS = 30.0
 
 
 class UsageFormat(StrEnum):
@@ -34,9 +34,13 @@ class UsageFormat(StrEnum):
 
 
 _GROUPS = {"tenant": "TENANT", "key": "KEY", "model": "MODEL", "asked": "ASKED FOR"}
-_HOUR, _DAY = "%Y-%m-%d %H:00", "%Y-%m-%d"
-_CSV_COUNTS = tuple(field.name for field in UsageCounts.DESCRIPTOR.fields)
-OPTIONS = {"by": "--by", "since": "--since", "until": "--until", "tenant": "--tenant", "model": "--model"}
+_TIMES = {"hour": ("HOUR (UTC)", "%Y-%m-%d %H:00"), "day": ("DAY (UTC)", "%Y-%m-%d")}
+_CSV_COUNTS = (
+    *("completed_count", "failed_count", "cancelled_count", "rejected_count", "unknown_count", "retried_count"),
+    *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "unknown_tokens_count", "gpu_seconds"),
+    *("unknown_gpu_count", "remote_count", "remote_prompt_tokens", "remote_completion_tokens", "energy_millijoules"),
+    *("measured_energy_count", "image_steps", "image_pixels", "audio_milliseconds"),
+)
 
 
 def usage(
@@ -60,59 +64,66 @@ def usage(
     Example: weft usage --by tenant,day --since 7d -o csv
     """
     with reporting():
-        now = datetime.now(UTC)
         groups = [word.strip() for word in by.split(",") if word.strip()]
-        with naming_fields(lambda field: OPTIONS.get(field, field)), connect_usage(home=home) as client:
-            found = client.list(
-                groups,
-                since=datetime_of(moment_of(since, "since", now)) if since else None,
-                until=datetime_of(moment_of(until, "until", now)) if until else None,
+        with naming_fields("--{}".format), connect(home, CALL_TIMEOUT_SECONDS, "router") as api:
+            found = api.get(
+                "/v1/admin/usage",
+                by=",".join(groups),
+                since=since,
+                until=until,
                 tenant=tenant,
                 model=model,
                 limit=MAX_ROWS,
             )
-        if model and not found.rows:
+        if model and not found["items"]:
             _note_unknown(model, home)
         if output is UsageFormat.CSV:
             say(csv_text(found, groups))
         elif output in (UsageFormat.JSON, UsageFormat.YAML):
-            print_document(document_of(found), output)
+            print_document(found, output)
         else:
             say(table_text(found, groups, is_wide=output is UsageFormat.WIDE))
-        if found.has_more:
+        if found["hasMore"]:
             note(f"there are more than {MAX_ROWS} rows; name a shorter time, a tenant or a model")
 
 
 def _note_unknown(model: str, home: Path) -> None:
     """Says on standard error that no model has this name; one that was used and deleted has rows."""
-    with connect_registry(home=home) as registry:
-        names = {*registry.names(ResourceKind.MODEL), *registry.names(ResourceKind.POOL)}
+    with connect_documents(home) as mesh:
+        names = set(chain(mesh.names(ResourceKind.MODEL), mesh.names(ResourceKind.POOL)))
     if model not in names:
         note(unknown_name(MODEL_OR_POOL, model, names).message)
 
 
-def table_text(found: ListUsageResponse, groups: Sequence[str], *, is_wide: bool = False) -> str:
+def table_text(found: Document, groups: Sequence[str], *, is_wide: bool = False) -> str:
     """Returns the table, the sum of several rows last."""
     columns = [*_group_columns(groups), *(_WIDE if is_wide else _COUNTS)]
-    rows: list[UsageRow] = list(found.rows)
+    rows = list(found["items"])
     if len(rows) > 1 and groups:
-        rows.append(UsageRow(counts=found.total))
-        first, total = columns[0], rows[-1]
+        rows.append(total := found["total"])
+        first = columns[0]
         columns[0] = Column(first.title, lambda row: "total" if row is total else first.text(row))
     return TextTable(columns).text(rows)
 
 
-def csv_text(found: ListUsageResponse, groups: Sequence[str]) -> str:
-    """Returns rows as CSV with a header, by the names of the API; times and sums as numbers."""
-    times = ["start"] if {"hour", "day"} & set(groups) else []
+def csv_text(found: Document, groups: Sequence[str]) -> str:
+    """Returns rows as CSV with a header; times and sums as numbers, those that are not known empty."""
+    times = ["start"] if _TIMES.keys() & set(groups) else []
     names = [name for name in _GROUPS if name in groups]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*times, *names, *("gpu_seconds" if name == "gpu_time" else name for name in _CSV_COUNTS)])
-    for row in found.rows:
-        start = [datetime_of(row.start_time).strftime("%Y-%m-%dT%H:%MZ")] if times else []
-        writer.writerow([*start, *(_cell(getattr(row, name)) for name in names), *_numbers(row.counts)])
+    writer.writerow([*times, *names, *_CSV_COUNTS])
+    for row in found["items"]:
+        start = [_start(row, "%Y-%m-%dT%H:%MZ")] if times else []
+        counts = (row.get(_key_of(name), "") for name in _CSV_COUNTS)
+        writer.writerow([*start, *(_cell(row.get(name, "")) for name in names), *counts])
     return text.getvalue()
+
+
+def _key_of(name: str) -> str:
+    """Returns the name of a count in documents, such as "promptTokens"."""
+    first, *others = name.removesuffix("_count").split("_")
+    return first + "".join(map(str.capitalize, others))
 
 
 def _cell(text: str) -> str:
@@ -120,81 +131,45 @@ def _cell(text: str) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 
-def _numbers(counts: UsageCounts) -> list[object]:
-    """Returns the counts; the time of accelerators in seconds, it and their energy empty where they are not known."""
-    found: dict[str, object] = {name: getattr(counts, name) for name in _CSV_COUNTS}
-    found["gpu_time"] = seconds_of(counts.gpu_time) if counts.HasField("gpu_time") else ""
-    if not counts.HasField("energy_millijoules"):
-        found["energy_millijoules"] = ""
-    return list(found.values())
-
-
 def _group_columns(groups: Sequence[str]) -> list[Column]:
-    columns = [Column(_GROUPS[name], _group(name)) for name in _GROUPS if name in groups]
-    if "hour" in groups:
-        return [Column("HOUR (UTC)", lambda row: _time(row, _HOUR)), *columns]
-    if "day" in groups:
-        return [Column("DAY (UTC)", lambda row: _time(row, _DAY)), *columns]
+    columns = [Column(title, name) for name, title in _GROUPS.items() if name in groups]
+    for name, (title, pattern) in _TIMES.items():
+        if name in groups:
+            return [Column(title, lambda row, pattern=pattern: _start(row, pattern)), *columns]  # type: ignore[misc]
     return columns
 
 
-def _time(row: UsageRow, pattern: str) -> str:
-    return datetime_of(row.start_time).strftime(pattern) if row.HasField("start_time") else ""
+def _start(row: Document, pattern: str) -> str:
+    return f"{moment_in(row['start']).astimezone(UTC):{pattern}}" if "start" in row else ""
 
 
-def _group(name: str) -> Callable[[UsageRow], str]:
-    return lambda row: str(getattr(row, name))
+def _gpu(row: Document) -> str:
+    known = f"{row['gpuSeconds']:.1f}" if "gpuSeconds" in row else "-"
+    return f"{known} (+{row['unknownGpu']} unknown)" if row["unknownGpu"] else known
 
 
-def _requests(counts: UsageCounts) -> int:
-    done = counts.completed_count + counts.failed_count + counts.cancelled_count
-    return done + counts.rejected_count + counts.unknown_count
-
-
-def _count(name: str, title: str) -> Column:
-    return Column(title, lambda row: str(getattr(row.counts, name)))
-
-
-def _gpu(row: UsageRow) -> str:
-    counts = row.counts
-    known = f"{seconds_of(counts.gpu_time):.1f}" if counts.HasField("gpu_time") else "-"
-    return f"{known} (+{counts.unknown_gpu_count} unknown)" if counts.unknown_gpu_count else known
-
-
-def _energy(row: UsageRow) -> str:
-    counts = row.counts
-    return f"{counts.energy_millijoules / 3_600_000:.2f}" if counts.HasField("energy_millijoules") else "-"
-
-
-def _audio(row: UsageRow) -> str:
-    return f"{row.counts.audio_milliseconds / 1e3:.1f}"
-
-
-def _megapixels(row: UsageRow) -> str:
-    return f"{row.counts.image_pixels / 1e6:.2f}"
-
-
+_OUTCOMES = ("completed", "failed", "cancelled", "rejected", "unknown")
 _COUNTS = (
-    Column("REQUESTS", lambda row: str(_requests(row.counts))),
-    _count("completed_count", "COMPLETED"),
-    _count("failed_count", "FAILED"),
-    _count("cancelled_count", "CANCELLED"),
-    _count("rejected_count", "REJECTED"),
-    _count("prompt_tokens", "IN"),
-    _count("cached_prompt_tokens", "CACHED"),
-    _count("completion_tokens", "OUT"),
+    Column("REQUESTS", lambda row: str(sum(row[name] for name in _OUTCOMES))),
+    Column("COMPLETED", "completed"),
+    Column("FAILED", "failed"),
+    Column("CANCELLED", "cancelled"),
+    Column("REJECTED", "rejected"),
+    Column("IN", "promptTokens"),
+    Column("CACHED", "cachedPromptTokens"),
+    Column("OUT", "completionTokens"),
     Column("GPU SECONDS", _gpu),
-    _count("remote_count", "REMOTE"),
+    Column("REMOTE", "remote"),
 )
 _WIDE = (
     *_COUNTS,
-    Column("WATT HOURS", _energy),
-    _count("image_steps", "IMAGE STEPS"),
-    Column("MEGAPIXELS", _megapixels),
-    Column("AUDIO SECONDS", _audio),
-    _count("remote_prompt_tokens", "REMOTE IN"),
-    _count("remote_completion_tokens", "REMOTE OUT"),
-    _count("unknown_count", "UNKNOWN"),
-    _count("retried_count", "RETRIED"),
-    _count("unknown_tokens_count", "TOKENS UNKNOWN"),
+    Column("WATT HOURS", lambda row: f"{row['energyMillijoules'] / 3.6e6:.2f}" if "energyMillijoules" in row else "-"),
+    Column("IMAGE STEPS", "imageSteps"),
+    Column("MEGAPIXELS", lambda row: f"{row['imagePixels'] / 1e6:.2f}"),
+    Column("AUDIO SECONDS", lambda row: f"{row['audioMilliseconds'] / 1e3:.1f}"),
+    Column("REMOTE IN", "remotePromptTokens"),
+    Column("REMOTE OUT", "remoteCompletionTokens"),
+    Column("UNKNOWN", "unknown"),
+    Column("RETRIED", "retried"),
+    Column("TOKENS UNKNOWN", "unknownTokens"),
 )

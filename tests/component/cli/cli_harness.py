@@ -97,8 +97,6 @@ class ScriptedMesh:
     """Models that are deleted by force alone."""
     hosts: list[lease_service_pb2.HostMemory] = field(default_factory=list)
     """Accelerators and leases."""
-    changed_hosts: list[lease_service_pb2.HostMemory] = field(default_factory=list)
-    """What a watch of them tells after those."""
     releases: list[lease_service_pb2.ReleaseProgramLeaseRequest] = field(default_factory=list)
     keys: list[key_service_pb2.Key] = field(default_factory=list)
     watches: int = 0
@@ -369,14 +367,6 @@ class _Settings(settings_service_pb2_grpc.SettingsServiceServicer):
 class _Leases(lease_service_pb2_grpc.LeaseServiceServicer):
     def __init__(self, mesh: ScriptedMesh) -> None:
         self._mesh = mesh
-
-    def WatchHostMemory(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
-        for host in self._mesh.hosts:
-            yield lease_service_pb2.WatchHostMemoryResponse(host=host)
-        yield lease_service_pb2.WatchHostMemoryResponse(synced=True)
-        for changed in self._mesh.changed_hosts:
-            yield lease_service_pb2.WatchHostMemoryResponse(host=changed)
-        refuse(context, Reason.PERMISSION_DENIED, "the watch ended")
 
     def ListHostMemory(self, request: Any, context: Any) -> lease_service_pb2.ListHostMemoryResponse:  # noqa: N802
         del request, context

@@ -46,17 +46,6 @@ def test_leases_are_shown_with_who_holds_them_and_when_they_end(mesh: ScriptedMe
     assert mesh.run("get", "leases", "-o", "name").stdout == "lease/lease-p\nlease/lease-r\n"
 
 
-def test_a_watch_of_leases_prints_each_that_changes_or_ends(mesh: ScriptedMesh) -> None:
-    before = mesh.hosts[0]
-    after = lease_service_pb2.HostMemory(host="titan", devices=before.devices, leases=before.leases[1:])
-    after.leases[0].state = lease_pb2.Lease.STATE_RELEASING
-    # A sighting that changes no lease prints nothing.
-    mesh.changed_hosts += [before, after]
-    lines = mesh.run("get", "leases", "-w", "-o", "name").stdout.splitlines()
-    assert lines == ["lease/lease-p", "lease/lease-r", "lease/lease-p", "lease/lease-r"]
-    assert mesh.run("get", "leases", "-w").stdout.splitlines()[-1].split()[4] == "releasing"
-
-
 def test_a_lease_that_has_ended_is_not_found(mesh: ScriptedMesh) -> None:
     for done in (mesh.run("get", "lease/none"), mesh.run("lease", "release", "none", "--yes")):
         assert done.exit_code == 3

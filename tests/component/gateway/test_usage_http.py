@@ -10,6 +10,7 @@ from gateway_script import RunningGateway, serving
 
 from weft.api.router.v1 import usage_pb2
 from weft.api.router.v1 import usage_service_pb2 as pb
+from weft.documents.codec import document_of
 from weft.durable.usage import GROUPS, UsageSource, moment_of
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
@@ -106,14 +107,14 @@ def test_a_time_is_a_length_ago_or_a_date_in_utc() -> None:
 
 
 def test_a_table_says_what_is_not_known_and_ends_with_the_sum() -> None:
-    lines = [line.split() for line in table_text(found(), ["tenant"]).splitlines()]
+    lines = [line.split() for line in table_text(document_of(found()), ["tenant"]).splitlines()]
     assert lines[1] == ["ann", "2", "2", "0", "0", "0", "30", "0", "7", "1.5", "0"]
     assert lines[2][-4:] == ["-", "(+1", "unknown)", "0"]
     assert lines[3][:3] == ["total", "3", "2"]
 
 
 def test_csv_has_the_names_of_the_api_and_no_formulas() -> None:
-    header, ann, cmd = csv_text(found(), ["tenant"]).splitlines()
+    header, ann, cmd = csv_text(document_of(found()), ["tenant"]).splitlines()
     assert header.split(",")[:3] == ["tenant", "completed_count", "failed_count"]
     cells = dict(zip(header.split(","), ann.split(","), strict=True))
     assert (cells["prompt_tokens"], cells["gpu_seconds"]) == ("30", "1.5")

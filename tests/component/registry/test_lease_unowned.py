@@ -3,7 +3,9 @@
 from lease_stage import GIB, Stage, program, use
 
 from registry_svc.mesh.policy.unowned import UnownedModel
+from weft.documents.codec import document_of
 from weft_app.cli.doctor import unowned_text
+from weft_app.cli.lease_table import lease_rows
 
 
 def unowned(stage: Stage) -> dict[str, bool]:
@@ -22,7 +24,7 @@ async def test_a_lease_of_a_model_that_its_runner_does_not_publish_any_more_is_u
         assert stage.ledger.unowned_models() == [UnownedModel("r1", "m1")]
         (message,) = stage.ledger.hosts()
         assert [lease.purpose for lease in message.leases if lease.unowned] == ["m1"]
-        assert unowned_text([message]) == "1 GiB on host-a for m1 of r1"
+        assert unowned_text(lease_rows([document_of(message)])) == "1 GiB on host-a for m1 of r1"
 
 
 async def test_an_orphaned_lease_is_unowned_and_one_on_its_way_back_is_not() -> None:

@@ -49,7 +49,7 @@ def test_the_line_after_an_answer_has_the_work() -> None:
 
 def test_usage_has_the_work_in_wide_tables_and_in_csv() -> None:
     counts = UsageCounts(completed_count=1, image_steps=40, image_pixels=2_097_152, audio_milliseconds=1_500)
-    found = ListUsageResponse(rows=[UsageRow(tenant="ann", counts=counts)])
+    found = document_of(ListUsageResponse(rows=[UsageRow(tenant="ann", counts=counts)]))
     title, row = table_text(found, ["tenant"], is_wide=True).splitlines()[:2]
     assert "IMAGE STEPS  MEGAPIXELS  AUDIO SECONDS" in title
     assert {"40", "2.10", "1.5"} <= set(row.split())
