@@ -39,7 +39,7 @@ def complete_kind(incomplete: str) -> list[str]:
 
 def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes a kind, then names of that kind; KIND/NAME as well."""
-    words = ctx.params.get("resources") or ()
+    words = _words_of(ctx)
     kind_word, slash, _ = incomplete.partition("/")
     if slash and kind_word.lower() in kind_words():
         names = _names(ctx, kind_words()[kind_word.lower()])
@@ -50,17 +50,26 @@ def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
     return _offer(_names(ctx, kinds[0]), incomplete)
 
 
+def _words_of(ctx: typer.Context) -> list[str]:
+    """Returns the words of a command, from the kind on where options precede it that are not known here."""
+    words = list(ctx.params.get("resources") or ())
+    if not any(word.startswith("-") for word in words):
+        return words
+    known = (place for place, word in enumerate(words) if word.lower() in kind_words() or word.lower() in TASK_WORDS)
+    return words[next(known, len(words)) :]
+
+
 def complete_named(ctx: typer.Context, incomplete: str) -> list[str]:
     """As `complete_resource`; where no kind begins so, names of every kind."""
     offered = complete_resource(ctx, incomplete)
-    if offered or ctx.params.get("resources") or "/" in incomplete:
+    if offered or _words_of(ctx) or "/" in incomplete:
         return offered
     return _offer(sorted(set(_names(ctx, *ResourceKind))), incomplete)
 
 
 def complete_shown(ctx: typer.Context, incomplete: str) -> list[str]:
     """As `complete_resource`, with requests, clients and tasks."""
-    words = ctx.params.get("resources") or ()
+    words = _words_of(ctx)
     if words and words[0].lower() in REQUEST_WORDS | CLIENT_WORDS | TASK_WORDS | LEASE_WORDS | ROUTER_WORDS:
         return []
     return [
@@ -71,7 +80,7 @@ def complete_shown(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_described(ctx: typer.Context, incomplete: str) -> list[str]:
     """As `complete_named`, with tasks."""
-    words = ctx.params.get("resources") or ()
+    words = _words_of(ctx)
     if words and words[0].lower() in TASK_WORDS:
         return []
     return [*complete_named(ctx, incomplete), *([] if words else _offer([TASKS], incomplete))]
@@ -79,7 +88,7 @@ def complete_described(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_with_tasks(ctx: typer.Context, incomplete: str) -> list[str]:
     """As `complete_resource`, with tasks."""
-    words = ctx.params.get("resources") or ()
+    words = _words_of(ctx)
     if words and words[0].lower() in TASK_WORDS:
         return []
     return [*complete_resource(ctx, incomplete), *([] if words else _offer([TASKS], incomplete))]

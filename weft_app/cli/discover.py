@@ -59,20 +59,24 @@ def discover(
     if addresses:
         given = {"addresses": addresses, "max_files": settings.max_files, "mesh_seconds": 0}
         settings = parse_section(DiscoverySettings, given)
-    found, meshes = asyncio.run(_found(settings, loaded.accelerators, WeftHome(home.expanduser().absolute())))
+    folder = WeftHome(home.expanduser().absolute())
+    asyncio.run(_show(settings, loaded.accelerators, folder, output))
+
+
+async def _show(
+    settings: DiscoverySettings, accelerators: AcceleratorSettings, home: WeftHome, output: OutputFormat
+) -> None:
+    """Prints what is on this machine, then the meshes that are announced on its network: they take longer."""
+    async with asyncio.TaskGroup() as tasks:
+        announced = tasks.create_task(_found_meshes(settings.mesh_seconds))
+        found = await look(settings, home, accelerators=accelerators)
+        if output is OutputFormat.TABLE:
+            say("".join(f"{line}\n" for line in _page(found, settings)))
+    meshes = announced.result()
     if output is not OutputFormat.TABLE:
         say(document_text({**_document(found), "meshes": [asdict(mesh) for mesh in meshes]}, output))
-        return
-    say("".join(f"{line}\n" for line in _page(found, settings)))
-    if meshes:
+    elif meshes:
         say("".join(f"{line}\n" for line in ("", *TextTable(_MESHES).text(meshes).splitlines(), "", _JOIN_LINE)))
-
-
-async def _found(
-    settings: DiscoverySettings, accelerators: AcceleratorSettings, home: WeftHome
-) -> "tuple[Discovered, Sequence[Announcement]]":
-    """Returns what is on this machine, and the meshes that are announced on its network."""
-    return await asyncio.gather(look(settings, home, accelerators=accelerators), _found_meshes(settings.mesh_seconds))
 
 
 async def _found_meshes(seconds: float) -> "Sequence[Announcement]":

@@ -464,13 +464,18 @@ def load(name: str) -> Any:
 
 
 def _completed(name: str, words: Sequence[str]) -> Any:
-    """Returns a command that completes the next word without the module of `name`; None: only the module knows it."""
-    if " -" in (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")):
+    """Returns a command that completes the next word without the module of `name`; None: only the module knows it.
+
+    It knows the options, and what is a value of one.
+    """
+    line = (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")).split(" ")
+    if any(word.startswith("-") for word in line[-2:]):
         return None
     from weft_app.cli.completion import FIRST_WORDS, NAMES  # noqa: PLC0415 - as in LazyGroup.invoke
     from weft_app.cli.options import DEFAULT_HOME, HomeOption  # noqa: PLC0415 - as above
 
-    complete = NAMES.get(name) or (None if words else FIRST_WORDS.get(name))
+    has_word = bool(words) and not words[0].startswith("-")
+    complete = NAMES.get(name) or (None if has_word else FIRST_WORDS.get(name))
     if complete is None:
         return None
 
@@ -479,7 +484,7 @@ def _completed(name: str, words: Sequence[str]) -> Any:
     ) -> None: ...
 
     alone = typer.Typer(add_completion=False)
-    alone.command(name)(command)
+    alone.command(name, context_settings={"ignore_unknown_options": True})(command)
     found = get_command(alone)
     without_conversion(found)
     return found

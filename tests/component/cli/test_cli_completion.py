@@ -84,6 +84,9 @@ def _offered(home: Path, line: str) -> list[str]:
         ("weft get widgets x", []),
         ("weft get qw", ["qwen", "qwen-2"]),
         ("weft describe r1", ["r1"]),
+        ("weft load --ctx 8192 qw", ["qwen", "qwen-2"]),
+        ("weft delete --force model qw", ["qwen", "qwen-2"]),
+        ("weft wait --timeout 5m pool b", ["big"]),
     ],
 )
 def test_kinds_and_names_are_offered_as_they_are_now(mesh: ScriptedMesh, line: str, offered: list[str]) -> None:

@@ -35,7 +35,10 @@ LARGE = {"pydantic", "rich", "yaml", "structlog", "msgspec", "uvloop"}
 OF_SERVICES = {*("fastapi", "starlette", "uvicorn", "psycopg", "weft.sql", "aiohttp", "uvloop"), "weft_app.compose"}
 READING = ("get", "describe", "declare", "wait", "events", "chat", "ps", "completion")
 HELP = ("--help", "--version", "completion of commands")
-NAMED = tuple(f"weft {words} " for words in ("chat", "load", "describe model", "edit model", "wait model", "cancel"))
+NAMED = tuple(
+    f"weft {words} "
+    for words in ("chat", "load", "load --ctx 9", "describe model", "edit model", "wait --for ready model", "cancel")
+)
 """Lines whose completion needs no module of a service."""
 COMPLETED = {
     **{line: set[str]() for line in NAMED},
