@@ -21,24 +21,14 @@ from gateway.routing import ApiRouter
 from weft.api.gateway.v1 import mesh_router_pb2
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
 from weft.documents.json_schema import record_schema
+from weft.documents.kinds.declared import DECLARED_KINDS
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.rights import resource_of
+from weft.documents.rights import is_by_name, resource_of
 from weft.documents.schemas import resource_schema
 from weft.kernel.principal import EDIT_MODELS, EDIT_SETTINGS, VIEW_MODELS, VIEW_RUNNERS, Access, Resource, Role
 
 _API = "/api/v1"
-_PUTTABLE = (
-    ResourceKind.MODEL,
-    ResourceKind.AGENT,
-    ResourceKind.ROUTE,
-    ResourceKind.ALIAS,
-    ResourceKind.PROFILE,
-    ResourceKind.WORKFLOW,
-    ResourceKind.TENANT,
-)
-_DELETABLE = (*_PUTTABLE, ResourceKind.RUNNER)
-_UNNAMED = frozenset({ResourceKind.RUNNER, ResourceKind.PROFILE, ResourceKind.TENANT})
-"""Kinds for which a key needs the scope for everything."""
+_DELETABLE = (*DECLARED_KINDS, ResourceKind.RUNNER)
 
 
 def _of_kind(kind: ResourceKind, role: Role) -> Access:
@@ -69,7 +59,7 @@ for each in ResourceKind:
         answers(page_schema(each), query=resources.list_parameters(each)),
         summary=f"Get {each.plural}",
         operation_id=f"get_{each.plural}",
-        by_name=each not in _UNNAMED,
+        by_name=is_by_name(each),
     )
     RESOURCES.add_get(
         _path_of(each),
@@ -78,7 +68,7 @@ for each in ResourceKind:
         answers(resource_schema(each), path="name"),
         summary=f"Get {each.plural} by name",
         operation_id=f"get_{each.plural}_by_name",
-        by_name=each not in _UNNAMED,
+        by_name=is_by_name(each),
     )
 for each in _DELETABLE:
     RESOURCES.add_delete(
@@ -89,7 +79,7 @@ for each in _DELETABLE:
         status=204,
         summary=f"Delete {each.value}",
         operation_id=f"delete_{each.value}",
-        by_name=each not in _UNNAMED,
+        by_name=is_by_name(each),
     )
 RESOURCES.add_post(
     f"{_API}/apply",
@@ -99,7 +89,7 @@ RESOURCES.add_post(
     name="apply",
     by_name=True,
 )
-for each in _PUTTABLE:
+for each in DECLARED_KINDS:
     RESOURCES.add_put(
         _path_of(each),
         _of_kind(each, Role.EDIT),
@@ -107,7 +97,7 @@ for each in _PUTTABLE:
         json_or_yaml_body(resource_schema(each)) | answers(APPLY_ANSWER, path="name", query=APPLY_PARAMETERS, also=201),
         summary=f"Put {each.value}",
         operation_id=f"put_{each.value}",
-        by_name=each not in _UNNAMED,
+        by_name=is_by_name(each),
     )
 RESOURCES.add_post(
     f"{_API}/profiles/{{name}}/save",

@@ -41,13 +41,13 @@ from weft.documents.resources import (
     pool_document,
     to_declaration,
 )
-from weft.documents.rights import names_secret, require_declarable, visible_pool
+from weft.documents.rights import is_by_name, names_secret, require_declarable, resource_of, visible_pool
 from weft.documents.selectors import parse_selector
 from weft.documents.yaml_documents import SourcedDocument, parse_document, read_documents, refuse_repeats
 from weft.kernel.errors import FieldError, WeftError, invalid_field, renaming_fields
 from weft.kernel.log import get_logger
 from weft.kernel.names import require_name_of_model
-from weft.kernel.principal import EDIT_MODELS, USE_SECRETS, VIEW_MODELS, Principal
+from weft.kernel.principal import EDIT_MODELS, USE_SECRETS, VIEW_MODELS, Principal, Resource
 from weft.kernel.reasons import Reason
 from weft.kernel.request import journal_mode_of
 
@@ -78,7 +78,7 @@ async def list_resources(kind: ResourceKind, deps: Gateway, request: Request) ->
     query = begin_read(request, SURFACE, list_parameters(kind))
     size, token, labels = query.count("pageSize", MAX_PAGE_SIZE), query.text("pageToken"), query.text("labels")
     parse_selector(labels, "labels")
-    if kind in (ResourceKind.RUNNER, ResourceKind.TENANT):
+    if resource_of(kind) is not Resource.MODELS:
         return json_response(page_body(kind, await deps.registry.list_page(kind, size, token)))
     principal = facts_of(request.scope).principal
     principal.require_some(VIEW_MODELS)
@@ -103,7 +103,7 @@ async def get_resource(kind: ResourceKind, deps: Gateway, request: Request) -> R
     """Returns one resource."""
     begin_read(request, SURFACE)
     name, principal = known_name_of(request, deps), facts_of(request.scope).principal
-    if kind not in (ResourceKind.RUNNER, ResourceKind.TENANT):
+    if resource_of(kind) is Resource.MODELS:
         principal.require_name(VIEW_MODELS, name)
     return json_response(plain(_visible(principal, await deps.registry.get(kind, name))))
 
@@ -128,10 +128,10 @@ async def delete_resource(kind: ResourceKind, deps: Gateway, request: Request) -
     require_local_caller(request.scope)
     force = Query(request.scope, frozenset(DELETE_PARAMETERS)).flag("force")
     name = known_name_of(request, deps)
-    if kind is ResourceKind.PROFILE:
-        facts.principal.require(EDIT_MODELS)
-    elif kind not in (ResourceKind.RUNNER, ResourceKind.TENANT):
+    if is_by_name(kind):
         facts.principal.require_name(EDIT_MODELS, name)
+    elif resource_of(kind) is Resource.MODELS:
+        facts.principal.require(EDIT_MODELS)
     await deps.registry.delete(kind, name, force=force)
     log.info("resource deleted", request_id=facts.request_id, kind=kind.value, name=name, force=force)
     return Response(status_code=204)

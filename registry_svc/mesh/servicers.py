@@ -46,6 +46,7 @@ from weft.api.registry.v1 import (
     settings_service_pb2_grpc,
 )
 from weft.api.registry.v1.journal_pb2 import JournalMode
+from weft.documents.kinds.declared import DECLARED_KINDS
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.rights import names_secret, require_declarable, visible_names, visible_pool
 from weft.documents.selectors import parse_selector, selects
@@ -53,7 +54,6 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.names import is_model_name, require_name_of_model
 from weft.kernel.principal import (
     EDIT_MODELS,
-    EDIT_SETTINGS,
     MESH_ACCESS,
     USE_SECRETS,
     VIEW_MODELS,
@@ -516,12 +516,12 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
         async with answering(context):
             kind = to_kind(request.kind, "kind")
             name = self._declarations.name_of(require_name_of_model(request.name, "name"))
-            if kind is ResourceKind.TENANT:
-                caller().require(EDIT_SETTINGS)
-            elif kind in (ResourceKind.RUNNER, ResourceKind.POOL, ResourceKind.PROFILE):
-                caller().require(EDIT_MODELS)
-            else:
+            if kind in DECLARED_KINDS and DECLARED_KINDS[kind].resource is not Resource.MODELS:
+                caller().require(Access(DECLARED_KINDS[kind].resource, Role.EDIT))
+            elif kind in DECLARED_KINDS and DECLARED_KINDS[kind].by_name:
                 caller().require_name(EDIT_MODELS, name)
+            else:
+                caller().require(EDIT_MODELS)
             await self._declarations.delete(kind, name, force=request.force, requested_by=to_actor("weft delete"))
             return declaration_service_pb2.DeleteResponse()
 

@@ -6,30 +6,21 @@ from types import MappingProxyType
 from typing import Any
 
 from weft.api.registry.v1 import (
-    agent_pb2,
-    alias_pb2,
     model_pb2,
     pool_pb2,
-    profile_pb2,
     registry_service_pb2,
-    route_pb2,
     runner_pb2,
-    tenant_pb2,
-    workflow_pb2,
 )
+from weft.documents.kinds.declared import DECLARED_KINDS
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, instance_of, model_document, observed_document, pool_document
 from weft.kernel.names import is_resource_id
 
 Key = tuple[ResourceKind, str]
-_DELETIONS: Mapping[str, ResourceKind] = MappingProxyType(
-    {
-        f"deleted_{kind.value}": kind
-        for kind in ResourceKind
-        if kind not in (ResourceKind.MODEL, ResourceKind.RUNNER, ResourceKind.POOL)
-    }
-)
-"""The changes by which a resource is gone that nothing else depends on."""
+_DECLARED = tuple(kind for kind in DECLARED_KINDS if kind is not ResourceKind.MODEL)
+_CHANGES: Mapping[str, ResourceKind] = MappingProxyType({kind.value: kind for kind in _DECLARED})
+"""The kinds of which nothing else depends, by the field of a change."""
+_IDENTIFIED = frozenset({ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE})
 
 
 @dataclass(slots=True)
@@ -38,12 +29,8 @@ class MeshState:
 
     runners: dict[str, runner_pb2.Runner] = field(default_factory=dict)
     models: dict[str, model_pb2.Model] = field(default_factory=dict)
-    agents: dict[str, agent_pb2.Agent] = field(default_factory=dict)
-    routes: dict[str, route_pb2.Route] = field(default_factory=dict)
-    aliases: dict[str, alias_pb2.Alias] = field(default_factory=dict)
-    profiles: dict[str, profile_pb2.Profile] = field(default_factory=dict)
-    workflows: dict[str, workflow_pb2.RegisteredWorkflow] = field(default_factory=dict)
-    tenants: dict[str, tenant_pb2.Tenant] = field(default_factory=dict)
+    declared: dict[ResourceKind, dict[str, Any]] = field(default_factory=lambda: {kind: {} for kind in _DECLARED})
+    """Agents, routes and so on, by kind and name: those that changes replace whole."""
     _of_pool: dict[str, set[str]] = field(default_factory=dict)
     """Names of the models of each pool."""
     _of_runner: dict[str, set[str]] = field(default_factory=dict)
@@ -59,15 +46,7 @@ class MeshState:
 
     def keys(self) -> Iterator[Key]:
         """Yields every resource."""
-        yield from ((ResourceKind.RUNNER, name) for name in self.runners)
-        yield from ((ResourceKind.MODEL, name) for name in self.models)
-        yield from ((ResourceKind.AGENT, name) for name in self.agents)
-        yield from ((ResourceKind.POOL, name) for name in self._of_pool)
-        yield from ((ResourceKind.ROUTE, name) for name in self.routes)
-        yield from ((ResourceKind.ALIAS, name) for name in self.aliases)
-        yield from ((ResourceKind.PROFILE, name) for name in self.profiles)
-        yield from ((ResourceKind.WORKFLOW, name) for name in self.workflows)
-        yield from ((ResourceKind.TENANT, name) for name in self.tenants)
+        yield from ((kind, name) for kind in ResourceKind for name in self._known(kind))
 
     def __contains__(self, key: Key) -> bool:
         """Whether there is a resource of this kind and name."""
@@ -78,9 +57,12 @@ class MeshState:
         return sorted(self._known(kind))
 
     def _known(self, kind: ResourceKind) -> Mapping[str, Any]:
-        if kind is ResourceKind.POOL:
-            return self._of_pool
-        return self.models if kind is ResourceKind.MODEL else self._named(kind)
+        others: Mapping[ResourceKind, Mapping[str, Any]] = {
+            ResourceKind.RUNNER: self.runners,
+            ResourceKind.MODEL: self.models,
+            ResourceKind.POOL: self._of_pool,
+        }
+        return others[kind] if kind in others else self.declared[kind]
 
     def document(self, key: Key) -> AnyDocument | None:
         """Returns the current document of a resource, by its name or its id; None: it does not exist."""
@@ -92,19 +74,15 @@ class MeshState:
             model = self.models.get(name)
             runner = None if model is None else self.runners.get(model.runner)
             return None if model is None else model_document(model, instance_of(model, runner))
-        message = self._named(kind).get(name)
+        message = self._known(kind).get(name)
         return None if message is None else observed_document(kind, message)
 
     def _name_of(self, kind: ResourceKind, text: str) -> str:
         """Returns the name for an id, and any other text as it is."""
         if not is_resource_id(text):
             return text
-        identified: Mapping[ResourceKind, Mapping[str, Any]] = {
-            ResourceKind.MODEL: self.models,
-            ResourceKind.AGENT: self.agents,
-            ResourceKind.ROUTE: self.routes,
-        }
-        return next((name for name, message in identified.get(kind, {}).items() if message.id == text), text)
+        known = self._known(kind) if kind in _IDENTIFIED else {}
+        return next((name for name, message in known.items() if message.id == text), text)
 
     def documents(self, kind: ResourceKind) -> list[AnyDocument]:
         """Returns the resources of one kind, by name."""
@@ -113,12 +91,9 @@ class MeshState:
 
     def _replace(self, snapshot: registry_service_pb2.Snapshot) -> None:
         self.runners = {watched.runner.name: watched.runner for watched in snapshot.runners}
-        self.agents = {agent.manifest.name: agent for agent in snapshot.agents}
-        self.routes = {route.manifest.name: route for route in snapshot.routes}
-        self.aliases = {alias.manifest.name: alias for alias in snapshot.aliases}
-        self.profiles = {profile.manifest.name: profile for profile in snapshot.profiles}
-        self.workflows = {workflow.manifest.name: workflow for workflow in snapshot.workflows}
-        self.tenants = {tenant.manifest.name: tenant for tenant in snapshot.tenants}
+        self.declared = {
+            kind: {message.manifest.name: message for message in getattr(snapshot, kind.plural)} for kind in _DECLARED
+        }
         self.models, self._of_pool, self._of_runner = {}, {}, {}
         for model in snapshot.models:
             self._put(model)
@@ -138,27 +113,14 @@ class MeshState:
                 self._put(change.model)
             case "deleted_model":
                 yield from _model_keys(change.deleted_model, self._drop(change.deleted_model))
-            case "agent" | "route" | "alias" | "profile" | "workflow" | "tenant" as kind:
-                message = getattr(change, kind)
-                self._named(ResourceKind(kind))[message.manifest.name] = message
-                yield ResourceKind(kind), message.manifest.name
-            case str(gone) if gone in _DELETIONS:
-                name = getattr(change, gone)
-                self._named(_DELETIONS[gone]).pop(name, None)
-                yield _DELETIONS[gone], name
-
-    def _named(self, kind: ResourceKind) -> dict[str, Any]:
-        """Returns the resources of a kind that changes replace whole, by name."""
-        named: Mapping[ResourceKind, dict[str, Any]] = {
-            ResourceKind.RUNNER: self.runners,
-            ResourceKind.AGENT: self.agents,
-            ResourceKind.ROUTE: self.routes,
-            ResourceKind.ALIAS: self.aliases,
-            ResourceKind.PROFILE: self.profiles,
-            ResourceKind.WORKFLOW: self.workflows,
-            ResourceKind.TENANT: self.tenants,
-        }
-        return named[kind]
+            case str(word) if (kind := _CHANGES.get(word.removeprefix("deleted_"))) is not None:
+                found = getattr(change, word)
+                if isinstance(found, str):
+                    self.declared[kind].pop(found, None)
+                    yield kind, found
+                else:
+                    self.declared[kind][found.manifest.name] = found
+                    yield kind, found.manifest.name
 
     def _runner_keys(self, name: str) -> Iterator[Key]:
         """Yields a runner and its models, because it reports their instances."""

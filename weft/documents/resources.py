@@ -35,6 +35,14 @@ from weft.documents.conditions import (
 from weft.documents.reader import read_message
 from weft.documents.resource_kinds import ResourceKind
 
+_CONDITIONS: Mapping[ResourceKind, Callable[[Any], tuple[Condition, ...]]] = MappingProxyType(
+    {
+        ResourceKind.AGENT: agent_conditions,
+        ResourceKind.RUNNER: runner_conditions,
+        ResourceKind.POOL: pool_conditions,
+        ResourceKind.ROUTE: route_conditions,
+    }
+)
 DeclaredT = TypeVar("DeclaredT", bound=Message)
 ObservedT = TypeVar("ObservedT", bound=Message)
 
@@ -45,6 +53,7 @@ class Document(Generic[DeclaredT, ObservedT]):
 
     kind: ClassVar[ResourceKind]
     declared_type: ClassVar[type[Message]]
+    observed_type: ClassVar[type[Message]]
     declared: DeclaredT = field(repr=False)
     """What is declared of it."""
     observed: ObservedT | None = field(default=None, repr=False)
@@ -63,13 +72,17 @@ class Document(Generic[DeclaredT, ObservedT]):
 
     @property
     def state(self) -> str:
-        """Whether it can be used: active, inactive, hibernating or unknown; empty: not known, and of a pool."""
-        return "" if self.observed is None else word_of(self.observed, "status")
+        """Whether it can be used: active, inactive, hibernating or unknown; empty: not known, or a kind without it."""
+        if self.observed is None or "status" not in self.observed.DESCRIPTOR.fields_by_name:
+            return ""
+        return word_of(self.observed, "status")
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
         """What does or does not hold of it; empty where nothing is known."""
-        return ()
+        if self.observed is None or self.kind not in _CONDITIONS:
+            return ()
+        return _CONDITIONS[self.kind](self.observed)
 
     def status_document(self) -> dict[str, Any] | None:
         """Returns what is true of it now as JSON types; None: not known."""
@@ -88,6 +101,7 @@ class ModelDocument(Document[ModelDeclaration, Model]):
 
     kind = ResourceKind.MODEL
     declared_type = ModelDeclaration
+    observed_type = Model
     instance: InstanceState | None = field(default=None, repr=False)
     """Its state on its runner, while that is known."""
 
@@ -122,11 +136,7 @@ class AgentDocument(Document[AgentManifest, Agent]):
 
     kind = ResourceKind.AGENT
     declared_type = AgentManifest
-
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """Target and Ready."""
-        return () if self.observed is None else agent_conditions(self.observed)
+    observed_type = Agent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +145,11 @@ class RunnerDocument(Document[RunnerDeclaration, Runner]):
 
     kind = ResourceKind.RUNNER
     declared_type = RunnerDeclaration
+    observed_type = Runner
 
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """Connected and Ready."""
-        return () if self.observed is None else runner_conditions(self.observed)
+
+MEMBER_FIELDS = ("kind", "state", "runner")
+"""Fields of a model that the document of its pool has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,16 +158,7 @@ class PoolDocument(Document[PoolDeclaration, Pool]):
 
     kind = ResourceKind.POOL
     declared_type = PoolDeclaration
-
-    @property
-    def state(self) -> str:
-        """See `Document.state`."""
-        return ""
-
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """Ready."""
-        return () if self.observed is None else pool_conditions(self.observed)
+    observed_type = Pool
 
     def _computed(self) -> dict[str, Any]:
         return {"members": [_member(model) for model in self.observed.members] if self.observed is not None else []}
@@ -169,11 +170,7 @@ class RouteDocument(Document[RouteManifest, Route]):
 
     kind = ResourceKind.ROUTE
     declared_type = RouteManifest
-
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """Ready."""
-        return () if self.observed is None else route_conditions(self.observed)
+    observed_type = Route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,11 +179,7 @@ class AliasDocument(Document[AliasManifest, Alias]):
 
     kind = ResourceKind.ALIAS
     declared_type = AliasManifest
-
-    @property
-    def state(self) -> str:
-        """See `Document.state`."""
-        return ""
+    observed_type = Alias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +188,7 @@ class ProfileDocument(Document[ProfileManifest, Profile]):
 
     kind = ResourceKind.PROFILE
     declared_type = ProfileManifest
+    observed_type = Profile
 
     @property
     def state(self) -> str:
@@ -209,16 +203,13 @@ class ProfileDocument(Document[ProfileManifest, Profile]):
         return bool(self.declared.load or self.declared.unload or self.declared.unload_others)
 
 
-MEMBER_FIELDS = ("kind", "state", "runner")
-"""Fields of a model that the document of its pool has."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowDocument(Document[WorkflowManifest, RegisteredWorkflow]):
     """A workflow of ComfyUI over a model or a pool."""
 
     kind = ResourceKind.WORKFLOW
     declared_type = WorkflowManifest
+    observed_type = RegisteredWorkflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,11 +218,7 @@ class TenantDocument(Document[TenantManifest, Tenant]):
 
     kind = ResourceKind.TENANT
     declared_type = TenantManifest
-
-    @property
-    def state(self) -> str:
-        """See `Document.state`."""
-        return ""
+    observed_type = Tenant
 
 
 AnyDocument = (
@@ -245,19 +232,18 @@ AnyDocument = (
     | WorkflowDocument
     | TenantDocument
 )
-DOCUMENT_TYPES: Mapping[ResourceKind, type[AnyDocument]] = MappingProxyType(
-    {
-        ResourceKind.MODEL: ModelDocument,
-        ResourceKind.AGENT: AgentDocument,
-        ResourceKind.RUNNER: RunnerDocument,
-        ResourceKind.POOL: PoolDocument,
-        ResourceKind.ROUTE: RouteDocument,
-        ResourceKind.ALIAS: AliasDocument,
-        ResourceKind.PROFILE: ProfileDocument,
-        ResourceKind.WORKFLOW: WorkflowDocument,
-        ResourceKind.TENANT: TenantDocument,
-    }
+_TYPES: tuple[type[AnyDocument], ...] = (
+    ModelDocument,
+    AgentDocument,
+    RunnerDocument,
+    PoolDocument,
+    RouteDocument,
+    AliasDocument,
+    ProfileDocument,
+    WorkflowDocument,
+    TenantDocument,
 )
+DOCUMENT_TYPES: Mapping[ResourceKind, type[AnyDocument]] = MappingProxyType({each.kind: each for each in _TYPES})
 
 
 def _member(model: Model) -> dict[str, Any]:
@@ -278,11 +264,6 @@ def instance_of(model: Model, runner: Runner | None) -> InstanceState | None:
     return next((state for state in runner.capability.instances if state.model == model.manifest.name), None)
 
 
-def agent_document(agent: Agent) -> AgentDocument:
-    """Returns an agent."""
-    return AgentDocument(declared=agent.manifest, observed=agent)
-
-
 def runner_document(runner: Runner) -> RunnerDocument:
     """Returns a runner."""
     return RunnerDocument(declared=RunnerDeclaration(name=runner.name), observed=runner)
@@ -294,52 +275,21 @@ def pool_document(pool: Pool) -> PoolDocument:
     return PoolDocument(declared=PoolDeclaration(name=pool.name, members=members), observed=pool)
 
 
-def route_document(route: Route) -> RouteDocument:
-    """Returns a route."""
-    return RouteDocument(declared=route.manifest, observed=route)
-
-
-def alias_document(alias: Alias) -> AliasDocument:
-    """Returns an alias."""
-    return AliasDocument(declared=alias.manifest, observed=alias)
-
-
-def profile_document(profile: Profile) -> ProfileDocument:
-    """Returns a profile."""
-    return ProfileDocument(declared=profile.manifest, observed=profile)
-
-
-def workflow_document(workflow: RegisteredWorkflow) -> WorkflowDocument:
-    """Returns a workflow."""
-    return WorkflowDocument(declared=workflow.manifest, observed=workflow)
-
-
-def tenant_document(tenant: Tenant) -> TenantDocument:
-    """Returns a tenant."""
-    return TenantDocument(declared=tenant.manifest, observed=tenant)
+def observed_document(kind: ResourceKind, message: Any) -> AnyDocument:
+    """Returns a resource as the registry knows it; a model is without its state on its runner."""
+    if kind in _OBSERVED:
+        return _OBSERVED[kind](message)
+    return _declared(kind, message.manifest, message)
 
 
 _OBSERVED: Mapping[ResourceKind, Callable[[Any], AnyDocument]] = MappingProxyType(
     {
         ResourceKind.MODEL: model_document,
-        ResourceKind.AGENT: agent_document,
         ResourceKind.RUNNER: runner_document,
         ResourceKind.POOL: pool_document,
-        ResourceKind.ROUTE: route_document,
-        ResourceKind.ALIAS: alias_document,
-        ResourceKind.PROFILE: profile_document,
-        ResourceKind.WORKFLOW: workflow_document,
-        ResourceKind.TENANT: tenant_document,
     }
 )
-
-
-def observed_document(
-    kind: ResourceKind,
-    message: Model | Agent | Runner | Pool | Route | Alias | Profile | RegisteredWorkflow | Tenant,
-) -> AnyDocument:
-    """Returns a resource as the registry knows it; a model is without its state on its runner."""
-    return _OBSERVED[kind](message)
+"""Kinds of which more is shown than the manifest of the message declares."""
 
 
 def declared_document(declaration: Declaration) -> AnyDocument | None:
@@ -359,8 +309,8 @@ def read_document(kind: ResourceKind, value: Mapping[str, Any]) -> AnyDocument:
     return _declared(kind, read_message(value, DOCUMENT_TYPES[kind].declared_type))
 
 
-def _declared(kind: ResourceKind, declared: Any) -> AnyDocument:
-    return DOCUMENT_TYPES[kind](declared=declared)
+def _declared(kind: ResourceKind, declared: Any, observed: Any = None) -> AnyDocument:
+    return DOCUMENT_TYPES[kind](declared=declared, observed=observed)
 
 
 def plain(document: AnyDocument) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from weft.api.operations.v1.operation_pb2 import OperationAction
 from weft.api.registry.v1.declaration_service_pb2 import Declaration
 from weft.api.registry.v1.pool_pb2 import Pool
 from weft.dispatch.agents import name_asked_for
-from weft.documents.kinds.declared import declared_kind_of, kind_of, manifest_of
-from weft.documents.kinds.kind import PointsTo
+from weft.documents.kinds.declared import DECLARED_KINDS, declared_kind_of, kind_of, manifest_of
+from weft.documents.kinds.kind import DeclaredKind, PointsTo
 from weft.documents.mesh_state import pool_message
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.principal import EDIT_MODELS, EDIT_SETTINGS, OPERATE, USE_MODELS, VIEW_MODELS, Principal, Resource
+from weft.kernel.principal import EDIT_MODELS, OPERATE, USE_MODELS, VIEW_MODELS, Access, Principal, Resource, Role
 
 
 def require_declarable(principal: Principal, declarations: Iterable[Declaration]) -> None:
@@ -23,27 +23,35 @@ def require_declarable(principal: Principal, declarations: Iterable[Declaration]
     workflow may point to what its caller may edit or use, since whoever may use it reaches that. A profile needs the
     scope for everything, a tenant the scope for settings.
     """
-    declarations = list(declarations)
-    if any(declaration.HasField("tenant") for declaration in declarations):
-        principal.require(EDIT_SETTINGS)
-    if principal.may(EDIT_MODELS):
-        return
     for declaration in declarations:
-        if declaration.HasField("profile"):
-            # A switch may change what no name in it says.
-            principal.require(EDIT_MODELS)
-        for name in _declared_names(declaration):
-            principal.require_name(EDIT_MODELS, name)
-        for name in _targets(declaration):
-            if not principal.may_name(EDIT_MODELS, name):
-                principal.require_name(USE_MODELS, name)
+        kind = declared_kind_of(declaration)
+        if kind is not None and kind.resource is not Resource.MODELS:
+            principal.require(Access(kind.resource, Role.EDIT))
+        elif not principal.may(EDIT_MODELS):
+            _require_names(principal, kind, declaration)
+
+
+def _require_names(principal: Principal, kind: DeclaredKind | None, declaration: Declaration) -> None:
+    """Raises PERMISSION_DENIED for a name that a caller with rights to some names may not edit, or not point to."""
+    if kind is not None and not kind.by_name:
+        principal.require(EDIT_MODELS)
+    for name in _declared_names(declaration):
+        principal.require_name(EDIT_MODELS, name)
+    for name in _targets(declaration):
+        if not principal.may_name(EDIT_MODELS, name):
+            principal.require_name(USE_MODELS, name)
 
 
 def resource_of(kind: ResourceKind) -> Resource:
     """Returns what a role must be granted for to see, declare or delete resources of a kind."""
     if kind is ResourceKind.RUNNER:
         return Resource.RUNNERS
-    return Resource.SETTINGS if kind is ResourceKind.TENANT else Resource.MODELS
+    return DECLARED_KINDS[kind].resource if kind in DECLARED_KINDS else Resource.MODELS
+
+
+def is_by_name(kind: ResourceKind) -> bool:
+    """Whether rights to some names are enough to see, declare or delete resources of a kind."""
+    return DECLARED_KINDS[kind].by_name if kind in DECLARED_KINDS else kind is not ResourceKind.RUNNER
 
 
 def names_secret(declarations: Sequence[Declaration]) -> bool:

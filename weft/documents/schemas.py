@@ -2,17 +2,10 @@
 
 from typing import Any
 
-from weft.api.registry.v1.agent_pb2 import Agent
-from weft.api.registry.v1.alias_pb2 import Alias
 from weft.api.registry.v1.event_pb2 import Event
 from weft.api.registry.v1.model_pb2 import Model
-from weft.api.registry.v1.pool_pb2 import Pool
-from weft.api.registry.v1.profile_pb2 import Profile
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
-from weft.api.registry.v1.route_pb2 import Route
-from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
-from weft.api.registry.v1.tenant_pb2 import Tenant
-from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.documents.json_schema import (
     DocumentSchema,
     Schema,
@@ -26,17 +19,6 @@ from weft.documents.json_schema import (
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import DOCUMENT_TYPES, MEMBER_FIELDS
 
-_OBSERVED: dict[ResourceKind, type[Any]] = {
-    ResourceKind.MODEL: Model,
-    ResourceKind.AGENT: Agent,
-    ResourceKind.RUNNER: Runner,
-    ResourceKind.POOL: Pool,
-    ResourceKind.ROUTE: Route,
-    ResourceKind.ALIAS: Alias,
-    ResourceKind.PROFILE: Profile,
-    ResourceKind.WORKFLOW: RegisteredWorkflow,
-    ResourceKind.TENANT: Tenant,
-}
 _TEXT: Schema = {"type": "string"}
 
 
@@ -78,7 +60,7 @@ def resource_list_schema(kind: ResourceKind, page_token: Schema, *, required: bo
 
 
 def _status_schema(kind: ResourceKind, schemas: SchemaSet) -> Schema:
-    descriptor: Any = _OBSERVED[kind].DESCRIPTOR
+    descriptor: Any = DOCUMENT_TYPES[kind].observed_type.DESCRIPTOR
 
     def build() -> Schema:
         observed = schemas.object_of(descriptor)

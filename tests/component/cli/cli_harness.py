@@ -42,6 +42,7 @@ from weft.api.registry.v1 import (
 from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc
 from weft.api.runner.v1 import load_pb2, runner_service_pb2, runner_service_pb2_grpc
 from weft.documents.mesh_state import MeshState, pool_message, pool_of
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import SERVER_OPTIONS, error_to_status
@@ -110,11 +111,11 @@ class ScriptedMesh:
                 case model_pb2.Model():
                     self.state.models[resource.manifest.name] = resource
                 case agent_pb2.Agent():
-                    self.state.agents[resource.manifest.name] = resource
+                    self.state.declared[ResourceKind.AGENT][resource.manifest.name] = resource
                 case alias_pb2.Alias():
-                    self.state.aliases[resource.manifest.name] = resource
+                    self.state.declared[ResourceKind.ALIAS][resource.manifest.name] = resource
                 case route_pb2.Route():
-                    self.state.routes[resource.manifest.name] = resource
+                    self.state.declared[ResourceKind.ROUTE][resource.manifest.name] = resource
                 case _:
                     self.state.runners[resource.name] = resource
 
@@ -127,9 +128,9 @@ class ScriptedMesh:
         told = pb.Snapshot(
             runners=runners,
             models=self.state.models.values(),
-            agents=self.state.agents.values(),
-            routes=self.state.routes.values(),
-            aliases=self.state.aliases.values(),
+            agents=self.state.declared[ResourceKind.AGENT].values(),
+            routes=self.state.declared[ResourceKind.ROUTE].values(),
+            aliases=self.state.declared[ResourceKind.ALIAS].values(),
             settings=self.settings,
         )
         return pb.WatchResponse(revision=1, snapshot=told)
@@ -147,39 +148,49 @@ class _Registry(registry_service_pb2_grpc.RegistryServiceServicer):
         return pb.ListModelsResponse(models=[self._mesh.state.models[name] for name in page], next_page_token=rest)
 
     def ListAgents(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.ListAgentsResponse(agents=self._mesh.state.agents.values())
+        return pb.ListAgentsResponse(agents=self._mesh.state.declared[ResourceKind.AGENT].values())
 
     def ListRoutes(self, request: Any, context: Any) -> Any:  # noqa: N802
         if self._mesh.denies_routes:
             refuse(context, Reason.PERMISSION_DENIED, "the key may not see routes")
-        return pb.ListRoutesResponse(routes=self._mesh.state.routes.values())
+        return pb.ListRoutesResponse(routes=self._mesh.state.declared[ResourceKind.ROUTE].values())
 
     def GetRoute(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.GetRouteResponse(route=self._one(self._mesh.state.routes, request.name, context, "route"))
+        return pb.GetRouteResponse(
+            route=self._one(self._mesh.state.declared[ResourceKind.ROUTE], request.name, context, "route")
+        )
 
     def ListAliases(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.ListAliasesResponse(aliases=self._mesh.state.aliases.values())
+        return pb.ListAliasesResponse(aliases=self._mesh.state.declared[ResourceKind.ALIAS].values())
 
     def ListTenants(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.ListTenantsResponse(tenants=self._mesh.state.tenants.values())
+        return pb.ListTenantsResponse(tenants=self._mesh.state.declared[ResourceKind.TENANT].values())
 
     def GetTenant(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.GetTenantResponse(tenant=self._one(self._mesh.state.tenants, request.name, context, "tenant"))
+        return pb.GetTenantResponse(
+            tenant=self._one(self._mesh.state.declared[ResourceKind.TENANT], request.name, context, "tenant")
+        )
 
     def ListWorkflows(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.ListWorkflowsResponse(workflows=self._mesh.state.workflows.values())
+        return pb.ListWorkflowsResponse(workflows=self._mesh.state.declared[ResourceKind.WORKFLOW].values())
 
     def GetWorkflow(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.GetWorkflowResponse(workflow=self._one(self._mesh.state.workflows, request.name, context, "workflow"))
+        return pb.GetWorkflowResponse(
+            workflow=self._one(self._mesh.state.declared[ResourceKind.WORKFLOW], request.name, context, "workflow")
+        )
 
     def ListProfiles(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.ListProfilesResponse(profiles=self._mesh.state.profiles.values())
+        return pb.ListProfilesResponse(profiles=self._mesh.state.declared[ResourceKind.PROFILE].values())
 
     def GetProfile(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.GetProfileResponse(profile=self._one(self._mesh.state.profiles, request.name, context, "profile"))
+        return pb.GetProfileResponse(
+            profile=self._one(self._mesh.state.declared[ResourceKind.PROFILE], request.name, context, "profile")
+        )
 
     def GetAlias(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.GetAliasResponse(alias=self._one(self._mesh.state.aliases, request.name, context, "alias"))
+        return pb.GetAliasResponse(
+            alias=self._one(self._mesh.state.declared[ResourceKind.ALIAS], request.name, context, "alias")
+        )
 
     def ListRunners(self, request: Any, context: Any) -> Any:  # noqa: N802
         return pb.ListRunnersResponse(runners=self._mesh.state.runners.values())
@@ -192,7 +203,9 @@ class _Registry(registry_service_pb2_grpc.RegistryServiceServicer):
         return pb.GetModelResponse(model=self._one(self._mesh.state.models, request.name, context, "model"))
 
     def GetAgent(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.GetAgentResponse(agent=self._one(self._mesh.state.agents, request.name, context, "agent"))
+        return pb.GetAgentResponse(
+            agent=self._one(self._mesh.state.declared[ResourceKind.AGENT], request.name, context, "agent")
+        )
 
     def GetRunner(self, request: Any, context: Any) -> Any:  # noqa: N802
         return pb.GetRunnerResponse(runner=self._one(self._mesh.state.runners, request.name, context, "runner"))
@@ -282,12 +295,14 @@ class _Declarations(declaration_service_pb2_grpc.DeclarationServiceServicer):
     def Delete(self, request: Any, context: Any) -> Any:  # noqa: N802
         state = self._mesh.state
         kinds: dict[int, dict[str, Any]] = {
-            _KINDS["model"]: state.models, _KINDS["agent"]: state.agents, _KINDS["runner"]: state.runners,
-            _KINDS["route"]: state.routes,
-        }  # fmt: skip
+            _KINDS["model"]: state.models,
+            _KINDS["agent"]: state.declared[ResourceKind.AGENT],
+            _KINDS["runner"]: state.runners,
+            _KINDS["route"]: state.declared[ResourceKind.ROUTE],
+        }
         rows = kinds[request.kind]
-        users = [agent.manifest.model for agent in state.agents.values()]
-        users += [name for route in state.routes.values() for name in route.manifest.candidates]
+        users = [agent.manifest.model for agent in state.declared[ResourceKind.AGENT].values()]
+        users += [name for route in state.declared[ResourceKind.ROUTE].values() for name in route.manifest.candidates]
         if request.kind == _KINDS["model"] and request.name in users:
             refuse(context, Reason.RESOURCE_IN_USE, f"the model {request.name!r} is in use")
         if request.name in rows and request.name in self._mesh.loaded and not request.force:
@@ -317,10 +332,10 @@ class _Declarations(declaration_service_pb2_grpc.DeclarationServiceServicer):
         if kind == "model" and name in state.models:
             declared.model.manifest.CopyFrom(state.models[name].manifest)
             declared.model.runner = state.models[name].declared_runner
-        elif kind == "agent" and name in state.agents:
-            declared.agent.CopyFrom(state.agents[name].manifest)
-        elif kind == "route" and name in state.routes:
-            declared.route.CopyFrom(state.routes[name].manifest)
+        elif kind == "agent" and name in state.declared[ResourceKind.AGENT]:
+            declared.agent.CopyFrom(state.declared[ResourceKind.AGENT][name].manifest)
+        elif kind == "route" and name in state.declared[ResourceKind.ROUTE]:
+            declared.route.CopyFrom(state.declared[ResourceKind.ROUTE][name].manifest)
         elif (kind == "runner" and name in state.runners) or kind == "pool":
             getattr(declared, kind).name = name
         else:

@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from gateway.resources.documents import APPLY_ANSWER
 from weft.api.registry.v1.registry_service_pb2 import Change
 from weft.documents.json_schema import SchemaSet
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.schemas import schemas
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -34,7 +35,7 @@ def test_what_was_got_can_be_applied_and_changes_nothing(mesh: ScriptedMesh, kin
 
 
 def test_an_empty_list_can_be_applied_too(mesh: ScriptedMesh) -> None:
-    mesh.state.agents.clear()
+    mesh.state.declared[ResourceKind.AGENT].clear()
     got = mesh.run("get", "agents", "-o", "yaml").stdout
     result = mesh.run("apply", "-f", "-", stdin=got)
     assert (result.exit_code, result.stdout) == (0, "")
@@ -139,7 +140,7 @@ def test_diff_shows_what_would_change_and_changes_nothing(mesh: ScriptedMesh) ->
 def test_delete_takes_names_and_files_and_agents_first(mesh: ScriptedMesh, tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("kind: model\nname: qwen\n---\nkind: agent\nname: coder\nmodel: qwen\n")
-    mesh.state.routes.clear()
+    mesh.state.declared[ResourceKind.ROUTE].clear()
     assert mesh.run("delete", "model", "qwen").exit_code == 4
     assert mesh.run("delete", "-f", str(file)).stdout == "agent/coder deleted\nmodel/qwen deleted\n"
     assert mesh.run("delete", "model/solo", "model/qwen-2").stdout == "model/solo deleted\nmodel/qwen-2 deleted\n"

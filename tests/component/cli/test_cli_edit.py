@@ -10,6 +10,7 @@ from cli_samples import some_model
 from typer.testing import Result
 
 from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -69,7 +70,7 @@ def public(mesh: ScriptedMesh) -> ScriptedMesh:
 def test_a_changed_text_is_applied_and_its_file_removed(public: ScriptedMesh, editor: Editor) -> None:
     done = editor.run("agent/reviewer", changes=("Be brief.=>Be thorough.",))
     assert (done.exit_code, done.stdout) == (0, "agent/reviewer configured\n"), done.stderr
-    assert public.state.agents["reviewer"].manifest.system_prompt == "Be thorough."
+    assert public.state.declared[ResourceKind.AGENT]["reviewer"].manifest.system_prompt == "Be thorough."
     assert public.applied[-1].expected[0].agent.system_prompt == "Be brief."
     assert editor.shown[0].startswith("# Edit agent/reviewer.")
     assert list(editor.files.iterdir()) == []

@@ -19,6 +19,7 @@ from weft import __version__
 from weft.api.registry.v1 import alias_pb2
 from weft.api.registry.v1.registry_service_pb2 import Change, WatchedRunner
 from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.schemas import schemas
 from weft.kernel.errors import WeftError
 from weft.kernel.names import resource_id
@@ -146,7 +147,7 @@ def test_labels_of_all_kinds_select_those_that_have_labels(mesh: ScriptedMesh) -
 
 
 def test_a_table_without_rows_says_what_makes_one(mesh: ScriptedMesh) -> None:
-    mesh.state.agents.clear()
+    mesh.state.declared[ResourceKind.AGENT].clear()
     empty = mesh.run("get", "agents")
     assert (empty.exit_code, len(empty.stdout.splitlines())) == (0, 1)
     assert "there are no agents; weft apply -f FILE declares them" in empty.stderr
@@ -155,7 +156,7 @@ def test_a_table_without_rows_says_what_makes_one(mesh: ScriptedMesh) -> None:
 
 
 def test_a_watch_of_several_kinds_follows_each_with_its_own_columns(mesh: ScriptedMesh) -> None:
-    mesh.state.routes.clear()
+    mesh.state.declared[ResourceKind.ROUTE].clear()
     changes = [Change(deleted_agent="coder"), Change(model=some_model("solo", pool="", status="HIBERNATING"))]
     _, lines = _watch(mesh, "all", changes=[*changes, Change(route=some_route())])
     titles = [line.split()[1] for line in lines if line.startswith("NAME")]
@@ -434,7 +435,7 @@ def test_a_model_is_described_with_its_conditions_process_and_events(mesh: Scrip
 
 
 def test_what_leads_to_a_resource_is_described_with_it(mesh: ScriptedMesh) -> None:
-    mesh.state.aliases["gpt"] = alias_pb2.Alias(
+    mesh.state.declared[ResourceKind.ALIAS]["gpt"] = alias_pb2.Alias(
         manifest=alias_pb2.AliasManifest(name="gpt", pattern="g*", target="qwen")
     )
     for target in ("model/qwen", "pool/big"):

@@ -7,7 +7,8 @@ from registry_harness import Declaration, RunningRegistry, SomeRunner, an_agent,
 
 from weft.api.common.v1 import agent_behaviour_pb2
 from weft.api.registry.v1 import agent_pb2
-from weft.documents.resources import agent_document, to_declaration
+from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import observed_document, to_declaration
 from weft.documents.yaml_documents import read_documents, to_yaml
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -53,7 +54,7 @@ async def test_the_document_of_any_agent_can_be_applied_and_changes_nothing(
     mesh: RunningRegistry, behaviour: dict[str, object]
 ) -> None:
     await SomeRunner(mesh, agents=(asking(**behaviour),)).open()
-    text = to_yaml([agent_document(await mesh.agent("coder"))])
+    text = to_yaml([observed_document(ResourceKind.AGENT, await mesh.agent("coder"))])
     (read,) = read_documents(text, "agents.yaml")
     assert await mesh.apply(to_declaration(read.document)) == ["agent coder unchanged"]
 

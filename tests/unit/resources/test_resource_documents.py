@@ -15,14 +15,13 @@ from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import (
     AgentDocument,
     AnyDocument,
-    agent_document,
     declared,
     declared_document,
     instance_of,
     model_document,
+    observed_document,
     plain,
     pool_document,
-    route_document,
     runner_document,
     to_declaration,
 )
@@ -31,10 +30,10 @@ from weft.kernel.errors import FieldError
 
 EVERY_KIND: list[Callable[[], AnyDocument]] = [
     lambda: model_document(some_model(), instance_of(some_model(), some_runner())),
-    lambda: agent_document(some_agent()),
+    lambda: observed_document(ResourceKind.AGENT, some_agent()),
     lambda: runner_document(some_runner()),
     lambda: pool_document(some_pool()),
-    lambda: route_document(some_route()),
+    lambda: observed_document(ResourceKind.ROUTE, some_route()),
 ]
 
 
@@ -95,7 +94,7 @@ def test_a_long_prompt_is_a_block_in_yaml() -> None:
 
 
 def test_agent_parameters_keep_the_names_of_the_openai_api() -> None:
-    params = plain(agent_document(some_agent()))["defaultParams"]
+    params = plain(observed_document(ResourceKind.AGENT, some_agent()))["defaultParams"]
     assert {"max_tokens", "temperature", "top_p", "logit_bias"} <= set(params)
     assert params["top_k"] == 0, "zero is a value, not absence"
 
@@ -162,7 +161,7 @@ def test_a_repr_does_not_show_secrets() -> None:
 def test_one_odd_row_does_not_make_a_list_unreadable() -> None:
     agent = some_agent()
     agent.manifest.default_params.temperature = 99.0
-    assert plain(agent_document(agent))["defaultParams"]["temperature"] == 99.0
+    assert plain(observed_document(ResourceKind.AGENT, agent))["defaultParams"]["temperature"] == 99.0
 
 
 def test_values_of_a_later_version_are_unknown_and_not_an_error() -> None:
@@ -251,9 +250,9 @@ def test_the_instance_of_another_runner_is_not_taken_for_the_models() -> None:
 
 def test_conditions_of_agents_runners_and_pools() -> None:
     agent = some_agent()
-    assert _ready(agent_document(agent)) == ("True", "Active")
+    assert _ready(observed_document(ResourceKind.AGENT, agent)) == ("True", "Active")
     agent.status = agent_pb2.Agent.STATUS_INACTIVE
-    assert _ready(agent_document(agent)) == ("False", "TargetInactive")
+    assert _ready(observed_document(ResourceKind.AGENT, agent)) == ("False", "TargetInactive")
     assert _ready(runner_document(some_runner())) == ("True", "TakesRequests")
     assert _ready(runner_document(some_runner(status=runner_pb2.Runner.STATUS_INACTIVE))) == ("False", "Gone")
     pool = some_pool()

@@ -8,24 +8,24 @@ from reference_pages.field_tables import page
 from resource_samples import some_agent, some_event, some_model, some_pool, some_route, some_runner
 
 from weft.documents.codec import document_of
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
-    agent_document,
     declared,
     instance_of,
     model_document,
+    observed_document,
     plain,
     pool_document,
-    route_document,
     runner_document,
 )
 from weft.documents.schemas import schemas
 
 PRINTED: dict[str, dict[str, Any]] = {
     "model": plain(model_document(some_model(), instance_of(some_model(), some_runner()))),
-    "agent": plain(agent_document(some_agent())),
+    "agent": plain(observed_document(ResourceKind.AGENT, some_agent())),
     "runner": plain(runner_document(some_runner())),
     "pool": plain(pool_document(some_pool())),
-    "route": plain(route_document(some_route())),
+    "route": plain(observed_document(ResourceKind.ROUTE, some_route())),
     "event": document_of(some_event()),
 }
 
@@ -42,8 +42,12 @@ def test_what_is_printed_holds_to_its_schema(kind: str) -> None:
 
 def test_what_yaml_declares_holds_to_the_same_schema() -> None:
     Draft202012Validator(schemas()["model.json"]).validate(declared(model_document(some_model())))
-    Draft202012Validator(schemas()["agent.json"]).validate(declared(agent_document(some_agent())))
-    Draft202012Validator(schemas()["route.json"]).validate(declared(route_document(some_route())))
+    Draft202012Validator(schemas()["agent.json"]).validate(
+        declared(observed_document(ResourceKind.AGENT, some_agent()))
+    )
+    Draft202012Validator(schemas()["route.json"]).validate(
+        declared(observed_document(ResourceKind.ROUTE, some_route()))
+    )
 
 
 def _fields(schema: dict[str, Any]) -> set[str]:

@@ -6,14 +6,14 @@ from resource_samples import some_event, some_route
 from weft.api.registry.v1 import model_pb2, resource_kind_pb2, route_pb2
 from weft.documents.codec import document_of, seconds_of
 from weft.documents.kinds.route import check_route
-from weft.documents.resource_kinds import parse_kind
+from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import (
     ModelDocument,
     RouteDocument,
     declared,
     model_document,
+    observed_document,
     plain,
-    route_document,
     to_declaration,
 )
 from weft.documents.yaml_documents import parse_document, read_documents, to_yaml
@@ -35,7 +35,7 @@ def test_how_long_a_model_stays_is_written_as_elsewhere(written: object, seconds
     manifest = to_declaration(route).route
     assert manifest.keep_alive.ToNanoseconds() == seconds * 1e9
     # And read back from the registry it is the same, with the shortest number that says it.
-    told = route_document(route_pb2.Route(manifest=manifest))
+    told = observed_document(ResourceKind.ROUTE, route_pb2.Route(manifest=manifest))
     assert seconds_of(told.declared, "keep_alive") == seconds
     assert str(plain(told)["keepAlive"]) == f"{seconds:g}"
 
@@ -44,7 +44,7 @@ def test_how_long_a_model_stays_is_written_as_elsewhere(written: object, seconds
 def test_a_budget_of_8_3_s_is_not_read_back_as_8_300000001(seconds: float) -> None:
     manifest = to_declaration(read(budgetSeconds=seconds, keepAlive=seconds)).route
     check_route(manifest, "route")
-    told = route_document(route_pb2.Route(manifest=manifest))
+    told = observed_document(ResourceKind.ROUTE, route_pb2.Route(manifest=manifest))
     assert (seconds_of(told.declared, "budget"), seconds_of(told.declared, "keep_alive")) == (seconds, seconds)
 
 
@@ -60,14 +60,16 @@ def test_what_is_not_said_stays_unsaid() -> None:
 
 
 def test_a_whole_route_in_yaml_is_what_people_would_write() -> None:
-    assert to_yaml([route_document(some_route())]) == (
+    assert to_yaml([observed_document(ResourceKind.ROUTE, some_route())]) == (
         "kind: route\nname: summaries\ndescription: Short ones\ncandidates:\n- qwen\n- big\n"
         "budgetSeconds: 90.5\nkeepAlive: 300\npinPrimary: true\n"
     )
 
 
 def test_a_status_that_somebody_applies_is_dropped() -> None:
-    (sourced,) = read_documents(to_yaml([route_document(some_route())]) + "status: {state: nonsense}\n", "f")
+    (sourced,) = read_documents(
+        to_yaml([observed_document(ResourceKind.ROUTE, some_route())]) + "status: {state: nonsense}\n", "f"
+    )
     assert sourced.document.observed is None
 
 
@@ -85,7 +87,7 @@ def test_a_route_says_whether_it_can_answer_and_why_not(
 ) -> None:
     told = some_route()
     told.status = status
-    found = route_document(told)
+    found = observed_document(ResourceKind.ROUTE, told)
     (condition,) = found.conditions
     assert (found.state, condition.type, condition.status, condition.reason) == (state, "Ready", ready, reason)
 

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.field_rules import check_message
 from weft.kernel.names import require_no_id
+from weft.kernel.principal import Resource
 
 
 class PointsTo(Enum):
@@ -68,6 +69,10 @@ class DeclaredKind:
     references: tuple[ReferenceField, ...] = ()
     names: Callable[[Any], Iterable[str]] = _own_name
     """The names that a declaration is about: its author must be allowed to edit each."""
+    by_name: bool = True
+    """Whether rights to some names are enough; else the scope for everything is needed."""
+    resource: Resource = Resource.MODELS
+    """What a role must be granted for to see, declare or delete it."""
     scope: Callable[[Any], object] = lambda manifest: manifest.name
     """Of two manifests with the same scope only one may be declared, and a declared one hides a configured one."""
     scope_field: str = "name"

@@ -36,5 +36,10 @@ def check_profile(manifest: ProfileManifest, field: str) -> None:
 
 
 PROFILE = DeclaredKind(
-    kind=ResourceKind.PROFILE, record=Profile, check=check_profile, names=lambda _: (), shares_namespace=False
+    kind=ResourceKind.PROFILE,
+    record=Profile,
+    check=check_profile,
+    # A switch may change what no name in it says.
+    by_name=False,
+    shares_namespace=False,
 )

@@ -4,6 +4,7 @@ from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
 from weft.documents.kinds.kind import DeclaredKind
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.field_rules import check_message
+from weft.kernel.principal import Resource
 from weft.kernel.tenant_rules import to_canonical_limits
 
 
@@ -18,8 +19,8 @@ TENANT = DeclaredKind(
     kind=ResourceKind.TENANT,
     record=Tenant,
     check=check_tenant,
-    # The scope for settings is needed instead of rights to names.
-    names=lambda _: (),
+    by_name=False,
+    resource=Resource.SETTINGS,
     shares_namespace=False,
     configured="router.tenants, router.rate_limits",
     initial={"source": Tenant.SOURCE_DECLARED},
