@@ -135,20 +135,6 @@ class GatewayPorts:
     """Hands over the ends of requests whose router was lost, and is counted by the gateway; None: nothing does."""
 
 
-def create_app(
-    config: GatewayConfig,
-    ports: GatewayPorts,
-    *,
-    watches: EventWatches | None = None,
-    finishing: FinishingJobs | None = None,
-    metrics: GatewayMetrics | None = None,
-    clock: Clock | None = None,
-) -> EdgeApp:
-    """Returns the application of one gateway. Its only state is its metrics."""
-    deps = gateway_deps(config, ports, watches=watches, metrics=metrics, clock=clock)
-    return app_over(deps, ports, finishing or FinishingJobs(config.batches.max_finishing))
-
-
 def gateway_deps(
     config: GatewayConfig,
     ports: GatewayPorts,

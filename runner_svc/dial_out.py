@@ -16,7 +16,7 @@ from runner_svc.policy.backoff import RedialLimits, RedialPolicy
 from runner_svc.redaction import redact_status
 from weft.api.common.v1 import link_pb2
 from weft.api.router.v1 import relay_service_pb2, relay_service_pb2_grpc
-from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -99,7 +99,6 @@ class DialOut(Service):
         *,
         note_fresh_link: Callable[[], None] = lambda: None,
         note_mesh_time: Callable[[datetime], None] = lambda _: None,
-        clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
         """`note_fresh_link` makes the runner reopen its session; without it, its next heartbeat does.
@@ -110,7 +109,7 @@ class DialOut(Service):
         self._on_event = on_event
         self._note_fresh_link = note_fresh_link
         self._note_mesh_time = note_mesh_time
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._random = random or SystemRandom()
         self._redial = RedialPolicy(self._clock.monotonic(), config.redial)
         self._local: grpc.aio.Channel | None = None

@@ -68,12 +68,12 @@ def text_or_list(expected: str) -> Discriminator:
     return Discriminator(_text_or_list, custom_error_type="wrong_shape", custom_error_message=expected)
 
 
-def by_type(*types: str, default: str = "~other") -> Discriminator:
-    """Chooses by the member `type`: between the tags of these types and `default`."""
+def by_type(*types: str) -> Discriminator:
+    """Chooses by the member `type`: between the tags of these types and `~other`."""
 
     def kind(value: object) -> str:
         found = value.get("type") if isinstance(value, dict) else None
-        return f"{TAG_MARK}{found}" if found in types else default
+        return f"{TAG_MARK}{found}" if found in types else "~other"
 
     return Discriminator(kind)
 

@@ -4,7 +4,6 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -116,10 +115,10 @@ def speech_payload(params: SpeechTask, limits: RequestLimits, media: RequestMedi
     return speech.to_speech(params.model_copy(update={"stream_format": None}))
 
 
-def without_files(raw: bytes, names: Sequence[str] = (*_OF_EDITS, *_OF_TRANSCRIPTIONS)) -> bytes:
+def without_files(raw: bytes) -> bytes:
     """Returns a body without its files, of which only ids are short enough to be stored with a task."""
     body = json.loads(raw)
-    for name in names:
+    for name in (*_OF_EDITS, *_OF_TRANSCRIPTIONS):
         if name in body:
             body[name] = _shortened(body[name])
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()

@@ -35,12 +35,12 @@ def host_memory_bytes(table: Path = MEMORY_TABLE, cgroup: Path | None = None) ->
     return max(0, available - max(MIN_HOST_RESERVE_BYTES, int(total * HOST_RESERVE_SHARE)))
 
 
-def engine_memory_bytes(table: Path = MEMORY_TABLE, cgroup: Path | None = None) -> int | None:
+def engine_memory_bytes() -> int | None:
     """Returns the memory of this host that all engines together may take at most; None: unknown."""
-    total = _memory_table(table).get(_TOTAL)
+    total = _memory_table(MEMORY_TABLE).get(_TOTAL)
     if total is None:
         return None
-    limits = (_number(folder / "memory.max") for folder in _with_parents(cgroup or own_cgroup()))
+    limits = (_number(folder / "memory.max") for folder in _with_parents(own_cgroup()))
     total = min((limit for limit in limits if limit is not None), default=total)
     return max(0, total - max(MIN_HOST_RESERVE_BYTES, int(total * HOST_RESERVE_SHARE)))
 

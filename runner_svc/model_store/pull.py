@@ -77,13 +77,12 @@ class Puller:
         store: ModelStore,
         settings: PullSettings,
         show: Show = lambda _: None,
-        clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._store = store
         self._settings = settings
         self._show = show
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._sleep = sleep
         self._hub = Hub(settings.environment, allow_http=settings.allow_http)
 

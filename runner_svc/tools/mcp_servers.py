@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from random import Random, SystemRandom
+from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -56,16 +56,11 @@ class McpServer(ToolRunner):
     The SDK's task groups must be entered and left in one task: `_keep_connected`. Calls come from any task.
     """
 
-    def __init__(
-        self,
-        settings: ToolSettings,
-        make_tag: Callable[[], str] = untracked_tag,
-        random: Random | None = None,
-    ) -> None:
+    def __init__(self, settings: ToolSettings, make_tag: Callable[[], str] = untracked_tag) -> None:
         """`make_tag` gives the tag by which the processes of a server are found, also by the next incarnation."""
         self.settings = settings
         self._make_tag = make_tag
-        self._random = random or SystemRandom()
+        self._random = SystemRandom()
         self._redial = RedialPolicy(time.monotonic(), REDIAL)
         self._tools: dict[str, ToolDescription] = {}
         self._left_out: dict[str, str] = {}

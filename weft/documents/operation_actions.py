@@ -81,19 +81,18 @@ MEBIBYTE = 1024 * 1024
 _MAX_INTEGER = 2**63 - 1
 
 
-def load_options(settings: LoadSettings, field: str = "") -> load_pb2.LoadOptions:
-    """Converts settings to their message. Raises INVALID_ARGUMENT naming the setting below `field`."""
-    where = f"{field}." if field else ""
+def load_options(settings: LoadSettings) -> load_pb2.LoadOptions:
+    """Converts settings to their message. Raises INVALID_ARGUMENT naming the setting."""
     options = load_pb2.LoadOptions(quantization=settings.quantization or "", pin=settings.pin)
     options.memory_budget_bytes = (settings.memory_budget_mb or 0) * MEBIBYTE
     if settings.keep_alive is not None:
-        seconds = keep_alive_seconds(settings.keep_alive, f"{where}keepAlive")
+        seconds = keep_alive_seconds(settings.keep_alive, "keepAlive")
         options.keep_alive.FromNanoseconds(int(seconds * 1e9))
     for name, value in settings.parameters.items():
-        options.parameters[name].CopyFrom(_value_message(value, f"{where}parameters.{name}"))
+        options.parameters[name].CopyFrom(_value_message(value, f"parameters.{name}"))
     if settings.context_tokens is not None:
         if CONTEXT_TOKENS in settings.parameters:
-            raise invalid_field(f"{where}parameters.{CONTEXT_TOKENS}", "is given as contextTokens as well")
+            raise invalid_field(f"parameters.{CONTEXT_TOKENS}", "is given as contextTokens as well")
         options.parameters[CONTEXT_TOKENS].integer = settings.context_tokens
     return options
 
@@ -106,13 +105,12 @@ def load_action(
     replicas: int = 0,
     source: str = "",
     runner: str = "",
-    field: str = "",
 ) -> operation_pb2.OperationAction:
     """Returns the action that loads a model; one with a `source` is served by `runner` under the name `model`."""
     return operation_pb2.OperationAction(
         load_model=operation_pb2.LoadModel(
             model=model,
-            options=load_options(settings, field),
+            options=load_options(settings),
             evict_model=evict_model,
             replicas=replicas,
             source=source,

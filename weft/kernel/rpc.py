@@ -142,9 +142,8 @@ def add_methods(server: grpc.aio.Server, methods: Mapping[RpcMethod, Callable[..
 class ChannelPool:
     """Channels by address, at most MAX_CHANNELS, the least recently used one closed first."""
 
-    def __init__(self, max_channels: int = MAX_CHANNELS, *, security: ChannelSecurity | None = None) -> None:
+    def __init__(self, security: ChannelSecurity | None = None) -> None:
         """Raises INVALID_ARGUMENT naming an invalid file of `security`."""
-        self._max_channels = max_channels
         self._opener = ChannelOpener(security)
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
 
@@ -154,7 +153,7 @@ class ChannelPool:
         channel = self._channels.get(target)
         if channel is None:
             channel = self._channels[target] = self._opener.open(target, POOLED_OPTIONS)
-            if len(self._channels) > self._max_channels:
+            if len(self._channels) > MAX_CHANNELS:
                 _, oldest = self._channels.popitem(last=False)
                 await oldest.close(grace=None)
         else:

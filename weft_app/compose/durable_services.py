@@ -1,6 +1,5 @@
 """The durable services of a router: tasks, batches and stored responses, in its database."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,12 +26,12 @@ from router_svc.durable.records import RecordService
 from router_svc.durable.stored_responses import ResponseService
 from router_svc.durable.tasks.service import TaskService, TaskServiceDeps
 from router_svc.durable.usage import UsageService
+from router_svc.leader import LeadingRouter
 from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
 from weft.dispatch.agents import KnownNames
-from weft.kernel.clock import SystemClock
+from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.health import HealthCheck, HealthLimits
-from weft.kernel.service import Service
 from weft.kernel.settings import values_of
 from weft.sql.write_check import write_check
 from weft_app.compose.home import WeftHome
@@ -46,13 +45,6 @@ def router_database(config: WeftConfig, home: WeftHome, leads_at: str | None = N
     """Returns the database of a router, which leads at an address while it is open; not open yet."""
     url = config.router.database_url or home.state / "router.db"
     return RouterDatabase(url, promise_file=home.promises, leads_at=leads_at)
-
-
-def response_service(config: WeftConfig, database: RouterDatabase) -> ResponseService:
-    """Returns the store of responses, in the router's database."""
-    return router_svc.durable.stored_responses.build(
-        database, ResponseLimits(**values_of(ResponseSettings, config.router.responses))
-    )
 
 
 def usage_service(
@@ -95,20 +87,41 @@ def record_service(
     return service
 
 
-@dataclass(frozen=True, slots=True)
-class DurableServices:
-    """The services that run tasks and batches."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterStores:
+    """The database of a router, and the services that keep something in it. None is started."""
 
+    database: RouterDatabase
+    usage: UsageService
+    records: RecordService
+    responses: ResponseService
     tasks: TaskService
     batches: BatchService
 
-    def in_order(self) -> tuple[Service, ...]:
-        """Returns them in the order of their start; they stop in reverse, before the router."""
-        return (self.tasks, self.batches)
+    def leading(self, router: RouterService, clock: Clock) -> LeadingRouter:
+        """Returns what the router does with them while it leads."""
+        after = (self.responses, self.tasks, self.batches)
+        names = tuple(name for service in after for name in service.service_names)
+
+        def checks(limits: HealthLimits) -> list[HealthCheck]:
+            seconds = limits.write_check_seconds
+            check = write_check("journal", self.database.write_failure, clock, services=names, seconds=seconds)
+            # While the database is down, these services do not serve, and placement goes on.
+            return [replace(check, is_essential=False)]
+
+        return LeadingRouter(
+            self.database, router, clock, before=(self.usage, self.records), after=after, checks=checks
+        )
 
 
-def durable_services(config: WeftConfig, database: RouterDatabase, router: RouterService) -> DurableServices:
-    """Returns tasks and batches in the router's database, placed by the router itself."""
+def router_stores(
+    config: WeftConfig, home: WeftHome, router: RouterService, address: str, page: "MetricsPage | None"
+) -> RouterStores:
+    """Returns the stores of a router that leads at `address`; the router places tasks and batches itself.
+
+    `page` gets their metrics; None: there are none.
+    """
+    database = router_database(config, home, address)
     limits = task_limits(config)
     clock = SystemClock()
     batch_limits = BatchLimits(
@@ -127,19 +140,23 @@ def durable_services(config: WeftConfig, database: RouterDatabase, router: Route
         files=files,
     )
     tasks = router_svc.durable.tasks.service.build(database, limits, parts)
-    batches = router_svc.durable.batches.service.build(
-        database, batch_limits, limits, tasks.events, clock=clock, names=KnownNames(router), files=files
-    )
     router.journal_to(tasks.tasks, files)
-    return DurableServices(tasks, batches)
+    if page is not None:
+        from router_svc.durable.metrics import add_task_metrics  # noqa: PLC0415 - only where there is a page
 
-
-def journal_check(database: RouterDatabase, services: Iterable[Service], limits: HealthLimits) -> HealthCheck:
-    """Returns the check of the router's database. While it is down, `services` do not serve, and placement goes on."""
-    names = tuple(name for service in services for name in service.service_names)
-    seconds = limits.write_check_seconds
-    check = write_check("journal", database.write_failure, SystemClock(), services=names, seconds=seconds)
-    return replace(check, is_essential=False)
+        add_task_metrics(page, lambda: tasks.states, lambda: tasks.released, tasks.utc_now)
+    return RouterStores(
+        database=database,
+        usage=usage_service(config, database, router, page),
+        records=record_service(config, database, router, page),
+        responses=router_svc.durable.stored_responses.build(
+            database, ResponseLimits(**values_of(ResponseSettings, config.router.responses))
+        ),
+        tasks=tasks,
+        batches=router_svc.durable.batches.service.build(
+            database, batch_limits, limits, tasks.events, clock=clock, names=KnownNames(router), files=files
+        ),
+    )
 
 
 def task_limits(config: WeftConfig) -> TaskLimits:

@@ -40,14 +40,13 @@ class ServerAddress:
 def configured_servers(
     section: RunnerSettings,
     build: BuildModel,
-    environment: Mapping[str, str] = os.environ,
     probes: ServerProbes | None = None,
 ) -> tuple[FollowedServer, ...]:
     """Returns the server that a runner's section follows, if any. Raises INVALID_ARGUMENT naming a setting."""
     if not section.follows_server or section.url is None:
         return ()
     address = ServerAddress(name=section.name, url=section.url, api_key_env=section.api_key_env, remote=section.remote)
-    return (followed_server(section, address, f"runners.{section.name}", build, environment, probes),)
+    return (followed_server(section, address, f"runners.{section.name}", build, os.environ, probes),)
 
 
 async def list_of_followed(section: RunnerSettings) -> ServerList | None:

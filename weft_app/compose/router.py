@@ -5,6 +5,8 @@ import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import grpc
+
 import router_svc.service
 from router_svc.announcement import RouterAnnouncement, default_router_name
 from router_svc.client_registry import ClientsConfig
@@ -28,10 +30,9 @@ from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
-    from router_svc.durable.tasks.service import TaskService
     from router_svc.observer import SchedulingObserver
     from weft.kernel.metrics import MetricsPage
-    from weft.kernel.service import Service
+    from weft.sql.ownership import Paired
 
 
 def router_config(config: WeftConfig, registry_address: str, address: str = "") -> RouterConfig:
@@ -92,14 +93,6 @@ def _observer(page: "MetricsPage | None") -> "SchedulingObserver | None":
     return RouterMetrics(page)
 
 
-def _show_tasks(page: "MetricsPage | None", tasks: "TaskService") -> None:
-    if page is None:
-        return
-    from router_svc.durable.metrics import add_task_metrics  # noqa: PLC0415 - only where there is a page
-
-    add_task_metrics(page, lambda: tasks.states, lambda: tasks.released, tasks.utc_now)
-
-
 async def serve_router(
     config: WeftConfig,
     home: WeftHome,
@@ -108,87 +101,72 @@ async def serve_router(
 ) -> None:
     """Serves a router until a signal arrives."""
     # A runner's own router (weft_app.compose.runner_http) stores nothing, and its host has no database package.
-    from router_svc.leader import SILENCE_SECONDS, LeadingRouter  # noqa: PLC0415
+    from router_svc.leader import SILENCE_SECONDS  # noqa: PLC0415
     from router_svc.store.database import ROUTER_OWNER  # noqa: PLC0415
     from weft.sql.ownership import OwnershipGuard, Paired  # noqa: PLC0415
     from weft.sql.standby import owner_watch_of  # noqa: PLC0415
-    from weft_app.compose.durable_services import (  # noqa: PLC0415
-        durable_services,
-        journal_check,
-        record_service,
-        response_service,
-        router_database,
-        usage_service,
-    )
+    from weft_app.compose.durable_services import router_stores  # noqa: PLC0415
 
-    keys, registry = key_check(config, SystemClock()), registry_address(config, home)
+    clock = SystemClock()
+    keys, registry = key_check(config, clock), registry_address(config, home)
     guard = OwnershipGuard()
     host = new_host(config, "router", keys, first_guard=guard)
     address = host.bind(listen or home.address("router"))
     tracing = tracing_of(os.environ)
     page = page_if_served(config)
-    settings, clock = router_config(config, registry, address), SystemClock()
+    settings = router_config(config, registry, address)
     service = router_svc.service.build(settings, tracing=tracing, observer=_observer(page))
-    database = router_database(config, home, address)
-    durable = durable_services(config, database, service)
-    _show_tasks(page, durable.tasks)
-    stores: list[Service] = [response_service(config, database), *durable.in_order()]
-    leading = LeadingRouter(
-        database,
-        service,
-        clock,
-        before=[usage_service(config, database, service, page), record_service(config, database, service, page)],
-        after=stores,
-        checks=lambda limits: [journal_check(database, stores, limits)],
-    )
+    stores = router_stores(config, home, service, address, page)
+    database, leading = stores.database, stores.leading(service, clock)
     watch = owner_watch_of(database.address, ROUTER_OWNER, clock, SILENCE_SECONDS)
     paired = Paired(leading, ROUTER_OWNER, watch, clock, names_owner=keys is None, also_guards=service.service_names)
     guard.use(paired)
+
+    def call_registry() -> grpc.aio.Channel:
+        return open_channel(registry, channel_security(config))
+
     announcement = RouterAnnouncement(
         settings.name,
         address,
-        lambda: open_channel(registry, channel_security(config)),
+        call_registry,
         clock,
         leads=lambda: paired.is_owner and leading.beats.is_current,
         shares_database=database.is_shared,
     )
     listeners = join_listeners(config, home, service)
-    # What drains last lets another router lead meanwhile; where none can, this one goes on placing requests.
-    before: list[Service] = [service, listeners] if database.is_shared else [service]
-    companions: list[Service] = [
-        *key_followers(keys, registry, channel_security(config)),
-        announcement,
-        *(() if database.is_shared else (listeners,)),
-    ]
-    checks = [*service.health_checks(config.health), *paired.health_checks(config.health)]
-    monitor = HealthMonitor(checks, clock, config.health)
-
-    async def note_takeover() -> None:
-        await monitor.check()
-        await announcement.tell()
-
-    paired.on_takeover(note_takeover)
-    # Commands of this home go on to the leader.
-    paired.on_owner(lambda leader: keep_address(home.owner_file("router"), leader or None))
-    companions += metrics_services(config, page, "router", monitor)
-    companions.append(
-        ProcessService(
-            "router",
-            monitor,
-            lambda: open_channel(registry, channel_security(config)),
-            schemas=(database,),
-        )
+    monitor = HealthMonitor(
+        [*service.health_checks(config.health), *paired.health_checks(config.health)], clock, config.health
     )
+    _follow_leader(paired, monitor, announcement, home)
+    # What drains last lets another router lead meanwhile; where none can, this one goes on placing requests.
+    last = (listeners,) if database.is_shared else ()
     try:
         await serve_until_stopped(
             host,
             paired,
             config,
             lambda: announce(address),
-            before=before,
-            companions=companions,
+            before=[service, *last],
+            companions=[
+                *key_followers(keys, registry, channel_security(config)),
+                announcement,
+                *(() if last else (listeners,)),
+                *metrics_services(config, page, "router", monitor),
+                ProcessService("router", monitor, call_registry, schemas=(database,)),
+            ],
             monitor=monitor,
         )
     finally:
         keep_address(home.owner_file("router"), None)
         await close_tracing(tracing)
+
+
+def _follow_leader(paired: "Paired", monitor: HealthMonitor, announcement: RouterAnnouncement, home: WeftHome) -> None:
+    """Tells the mesh of a takeover, and commands of this home where the leader is."""
+
+    async def note_takeover() -> None:
+        await monitor.check()
+        await announcement.tell()
+
+    paired.on_takeover(note_takeover)
+    paired.on_owner(lambda leader: keep_address(home.owner_file("router"), leader or None))

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,9 +18,6 @@ from gateway.service import GatewayService
 from registry_svc.metrics import add_registry_metrics
 from registry_svc.service import RegistryService
 from router_svc.announcement import RouterAnnouncement
-from router_svc.durable.metrics import add_task_metrics
-from router_svc.durable.tasks.service import TaskService
-from router_svc.leader import LeadingRouter
 from router_svc.metrics import RouterMetrics
 from router_svc.service import RouterService
 from weft import __version__
@@ -33,10 +30,6 @@ from weft.dispatch.fleet import (
     FleetView,
     FleetWatcher,
 )
-from weft.durable.batches import BatchPort, FilePort
-from weft.durable.responses import ResponseStore
-from weft.durable.tasks import TaskPort
-from weft.durable.usage import UsageSource
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.health_monitor import HealthMonitor
@@ -50,14 +43,7 @@ from weft_app.compose.configuration import ConfigurationSource, ReadConfiguratio
 from weft_app.compose.configuration_service import ConfigurationService
 from weft_app.compose.demo import DEMO_NOT_PULLED, is_demo_source
 from weft_app.compose.discovered_here import DiscoveredHere
-from weft_app.compose.durable_services import (
-    durable_services,
-    journal_check,
-    record_service,
-    response_service,
-    router_database,
-    usage_service,
-)
+from weft_app.compose.durable_services import RouterStores, router_stores
 from weft_app.compose.edge_certificate import (
     EdgeRenewal,
     own_edge_certificate,
@@ -120,22 +106,6 @@ class Stage:
 
 
 ShowProgress = Callable[[Stage], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterSide:
-    """The router's side of a mesh that a gateway in the same process is built over."""
-
-    router: RouterService
-    engine: TaskService
-    """The engine that runs tasks."""
-    responses: ResponseStore
-    usage: UsageSource
-    tasks: TaskPort
-    files: FilePort
-    batches: BatchPort
-    names_waited_for: Callable[[], Awaitable[Collection[str]]]
-    """The names of models and pools for which tasks wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +271,7 @@ class UpHost:
             self._stack.push_async_callback(self._announcer.stop)
             await self._announcer.start()
 
-    async def _start_grpc(self, keys: KeyCheck | None) -> "RouterSide":
+    async def _start_grpc(self, keys: KeyCheck | None) -> tuple[RouterService, RouterStores]:
         """Starts registry, router and relay on one gRPC server."""
         host = GrpcHost(guard=None if keys is None else keys.interceptor())
         self.grpc_address = self._children.registry_address = host.bind(self._home.address("weft"))
@@ -322,19 +292,15 @@ class UpHost:
             keys.use(lambda: registry.key_ring)
         self._stack.push_async_callback(host.stop, self._config.drain_seconds)
         add_registry_metrics(registry, self._page)
-        database = router_database(self._config, self._home, address)
-        responses, durable = response_service(self._config, database), durable_services(self._config, database, router)
-        usage = usage_service(self._config, database, router, self._page)
-        records = record_service(self._config, database, router, self._page)
-        tasks = durable.tasks
-        add_task_metrics(self._page, lambda: tasks.states, lambda: tasks.released, tasks.utc_now)
+        stores = router_stores(self._config, self._home, router, address, self._page)
+        database, leading = stores.database, stores.leading(router, self._clock)
         listeners = join_listeners(self._config, self._home, router)
         # The other services go on from what they know while the registry cannot write.
         limits = self._config.health
         for check in (
             *(replace(check, is_essential=False) for check in registry.health_checks(limits)),
             *router.health_checks(limits),
-            journal_check(database, [responses, *durable.in_order()], limits),
+            *leading.health_checks(limits),
         ):
             self._monitor.add(check)
         process = ProcessService(
@@ -343,13 +309,6 @@ class UpHost:
             lambda: open_channel(address),
             schemas=(registry, database),
             watching=registry.watching.listed,
-        )
-        leading = LeadingRouter(
-            database,
-            router,
-            self._clock,
-            before=[usage, records],
-            after=[responses, *durable.in_order()],
         )
         announcement = RouterAnnouncement(
             config.name, address, lambda: open_channel(address), self._clock, shares_database=database.is_shared
@@ -360,21 +319,11 @@ class UpHost:
         self.publishers_url = "" if listeners.publishers is None else listeners.publishers.url
         if database.notice:
             self.notices.append(f"{database.notice}; {database.remedy}")
-        return RouterSide(
-            router=router,
-            engine=durable.tasks,
-            responses=responses.store,
-            usage=usage.store,
-            tasks=durable.tasks.tasks,
-            files=durable.batches.files,
-            batches=durable.batches.batches,
-            names_waited_for=durable.tasks.names_waited_for,
-        )
+        return router, stores
 
     async def _start_services(self) -> FleetWatcher:
         keys = key_check(self._config, self._clock)
-        side = await self._start_grpc(keys)
-        router = side.router
+        router, stores = await self._start_grpc(keys)
         channel, channels = open_channel(self.grpc_address), ChannelPool(security=channel_security(self._config))
         fleet = FleetWatcher(channel, self._clock, service="gateway")
         self._stack.push_async_callback(channel.close)
@@ -382,7 +331,7 @@ class UpHost:
         self._stack.push_async_callback(fleet.stop)
         await fleet.start()
         await fleet.wait_ready()
-        await self._retire_runners(channel, side)
+        await self._retire_runners(channel, stores)
 
         expected = expected_mesh(self._runners)
         self._on_ready.append(expected.clear)
@@ -405,11 +354,11 @@ class UpHost:
             channels=channels,
             queues=router.placement,
             requests=router.requests,
-            responses=side.responses,
-            usage=side.usage,
-            tasks=side.tasks,
-            files=side.files,
-            batches=side.batches,
+            responses=stores.responses.store,
+            usage=stores.usage.store,
+            tasks=stores.tasks.tasks,
+            files=stores.batches.files,
+            batches=stores.batches.batches,
             keys=keys,
             clock=self._clock,
             names=router,
@@ -435,7 +384,7 @@ class UpHost:
                 router=router,
                 edge=edge,
                 expected=expected,
-                names_waited_for=side.names_waited_for,
+                names_waited_for=stores.tasks.names_waited_for,
                 clock=self._clock,
             ),
             self._note_reload,
@@ -445,7 +394,7 @@ class UpHost:
             await figures.start()
         RunnerPages(self._page, self._home.metrics_socket, lambda: self._children.pids, self._clock)
         self._stack.push_async_callback(self._stop_runners)
-        self._stack.push_async_callback(self._stop_work, edge, side.engine)
+        self._stack.push_async_callback(self._stop_work, edge, stores.tasks)
         await edge.start()
         self._note_addresses(await self._start_proxy(config, edge))
         return fleet
@@ -483,12 +432,12 @@ class UpHost:
             self._stack.push_async_callback(renewal.stop)
             renewal.start()
 
-    async def _retire_runners(self, registry: grpc.aio.Channel, side: RouterSide) -> None:
+    async def _retire_runners(self, registry: grpc.aio.Channel, stores: RouterStores) -> None:
         """Retires the runners of an earlier start on this home that the configuration no longer names."""
         names = [runner.name for runner in self._runners]
         retired = await StartedRunners(self._home).retire_others(names, registry)
         if retired:
-            waited_for = await side.names_waited_for()
+            waited_for = await stores.tasks.names_waited_for()
             for sentence in retirement_notes(retired, waited_for):
                 self._notify(sentence)
 

@@ -184,15 +184,12 @@ def _with_enabled_models(config: WeftConfig) -> WeftConfig:
     )
 
 
-def parse_section(kind: type[Section], document: Mapping[str, Any], path: Path | None = None) -> Section:
-    """Returns the section of this kind that a document holds. Raises INVALID_ARGUMENT naming the field and its place.
-
-    `path` is the file of the document.
-    """
+def parse_section(kind: type[Section], document: Mapping[str, Any]) -> Section:
+    """Returns the section of this kind that a document holds. Raises INVALID_ARGUMENT naming the field."""
     try:
-        return validate_section(kind, document, path)
+        return validate_section(kind, document, None)
     except ValidationError as error:
-        raise refused_together(refusals(kind, error, document, path)) from error
+        raise refused_together(refusals(kind, error, document, None)) from error
 
 
 def validate_section(kind: type[Section], document: Mapping[str, Any], path: Path | None) -> Section:

@@ -19,6 +19,7 @@ from gateway_script import (
     FixedFleet,
     Frame,
     ScriptedDispatcher,
+    app_of,
     delta,
     embeddings,
     finished,
@@ -33,7 +34,7 @@ from test_api_keys_http import ScriptedKeys
 from test_gateway_keys import Keys
 from test_gateway_requests import ScriptedRequests
 
-from gateway.app import GatewayPorts, create_app
+from gateway.app import GatewayPorts
 from gateway.config import BatchEdgeConfig, ConnectionLimits, GatewayConfig
 from gateway.routing import routes_of
 from gateway.service import build
@@ -170,7 +171,7 @@ async def serve(log: TextIO, *, with_keys: bool) -> None:
         files=forgetful_files(),
         batches=MemoryBatches(keeps_nothing=True),
     )
-    routes = routes_of(create_app(CONFIG, ports).served)
+    routes = routes_of(app_of(CONFIG, ports).served)
     service = build(CONFIG, ports)
     await service.start()
     settle_memory()

@@ -15,11 +15,13 @@ from gateway.admin.join_tokens import JoinCommands, JoinTokensPort
 from gateway.admin.keys import KeysPort
 from gateway.admin.operations import AdminPorts
 from gateway.admin.secrets import SecretsPort
-from gateway.app import GatewayPorts
+from gateway.app import GatewayPorts, app_over, gateway_deps
 from gateway.auth.authentication import KeyRingSource
+from gateway.batches.finishing import FinishingJobs
 from gateway.config import GatewayConfig
 from gateway.media import MediaSource
 from gateway.ports import RegistryPort
+from gateway.routing import EdgeApp
 from gateway.service import GatewayService, build
 from gateway.watch.source import WatchSource
 from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, sampling_pb2, usage_pb2
@@ -283,6 +285,11 @@ def unchunked(raw: bytes) -> bytes:
         content += rest[: int(size, 16)]
         raw = rest[int(size, 16) + 2 :]
     return content
+
+
+def app_of(config: GatewayConfig, ports: GatewayPorts) -> EdgeApp:
+    """The application of a gateway alone."""
+    return app_over(gateway_deps(config, ports), ports, FinishingJobs(config.batches.max_finishing))
 
 
 @asynccontextmanager

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from admin_script import admin_ports
 from file_script import MemoryBatches, MemoryFiles
-from gateway_script import FixedFleet, ScriptedDispatcher, model, serving
+from gateway_script import FixedFleet, ScriptedDispatcher, app_of, model, serving
 from registry_script import ScriptedRegistry
 from starlette.types import Message, Scope
 from structlog.testing import capture_logs
 from task_script import ScriptedTasks
 
-from gateway.app import GatewayPorts, create_app
+from gateway.app import GatewayPorts
 from gateway.config import GatewayConfig
 from gateway.routing import ApiRouter, EdgeApp, needs_of, routes_of
 from weft.kernel.errors import WeftError
@@ -80,7 +80,7 @@ def make_app(config: GatewayConfig, *, keys: NoKeys | None = None, fleet: FixedF
         batches=MemoryBatches(),
         keys=keys,
     )
-    return create_app(config, ports)
+    return app_of(config, ports)
 
 
 @cache

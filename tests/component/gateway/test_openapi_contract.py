@@ -8,7 +8,7 @@ from admin_script import admin_ports
 from bad_inputs_server import ForgetfulDispatcher, ForgetfulTasks, forgetful_files
 from bad_inputs_stage import ENDPOINTS, Endpoint, nameless
 from file_script import MemoryBatches
-from gateway_script import FixedFleet, model
+from gateway_script import FixedFleet, app_of, model
 from hypothesis import HealthCheck, given, settings
 from registry_script import ScriptedRegistry
 from response_script import MemoryResponses
@@ -25,7 +25,7 @@ from test_gateway_requests import ScriptedRequests
 from test_join_tokens_http import ScriptedTokens, joins
 from test_usage_http import ScriptedUsage
 
-from gateway.app import GatewayPorts, create_app
+from gateway.app import GatewayPorts
 from gateway.config import GatewayConfig
 from gateway.routing import ApiRouter
 from weft.kernel.principal import key_text
@@ -67,7 +67,7 @@ def app() -> Any:
         join_tokens=ScriptedTokens(),
         join_command=joins,
     )
-    return create_app(GatewayConfig(port=0, allowed_hosts=frozenset({"testserver"})), ports)
+    return app_of(GatewayConfig(port=0, allowed_hosts=frozenset({"testserver"})), ports)
 
 
 @pytest.fixture(scope="module")
