@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from runner_svc.publishers.messages import Chunk, Whole, event, failure_event
 from runner_svc.publishers.settings import PublisherLimits
@@ -84,30 +83,8 @@ class PublisherTask:
             await self._changed.wait()
 
 
-@dataclass(eq=False, slots=True)
-class EventStream:
-    """The events that one connection of a publisher is to be sent."""
-
-    waiting: deque[bytes] = field(default_factory=deque)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    is_over: bool = False
-    """Whether nothing follows what waits."""
-
-    def put(self, sent: bytes, *, is_last: bool = False) -> None:
-        """Adds an event."""
-        if not self.is_over:
-            self.waiting.append(sent)
-            self.is_over = is_last
-            self.changed.set()
-
-    async def take(self) -> bytes:
-        """Returns all events that wait, at least one; empty: the stream has ended."""
-        while not self.waiting and not self.is_over:
-            self.changed.clear()
-            await self.changed.wait()
-        events = b"".join(self.waiting)
-        self.waiting.clear()
-        return events
+EventStream = asyncio.Queue[bytes]
+"""The events that one connection of a publisher is to be sent; an empty one ends it."""
 
 
 class PublisherSession:
@@ -137,13 +114,12 @@ class PublisherSession:
 
     def open_stream(self) -> EventStream:
         """Returns a new event stream, which replaces an earlier one. Tasks without a result are sent again over it."""
-        if self._stream is not None:
-            words = "a newer event stream of this session has replaced this one"
-            self._stream.put(failure_event("end", WeftError(Reason.RESOURCE_CHANGED, words)), is_last=True)
+        words = "a newer event stream of this session has replaced this one"
+        self._end_stream(WeftError(Reason.RESOURCE_CHANGED, words))
         self._stream = EventStream()
         for task in self.tasks.values():
             if not task.is_begun:
-                self._stream.put(task.event)
+                self._stream.put_nowait(task.event)
         self.streaming.set()
         return self._stream
 
@@ -164,7 +140,7 @@ class PublisherSession:
         task.event = event("task", task=task.id, **request)
         self.tasks[task.id] = task
         if self._stream is not None:
-            self._stream.put(task.event)
+            self._stream.put_nowait(task.event)
         return task
 
     def close_task(self, task: PublisherTask) -> None:
@@ -174,7 +150,7 @@ class PublisherSession:
         failure = task.failure or WeftError(Reason.CANCELLED, "the caller has left")
         # Before its post ends, so that the publisher knows why.
         if self._stream is not None:
-            self._stream.put(failure_event("cancel", failure, task=task.id))
+            self._stream.put_nowait(failure_event("cancel", failure, task=task.id))
         task.fail(failure)
 
     def end(self, error: WeftError) -> None:
@@ -182,11 +158,15 @@ class PublisherSession:
         if self.end_error is not None:
             return
         self.end_error = error
-        if self._stream is not None:
-            self._stream.put(failure_event("end", error), is_last=True)
+        self._end_stream(error)
         for task in list(self.tasks.values()):
             task.fail(error)
         self.ended.set()
+
+    def _end_stream(self, error: WeftError) -> None:
+        if self._stream is not None:
+            self._stream.put_nowait(failure_event("end", error))
+            self._stream.put_nowait(b"")
 
     async def watch(self) -> None:
         """Ends the session when the publisher is lost, and tasks that stall. Returns once the session has ended."""

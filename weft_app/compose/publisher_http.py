@@ -184,8 +184,8 @@ class PublisherListener(Service):
             with WhileConnected(scope, receive) as block:
                 block.run_beside(writer.keep_up(block))
                 await writer.write(_PING)
-                while events := await stream.take():
-                    await writer.write(events)
+                while event := await stream.get():
+                    await writer.write(event)
                 await writer.finish(b"")
         except SlowReaderError:
             await abort_connection(scope, receive)

@@ -27,7 +27,7 @@ def session(clock: FakeClock) -> PublisherSession:
 
 async def _events(stream: EventStream) -> str:
     async with asyncio.timeout(LIMIT_SECONDS):
-        return (await stream.take()).decode()
+        return (await stream.get()).decode()
 
 
 async def test_a_task_waits_for_the_stream_and_is_sent_again_until_it_is_begun(session: PublisherSession) -> None:
@@ -40,8 +40,8 @@ async def test_a_task_waits_for_the_stream_and_is_sent_again_until_it_is_begun(s
     await task.put(Chunk(b"{}", done=False), now=0.0)
     third = session.open_stream()
     assert "event: end" in await _events(second), "the stream that was replaced does not end"
-    assert second.is_over
-    assert not third.waiting
+    assert await second.get() == b""
+    assert third.empty()
 
 
 async def test_no_task_beyond_the_limit(session: PublisherSession) -> None:
