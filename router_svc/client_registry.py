@@ -9,6 +9,7 @@ from router_svc.policy.client_usage import MAX_TARGETS_TOLD, ClientPattern, Cool
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from router_svc.policy.tenant_limits import TenantLimit
 from router_svc.rate_limits import NOTHING_COUNTED, Counted, RateLimits
+from router_svc.request_ended import RequestEnded
 from weft.api.common.v1 import receipt_pb2
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.router.v1 import request_pb2 as pb
@@ -183,9 +184,9 @@ class ClientRegistry:
         if found is not None:
             found.was_refused = traits(reason).safe_to_retry
 
-    def note_end(self, key: int, receipt: receipt_pb2.Receipt | None) -> None:
+    def note_end(self, ended: RequestEnded) -> None:
         """Record the end of a request; without a receipt of its tokens the estimate stands. Idempotent."""
-        found = self._under_way.pop(key, None)
+        found, receipt = self._under_way.pop(ended.request.key, None), ended.receipt
         if found is None:
             return
         tokens, refused = found.counted.tokens, found.was_refused

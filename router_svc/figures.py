@@ -25,6 +25,7 @@ from router_svc.policy.figures import (
     devices_of,
     merged,
 )
+from router_svc.request_ended import RequestEnded
 from router_svc.usage import MAX_COUNTED_TOKENS
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1 import lease_service_pb2
@@ -34,7 +35,6 @@ from weft.dispatch.agents import TargetLabels
 from weft.dispatch.fleet import FleetView
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 
 NANOSECONDS = 1e9
@@ -64,27 +64,17 @@ class FiguresRecorder:
         """Note how many requests wait and run from now on."""
         self._ring.note_load(waiting, running, now)
 
-    def note_end(
-        self,
-        request: PlacementRequest,
-        reason: Reason,
-        receipt: receipt_pb2.Receipt | None,
-        view: FleetView,
-        now: float,
-    ) -> None:
-        """Count a request that has ended; without a receipt its dispatcher is gone."""
-        if receipt is None:
-            outcome = Outcome.CANCELLED if reason is Reason.CANCELLED else Outcome.FAILED
-            model = self._targets.label(request.model, view)
-            self._ring.note_end(RequestEnd(model=model, outcome=outcome), now)
+    def note_end(self, ended: RequestEnded) -> None:
+        """Count a request that has ended."""
+        asked, receipt = ended.request.spec.model, ended.receipt
+        if receipt is not None:
+            model = self._targets.label(receipt.model if receipt.attempts else asked, ended.view)
+            self._ring.note_end(end_of(model, receipt), ended.at)
             return
-        model = self._targets.label(receipt.model if receipt.attempts else request.model, view)
-        self._ring.note_end(end_of(model, receipt), now)
-
-    def note_refused(self, request: PlacementRequest, view: FleetView, now: float) -> None:
-        """Count a request that was refused before the scheduler."""
-        model = self._targets.label(request.model, view)
-        self._ring.note_end(RequestEnd(model=model, outcome=Outcome.REJECTED), now)
+        outcome = Outcome.CANCELLED if ended.reason is Reason.CANCELLED else Outcome.FAILED
+        if ended.refusal is not None:
+            outcome = Outcome.REJECTED
+        self._ring.note_end(RequestEnd(model=self._targets.label(asked, ended.view), outcome=outcome), ended.at)
 
     def note_devices(self, hosts: Iterable[lease_service_pb2.HostMemory]) -> None:
         """Count a sample of the accelerators of all hosts."""

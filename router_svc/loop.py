@@ -39,6 +39,7 @@ from router_svc.policy.request import Request
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.policy.work import media_unit_of
+from router_svc.request_ended import RequestEnded, Subscriber
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.spans import WakeSpans
 from router_svc.usage import UsageRecorder
@@ -274,6 +275,15 @@ class SchedulingLoop:
         self._mesh = MeshDiff()
         self._newest: FleetView | None = None
         self._mailboxes: dict[int, Mailbox] = {}
+        records = deps.records
+        self._subscribers: tuple[Subscriber, ...] = (
+            records.requests.note_end,
+            records.clients.note_end,
+            records.usage.note_end,
+            records.figures.note_end,
+            deps.observer.note_end,
+            self._release,
+        )
         self._keys = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
         self._view_timer: asyncio.TimerHandle | None = None
@@ -373,27 +383,32 @@ class SchedulingLoop:
         mailbox = self._mailboxes.pop(key, None)
         if mailbox is None:
             return
-        now, requests = self._clock.monotonic(), self._deps.records.requests
-        if self._closed and receipt is None and mailbox.cancelled is None and reason is Reason.CANCELLED:
-            # Its dispatcher hung up because this router stops: it goes on without it, or places the request again.
-            requests.note_left(key)
         if mailbox.cancelled is not None and reason is Reason.CANCELLED:
-            requests.note_cancelled(key, placement.canceller_of(mailbox.cancelled))
-        requests.note_end(key, now, reason, receipt)
+            mailbox.request.cancelled_by = placement.canceller_of(mailbox.cancelled)
         mailbox.end()
-        self._deps.records.clients.note_end(key, receipt)
-        self._deps.records.usage.note_end(
-            mailbox.request.spec,
-            receipt,
-            self._mesh.view,
-            refused=mailbox.refused,
-            was_placed=mailbox.was_placed,
-            is_closing=self._closed,
+        self._tell(
+            RequestEnded(
+                request=mailbox.request,
+                at=self._clock.monotonic(),
+                view=self._mesh.view,
+                reason=reason,
+                receipt=receipt,
+                last_error=mailbox.refused,
+                was_placed=mailbox.was_placed,
+                is_closing=self._closed,
+            )
         )
-        self._deps.records.figures.note_end(mailbox.request.spec, reason, receipt, self._mesh.view, now)
-        self._deps.observer.note_end(mailbox.request.spec, reason, receipt, self._mesh.view)
-        failure = None if reason is Reason.UNSPECIFIED else reason
-        self._deliver(self._scheduler.finish(key, now, _served(receipt, mailbox.request.spec.operation), failure))
+
+    def _tell(self, ended: RequestEnded) -> None:
+        for subscriber in self._subscribers:
+            subscriber(ended)
+
+    def _release(self, ended: RequestEnded) -> None:
+        """Release what an ended request held; its end is measured for estimates and fair share."""
+        if ended.refusal is None:
+            failure = None if ended.reason is Reason.UNSPECIFIED else ended.reason
+            served = _served(ended.receipt, ended.request.spec.operation)
+            self._deliver(self._scheduler.finish(ended.request.key, ended.at, served, failure))
 
     def lacks_end(self, request: PlacementRequest) -> bool:
         """Whether nothing is known here of the end of a request.
@@ -479,15 +494,12 @@ class SchedulingLoop:
 
         Returns what its caller has left; None: nothing limits it.
         """
-        records, key, spec = self._deps.records, request.key, request.spec
+        records = self._deps.records
         records.requests.note_arrival(request, self._clock.utc_now())
         try:
-            return records.clients.admit(key, spec)
+            return records.clients.admit(request.key, request.spec)
         except WeftError as error:
-            records.requests.note_refusal(key, error, now)
-            self._deps.observer.note_refusal(spec, error.reason, self._mesh.view)
-            records.usage.note_refused(spec, self._mesh.view)
-            records.figures.note_refused(spec, self._mesh.view, now)
+            self._tell(RequestEnded(request=request, at=now, view=self._mesh.view, reason=error.reason, refusal=error))
             raise
 
     def _take_tenants(self, tenants: Mapping[str, Tenant]) -> None:

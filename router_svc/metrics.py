@@ -18,6 +18,7 @@ from typing_extensions import override
 from router_svc.observer import RouterState, SchedulingObserver
 from router_svc.policy.decisions import Placed, Rejects, RequestDecision, WaitKind
 from router_svc.receipt_check import ReceiptFault, receipt_faults
+from router_svc.request_ended import RequestEnded
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.agents import TargetLabels
 from weft.dispatch.fleet import FleetView
@@ -121,7 +122,7 @@ class RouterMetrics(SchedulingObserver):
         if isinstance(decision, Placed):
             self._grants.of(self._targets.label(request.model, view), request.priority.name.lower()).inc()
         elif isinstance(decision, Rejects):
-            self.note_refusal(request, decision.reason, view)
+            self._note_refusal(request, decision.reason, view)
 
     @override
     def note_wait(self, request: PlacementRequest, kind: WaitKind, view: FleetView) -> None:
@@ -138,9 +139,7 @@ class RouterMetrics(SchedulingObserver):
         """Counts a wake or a load that waiting requests caused."""
         self._wakes.of(model).inc()
 
-    @override
-    def note_refusal(self, request: PlacementRequest, reason: Reason, view: FleetView) -> None:
-        """Counts a refused request."""
+    def _note_refusal(self, request: PlacementRequest, reason: Reason, view: FleetView) -> None:
         self._refusals.of(self._targets.label(request.model, view), reason.name.lower()).inc()
 
     @override
@@ -154,10 +153,12 @@ class RouterMetrics(SchedulingObserver):
         self._failed_wakes.of(model, reason.name.lower()).inc()
 
     @override
-    def note_end(
-        self, request: PlacementRequest, reason: Reason, receipt: receipt_pb2.Receipt | None, view: FleetView
-    ) -> None:
-        """Counts the end of a request, and its waits as its receipt has them; None: its dispatcher is gone."""
+    def note_end(self, ended: RequestEnded) -> None:
+        """Counts the end of a request, and its waits as its receipt has them."""
+        request, reason, receipt, view = ended.request.spec, ended.reason, ended.receipt, ended.view
+        if ended.refusal is not None:
+            self._note_refusal(request, reason, view)
+            return
         model = self._targets.label(request.model, view)
         outcome = "unknown" if receipt is None else _OUTCOMES[receipt.outcome]
         self._ends.of(model, outcome, error_type(reason) or "completed").inc()

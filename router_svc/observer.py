@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from router_svc.policy.decisions import RequestDecision, WaitKind
 from router_svc.policy.endpoints.candidates import HostMemory
-from weft.api.common.v1 import receipt_pb2
+from router_svc.request_ended import RequestEnded
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import PoolQueue
 from weft.kernel.placement_request import PlacementRequest
@@ -51,13 +51,8 @@ class SchedulingObserver:
     def note_failed_wake(self, model: str, reason: Reason) -> None:
         """A wake that failed."""
 
-    def note_refusal(self, request: PlacementRequest, reason: Reason, view: FleetView) -> None:
-        """A request that was refused before the scheduler."""
-
     def note_failed_attempt(self, reason: Reason) -> None:
         """An attempt that failed before any content."""
 
-    def note_end(
-        self, request: PlacementRequest, reason: Reason, receipt: receipt_pb2.Receipt | None, view: FleetView
-    ) -> None:
-        """The end of a request; UNSPECIFIED: it completed. Without a receipt its dispatcher is gone."""
+    def note_end(self, ended: RequestEnded) -> None:
+        """The end of a request."""

@@ -28,6 +28,7 @@ from router_svc.policy.decisions import (
     Wakes,
 )
 from router_svc.policy.request import Request
+from router_svc.request_ended import RequestEnded
 from router_svc.request_entry import EndedRequest, add_decisions
 from router_svc.request_watch import RequestWatch, WatchedLog
 from router_svc.unwritten_records import UnwrittenRecords
@@ -155,38 +156,27 @@ class RequestLog(WatchedLog):
             if self._watches:
                 self._mark(key, entry.spec.tenant)
 
-    def note_refusal(self, key: int, error: WeftError, now: float) -> None:
-        """Record a refusal before the scheduler."""
-        refusal = Rejects(key=key, reason=error.reason, message=error.message, metadata=error.metadata)
-        self._note(refusal, now)
-
-    def note_cancelled(self, key: int, cancelled_by: str) -> None:
-        """Record who cancelled a request that now ends."""
-        entry = self._under_way.get(key)
-        if entry is not None:
-            entry.cancelled_by = cancelled_by
-
-    def note_left(self, key: int) -> None:
-        """Forget a request under way whose end this router will not see, because it stops.
-
-        What is written of it has no end: it is lost with its router, unless another one goes on with it.
-        """
-        self._under_way.pop(key, None)
-
-    def note_end(
-        self, key: int, now: float, reason: Reason | None = None, receipt: receipt_pb2.Receipt | None = None
-    ) -> None:
+    def note_end(self, end: RequestEnded) -> None:
         """Record the end of a request; the first end and the first receipt count.
 
-        `reason`: UNSPECIFIED when it completed; None: unknown, its caller left.
+        A request that this router leaves because it stops is forgotten: what is written of it has no end, so it is lost
+        with this router, unless another one continues it.
         """
+        request, reason, receipt, now = end.request, end.reason, end.receipt, end.at
+        key = request.key
+        if end.refusal is not None:
+            error = end.refusal
+            self._note(Rejects(key=key, reason=error.reason, message=error.message, metadata=error.metadata), now)
+            return
+        if end.is_closing and receipt is None and reason is Reason.CANCELLED and not request.cancelled_by:
+            self._under_way.pop(key, None)
         entry = self._under_way.get(key)
         if entry is not None:
             words = f"cancelled by {actor_words(entry.cancelled_by)}" if entry.cancelled_by else ""
             failed = None if receipt is None else _failed_in_answer(receipt)
             if failed is not None:
                 self._add(entry, failed, now)
-            self._end(entry, Reason.CANCELLED if reason is None else reason, words or _error_words(entry, reason), now)
+            self._end(entry, reason, words or _error_words(entry, reason), now)
         ended = self._ended.get(key)
         if ended is not None and receipt is not None and ended.receipt is None:
             ended.receipt = self._bounded(receipt).SerializeToString()
@@ -414,7 +404,7 @@ def _knows(entry: Request, noted: Noted) -> bool:
     return any(known is noted for _, known in entry.decisions)
 
 
-def _error_words(entry: Request, reason: Reason | None) -> str:
+def _error_words(entry: Request, reason: Reason) -> str:
     """Return the error of the last failed attempt, which the caller got if its request ended with the same reason."""
     failed = next((noted for _, noted in reversed(entry.decisions) if isinstance(noted, FailedAttempt)), None)
     return failed.message if failed is not None and failed.reason is reason else ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 from router_svc.policy.usage_rows import HourRows, UsageKey
+from router_svc.request_ended import RequestEnded
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.accelerator_time import accelerator_time
 from weft.dispatch.agents import UNKNOWN_TARGET, TargetLabels
@@ -179,33 +180,16 @@ class UsageRecorder:
         """Starts counting. Until then nothing is counted, because no writer stores it."""
         self._max_rows = max_rows_per_hour
 
-    def note_refused(self, request: PlacementRequest, view: FleetView) -> None:
-        """Counts a request that was refused before the scheduler, such as one above a rate limit."""
-        if self._is_counted(request):
-            self._add(self._key_of(request, "", view), UsageSums(rejected_count=1))
-
-    def note_end(
-        self,
-        request: PlacementRequest,
-        receipt: receipt_pb2.Receipt | None,
-        view: FleetView,
-        *,
-        refused: Reason | None = None,
-        was_placed: bool = False,
-        is_closing: bool = False,
-    ) -> None:
-        """Counts the end of a request.
-
-        Without a receipt: `refused` is the error that its dispatcher got, `was_placed` whether a runner may have worked
-        on it, and `is_closing` whether this router stops, so that its dispatcher goes on without it.
-        """
+    def note_end(self, ended: RequestEnded) -> None:
+        """Counts the end of a request."""
+        request, receipt, view = ended.request.spec, ended.receipt, ended.view
         if not self._is_counted(request):
             return
         if receipt is not None:
             model = receipt.model if receipt.attempts else ""
             self._add(self._key_of(request, model, view), usage_of(receipt))
             return
-        sums = _without_receipt(refused, was_placed=was_placed, is_closing=is_closing)
+        sums = UsageSums(rejected_count=1) if ended.refusal is not None else _without_receipt(ended)
         if sums is not None:
             self._add(self._key_of(request, "", view), sums)
 
@@ -271,8 +255,9 @@ class UsageRecorder:
             known.add(sums)
 
 
-def _without_receipt(refused: Reason | None, *, was_placed: bool, is_closing: bool) -> UsageSums | None:
+def _without_receipt(ended: RequestEnded) -> UsageSums | None:
     """Returns what a request without a receipt counts; None: its dispatcher places it again."""
+    refused, was_placed, is_closing = ended.last_error, ended.was_placed, ended.is_closing
     if refused is Reason.SERVICE_UNAVAILABLE and not (is_closing and was_placed):
         return None
     sums = unknown_work() if was_placed else UsageSums()

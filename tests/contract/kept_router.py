@@ -4,6 +4,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from kit.request_endings import ending
+
 from router_svc.client_registry import ClientsConfig
 from router_svc.durable.limits import RecordLimits
 from router_svc.durable.records import RecordService
@@ -129,9 +131,9 @@ class KeptRouter:
     def end(self, key: int, request_id: str, tenant: str = "ann", reason: Reason = Reason.UNSPECIFIED) -> None:
         """Its end, with a receipt."""
         receipt, now = a_receipt(request_id, reason=reason), self.clock.monotonic()
-        self.records.requests.note_end(key, now, reason, receipt)
-        self.records.clients.note_end(key, receipt)
-        self.records.figures.note_end(self.asked(request_id, tenant), reason, receipt, VIEW, now)
+        self.records.requests.note_end(ending(key, now, reason, receipt))
+        self.records.clients.note_end(ending(key, receipt=receipt))
+        self.records.figures.note_end(ending(self.asked(request_id, tenant), now, reason, receipt, view=VIEW))
 
     def chat(self, request_id: str, tenant: str = "ann", **fields: Any) -> None:
         """A request that completed."""

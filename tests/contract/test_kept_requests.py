@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kept_router import ENDED, NOON, KeptRouter, a_receipt
+from kit.request_endings import ending
 
 from router_svc.loop import LoopDeps, SchedulingLoop, TicketIssuer, WakeFinished
 from router_svc.placement import LocalPlacement
@@ -378,7 +379,7 @@ async def test_no_text_of_a_caller_or_of_a_model_is_in_a_row(database_url: str) 
     receipt.signals.add(name="QUOTES").arguments.fields.add(name="quoted")
     receipt.warnings.add(code=warning_pb2.WARNING_CODE_REPETITION, message="quoted")
     receipt.attempts.add(message="it died", engine_exit="signal SIGKILL", engine_log=["quoted"])
-    router.records.requests.note_end(key, router.clock.monotonic(), Reason.UNSPECIFIED, receipt)
+    router.records.requests.note_end(ending(key, router.clock.monotonic(), Reason.UNSPECIFIED, receipt))
     await router.flush()
     row = await router.database.row("SELECT * FROM request_records")
     assert row is not None

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from kit.request_endings import ending
 from stored_tasks import CRASH, LEASE, NOW, a_row
 
 from router_svc.durable.limits import UsageLimits
@@ -72,7 +73,7 @@ class Router:
         request = PlacementRequest(
             request_id="r", tenant=tenant, model="demo", operation=Operation.CHAT, caller="key:live"
         )
-        self.recorder.note_end(request, receipt, FleetView())
+        self.recorder.note_end(ending(request, receipt=receipt, view=FleetView()))
 
     async def listed(self, *by: str, **bounds: Any) -> pb.ListUsageResponse:
         return await self.usage.store.usage(usage_request([GROUPS[word] for word in by], **bounds))

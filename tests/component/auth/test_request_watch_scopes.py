@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import grpc
 import pytest
+from kit.request_endings import ending
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.policy.request import Request
@@ -126,7 +127,7 @@ async def test_log_lines_of_engines_are_for_those_who_may_see_runners(key_id: st
     arrive(log, 1, "ann")
     receipt = receipt_pb2.Receipt()
     receipt.attempts.add(message="it died", engine_log=["loaded"])
-    log.note_end(1, SystemClock().monotonic(), Reason.SERVER_DIED, receipt)
+    log.note_end(ending(1, SystemClock().monotonic(), Reason.SERVER_DIED, receipt))
     async with served(log) as stub:
         found = await stub.GetRequest(pb.GetRequestRequest(request_id="ann-1"), metadata=as_key(key_id), timeout=10)
     (attempt,) = found.request.receipt.attempts

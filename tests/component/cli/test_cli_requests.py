@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kit.request_endings import ending
 from typer.testing import CliRunner, Result
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
@@ -64,8 +65,8 @@ class Mesh:
         found, ends = self.log.under_way(100, tenant)[0], {}
         for entry in found:
             if entry.spec.request_id == request_id:
-                self.log.note_cancelled(entry.key, cancelled_by)
-                self.log.note_end(entry.key, self.clock.monotonic(), Reason.CANCELLED)
+                entry.cancelled_by = cancelled_by
+                self.log.note_end(ending(entry.key, self.clock.monotonic(), Reason.CANCELLED))
                 ends[entry.key] = asyncio.get_running_loop().create_future()
                 ends[entry.key].set_result(None)
         return ends
@@ -155,8 +156,8 @@ def _served(mesh: Mesh) -> None:
     receipt.load_wait.FromMilliseconds(8_000)
     receipt.time_to_first_token.FromMilliseconds(9_500)
     receipt.usage.prompt_tokens, receipt.usage.cached_prompt_tokens, receipt.usage.completion_tokens = 120, 64, 30
-    mesh.log.note_end(1, at + 12.5, Reason.UNSPECIFIED, receipt)
-    mesh.clients.note_end(1, receipt)
+    mesh.log.note_end(ending(1, at + 12.5, Reason.UNSPECIFIED, receipt))
+    mesh.clients.note_end(ending(1, receipt=receipt))
 
 
 def test_explain_tells_the_whole_story_of_a_request(mesh: Mesh) -> None:
@@ -226,7 +227,7 @@ def test_what_is_known_of_a_failed_request_has_the_error_the_engines_exit_and_it
     receipt.attempts.add(
         runner="titan", model="qwen-1", reason=reason, message=died, engine_exit="signal SIGKILL", engine_log=["loaded"]
     )
-    mesh.log.note_end(1, mesh.clock.monotonic(), Reason.SERVER_DIED, receipt)
+    mesh.log.note_end(ending(1, mesh.clock.monotonic(), Reason.SERVER_DIED, receipt))
     explained = mesh.run("explain", "req-1").stdout
     assert f"qwen-1 on titan: server_died: {died}" in explained
     assert "Engine ended: signal SIGKILL" in explained
@@ -261,7 +262,7 @@ def test_get_requests_lists_those_under_way_the_oldest_first(mesh: Mesh) -> None
     mesh.log.note_decisions([Waits(key=1, position=4, reason="all 4 slots are busy", eta_seconds=7.0)], at)
     mesh.arrive(2, "req-2", 60.0, tenant="b", model="route/drafts", client_id="batch")
     mesh.arrive(3, "req-3")
-    mesh.log.note_end(3, mesh.clock.monotonic())
+    mesh.log.note_end(ending(3, mesh.clock.monotonic()))
     header, *rows = mesh.run("get", "requests").stdout.splitlines()
     assert header.split() == [
         "REQUEST",
@@ -288,9 +289,9 @@ def test_get_requests_lists_those_under_way_the_oldest_first(mesh: Mesh) -> None
 
 def test_get_requests_lists_ended_ones_by_their_outcome(mesh: Mesh) -> None:
     mesh.arrive(1, "req-1")
-    mesh.log.note_end(1, mesh.clock.monotonic(), Reason.UNSPECIFIED)
+    mesh.log.note_end(ending(1, mesh.clock.monotonic(), Reason.UNSPECIFIED))
     mesh.arrive(2, "req-2")
-    mesh.log.note_end(2, mesh.clock.monotonic(), Reason.STALL_TIMEOUT)
+    mesh.log.note_end(ending(2, mesh.clock.monotonic(), Reason.STALL_TIMEOUT))
     mesh.arrive(3, "req-3")
     header, *rows = mesh.run("get", "requests", "--state", "ended").stdout.splitlines()
     assert header.split() == ["REQUEST", "TARGET", "OUTCOME", "TENANT", "PRIORITY", "TOKENS", "TOOK", "ENDED", "ERROR"]
@@ -321,8 +322,8 @@ def test_explain_without_an_id_is_about_the_request_that_ended_last(mesh: Mesh) 
     assert "no request has ended lately" in nothing.stderr
     for key in (1, 2):
         mesh.arrive(key, f"req-{key}")
-    mesh.log.note_end(2, mesh.clock.monotonic())
-    mesh.log.note_end(1, mesh.clock.monotonic())
+    mesh.log.note_end(ending(2, mesh.clock.monotonic()))
+    mesh.log.note_end(ending(1, mesh.clock.monotonic()))
     assert json.loads(mesh.run("explain", "-o", "json").stdout)["requestId"] == "req-1"
 
 
@@ -450,7 +451,7 @@ def test_a_request_is_cancelled_by_its_id_and_one_that_has_ended_says_how(mesh: 
     slashed = mesh.run("cancel", "request/a/b", "--tenant", "acme")
     assert (slashed.exit_code, slashed.output) == (0, "request/a/b cancelled by an operator on this machine\n")
     mesh.arrive(3, "req-3")
-    mesh.log.note_end(3, mesh.clock.monotonic(), Reason.UNSPECIFIED)
+    mesh.log.note_end(ending(3, mesh.clock.monotonic(), Reason.UNSPECIFIED))
     assert mesh.run("cancel", "request", "req-3").output == "request/req-3 had already completed\n"
     explained = mesh.run("explain", "req-1").output
     assert "cancelled by an operator on this machine" in explained
@@ -495,13 +496,13 @@ def test_requests_under_way_are_followed_by_the_routers_watch_until_they_end(
 ) -> None:
     at = mesh.arrive(1, "req-1")
     mesh.arrive(2, "req-2")
-    mesh.log.note_end(2, at + 1)
+    mesh.log.note_end(ending(2, at + 1))
 
     def waits() -> None:
         mesh.log.note_decisions([Waits(key=1, position=2, reason="VRAM: needs 5.1 GiB")], at + 1)
 
     def ends() -> None:
-        mesh.log.note_end(1, at + 5, Reason.UNSPECIFIED)
+        mesh.log.note_end(ending(1, at + 5, Reason.UNSPECIFIED))
 
     def arrives() -> None:
         mesh.arrive(3, "req-3")
@@ -522,10 +523,10 @@ def test_requests_under_way_are_followed_by_the_routers_watch_until_they_end(
 
 def test_ended_requests_are_followed_by_their_outcome(mesh: Mesh, capsys: pytest.CaptureFixture[str]) -> None:
     at = [mesh.arrive(key, f"req-{key}") for key in range(1, 5)]
-    mesh.log.note_end(1, at[0] + 1, Reason.STALL_TIMEOUT)
+    mesh.log.note_end(ending(1, at[0] + 1, Reason.STALL_TIMEOUT))
 
     def end(key: int, reason: Reason) -> Callable[[], None]:
-        return lambda: mesh.log.note_end(key, at[key - 1] + 1, reason)
+        return lambda: mesh.log.note_end(ending(key, at[key - 1] + 1, reason))
 
     following = _interrupted(mesh, end(2, Reason.UNSPECIFIED), end(3, Reason.WORKER_LOST), ended_limit=10)
     remembered, _ = mesh.log.ended(9, at[0] + 1, "", lambda _: True)
@@ -561,7 +562,7 @@ def test_figures_of_the_last_hour_are_a_table_and_a_document(mesh: Mesh) -> None
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED)
     receipt.usage.prompt_tokens, receipt.usage.completion_tokens = 12, 34
     clock = mesh.figures_clock
-    mesh.figures.note_end(asked, Reason.UNSPECIFIED, receipt, FleetView(), clock.monotonic())
+    mesh.figures.note_end(ending(asked, clock.monotonic(), Reason.UNSPECIFIED, receipt, view=FleetView()))
     asyncio.run(clock.advance(10.0))
     table = mesh.run("figures")
     document = json.loads(mesh.run("figures", "-o", "json").stdout)
@@ -578,7 +579,7 @@ def test_a_watch_of_requests_ends_with_ctrl_c_and_without_an_error(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], ids: list[str]
 ) -> None:
     mesh.arrive(1, "req-1")
-    mesh.log.note_end(2, mesh.arrive(2, "req-2") + 1, Reason.UNSPECIFIED)
+    mesh.log.note_end(ending(2, mesh.arrive(2, "req-2") + 1, Reason.UNSPECIFIED))
 
     following = follow_requests
 

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import pytest
+from kit.request_endings import ending
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.placement import PlacementServicer
@@ -97,7 +98,7 @@ async def test_ended_requests_are_listed_by_outcome_the_last_first(tmp_path: Pat
     ends = {1: Reason.UNSPECIFIED, 2: Reason.STALL_TIMEOUT, 3: Reason.CANCELLED, 4: None, 5: Reason.UNSPECIFIED}
     for key, reason in ends.items():
         router.arrive(key, f"r-{key}", "b" if key == 5 else "a")
-        router.log.note_end(key, router.clock.monotonic(), reason)
+        router.log.note_end(ending(key, router.clock.monotonic(), Reason.CANCELLED if reason is None else reason))
     router.arrive(6, "r-6", "a")
     wanted = [
         (pb.REQUEST_SELECTION_ENDED, "", ["r-5", "r-4", "r-3", "r-2", "r-1"]),

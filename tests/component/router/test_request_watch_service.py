@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from kit.request_endings import ending
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.figures import FiguresRecorder
@@ -64,7 +65,7 @@ class Router:
         self.log.note_decisions([waits], self.clock.monotonic())
 
     def end(self, key: int) -> None:
-        self.log.note_end(key, self.clock.monotonic(), Reason.UNSPECIFIED)
+        self.log.note_end(ending(key, self.clock.monotonic(), Reason.UNSPECIFIED))
 
 
 @asynccontextmanager

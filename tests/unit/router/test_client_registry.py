@@ -4,6 +4,7 @@ from datetime import UTC
 from typing import Any
 
 import pytest
+from kit.request_endings import ending
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.policy.client_usage import (
@@ -67,13 +68,13 @@ def test_measured_shares_of_device_time_are_summed_with_their_number() -> None:
     no_energy.device_usage.device_time.FromMilliseconds(300)
     unknown.device_usage.gap = receipt_pb2.DeviceUsage.GAP_NOT_SAMPLED
     clients.admit(1, asked(client_id="a"))
-    clients.note_end(1, unknown)
+    clients.note_end(ending(1, receipt=unknown))
     record = record_of(clients, "a")
     assert (record.measured_count, record.HasField("device_time")) == (0, False)
     assert not record.HasField("energy_millijoules")
     for key, receipt in enumerate((known, no_energy)):
         clients.admit(key, asked(client_id="a"))
-        clients.note_end(key, receipt)
+        clients.note_end(ending(key, receipt=receipt))
     record = record_of(clients, "a")
     assert (record.measured_count, record.device_time.ToMilliseconds(), record.energy_millijoules) == (2, 1_000, 900)
 
@@ -87,7 +88,7 @@ def test_absurd_shares_of_a_runner_are_bounded() -> None:
     negative.device_usage.energy_millijoules = -5
     for key, receipt in enumerate((absurd, absurd, negative)):
         clients.admit(key, asked(client_id="a"))
-        clients.note_end(key, receipt)
+        clients.note_end(ending(key, receipt=receipt))
     record = record_of(clients, "a")
     assert record.device_time.ToSeconds() == 2 * MAX_COUNTED_DEVICE_SECONDS
     assert record.energy_millijoules == 2 * MAX_COUNTED_MILLIJOULES
@@ -113,9 +114,9 @@ async def test_the_mesh_knows_how_a_client_asks() -> None:
     for key in range(4):
         clients.admit(key, asked(client_id="app", model="qwen" if key else "llama"))
         await clock.advance(5)
-    clients.note_end(0, used(10, 20))
-    clients.note_end(1, used(0, 0, receipt_pb2.OUTCOME_REJECTED))
-    clients.note_end(1, used(5, 5))
+    clients.note_end(ending(0, receipt=used(10, 20)))
+    clients.note_end(ending(1, receipt=used(0, 0, receipt_pb2.OUTCOME_REJECTED)))
+    clients.note_end(ending(1, receipt=used(5, 5)))
     record = record_of(clients, "app")
     assert (record.request_count, record.running_count, record.refused_count, record.token_count) == (4, 2, 1, 30)
     assert [(target.target, target.request_count) for target in record.targets] == [("qwen", 3), ("llama", 1)]
@@ -196,18 +197,18 @@ async def test_tenants_are_limited_in_requests_and_in_tokens() -> None:
 async def test_tokens_are_set_right_when_the_answer_is_there() -> None:
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
     clients.admit(1, asked(prompt_tokens=90))
-    clients.note_end(1, used(5, 5))
+    clients.note_end(ending(1, receipt=used(5, 5)))
     clients.admit(2, asked(prompt_tokens=90))
-    clients.note_end(2, used(90, 500))
+    clients.note_end(ending(2, receipt=used(90, 500)))
     assert refused(clients, asked(prompt_tokens=1)).metadata["remaining"] == "0"
 
 
 async def test_tokens_of_a_request_that_no_runner_worked_on_are_given_back() -> None:
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
     clients.admit(1, asked(prompt_tokens=100))
-    clients.note_end(1, used(0, 0, receipt_pb2.OUTCOME_REJECTED))
+    clients.note_end(ending(1, receipt=used(0, 0, receipt_pb2.OUTCOME_REJECTED)))
     clients.admit(2, asked(prompt_tokens=100))
-    clients.note_end(2, None)
+    clients.note_end(ending(2))
     refused(clients, asked(prompt_tokens=1))
 
 
@@ -216,10 +217,10 @@ async def test_a_refusal_whose_receipt_never_came_is_one_all_the_same() -> None:
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
     clients.admit(1, asked(prompt_tokens=100, client_id="app"))
     clients.note_rejected(1, Reason.QUEUE_FULL)
-    clients.note_end(1, None)
+    clients.note_end(ending(1))
     clients.admit(2, asked(prompt_tokens=100, client_id="app"))
     clients.note_rejected(2, Reason.WORKER_LOST)
-    clients.note_end(2, None)
+    clients.note_end(ending(2))
     record = record_of(clients, "app")
     assert (record.refused_count, record.token_count) == (1, 100), "on the second one somebody may have worked"
     refused(clients, asked(prompt_tokens=1))
@@ -229,7 +230,7 @@ async def test_a_request_that_failed_at_work_is_not_given_its_tokens_back() -> N
     """A deadline of one second would make every prompt free."""
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
     clients.admit(1, asked(prompt_tokens=100))
-    clients.note_end(1, receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED))
+    clients.note_end(ending(1, receipt=receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED)))
     refused(clients, asked(prompt_tokens=1))
 
 
@@ -237,7 +238,7 @@ async def test_a_request_given_up_before_anybody_worked_on_it_costs_no_tokens_th
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
     clients.admit(1, asked(prompt_tokens=100))
     clients.note_rejected(1, Reason.QUEUE_TIMEOUT)
-    clients.note_end(1, receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED))
+    clients.note_end(ending(1, receipt=receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED)))
     clients.admit(2, asked(prompt_tokens=100))
 
 
@@ -255,7 +256,7 @@ async def test_durable_requests_were_counted_when_they_were_submitted_and_are_no
     assert clients.resolve(durable).priority is Priority.DURABLE
     for key in range(10):
         clients.admit(key, durable)
-        clients.note_end(key, None)
+        clients.note_end(ending(key))
     clients.admit(20, asked())
     refused(clients, asked())
     assert clients.records() == [], "being offered again and again is not asking"
@@ -266,7 +267,7 @@ async def test_the_client_seen_last_is_remembered_longest() -> None:
     for key, client in enumerate(["one", "two", "one", "three"]):
         clients.admit(key, asked(client_id=client))
     assert [record.client_id for record in clients.records()] == ["one", "three"]
-    clients.note_end(1, used(1, 1))
+    clients.note_end(ending(1, receipt=used(1, 1)))
 
 
 def test_the_targets_of_a_client_are_bounded() -> None:
@@ -320,12 +321,12 @@ async def test_durable_work_that_did_not_run_is_given_back_and_what_ran_is_corre
     clients = registry(FakeClock(), limits)
     durable = asked(priority=Priority.DURABLE, prompt_tokens=40)
     clients.admit(1, durable)
-    clients.note_end(1, None)
+    clients.note_end(ending(1))
     clients.admit(2, durable)
-    clients.note_end(2, receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED))
+    clients.note_end(ending(2, receipt=receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED)))
     assert clients.limit_uses("a") == []
     clients.admit(3, durable)
-    clients.note_end(3, used(30, 25))
+    clients.note_end(ending(3, receipt=used(30, 25)))
     assert [use.used for use in clients.limit_uses("a")] == [55, 1]
     clients.admit(4, asked(priority=Priority.DURABLE, prompt_tokens=25))
     refused(clients, asked(priority=Priority.DURABLE, prompt_tokens=1))

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from kit.request_endings import ending
 
 from router_svc.figures import FiguresRecorder, end_of
 from router_svc.policy.figures import (
@@ -23,6 +24,7 @@ from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import figures_pb2 as pb
 from weft.dispatch.fleet import FleetView, RunnerView
 from weft.documents.codec import document_of
+from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -98,7 +100,7 @@ def streaming(**speeds: float) -> FleetView:
 async def test_tokens_per_second_are_not_zero_while_answers_stream() -> None:
     clock = FakeClock()
     recorder = FiguresRecorder(clock, LIMITS)
-    recorder.note_end(ASKED, Reason.UNSPECIFIED, receipt(), FleetView(), clock.monotonic())
+    recorder.note_end(ending(ASKED, clock.monotonic(), Reason.UNSPECIFIED, receipt(), view=FleetView()))
     for view in (streaming(qwen=30.0, phi=12.0), streaming(qwen=40.0), streaming(qwen=20.0)):
         recorder.note_speeds(view)
     await clock.advance(2 * LIMITS.step_seconds)
@@ -201,9 +203,11 @@ async def test_the_document_has_one_entry_per_step_and_null_where_nothing_is_kno
     recorder = FiguresRecorder(clock, LIMITS)
     await clock.advance(10 - clock.monotonic() % 10)
     began = clock.utc_now()
-    recorder.note_end(ASKED, Reason.UNSPECIFIED, receipt(), FleetView(), clock.monotonic())
-    recorder.note_end(ASKED, Reason.CANCELLED, None, FleetView(), clock.monotonic())
-    recorder.note_refused(ASKED, FleetView(), clock.monotonic())
+    recorder.note_end(ending(ASKED, clock.monotonic(), Reason.UNSPECIFIED, receipt(), view=FleetView()))
+    recorder.note_end(ending(ASKED, clock.monotonic(), Reason.CANCELLED, None, view=FleetView()))
+    recorder.note_end(
+        ending(ASKED, clock.monotonic(), view=FleetView(), refusal=WeftError(Reason.RATE_LIMIT_EXCEEDED, "x"))
+    )
     host = lease_service_pb2.HostMemory(host="titan")
     host.devices.add(device=lease_pb2.Device(index=0, id="GPU-1", total_bytes=10, used_bytes=5))
     recorder.note_devices([host])

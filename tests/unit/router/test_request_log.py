@@ -4,6 +4,7 @@ import gc
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from kit.request_endings import ending
 
 from router_svc.policy.decisions import FailedAttempt, Loads, Placed, Rejects, Waits, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
@@ -55,7 +56,7 @@ def test_what_is_remembered_of_ended_requests_is_nothing_that_a_garbage_collecto
     for key in range(count):
         log.note_arrival(Request.of(key, asked(f"r-{key}"), 0.0), WALL)
         log.note_decisions([Placed(key=key, candidate=CANDIDATE, attempt=1, choice=choice)], 0.0)
-        log.note_end(key, 1.0, Reason.UNSPECIFIED, receipt_pb2.Receipt(request_id=f"r-{key}"))
+        log.note_end(ending(key, 1.0, Reason.UNSPECIFIED, receipt_pb2.Receipt(request_id=f"r-{key}")))
     gc.collect()
     assert log.ended_count == count
     assert len(gc.get_objects()) - before < count / 10
@@ -81,7 +82,7 @@ def test_a_request_is_explained_from_its_arrival_to_its_receipt() -> None:
     log.note_failed(1, FailedAttempt(1, Reason.CONNECT_FAILED), 109.5)
     log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=2)], 109.5)
     receipt = receipt_pb2.Receipt(request_id="r-1", outcome=receipt_pb2.OUTCOME_COMPLETED)
-    log.note_end(1, 112.0, Reason.UNSPECIFIED, receipt)
+    log.note_end(ending(1, 112.0, Reason.UNSPECIFIED, receipt))
 
     record = record_of(log, now=112.0)
     assert (record.tenant, record.client_id, record.target) == ("a", "batch", "qwen")
@@ -178,7 +179,7 @@ def test_a_rejection_ends_the_request_and_a_later_end_adds_only_the_receipt() ->
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_decisions([Rejects(key=1, reason=Reason.QUEUE_FULL, message="the queue is full")], 1.0)
-    log.note_end(1, 5.0, Reason.CANCELLED, receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_REJECTED))
+    log.note_end(ending(1, 5.0, Reason.CANCELLED, receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_REJECTED)))
     record = record_of(log)
     assert (record.reason, record.message) == (Reason.QUEUE_FULL.value, "the queue is full")
     assert record.receipt.outcome == receipt_pb2.OUTCOME_REJECTED
@@ -189,7 +190,7 @@ def test_a_rejection_ends_the_request_and_a_later_end_adds_only_the_receipt() ->
 def test_a_refusal_before_the_queue_is_remembered() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
-    log.note_refusal(1, WeftError(Reason.RATE_LIMIT_EXCEEDED, "Tenant a exceeded 1 req/min"), 0.0)
+    log.note_end(ending(1, 0.0, refusal=WeftError(Reason.RATE_LIMIT_EXCEEDED, "Tenant a exceeded 1 req/min")))
     record = record_of(log)
     assert (record.reason, kinds(record)) == (Reason.RATE_LIMIT_EXCEEDED.value, ["rejected"])
     assert log.under_way_count == 0
@@ -198,8 +199,8 @@ def test_a_refusal_before_the_queue_is_remembered() -> None:
 def test_one_whose_caller_left_is_cancelled() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
-    log.note_end(1, 3.0)
-    log.note_end(1, 4.0, Reason.UNSPECIFIED)
+    log.note_end(ending(1, 3.0))
+    log.note_end(ending(1, 4.0, Reason.UNSPECIFIED))
     assert record_of(log).reason == Reason.CANCELLED.value
 
 
@@ -236,7 +237,7 @@ def test_what_is_forgotten_leaves_nothing_behind() -> None:
     log = RequestLog(RequestLogLimits(max_ended=2))
     for key in range(50):
         log.note_arrival(Request.of(key, asked(f"r-{key}", tenant=f"t-{key % 3}"), 0.0), WALL)
-        log.note_end(key, 0.0)
+        log.note_end(ending(key, 0.0))
     assert len(log._newest) == len(log._newest_of_tenant) == log.ended_count == 2
 
 
@@ -244,10 +245,10 @@ def test_of_two_requests_with_one_id_the_later_one_is_found_also_after_the_earli
     log = RequestLog(RequestLogLimits(max_ended=1))
     log.note_arrival(Request.of(1, asked(model="first"), 0.0), WALL)
     log.note_arrival(Request.of(2, asked(model="second"), 0.0), WALL)
-    log.note_end(1, 1.0)
+    log.note_end(ending(1, 1.0))
     assert record_of(log).target == "second"
     log.note_arrival(Request.of(3, asked("r-3"), 2.0), WALL)
-    log.note_end(3, 2.0)
+    log.note_end(ending(3, 2.0))
     assert log.ended_count == 1, "the first one is forgotten"
     assert record_of(log, now=2.0).target == "second"
 
@@ -256,7 +257,7 @@ def test_requests_are_forgotten_an_hour_after_their_end_and_not_before() -> None
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_arrival(Request.of(2, asked("r-2"), 0.0), WALL)
-    log.note_end(1, 10.0)
+    log.note_end(ending(1, 10.0))
     assert log.find("r-1", 3_610.0) is not None
     assert log.find("r-1", 3_610.1) is None
     assert log.find("r-2", 10_000.0) is not None, "it still goes on"
@@ -271,7 +272,7 @@ def test_the_log_never_holds_more_than_it_may() -> None:
         for turn in range(10):
             log.note_decisions([Waits(key=key, position=1, reason=f"reason {turn}")], float(turn))
         if key % 2:
-            log.note_end(key, 10.0, Reason.UNSPECIFIED)
+            log.note_end(ending(key, 10.0, Reason.UNSPECIFIED))
         assert log.under_way_count <= 3
         assert log.ended_count <= 5
     assert log.find("r-19", 10.0) is None, "beyond what may be under way nothing is noted, and nothing fails"
@@ -285,7 +286,7 @@ def test_of_a_receipt_that_is_too_large_without_its_signals_the_outcome_is_kept(
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED, left_premises=True)
     for _ in range(100):
         receipt.attempts.add(runner="x" * 128)
-    log.note_end(1, 1.0, Reason.WORKER_LOST, receipt)
+    log.note_end(ending(1, 1.0, Reason.WORKER_LOST, receipt))
     kept = record_of(log).receipt
     assert (kept.outcome, kept.left_premises, len(kept.attempts)) == (receipt_pb2.OUTCOME_FAILED, True, 0)
 
@@ -293,7 +294,7 @@ def test_of_a_receipt_that_is_too_large_without_its_signals_the_outcome_is_kept(
 def test_a_receipt_with_a_reason_of_a_later_version_ends_its_request_all_the_same() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
-    log.note_end(1, 1.0, Reason.UNSPECIFIED, receipt_pb2.Receipt(reason=9_999))  # type: ignore[arg-type]
+    log.note_end(ending(1, 1.0, Reason.UNSPECIFIED, receipt_pb2.Receipt(reason=9_999)))  # type: ignore[arg-type]
     assert record_of(log).reason == Reason.INTERNAL.value
 
 
@@ -302,7 +303,7 @@ def test_a_receipt_with_too_much_in_it_is_kept_without_signals() -> None:
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="m")
     receipt.signals.extend(signal_pb2.Signal(name="X" * 100) for _ in range(64))
-    log.note_end(1, 1.0, Reason.UNSPECIFIED, receipt)
+    log.note_end(ending(1, 1.0, Reason.UNSPECIFIED, receipt))
     kept = record_of(log).receipt
     assert (kept.model, len(kept.signals), len(receipt.signals)) == ("m", 0, 64)
 
@@ -344,7 +345,7 @@ def test_an_attempt_that_failed_after_its_answer_had_begun_is_a_decision_with_it
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED)
     receipt.time_to_first_token.FromMilliseconds(20)
     receipt.attempts.add(runner="titan", reason=Reason.SERVER_DIED.value, message=DEATH)
-    log.note_end(1, 1.0, Reason.SERVER_DIED, receipt)
+    log.note_end(ending(1, 1.0, Reason.SERVER_DIED, receipt))
     record = record_of(log)
     assert kinds(record) == ["placed", "failed"]
     assert (
@@ -359,7 +360,7 @@ def test_log_lines_of_engines_are_not_listed() -> None:
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED)
     receipt.attempts.add(engine_exit="signal SIGKILL", engine_log=["loaded"])
-    log.note_end(1, 1.0, Reason.SERVER_DIED, receipt)
+    log.note_end(ending(1, 1.0, Reason.SERVER_DIED, receipt))
     (ended,), _ = log.ended(1, 1.0, "", lambda _: True)
     assert list(request_record(ended, with_decisions=True).receipt.attempts[0].engine_log) == ["loaded"]
     (listed,) = request_record(ended, with_decisions=False).receipt.attempts
@@ -383,7 +384,7 @@ def test_a_key_that_is_not_known_is_not_noted(call: str) -> None:
         case "failure":
             log.note_failed(9, FailedAttempt(1, Reason.WORKER_LOST), 0.0)
         case "refusal":
-            log.note_refusal(9, WeftError(Reason.QUEUE_FULL, "x"), 0.0)
+            log.note_end(ending(9, 0.0, refusal=WeftError(Reason.QUEUE_FULL, "x")))
         case _:
-            log.note_end(9, 0.0)
+            log.note_end(ending(9, 0.0))
     assert (log.under_way_count, log.ended_count) == (0, 0)

@@ -1,6 +1,7 @@
 """The metrics of finished requests, by OpenTelemetry's names."""
 
 import pytest
+from kit.request_endings import ending
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from router_svc.metrics import RouterMetrics
@@ -72,7 +73,9 @@ COMMON = ("operation_name=chat", "provider_name=weft", "request_model=chat", "re
 
 async def test_a_completed_request_has_its_duration_its_speed_and_its_tokens() -> None:
     metrics = RouterMetrics()
-    metrics.note_end(_request(), Reason.UNSPECIFIED, _receipt(receipt_pb2.OUTCOME_COMPLETED), VIEW)
+    metrics.note_end(
+        ending(_request(), reason=Reason.UNSPECIFIED, receipt=_receipt(receipt_pb2.OUTCOME_COMPLETED), view=VIEW)
+    )
     found = await _found(metrics)
     assert found["gen_ai_server_request_duration_seconds_sum"] == {("error_type=", *COMMON): 1.5}
     assert found["gen_ai_server_time_to_first_token_seconds_sum"] == {COMMON: 0.5}
@@ -88,7 +91,9 @@ async def test_a_completed_request_has_its_duration_its_speed_and_its_tokens() -
 
 async def test_an_answer_that_ended_after_its_first_content_is_cut_off_and_has_no_speed() -> None:
     metrics = RouterMetrics()
-    metrics.note_end(_request(), Reason.SERVER_DIED, _receipt(receipt_pb2.OUTCOME_FAILED), VIEW)
+    metrics.note_end(
+        ending(_request(), reason=Reason.SERVER_DIED, receipt=_receipt(receipt_pb2.OUTCOME_FAILED), view=VIEW)
+    )
     found = await _found(metrics)
     assert found["weft_cut_off_answers_total"] == {("model=chat", "reason=server_died"): 1.0}
     assert found["gen_ai_server_request_duration_seconds_count"] == {("error_type=server_died", *COMMON): 1.0}
@@ -97,7 +102,9 @@ async def test_an_answer_that_ended_after_its_first_content_is_cut_off_and_has_n
 
 async def test_an_answer_that_its_caller_left_is_not_cut_off() -> None:
     metrics = RouterMetrics()
-    metrics.note_end(_request(), Reason.CANCELLED, _receipt(receipt_pb2.OUTCOME_CANCELLED), VIEW)
+    metrics.note_end(
+        ending(_request(), reason=Reason.CANCELLED, receipt=_receipt(receipt_pb2.OUTCOME_CANCELLED), view=VIEW)
+    )
     assert "weft_cut_off_answers_total" not in await _found(metrics)
 
 
@@ -105,7 +112,7 @@ async def test_a_receipt_that_does_not_add_up_is_counted_by_what_is_wrong() -> N
     metrics = RouterMetrics()
     receipt = _receipt(receipt_pb2.OUTCOME_COMPLETED)
     receipt.usage.cached_prompt_tokens = 31
-    metrics.note_end(_request(), Reason.UNSPECIFIED, receipt, VIEW)
+    metrics.note_end(ending(_request(), reason=Reason.UNSPECIFIED, receipt=receipt, view=VIEW))
     found = await _found(metrics)
     faults = {labels: count for labels, count in found["weft_inconsistent_receipts_total"].items() if count}
     assert faults == {("fault=cached_exceeds_prompt",): 1.0}
@@ -119,7 +126,7 @@ async def test_a_request_that_no_runner_got_has_no_response_model() -> None:
         reason=Reason.QUEUE_FULL.value,  # type: ignore[arg-type]
     )
     receipt.total_time.FromMilliseconds(5)
-    metrics.note_end(_request(), Reason.QUEUE_FULL, receipt, VIEW)
+    metrics.note_end(ending(_request(), reason=Reason.QUEUE_FULL, receipt=receipt, view=VIEW))
     [labels] = (await _found(metrics))["gen_ai_server_request_duration_seconds_count"]
     assert "response_model=" in labels
     assert "error_type=queue_full" in labels
@@ -129,7 +136,12 @@ async def test_a_request_that_no_runner_got_has_no_response_model() -> None:
 async def test_sampled_requests_alone_leave_their_trace_id_as_exemplar(traceparent: str, count: int) -> None:
     metrics = RouterMetrics()
     metrics.note_end(
-        _request(traceparent=traceparent), Reason.UNSPECIFIED, _receipt(receipt_pb2.OUTCOME_COMPLETED), VIEW
+        ending(
+            _request(traceparent=traceparent),
+            reason=Reason.UNSPECIFIED,
+            receipt=_receipt(receipt_pb2.OUTCOME_COMPLETED),
+            view=VIEW,
+        )
     )
     text = [line for line in (await _text(metrics)).splitlines() if line.startswith("gen_ai_")]
     assert sum(f'# {{trace_id="{TRACE}"}}' in line for line in text) == count
@@ -140,7 +152,14 @@ async def test_a_mesh_of_many_models_has_as_many_histograms_as_its_bound() -> No
     names = [f"m{number}" for number in range(20)]
     view = _view(*names)
     for name in names:
-        metrics.note_end(_request(name), Reason.UNSPECIFIED, _receipt(receipt_pb2.OUTCOME_COMPLETED, name), view)
+        metrics.note_end(
+            ending(
+                _request(name),
+                reason=Reason.UNSPECIFIED,
+                receipt=_receipt(receipt_pb2.OUTCOME_COMPLETED, name),
+                view=view,
+            )
+        )
     durations = (await _found(metrics))["gen_ai_server_request_duration_seconds_count"]
     asked = {label for labels in durations for label in labels if label.startswith("request_model")}
     assert asked == {"request_model=m0", "request_model=m1", "request_model=m2", f"request_model={OTHER}"}
@@ -151,7 +170,12 @@ async def test_names_that_the_mesh_does_not_know_are_one_label() -> None:
     metrics = RouterMetrics()
     for number in range(10):
         metrics.note_end(
-            _request(f"made-up-{number}"), Reason.UNSPECIFIED, _receipt(receipt_pb2.OUTCOME_COMPLETED), VIEW
+            ending(
+                _request(f"made-up-{number}"),
+                reason=Reason.UNSPECIFIED,
+                receipt=_receipt(receipt_pb2.OUTCOME_COMPLETED),
+                view=VIEW,
+            )
         )
     assert "made-up" not in await _text(metrics)
 

@@ -4,6 +4,7 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
+from kit.request_endings import ending
 
 from router_svc.policy.change_buffer import ChangeBuffer, WatchLimits
 from router_svc.policy.decisions import FailedAttempt, Loads, Waits
@@ -124,11 +125,11 @@ async def test_a_watch_sees_a_request_from_its_arrival_to_its_receipt_and_of_eve
         assert (await waiting)[0] == [1]
         log.note_decisions([Loads(key=1, stage="qwen loads on titan", progress=0.5, eta_seconds=1.0)], 2.0)
         log.note_failed(1, FailedAttempt(1, Reason.CONNECT_FAILED), 2.5)
-        log.note_end(1, 3.0, Reason.UNSPECIFIED)
+        log.note_end(ending(1, 3.0, Reason.UNSPECIFIED))
         await clock.advance(1.0)
         assert (await watch.take())[0] == [1]
         assert log.newest(1) is log.find("r-1", 3.0)
-        log.note_end(1, 3.0, receipt=receipt_pb2.Receipt(request_id="r-1"))
+        log.note_end(ending(1, 3.0, receipt=receipt_pb2.Receipt(request_id="r-1")))
         await clock.advance(1.0)
         assert (await watch.take())[0] == [1], "the receipt came after the end"
 
@@ -139,9 +140,9 @@ async def test_a_watch_of_a_tenant_is_not_woken_by_another_tenants_request() -> 
     arrive(log, 2, tenant="b")
     with RequestWatch(log, "a", 10, LIMITS, clock) as watch:
         assert await watch.take() == ([1], True)
-        log.note_end(2, 3.0)
+        log.note_end(ending(2, 3.0))
         arrive(log, 3, tenant="b")
-        log.note_end(1, 4.0)
+        log.note_end(ending(1, 4.0))
         await clock.advance(1.0)
         assert await watch.take() == ([1], True)
         assert watch._buffer.due_at() is None
@@ -152,7 +153,7 @@ async def test_what_a_watch_begins_with_are_those_under_way_and_as_many_of_the_l
     for key in range(1, 7):
         arrive(log, key)
     for key in (2, 4, 5):
-        log.note_end(key, 10.0 + key)
+        log.note_end(ending(key, 10.0 + key))
     wide = WatchLimits()
     with RequestWatch(log, "", 2, wide, FakeClock()) as watch:
         assert await watch.take() == ([1, 3, 6, 5, 4], True)
@@ -186,7 +187,7 @@ def test_a_request_that_was_forgotten_before_it_was_sent_is_left_out() -> None:
     log = RequestLog(RequestLogLimits(max_ended=1))
     for key in (1, 2):
         arrive(log, key)
-        log.note_end(key, 5.0)
+        log.note_end(ending(key, 5.0))
     assert log.newest(1) is None
     assert log.newest(2) is not None
 

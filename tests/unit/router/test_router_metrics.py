@@ -2,6 +2,7 @@
 
 import re
 
+from kit.request_endings import ending
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -12,6 +13,7 @@ from router_svc.policy.endpoints.candidates import HostMemory, MemoryHolder
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView, ModelView
 from weft.dispatch.placement import PoolQueue
+from weft.kernel.errors import WeftError
 from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.placement_request import PlacementRequest
@@ -60,10 +62,10 @@ def _samples(metrics: RouterMetrics) -> dict[str, float]:
 def test_ends_are_counted_by_outcome_and_reason_with_their_waits() -> None:
     metrics = RouterMetrics()
     completed = _receipt(receipt_pb2.OUTCOME_COMPLETED, waited=2.0)
-    metrics.note_end(_request(), Reason.UNSPECIFIED, completed, VIEW)
+    metrics.note_end(ending(_request(), reason=Reason.UNSPECIFIED, receipt=completed, view=VIEW))
     loaded = _receipt(receipt_pb2.OUTCOME_FAILED, waited=0.2, loaded=20.0)
-    metrics.note_end(_request(), Reason.SERVER_DIED, loaded, VIEW)
-    metrics.note_end(_request(), Reason.CANCELLED, None, VIEW)
+    metrics.note_end(ending(_request(), reason=Reason.SERVER_DIED, receipt=loaded, view=VIEW))
+    metrics.note_end(ending(_request(), reason=Reason.CANCELLED, view=VIEW))
     found = _samples(metrics)
     assert found["weft_router_requests_total{model=chat,outcome=completed,reason=completed}"] == 1
     assert found["weft_router_requests_total{model=chat,outcome=failed,reason=server_died}"] == 1
@@ -78,7 +80,7 @@ def test_a_request_that_never_got_a_slot_is_not_among_the_waits_of_those_that_di
     metrics = RouterMetrics()
     refused = _receipt(receipt_pb2.OUTCOME_REJECTED, waited=30.0)
     refused.ClearField("attempts")
-    metrics.note_end(_request(), Reason.QUEUE_TIMEOUT, refused, VIEW)
+    metrics.note_end(ending(_request(), reason=Reason.QUEUE_TIMEOUT, receipt=refused, view=VIEW))
     assert "weft_router_queue_wait_seconds_count{model=chat}" not in _samples(metrics)
 
 
@@ -94,7 +96,14 @@ def test_a_refusal_is_counted_and_a_wait_is_not() -> None:
 def test_callers_add_no_labels() -> None:
     metrics = RouterMetrics()
     for number in range(1000):
-        metrics.note_refusal(_request(f"made-up-{number}"), Reason.MODEL_NOT_FOUND, VIEW)
+        metrics.note_end(
+            ending(
+                _request(f"made-up-{number}"),
+                reason=Reason.MODEL_NOT_FOUND,
+                view=VIEW,
+                refusal=WeftError(Reason.MODEL_NOT_FOUND, "x"),
+            )
+        )
     names = list(_samples(metrics))
     assert [name for name in names if "refusals" in name] == [
         "weft_router_refusals_total{model=unknown,reason=model_not_found}"

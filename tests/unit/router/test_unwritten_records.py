@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+from kit.request_endings import ending
+
 from router_svc.policy.request import Request
 from router_svc.request_log import RequestLog
 from weft.api.common.v1 import receipt_pb2
@@ -30,7 +32,7 @@ def test_nothing_is_collected_without_a_writer() -> None:
     log = RequestLog()
     arrive(log, 1)
     arrive(log, 2)
-    log.note_end(1, 1.0, Reason.UNSPECIFIED)
+    log.note_end(ending(1, 1.0, Reason.UNSPECIFIED))
     assert log.unwritten.take(MANY).is_empty
 
 
@@ -38,20 +40,20 @@ def test_a_request_that_ends_before_it_is_taken_is_one_row_and_one_that_goes_on_
     log = log_of()
     arrive(log, 1)
     arrive(log, 2)
-    log.note_end(1, 1.0, Reason.UNSPECIFIED)
+    log.note_end(ending(1, 1.0, Reason.UNSPECIFIED))
     taken = log.unwritten.take(MANY)
     assert ([each.key for each in taken.begun], [each.key for each in taken.ended]) == ([2], [1])
     assert log.unwritten.take(MANY).is_empty
-    log.note_end(2, 2.0, Reason.UNSPECIFIED)
+    log.note_end(ending(2, 2.0, Reason.UNSPECIFIED))
     assert [each.key for each in log.unwritten.take(MANY).ended] == [2]
 
 
 def test_a_receipt_that_comes_late_is_taken_with_its_request_again() -> None:
     log = log_of()
     arrive(log, 1)
-    log.note_end(1, 1.0, Reason.QUEUE_TIMEOUT)
+    log.note_end(ending(1, 1.0, Reason.QUEUE_TIMEOUT))
     assert log.unwritten.take(MANY).ended[0].receipt is None
-    log.note_end(1, 1.0, Reason.QUEUE_TIMEOUT, receipt_pb2.Receipt(request_id="r-1"))
+    log.note_end(ending(1, 1.0, Reason.QUEUE_TIMEOUT, receipt_pb2.Receipt(request_id="r-1")))
     assert log.unwritten.take(MANY).ended[0].receipt is not None
 
 
@@ -60,7 +62,7 @@ def test_ends_are_numbered_in_their_order() -> None:
     for key in (1, 2, 3):
         arrive(log, key)
     for key in (3, 1, 2):
-        log.note_end(key, 1.0, Reason.UNSPECIFIED)
+        log.note_end(ending(key, 1.0, Reason.UNSPECIFIED))
     assert [(each.key, each.number) for each in log.unwritten.take(MANY).ended] == [(3, 1), (1, 2), (2, 3)]
 
 
@@ -68,7 +70,7 @@ def test_of_a_request_that_was_left_no_end_is_taken() -> None:
     log = log_of()
     for key in (1, 2):
         arrive(log, key)
-    log.note_left(1)
+    log.note_end(ending(1, is_closing=True))
     taken = log.unwritten.take(MANY)
     assert ([each.key for each in taken.begun], taken.ended) == ([1, 2], [])
     assert log.under_way_count == 1
@@ -79,7 +81,7 @@ def test_what_is_given_back_is_taken_again_and_newer_news_replace_it() -> None:
     for key in (1, 2):
         arrive(log, key, age_seconds=1.0)
     taken = log.unwritten.take(MANY)
-    log.note_end(1, 1.0, Reason.UNSPECIFIED)
+    log.note_end(ending(1, 1.0, Reason.UNSPECIFIED))
     log.unwritten.give_back(taken, log.is_under_way)
     again = log.unwritten.take(MANY)
     assert ([each.key for each in again.begun], [each.key for each in again.ended]) == ([2], [1])
@@ -91,11 +93,11 @@ def test_beyond_the_bound_the_first_ends_are_dropped_and_counted_also_when_given
     for key in range(1, 6):
         arrive(log, key)
     for key in (1, 2, 3):
-        log.note_end(key, 1.0, Reason.UNSPECIFIED)
+        log.note_end(ending(key, 1.0, Reason.UNSPECIFIED))
     assert log.unwritten.dropped_count == 1
     taken = log.unwritten.take(MANY)
     assert [each.key for each in taken.ended] == [2, 3]
-    log.note_end(4, 1.0, Reason.UNSPECIFIED)
+    log.note_end(ending(4, 1.0, Reason.UNSPECIFIED))
     log.unwritten.give_back(taken, log.is_under_way)
     assert log.unwritten.dropped_count == 2
     assert [each.key for each in log.unwritten.take(MANY).ended] == [3, 4]
@@ -106,7 +108,7 @@ def test_a_batch_has_no_more_of_each_kind_than_is_asked_for() -> None:
     for key in range(10):
         arrive(log, key)
     for key in range(5):
-        log.note_end(key, 1.0, Reason.UNSPECIFIED)
+        log.note_end(ending(key, 1.0, Reason.UNSPECIFIED))
     sizes = []
     while not (taken := log.unwritten.take(2)).is_empty:
         sizes.append((len(taken.begun), len(taken.ended)))

@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
+from kit.request_endings import ending
 
 from router_svc.policy.usage_rows import OTHER, HourRows, UsageKey
 from router_svc.usage import MAX_COUNTED_MILLIJOULES, MAX_COUNTED_TOKENS, UsageRecorder, UsageSums, usage_of
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView, ModelView
+from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -120,30 +122,30 @@ def test_absurd_figures_of_an_engine_are_bounded() -> None:
 
 def test_nothing_is_counted_before_somebody_keeps_it() -> None:
     recorder = UsageRecorder(FakeClock())
-    recorder.note_end(_request(), _receipt(), VIEW)
+    recorder.note_end(ending(_request(), receipt=_receipt(), view=VIEW))
     assert recorder.is_empty
 
 
 def test_an_attempt_of_a_task_is_left_to_its_store() -> None:
     recorder = _recorder()
-    recorder.note_end(_request(task_id="task-1"), _receipt(), VIEW)
-    recorder.note_refused(_request(task_id="task-1"), VIEW)
+    recorder.note_end(ending(_request(task_id="task-1"), receipt=_receipt(), view=VIEW))
+    recorder.note_end(ending(_request(task_id="task-1"), view=VIEW, refusal=WeftError(Reason.RATE_LIMIT_EXCEEDED, "x")))
     assert recorder.is_empty
 
 
 def test_names_that_the_mesh_does_not_know_are_one_row() -> None:
     recorder = _recorder()
     for number in range(3):
-        recorder.note_end(_request(model=f"made-up-{number}"), None, VIEW, refused=Reason.MODEL_NOT_FOUND)
+        recorder.note_end(ending(_request(model=f"made-up-{number}"), view=VIEW, last_error=Reason.MODEL_NOT_FOUND))
     key, sums = _only(recorder)
     assert (key.model, key.asked, sums) == ("unknown", "", UsageSums(rejected_count=3))
 
 
 def test_aliases_and_pools_are_counted_beside_the_model_that_answered() -> None:
     recorder = _recorder()
-    recorder.note_end(_request(model="chat", asked_model="gpt-4"), _receipt(), VIEW)
-    recorder.note_end(_request(model="chat"), _receipt(), VIEW)
-    recorder.note_end(_request(), _receipt(), VIEW)
+    recorder.note_end(ending(_request(model="chat", asked_model="gpt-4"), receipt=_receipt(), view=VIEW))
+    recorder.note_end(ending(_request(model="chat"), receipt=_receipt(), view=VIEW))
+    recorder.note_end(ending(_request(), receipt=_receipt(), view=VIEW))
     assert sorted((key.model, key.asked) for key in recorder.take()) == [
         ("qwen", ""),
         ("qwen", "chat"),
@@ -156,35 +158,35 @@ def test_aliases_and_pools_are_counted_beside_the_model_that_answered() -> None:
     [
         ({}, UsageSums(unknown_count=1)),
         ({"was_placed": True}, UsageSums(unknown_count=1, unknown_tokens_count=1, unknown_gpu_count=1)),
-        ({"refused": Reason.QUEUE_FULL}, UsageSums(rejected_count=1)),
+        ({"last_error": Reason.QUEUE_FULL}, UsageSums(rejected_count=1)),
         (
-            {"refused": Reason.NO_SLOT_AVAILABLE, "was_placed": True},
+            {"last_error": Reason.NO_SLOT_AVAILABLE, "was_placed": True},
             UsageSums(failed_count=1, unknown_tokens_count=1, unknown_gpu_count=1),
         ),
-        ({"refused": Reason.CANCELLED}, UsageSums(cancelled_count=1)),
+        ({"last_error": Reason.CANCELLED}, UsageSums(cancelled_count=1)),
         (
-            {"refused": Reason.SERVICE_UNAVAILABLE, "was_placed": True, "is_closing": True},
+            {"last_error": Reason.SERVICE_UNAVAILABLE, "was_placed": True, "is_closing": True},
             UsageSums(unknown_count=1, unknown_tokens_count=1, unknown_gpu_count=1),
         ),
     ],
 )
 def test_a_request_without_a_receipt_is_counted_once(end: dict[str, Any], counted: UsageSums) -> None:
     recorder = _recorder()
-    recorder.note_end(_request(), None, VIEW, **end)
+    recorder.note_end(ending(_request(), view=VIEW, **end))
     assert _only(recorder)[1] == counted
 
 
 def test_a_request_that_is_placed_again_is_counted_where_it_ends() -> None:
     recorder = _recorder()
-    recorder.note_end(_request(), None, VIEW, refused=Reason.SERVICE_UNAVAILABLE)
-    recorder.note_end(_request(), None, VIEW, refused=Reason.SERVICE_UNAVAILABLE, is_closing=True)
+    recorder.note_end(ending(_request(), view=VIEW, last_error=Reason.SERVICE_UNAVAILABLE))
+    recorder.note_end(ending(_request(), view=VIEW, last_error=Reason.SERVICE_UNAVAILABLE, is_closing=True))
     assert recorder.is_empty
 
 
 def test_what_could_not_be_written_is_counted_again() -> None:
     recorder = _recorder()
-    recorder.note_end(_request(), _receipt(), VIEW)
+    recorder.note_end(ending(_request(), receipt=_receipt(), view=VIEW))
     taken = recorder.take()
-    recorder.note_end(_request(), _receipt(), VIEW)
+    recorder.note_end(ending(_request(), receipt=_receipt(), view=VIEW))
     recorder.give_back(taken)
     assert _only(recorder)[1].completed_count == 2

@@ -1,0 +1,30 @@
+"""The ends of requests, for what subscribes to them."""
+
+from typing import Any
+
+from router_svc.policy.request import Request
+from router_svc.request_ended import RequestEnded
+from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.fleet import FleetView
+from weft.kernel.names import DEFAULT_TENANT
+from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+
+def ending(
+    asked: int | PlacementRequest,
+    at: float = 0.0,
+    reason: Reason = Reason.CANCELLED,
+    receipt: receipt_pb2.Receipt | None = None,
+    **more: Any,
+) -> RequestEnded:
+    """The end of a request, or of one with this key. `more`: of RequestEnded; `cancelled_by`: of the request."""
+    key, spec = 1, asked
+    if isinstance(spec, int):
+        key = spec
+        spec = PlacementRequest(request_id="r", tenant=DEFAULT_TENANT, model="m", operation=Operation.CHAT)
+    request = Request.of(key, spec, 0.0)
+    request.cancelled_by = more.pop("cancelled_by", "")
+    fields = {"view": FleetView(), **more}
+    return RequestEnded(request=request, at=at, reason=reason, receipt=receipt, **fields)
