@@ -9,7 +9,7 @@ import grpc
 from typing_extensions import override
 
 from router_svc.loop import SchedulingLoop
-from router_svc.request_history import RequestHistory
+from router_svc.request_record import RequestHistory
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc

@@ -29,7 +29,7 @@ from router_svc.policy.decisions import (
 )
 from router_svc.policy.request import Request
 from router_svc.request_ended import RequestEnded
-from router_svc.request_entry import EndedRequest, add_decisions
+from router_svc.request_record import EndedRequest, add_decisions
 from router_svc.request_watch import RequestWatch, WatchedLog
 from router_svc.unwritten_records import UnwrittenRecords
 from weft.api.common.v1 import receipt_pb2
@@ -159,8 +159,8 @@ class RequestLog(WatchedLog):
     def note_end(self, end: RequestEnded) -> None:
         """Record the end of a request; the first end and the first receipt count.
 
-        A request that this router leaves because it stops is forgotten: what is written of it has no end, so it is lost
-        with this router, unless another one continues it.
+        A request that its dispatcher leaves because this router stops is forgotten: its written record has no end, so
+        it is lost with this router, unless another one continues it.
         """
         request, reason, receipt, now = end.request, end.reason, end.receipt, end.at
         key = request.key

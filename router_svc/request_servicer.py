@@ -14,9 +14,8 @@ from router_svc.loop import MAX_NAMED_TENANTS
 from router_svc.policy.change_buffer import WatchLimits
 from router_svc.policy.decisions import Loads, Placed, Waits
 from router_svc.policy.request import Request
-from router_svc.request_entry import EndedRequest, add_decisions
-from router_svc.request_history import RequestHistory
 from router_svc.request_log import RequestLog
+from router_svc.request_record import EndedRequest, RequestHistory, add_decisions
 from router_svc.request_watch import RequestWatch
 from weft.api.router.v1 import figures_pb2, request_pb2, request_service_pb2_grpc, task_pb2
 from weft.api.router.v1 import request_service_pb2 as pb

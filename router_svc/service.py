@@ -16,7 +16,7 @@ from router_svc.observer import RouterState, SchedulingObserver
 from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.policy.queue.fair_share import FairShare
 from router_svc.relay import Relay
-from router_svc.request_history import RequestHistory
+from router_svc.request_record import RequestHistory
 from router_svc.request_servicer import JournaledTasks, LocalRequests, RequestServicer
 from router_svc.spans import CallSpans
 from router_svc.usage import UsageRecorder

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from router_svc.policy.request import Request
-from router_svc.request_entry import EndedRequest
+from router_svc.request_record import EndedRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ from typing_extensions import override
 
 from router_svc.durable.limits import RecordLimits
 from router_svc.policy.request import Request
-from router_svc.request_entry import EndedRequest
-from router_svc.request_history import RequestHistory, StoredRequest
 from router_svc.request_log import RequestLog, clear_quotes
+from router_svc.request_record import EndedRequest, RequestHistory, StoredRequest
 from router_svc.store.database import RouterDatabase, time_of
 from router_svc.unwritten_records import RecordBatch
 from weft.api.common.v1 import receipt_pb2

@@ -18,13 +18,13 @@ from router_svc.policy.decisions import (
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.choice import Considered
 from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.port import SchedulerPort
 from router_svc.simulation.event_queue import EventQueue, FailureHandlers, plan_failures
 from router_svc.simulation.hosts import Host, Instance, Phase, Targets, World
 from router_svc.simulation.invariants import InvariantChecker
 from router_svc.simulation.metrics import ColdWaitTracker, RunMetrics
 from router_svc.simulation.runners import Attempt, AttemptListener, Loader, Runners
 from router_svc.simulation.scenario import Scenario
-from router_svc.simulation.scheduler_port import SchedulerPort
 from router_svc.simulation.traffic import SimulatedRequest, requests_of
 from weft.kernel.reasons import Reason
 

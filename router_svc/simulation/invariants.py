@@ -10,11 +10,11 @@ from router_svc.policy.decisions import Decision, Placed, Rejects, StopsWaking, 
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.limits import TELL_INTERVAL_SECONDS
+from router_svc.policy.port import SchedulerPort
 from router_svc.policy.request import Request
 from router_svc.simulation.hosts import Host, Instance, Phase, Targets, World, lacks
 from router_svc.simulation.runners import Attempt
 from router_svc.simulation.scenario import Scenario
-from router_svc.simulation.scheduler_port import SchedulerPort
 from router_svc.simulation.starvation import StarvationDetector
 from router_svc.simulation.traffic import SimulatedRequest
 from weft.kernel.reasons import Reason

@@ -6,6 +6,7 @@ from random import Random
 
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.port import SchedulerPort
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, RemotePermission, Settings, TenantSettings
 from router_svc.simulation.engine import RunOptions, Simulation
@@ -25,7 +26,6 @@ from router_svc.simulation.scenario import (
     Traffic,
     seeded_random,
 )
-from router_svc.simulation.scheduler_port import SchedulerPort
 from weft.kernel.request import CALLER_BANDS, Priority, Skill
 
 FEWEST_REQUESTS, MOST_REQUESTS = 30, 150

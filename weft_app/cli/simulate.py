@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from router_svc.policy.port import SchedulerPort
 from router_svc.policy.scheduler import Scheduler
 from router_svc.simulation.engine import RunOptions, Simulation
 from router_svc.simulation.fifo_baseline import FifoScheduler
@@ -18,7 +19,6 @@ from router_svc.simulation.figures import Figures, GroupFigures, figures_of
 from router_svc.simulation.invariants import InvariantChecker
 from router_svc.simulation.metrics import Waits
 from router_svc.simulation.scenario import Scenario
-from router_svc.simulation.scheduler_port import SchedulerPort
 from weft_app.cli.options import EXIT_INTERRUPTED, OutputFormat, OutputOption, note
 from weft_app.cli.output import Column, TextTable, print_document, say
 from weft_app.config.scenario import MAX_REQUESTS, load_scenario

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from leader_mesh import CLOCK, Mesh, Router, a_request, granted, running, until
 
-from router_svc.request_entry import EndedRequest
+from router_svc.request_record import EndedRequest
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from router_svc.policy.port import SchedulerPort
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.fifo_baseline import FifoScheduler
 from router_svc.simulation.figures import Figures, figures_of
 from router_svc.simulation.random_scenario import real_scheduler
 from router_svc.simulation.scenario import Failure, FailureMode, Scenario, Traffic
-from router_svc.simulation.scheduler_port import SchedulerPort
 from weft_app.config.scenario import load_scenario
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"

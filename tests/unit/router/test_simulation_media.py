@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from router_svc.policy.port import SchedulerPort
 from router_svc.policy.scheduler import Scheduler
 from router_svc.simulation.engine import RunOptions, Simulation
 from router_svc.simulation.fifo_baseline import FifoScheduler
@@ -14,7 +15,6 @@ from router_svc.simulation.figures import Figures, figures_of
 from router_svc.simulation.invariants import InvariantChecker
 from router_svc.simulation.random_scenario import real_scheduler
 from router_svc.simulation.scenario import Scenario
-from router_svc.simulation.scheduler_port import SchedulerPort
 from router_svc.simulation.traffic import requests_of
 from weft.kernel.errors import FieldError
 from weft_app.config.scenario import load_scenario, parse_scenario

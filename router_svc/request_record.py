@@ -1,13 +1,19 @@
-"""An ended request as a router's log has it, and the decisions of its record. Times are monotonic."""
+"""An ended request as a router remembers it, the port to those in its database, and the decisions of a record.
+
+Times are monotonic.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Protocol
 
 import msgspec
 
 from router_svc.policy.decisions import FailedAttempt, Loads, LoadStart, Noted, Placed, Rejects, Waits
 from router_svc.policy.endpoints.choice import MAX_CONSIDERED, Considered
 from weft.api.router.v1 import request_pb2 as pb
+from weft.dispatch.remote_router import Selection
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.timestamps import set_seconds
@@ -66,6 +72,30 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
     def lacks_end(self) -> bool:
         """Whether it is not known how it ended: it was lost, or its dispatcher left."""
         return self.is_lost or self.was_left
+
+
+class RequestHistory(Protocol):
+    """Port: the requests that a router's database remembers. Raises SERVICE_UNAVAILABLE."""
+
+    async def find(self, request_id: str, tenant: str) -> "StoredRequest | None":
+        """Return the newest request with this id of a tenant; of any if empty."""
+        ...
+
+    async def older(
+        self, limit: int, tenant: str, selection: Selection, before_number: int
+    ) -> tuple[Sequence[EndedRequest], int]:
+        """Return ended requests before a number, the last first, and how many there are."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRequest:
+    """A request as the database has it."""
+
+    is_under_way: bool
+    """Whether its end is not recorded."""
+    ended: EndedRequest
+    """Without an end where it is under way."""
 
 
 def add_decisions(record: pb.RequestRecord, decisions: Sequence[tuple[float, Noted]], arrived_at: float) -> None:

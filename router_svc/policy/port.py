@@ -1,0 +1,68 @@
+"""The contract of the scheduler: events in, effects out.
+
+An event is a method of `SchedulerPort`. The loop (`router_svc.loop`, or the simulator) calls it with the
+time, one at a time. It returns decisions (`decisions.py`), which the loop carries out in their order:
+
+- `Placed`: sign a ticket and grant it to the dispatcher; `report_first_content`, `report_failed` or `finish` follows.
+- `Waits`, `Loads`: send a status message.
+- `Rejects`: refuse the request; it has ended for the scheduler.
+- `Wakes`: load a model; `wake_finished` follows.
+- `StopsWaking`: end a load that waits for memory; `wake_finished` follows.
+
+`Scheduler` implements the port, and so do the FIFO baseline and the negative controls of the simulator. A policy is a
+function of values and `now`: a rank of free endpoints in `endpoints/load_balancer.py`, an order in `queue/`, a plan in
+`loading/`.
+"""
+
+from typing import Protocol
+
+from router_svc.policy.decisions import Decision, Served, WakeFailure
+from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.request import Request
+from weft.kernel.reasons import Reason
+
+
+class SchedulerPort(Protocol):
+    """The events of a scheduler."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of waiting requests."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Number of requests that hold a slot."""
+        ...
+
+    def apply(self, change: MeshChange, now: float) -> list[Decision]:
+        """Apply a change of the mesh."""
+        ...
+
+    def submit(self, arrival: Request, now: float) -> list[Decision]:
+        """Submit a request."""
+        ...
+
+    def report_first_content(self, key: int, now: float) -> None:
+        """Report the first content of an answer."""
+        ...
+
+    def report_failed(self, key: int, attempt: int, reason: Reason, now: float) -> list[Decision]:
+        """Report an attempt that failed before any content."""
+        ...
+
+    def finish(
+        self, key: int, now: float, served: Served | None = None, failure: Reason | None = None
+    ) -> list[Decision]:
+        """Report the end of a request, served or not."""
+        ...
+
+    def wake_finished(
+        self, model: str, failure: WakeFailure | None, now: float, *, self_reported: bool = False
+    ) -> list[Decision]:
+        """Report the end of a wake."""
+        ...
+
+    def tick(self, now: float) -> list[Decision]:
+        """Let the scheduler act on passed time."""
+        ...
