@@ -72,20 +72,6 @@ class Operations(MeshServiceClient):
         """Yields operations and at most `past_count` that have ended, `synced`, then each that changes."""
         yield from self._stream(self._stub.WatchOperations(pb.WatchOperationsRequest(past_count=past_count)))
 
-    def newest(self, limit: int, *, unfinished_only: bool = False) -> Iterator[operation_pb2.Operation]:
-        """Yields at most `limit` operations, newest first."""
-        token = ""
-        while limit > 0:
-            request = pb.ListOperationsRequest(
-                page_size=min(limit, PAGE_SIZE), page_token=token, unfinished_only=unfinished_only
-            )
-            page = self._call(self._stub.ListOperations, request)
-            yield from page.operations
-            limit -= len(page.operations)
-            token = page.next_page_token
-            if not token:
-                return
-
     def audit(self, after_sequence: int = 0) -> Iterator[pb.AuditEntry]:
         """Yields the audit log, oldest entry first. Raises SERVICE_UNAVAILABLE for a registry that repeats entries."""
         while True:

@@ -9,12 +9,14 @@ import typer
 from registry_svc.operations.audit_chain import AuditCheck, Damage, Fault
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.client.operations import connect_operations
-from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft_app.cli.mesh_documents import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note
 from weft_app.cli.output import Column, Listing, say
 
+AUDIT = "/v1/admin/audit"
+PAGE_SIZE = 1000
 MAX_SHOWN = 100_000
 _HASH_CHARS = 64
 
@@ -27,12 +29,12 @@ app = typer.Typer(
 _ENTRIES = Listing(
     empty="the audit log has no such entries; it records loads, unloads and flushes",
     columns=(
-        Column("SEQ", "{sequence}"),
-        Column("TIME", "{time:local}"),
-        Column("EVENT", "{event}"),
-        Column("ACTOR", "{actor:actor}"),
-        Column("OPERATION", lambda entry: entry.operation.removeprefix("operations/")),
-        Column("DETAIL", "{detail}"),
+        Column("SEQ", "sequence"),
+        Column("TIME", "time", "local"),
+        Column("EVENT", "event"),
+        Column("ACTOR", "actor", "actor"),
+        Column("OPERATION", lambda entry: entry["operation"].removeprefix("operations/")),
+        Column("DETAIL", "detail"),
     ),
 )
 
@@ -48,15 +50,17 @@ def list_entries(
 
     Example: weft audit list --after 100 -o json
     """
-    found: list[pb.AuditEntry] = []
-    with connect_operations(home=home) as operations:
-        head = operations.audit_head()
-        for entry in operations.audit(after):
-            if len(found) == limit:
-                note(f"there are more: --after {found[-1].sequence}")
+    found: list[Document] = []
+    with connect(home) as api:
+        while True:
+            page = api.get(AUDIT, after=found[-1]["sequence"] if found else after, pageSize=PAGE_SIZE)
+            found += page["items"]
+            if len(found) > limit or not page["items"]:
                 break
-            found.append(entry)
-    _ENTRIES.print(found, output, lambda: document_of(pb.ListAuditEntriesResponse(entries=found, head=head)))
+    if len(found) > limit:
+        del found[limit:]
+        note(f"there are more: --after {found[-1]['sequence']}")
+    _ENTRIES.print(found, output, lambda: page | {"items": found})
 
 
 @app.command("head")
@@ -65,9 +69,9 @@ def show_head(home: HomeOption = DEFAULT_HOME) -> None:
 
     Example: weft audit head > /mnt/elsewhere/weft-audit-head
     """
-    with connect_operations(home=home) as operations:
-        head = operations.audit_head()
-        say(f"{head.sequence}:{head.hash}\n")
+    with connect(home) as api:
+        page = api.get(AUDIT, pageSize=1)
+    say(f"{page.get('headSequence', 0)}:{page.get('headHash', '')}\n")
 
 
 @app.command("verify")

@@ -36,7 +36,7 @@ class ProcessHealth:
 
 
 _PROCESSES = Listing(
-    columns=(Column("PROCESS", "{process}"), Column("HEALTH", "{health}")),
+    columns=(Column("PROCESS", "process"), Column("HEALTH", "health")),
     kind="ProcessHealthList",
     document=asdict,
 )

@@ -94,8 +94,8 @@ USES = (
     Column("EMPTY IN", lambda use: f"{wait_words(use.reset.ToNanoseconds() / 1e9)} s" if use.used else "-", ticks=True),
 )
 """The columns of windows on a page."""
-_NAME = (Column("Name", "{tenant}"),)
-_COLUMNS = (Column("TENANT", "{tenant}"), *USES)
+_NAME = (Column("Name", "tenant"),)
+_COLUMNS = (Column("TENANT", "tenant"), *USES)
 _WINDOWS = Listing(
     columns=_COLUMNS,
     wide=_COLUMNS,

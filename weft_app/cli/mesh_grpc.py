@@ -37,7 +37,7 @@ MAX_ASKED_AT_ONCE = 16
 """Runners that are asked at once; one that does not answer must not delay the others."""
 _KEYS = ("registry", "KeyService")
 _TOKENS = ("registry", "JoinTokenService")
-_NAMES = {"state": "selection"}
+_NAMES = {"state": "selection", "after": "afterSequence", "unfinished": "unfinishedOnly"}
 """Names of parameters that are others in messages."""
 _KINDS = {kind.plural: kind for kind in ResourceKind}
 
@@ -220,6 +220,7 @@ def _released(api: GrpcApi, values: Mapping[str, Any]) -> Any:
 _REQUEST = r"/v1/requests/(?P<requestId>.+)"
 _KEY = r"/api/v1/keys/(?P<id>[^/]+)"
 _SECRET, _SECRETS = r"/v1/admin/secrets/(?P<name>[^/]+)", ("registry", "SecretService")
+_OPERATIONS = ("operations", "OperationService")
 _SETTINGS = ("registry", "SettingsService")
 _ROUTES: tuple[tuple[str, str, Callable[[GrpcApi, Mapping[str, Any]], Any]], ...] = (
     ("GET", "/api/v1/events", _events),
@@ -232,6 +233,9 @@ _ROUTES: tuple[tuple[str, str, Callable[[GrpcApi, Mapping[str, Any]], Any]], ...
     ("DELETE", _KEY, _Rpc(*_KEYS, "RevokeKey")),
     ("GET", rf"/api/v1/(?P<plural>{'|'.join(_KINDS)})", _listed_resources),
     ("GET", rf"/api/v1/(?P<plural>{'|'.join(_KINDS)})/(?P<name>.+)", _resource),
+    ("GET", "/v1/admin/audit", _Rpc(*_OPERATIONS, "ListAuditEntries")),
+    ("GET", "/v1/admin/operations", _Rpc(*_OPERATIONS, "ListOperations")),
+    ("GET", r"/v1/admin/(?P<name>operations/[^/]+)", _Rpc(*_OPERATIONS, "GetOperation", "operation")),
     ("GET", "/v1/admin/figures", _Rpc("router", "RequestService", "GetFigures", "figures")),
     ("GET", "/v1/admin/gpu-memory", _Rpc("registry", "LeaseService", "ListHostMemory")),
     ("DELETE", r"/v1/admin/leases/(?P<leaseId>[^/]+)", _released),

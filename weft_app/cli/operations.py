@@ -6,15 +6,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from weft.api.operations.v1.operation_pb2 import LoadModel, Operation, OperationAction, OperationResult
-from weft.api.operations.v1.operation_service_pb2 import ListOperationsResponse
 from weft.api.runner.v1.load_pb2 import LoadOptions
-from weft.client.operations import Operations, connect_operations, has_ended
+from weft.client.operations import Operations, connect_operations, has_ended, operation_name
 from weft.client.resources import connect_registry, connect_runner_of
 from weft.documents.codec import document_of, seconds_of, word_of
 from weft.documents.operation_actions import unload_action
@@ -27,7 +27,7 @@ from weft_app.cli import verbs
 from weft_app.cli.asked_model import create_operation
 from weft_app.cli.completion import complete_model
 from weft_app.cli.follow import Breaks
-from weft_app.cli.mesh_documents import connect_documents
+from weft_app.cli.mesh_documents import Document, connect, connect_documents
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_OK,
@@ -51,6 +51,7 @@ MAX_DETAIL_CHARS = 100
 DONE_SHARE = 100.0
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 10_000
+MAX_PAGE = 1000
 MAX_TOKEN_BYTES = 16 * 1024
 
 app = typer.Typer(
@@ -358,31 +359,32 @@ def _columns() -> "Sequence[ProgressColumn]":
 _PROGRESS = ProgressStyle(line=_words, columns=_columns, bar=_bar)
 
 
-def action_text(operation: Operation) -> str:
+def _action_text(operation: Document) -> str:
     """Returns the action of an operation as short text."""
-    action = operation.action
-    if not action.HasField("flush_cache"):
-        return f"{document_of(action)['type']} {_model_of(action)}"
-    flush, scope = action.flush_cache, word_of(action.flush_cache, "scope")
-    what = {"model": flush.model, "tenant": flush.tenant, "tag": flush.tag}.get(scope, "")
-    return f"flush {scope} {what}".rstrip()
+    action = operation["action"]
+    if action["type"] != "flush":
+        return f"{action['type']} {action.get('model') or action.get('source', '')}"
+    return f"flush {action['scope']} {action.get(action['scope'], '')}".rstrip()
+
+
+_UNFINISHED = ("pending", "running")
 
 
 _COLUMNS = (
-    Column("ID", lambda one: one.name.partition("/")[2]),
-    Column("ACTION", action_text),
-    Column("STATE", "{state}"),
-    Column("STAGE", lambda one: one.stage or "-" if not has_ended(one) else "-"),
-    Column("PROGRESS", "[{progress:.0%}]"),
-    Column("RUNNER", "{runner}"),
-    Column("BY", "{requested_by}"),
-    Column("AGE", "[{create_time:age}]", ticks=True),
-    Column("DETAIL", "{detail}"),
+    Column("ID", lambda one: one["name"].partition("/")[2]),
+    Column("ACTION", _action_text),
+    Column("STATE", "state"),
+    Column("STAGE", lambda one: one.get("stage") if one["state"] in _UNFINISHED else None),
+    Column("PROGRESS", "progress", "{:.0%}"),
+    Column("RUNNER", "runner"),
+    Column("BY", "requestedBy"),
+    Column("AGE", "createdAt", "age", ticks=True),
+    Column("DETAIL", "detail"),
 )
 _OPERATIONS = Listing(
     columns=_COLUMNS,
-    name=lambda one: one.name,
-    document=document_of,
+    name=lambda one: one["name"],
+    kind="OperationList",
     plural="operations",
     empty="there are no such operations; weft load MODEL begins one",
 )
@@ -408,14 +410,14 @@ def list_operations(
     if watch:
         with reporting(interrupted=EXIT_OK):
             _watch_operations(home, limit, output, unfinished=unfinished)
-    with connect_operations(home=home) as operations:
-        found = list(operations.newest(limit, unfinished_only=unfinished))
-    _OPERATIONS.print(found, output, lambda: document_of(ListOperationsResponse(operations=found)))
+    with connect(home) as api:
+        pages = api.pages("/v1/admin/operations", pageSize=min(limit, MAX_PAGE), unfinished=unfinished)
+        _OPERATIONS.print(islice(pages, limit), output)
 
 
 def _watch_operations(home: Path, limit: int, output: OutputFormat, *, unfinished: bool) -> None:
     """Prints operations, oldest first, then each that is new or changes; `unfinished`: until it has ended."""
-    stream = replace(_OPERATIONS, yaml=lambda one: document_text(document_of(one), OutputFormat.YAML))
+    stream = replace(_OPERATIONS, yaml=lambda one: document_text(one, OutputFormat.YAML))
     changes, breaks, has_begun = RecordChanges(stream, output), Breaks(), False
     while True:
         known: list[Operation] | None = []
@@ -430,7 +432,7 @@ def _watch_operations(home: Path, limit: int, output: OutputFormat, *, unfinishe
                         known.append(response.operation)
                     else:
                         if not has_begun:
-                            changes.first(one for one in known if not (unfinished and has_ended(one)))
+                            changes.first(document_of(one) for one in known if not (unfinished and has_ended(one)))
                         for one in known if has_begun else ():
                             _print_change(changes, one, unfinished=unfinished)
                         known, has_begun = None, True
@@ -440,9 +442,9 @@ def _watch_operations(home: Path, limit: int, output: OutputFormat, *, unfinishe
 
 def _print_change(changes: RecordChanges, operation: Operation, *, unfinished: bool) -> None:
     if unfinished and has_ended(operation):
-        changes.last(operation)
+        changes.last(document_of(operation))
     else:
-        changes.one(operation)
+        changes.one(document_of(operation))
 
 
 @app.command("get")
@@ -453,9 +455,9 @@ def get_operation(
 
     Example: weft operation get op-3f2a -o json
     """
-    with connect_operations(home=home) as operations:
-        found = operations.get(name)
-    _OPERATIONS.print([found], output, lambda: document_of(found))
+    with connect(home) as api:
+        found = api.get(f"/v1/admin/{operation_name(name)}")
+    _OPERATIONS.print([found], output, lambda: found)
 
 
 @app.command("watch")

@@ -38,10 +38,6 @@ class Column:
         """Returns the text of a record; None: there is none, so that a table has "-" and a page no line."""
         if not isinstance(self.source, str):
             return self.source(record)
-        if "{" in self.source:
-            from weft_app.cli.templates import filled  # noqa: PLC0415 - commands that serve show no record
-
-            return filled(self.source, record) or None
         return text_at(record, self.source, self.form)
 
 

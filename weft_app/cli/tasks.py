@@ -5,20 +5,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import typer
 
-from weft.api.common.v1 import event_pb2
-from weft.api.router.v1.task_pb2 import Task, TaskAttempt, TaskPiece
-from weft.api.router.v1.task_service_pb2 import GetTaskResponse, ListTasksResponse
+from weft.api.router.v1.task_pb2 import Task, TaskPiece
+from weft.api.router.v1.task_service_pb2 import ListTasksResponse
 from weft.client.tasks import Tasks, connect_tasks, has_ended, text_of
 from weft.documents.codec import document_of, word_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, process_name, require_token
 from weft.kernel.reasons import Reason
 from weft_app.cli.chat import shown
-from weft_app.cli.formats import shortened
+from weft_app.cli.formats import local, shortened
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import (
     EXIT_FAILED,
     OutputFormat,
@@ -30,7 +29,6 @@ from weft_app.cli.options import (
 from weft_app.cli.output import Column, Listing, page, print_page, safe_text, say
 from weft_app.cli.record_watch import RecordWatch
 from weft_app.cli.targets import TASK_WORDS
-from weft_app.cli.templates import filled
 
 MAX_SHOWN = 1_000
 RETRY_PAUSE_SECONDS = 0.5
@@ -40,71 +38,76 @@ _ENDS = ("completed", "failed", "cancelled")
 _AWAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.CANCELLED})
 
 
-_WHY = "[{error.reason}: |{waiting_for}][{error.message}]"
-_UNITS = {
-    event_pb2.WORK_UNIT_STEPS: "steps",
-    event_pb2.WORK_UNIT_AUDIO_SECONDS: "s of audio",
-    event_pb2.WORK_UNIT_CHARACTERS: "characters",
-}
+_UNITS = {"steps": "steps", "audio_seconds": "s of audio", "characters": "characters"}
 
 
-def progress_of(task: Task) -> str:
+def progress_of(task: Document) -> str:
     """Returns how far a running task is, such as "10/20 steps"; empty: unknown."""
-    if not task.HasField("progress"):
+    progress = task.get("progress")
+    if not progress:
         return ""
-    progress = task.progress
-    done = f"{progress.done:g}/{progress.total:g}" if progress.total else f"{progress.done:g}"
-    words = f"{done} {_UNITS.get(progress.unit, '')}".strip()
-    return f"{words}, {progress.stage}" if progress.stage else words
+    done = f"{progress['done']:g}/{progress['total']:g}" if progress["total"] else f"{progress['done']:g}"
+    words = f"{done} {_UNITS.get(progress['unit'], '')}".strip()
+    return f"{words}, {progress['stage']}" if progress.get("stage") else words
 
 
-def _why(task: Task) -> str:
-    return progress_of(task) or filled(_WHY, task)
+def _error(ended: Document) -> str:
+    """Returns why a task or an attempt failed; empty: it did not."""
+    error = ended.get("error")
+    return f"{error['reason']}: {error['message']}" if error else ""
 
 
-_COLUMNS = (
-    Column("TASK", "{id}"),
-    Column("STATE", "{state}"),
-    Column("MODEL", "{model}"),
-    Column("ATTEMPT", "{attempt}/{max_attempts}"),
-    Column("AGE", "[{create_time:age}]", ticks=True),
-    Column("WORKER", lambda task: process_name(task.owner)),
-    Column("WHY", lambda task: shortened(_why(task))),
+def _why(task: Document) -> str:
+    return progress_of(task) or _error(task) or str(task.get("waitingFor", ""))
+
+
+_TASK = (
+    Column("TASK", "id"),
+    Column("STATE", "state"),
+    Column("MODEL", "model"),
+    Column("ATTEMPT", lambda task: f"{task['attempt']}/{task['maxAttempts']}"),
+    Column("AGE", "createdAt", "age", ticks=True),
+    Column("WORKER", lambda task: process_name(task.get("owner", ""))),
 )
 _WIDE = (
-    *_COLUMNS[:-1],
-    Column("TENANT", "{tenant}"),
-    Column("BATCH", lambda task: f"{task.batch}[{task.line}]" if task.batch else None),
-    Column("API", "{origin_kind}"),
-    Column("CALLER", "{caller}"),
-    Column("USER", "{user}"),
+    *_TASK,
+    Column("TENANT", "tenant"),
+    Column("BATCH", lambda task: f"{task['batch']}[{task['line']}]" if task.get("batch") else None),
+    Column("API", "originKind"),
+    Column("CALLER", "caller"),
+    Column("USER", "user"),
     Column("WHY", _why),
 )
+
+
+def _fails_at(task: Document) -> str | None:
+    return f"{local(task['expiresAt'])} unless started by then" if "expiresAt" in task else None
+
+
 _PAGE = (
-    Column("Task", "{id}"),
-    Column("State", "{state}"),
-    Column("Model", "{model}"),
-    Column("Tenant", "{tenant}"),
-    Column("Batch", lambda task: filled("{batch}, line {line}", task) if task.batch else None),
-    Column("Caller", "{caller}"),
-    Column("User", "{user}"),
-    Column("Metadata", lambda task: ", ".join(f"{name}={value}" for name, value in sorted(task.metadata.items()))),
-    Column("Request", "{request_id}"),
-    Column("Submitted", "{create_time:local}"),
-    Column("Started", "[{start_time:local}]"),
-    Column("Ended", "[{end_time:local}]"),
-    Column("Fails at", "[{expire_time:local} unless started by then]"),
-    Column("Progress", progress_of),
-    Column("Waits for", "{waiting_for}"),
-    Column("Error", "[{error.reason}: {error.message}]"),
-    Column("Attempts", "{attempt} (at most {max_attempts} may fail)"),
+    Column("Task", "id"),
+    Column("State", "state"),
+    Column("Model", "model"),
+    Column("Tenant", "tenant"),
+    Column("Batch", lambda task: f"{task['batch']}, line {task['line']}" if task.get("batch") else None),
+    Column("Caller", "caller"),
+    Column("User", "user"),
+    Column("Metadata", lambda task: ", ".join(f"{name}={value}" for name, value in task["metadata"].items()) or None),
+    Column("Request", "requestId"),
+    Column("Submitted", "createdAt", "local"),
+    Column("Started", "startedAt", "local"),
+    Column("Ended", "endedAt", "local"),
+    Column("Fails at", _fails_at),
+    Column("Progress", lambda task: progress_of(task) or None),
+    Column("Waits for", "waitingFor"),
+    Column("Error", lambda task: _error(task) or None),
+    Column("Attempts", lambda task: f"{task['attempt']} (at most {task['maxAttempts']} may fail)"),
 )
 _TITLE_CHARS = 10
 _TASKS = Listing(
-    columns=_COLUMNS,
+    columns=(*_TASK, Column("WHY", lambda task: shortened(_why(task)))),
     wide=_WIDE,
-    name=lambda task: f"task/{task.id}",
-    document=document_of,
+    name=lambda task: f"task/{task['id']}",
     empty="there are no such tasks; weft chat MODEL TEXT --async submits one",
 )
 
@@ -152,28 +155,22 @@ def show_tasks(
     ids = task_ids(words)
     if watch:
 
-        def read() -> Sequence[Task]:
+        def read() -> list[Document]:
             with connect_tasks(home=home) as tasks:
                 if ids:
-                    return [tasks.get(each).task for each in ids]
-                return tasks.newest(MAX_SHOWN, states=states, caller=caller).tasks
+                    return [document_of(tasks.get(each)) for each in ids]
+                return list(map(document_of, tasks.newest(MAX_SHOWN, states=states, caller=caller).tasks))
 
         RecordWatch(_TASKS, output, read).run()
         return
     with connect_tasks(home=home) as tasks:
         if ids:
-            details, notice = [tasks.get(each) for each in ids], ""
-            found = [each.task for each in details]
+            found, notice = [document_of(tasks.get(each)) for each in ids], ""
         else:
             newest = tasks.newest(MAX_SHOWN, states=states, caller=caller)
-            details, notice = [], newest.notice
-            found = list(newest.tasks)
-
-    def whole() -> dict[str, Any]:
-        documents = list(map(document_of, details or found))
-        return documents[0] if len(ids) == 1 else document_of(ListTasksResponse()) | {"items": documents}
-
-    _TASKS.print(found, output, whole)
+            found, notice = list(map(document_of, newest.tasks)), newest.notice
+    whole = document_of(ListTasksResponse()) | {"items": found}
+    _TASKS.print(found, output, lambda: found[0] if len(ids) == 1 else whole)
     if notice:
         note(f"warning: {safe_text(notice)}")
 
@@ -181,25 +178,27 @@ def show_tasks(
 def describe_task(words: Sequence[str], output: OutputFormat, home: Path) -> None:
     """Prints all about one task."""
     with connect_tasks(home=home) as tasks:
-        found = tasks.get(one_task(words))
-    print_page(output, lambda: "\n".join(_lines(found)) + "\n", lambda: document_of(found))
+        found = document_of(tasks.get(one_task(words)))
+    print_page(output, lambda: "\n".join(_lines(found)) + "\n", lambda: found)
 
 
-def _lines(found: GetTaskResponse) -> Iterator[str]:
-    yield from page(_PAGE, found.task, _TITLE_CHARS)
-    yield from (f"  {attempt.attempt}. {_attempt_words(attempt)}" for attempt in found.attempts)
+def _lines(task: Document) -> Iterator[str]:
+    yield from page(_PAGE, task, _TITLE_CHARS)
+    yield from (f"  {attempt['attempt']}. {_attempt_words(attempt)}" for attempt in task["attempts"])
 
 
-def _attempt_words(attempt: TaskAttempt) -> str:
-    runners = ", ".join(filled("{runner}[ ({reason})]", each) for each in attempt.receipt.attempts)
-    claimed = f"{filled('claimed {claim_time:local}', attempt)} by {process_name(attempt.owner)}"
-    claimed += f", on {runners}" if runners else ""
-    if attempt.reason:
-        return claimed + filled(", {reason}: {message}", attempt)
-    if not attempt.HasField("end_time"):
+def _attempt_words(attempt: Document) -> str:
+    receipt = attempt.get("receipt", {})
+    tried = receipt.get("attempts", ())
+    runners = [each["runner"] + (f" ({each['reason']})" if "reason" in each else "") for each in tried]
+    claimed = f"claimed {local(attempt['claimedAt'])} by {process_name(attempt.get('owner', ''))}"
+    claimed += f", on {', '.join(runners)}" if runners else ""
+    if error := _error(attempt):
+        return f"{claimed}, {error}"
+    if "endedAt" not in attempt:
         return claimed
-    usage = ", {receipt.usage.prompt_tokens} + {receipt.usage.completion_tokens} tokens"
-    return f"{claimed}, completed" + (filled(usage, attempt) if attempt.receipt.HasField("usage") else "")
+    usage = f", {receipt['promptTokens']} + {receipt['completionTokens']} tokens" if "promptTokens" in receipt else ""
+    return f"{claimed}, completed{usage}"
 
 
 def cancel_tasks(words: Sequence[str], home: Path, output: OutputFormat) -> None:
@@ -267,7 +266,7 @@ def wait_for_task(words: Sequence[str], expected: str | None, timeout_seconds: f
         raise WeftError(Reason.DEADLINE_EXCEEDED, f"task {task_id} is {state} after {timeout_seconds:g} s")
     say(f"task/{task.id}: {state}\n")
     if state != (wanted or "completed"):
-        note(filled(_WHY, task) if task.HasField("error") else f"it was to be {wanted or 'completed'}")
+        note(_error(document_of(task)) or f"it was to be {wanted or 'completed'}")
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -324,7 +323,8 @@ def print_answer(words: Sequence[str], home: Path, *, follow: bool) -> None:
             task = _print_pieces(tasks.watch(task_id), follow=False)
     state = word_of(task, "state")
     if has_ended(task) and state != "completed":
-        note(f"task {task_id} {state}" + (f": {filled(_WHY, task)}" if task.HasField("error") else ""))
+        why = _error(document_of(task))
+        note(f"task {task_id} {state}" + (f": {why}" if why else ""))
         raise typer.Exit(EXIT_FAILED)
     if not has_ended(task):
         note(f"task {task_id} is {state}; `weft logs task/{task_id} -f` continues with it")

@@ -9,8 +9,6 @@ import typer
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from weft.api.common.v1 import receipt_pb2
-from weft.api.common.v1.usage_pb2 import Usage
 from weft.api.registry.v1.model_pb2 import Model, ModelManifest
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.documents.resource_kinds import ResourceKind
@@ -23,7 +21,6 @@ from weft_app.cli.main import ALIASES, COMMANDS, OTHER_WORDS, app, load
 from weft_app.cli.options import EXIT_OK, EXIT_USAGE
 from weft_app.cli.output import Column, TextTable, page, safe_text
 from weft_app.cli.targets import Target, one_target, parse_targets
-from weft_app.cli.templates import filled
 from weft_app.cli.wait import parse_duration, parse_expectation
 
 TABLE = (
@@ -41,35 +38,9 @@ def test_columns_are_as_wide_as_their_rows() -> None:
     assert table.line(["b", "two", "3s"]) == "b       two    3s\n", "a later row keeps the widths"
 
 
-def test_a_template_names_fields_and_leaves_out_what_is_not_set() -> None:
-    usage = Usage(prompt_tokens=12)
-    template = "{prompt_tokens} in[ ({cached_prompt_tokens} cached)], {completion_tokens} out"
-    assert filled(template, usage) == "12 in, 0 out"
-    usage.cached_prompt_tokens = 3
-    assert filled(template, usage) == "12 in (3 cached), 0 out"
-
-
-def test_the_first_alternative_whose_fields_are_set_is_taken() -> None:
-    template = "[{load_progress:.0%} of {detail}|{phase}]"
-    state = InstanceState(phase=InstanceState.PHASE_CRASH_LOOP, detail="weights")
-    assert filled(template, state) == "crash-loop"
-    state.load_progress = 0.0
-    assert filled(template, state) == "0% of weights", "a field with presence may be zero"
-
-
-def test_a_time_below_a_millisecond_is_no_power_of_ten() -> None:
-    receipt = receipt_pb2.Receipt()
-    template = "{queue_wait:span} in the queue"
-    assert filled(template, receipt) == "0 s in the queue"
-    receipt.queue_wait.FromMicroseconds(4)
-    assert filled(template, receipt) == "under 0.001 s in the queue"
-    receipt.queue_wait.FromMilliseconds(313)
-    assert filled(template, receipt) == "0.313 s in the queue"
-
-
 def test_a_page_has_no_line_for_an_empty_text() -> None:
-    columns = (Column("Detail", "{detail}"), Column("Slots", "{slots_used} of {slots_total}"))
-    assert list(page(columns, InstanceState(slots_total=4))) == ["Slots:        0 of 4"]
+    columns = (Column("Detail", "detail"), Column("Slots", "slots_total"))
+    assert list(page(columns, InstanceState(slots_total=4))) == ["Slots:        4"]
 
 
 def test_a_table_without_rows_has_its_header() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
+from weft.documents.codec import document_of
 from weft_app.cli.tasks import progress_of
 
 
@@ -18,8 +19,8 @@ from weft_app.cli.tasks import progress_of
 )
 def test_progress_is_told_in_its_unit(progress: dict[str, float], words: str) -> None:
     task = task_pb2.Task(id="task-1", progress=event_pb2.WorkProgress(**progress))  # type: ignore[arg-type]
-    assert progress_of(task) == words
+    assert progress_of(document_of(task)) == words
 
 
 def test_a_task_without_progress_tells_none() -> None:
-    assert progress_of(task_pb2.Task(id="task-1")) == ""
+    assert progress_of(document_of(task_pb2.Task(id="task-1"))) == ""
