@@ -2,18 +2,15 @@
 
 from weft.api.common.v1.agent_behaviour_pb2 import AgentBehaviour
 from weft.api.registry.v1.agent_pb2 import Agent, AgentManifest
-from weft.documents.kinds.kind import DeclaredKind, PointsTo, ReferenceField
+from weft.documents.kinds.kind import DeclaredKind, PointsTo, ReferenceField, check_named
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.selectors import to_canonical_tags
-from weft.kernel.field_rules import check_message
-from weft.kernel.names import AGENT_PREFIX, require_no_id
+from weft.kernel.names import AGENT_PREFIX
 
 
 def check_agent(manifest: AgentManifest, field: str) -> None:
     """Check an agent; see `DeclaredKind.check`."""
-    check_message(manifest, field)
-    require_no_id(manifest.name, f"{field}.name")
-    manifest.DiscardUnknownFields()
+    check_named(manifest, field)
     if not manifest.default_params.ByteSize():
         manifest.ClearField("default_params")
     _drop_defaults(manifest.behaviour)

@@ -47,7 +47,7 @@ def _own_name(manifest: Any) -> Iterable[str]:
     return (manifest.name,)
 
 
-def _check_name(manifest: Any, field: str) -> None:
+def check_named(manifest: Any, field: str) -> None:
     """Check the fields of a manifest by their rules, and that its name is no id."""
     check_message(manifest, field)
     require_no_id(manifest.name, f"{field}.name")
@@ -64,7 +64,7 @@ class DeclaredKind:
 
     kind: ResourceKind
     record: type[Message]
-    check: Callable[[Any, str], None] = _check_name
+    check: Callable[[Any, str], None] = check_named
     """Brings what is declared to the form in which it is stored; raises INVALID_ARGUMENT naming the field."""
     references: tuple[ReferenceField, ...] = ()
     names: Callable[[Any], Iterable[str]] = _own_name

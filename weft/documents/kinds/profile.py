@@ -3,20 +3,16 @@
 from weft.api.registry.v1.profile_pb2 import Profile, ProfileManifest
 from weft.documents.kinds.agent import check_agent
 from weft.documents.kinds.alias import check_alias
-from weft.documents.kinds.kind import DeclaredKind
+from weft.documents.kinds.kind import DeclaredKind, check_named
 from weft.documents.kinds.model import check_model
 from weft.documents.kinds.route import check_route
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import invalid_field
-from weft.kernel.field_rules import check_message
-from weft.kernel.names import require_no_id
 
 
 def check_profile(manifest: ProfileManifest, field: str) -> None:
     """Check a profile; see `DeclaredKind.check`. The field may be one such as "agents[0].name"."""
-    check_message(manifest, field)
-    require_no_id(manifest.name, f"{field}.name")
-    manifest.DiscardUnknownFields()
+    check_named(manifest, field)
     for index, model in enumerate(manifest.models):
         check_model(model, f"{field}.models[{index}]")
     for index, agent in enumerate(manifest.agents):

@@ -1,19 +1,16 @@
 """Routes: ladders of models for one kind of task."""
 
 from weft.api.registry.v1.route_pb2 import Route, RouteManifest
-from weft.documents.kinds.kind import DeclaredKind, PointsTo, ReferenceField
+from weft.documents.kinds.kind import DeclaredKind, PointsTo, ReferenceField, check_named
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.field_rules import check_message
-from weft.kernel.names import ROUTE_PREFIX, require_no_id
+from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.timestamps import duration_of
 from weft.kernel.units import keep_alive_seconds
 
 
 def check_route(manifest: RouteManifest, field: str) -> None:
     """Check a route; see `DeclaredKind.check`."""
-    check_message(manifest, field)
-    require_no_id(manifest.name, f"{field}.name")
-    manifest.DiscardUnknownFields()
+    check_named(manifest, field)
     if manifest.HasField("budget"):
         manifest.budget.FromNanoseconds(manifest.budget.ToNanoseconds())
     if manifest.HasField("keep_alive"):

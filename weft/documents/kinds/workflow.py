@@ -2,17 +2,14 @@
 
 from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
 from weft.dispatch.workflow_graph import to_canonical_workflow
-from weft.documents.kinds.kind import DeclaredKind, PointsTo, ReferenceField
+from weft.documents.kinds.kind import DeclaredKind, PointsTo, ReferenceField, check_named
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.field_rules import check_message
-from weft.kernel.names import WORKFLOW_PREFIX, require_no_id
+from weft.kernel.names import WORKFLOW_PREFIX
 
 
 def check_workflow(manifest: WorkflowManifest, field: str) -> None:
     """Check a workflow; see `DeclaredKind.check`. The field may be one such as "inputs[2].node"."""
-    check_message(manifest, field)
-    require_no_id(manifest.name, f"{field}.name")
-    manifest.DiscardUnknownFields()
+    check_named(manifest, field)
     to_canonical_workflow(manifest.workflow, f"{field}.workflow")
 
 
