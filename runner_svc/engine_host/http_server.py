@@ -3,6 +3,7 @@
 It needs the standard library alone. `text_routes` and `media_routes` have the routes of requests.
 """
 
+import argparse
 import hmac
 import json
 import os
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 KEY_VARIABLE = "WEFT_ENGINE_KEY"
@@ -358,6 +360,16 @@ def import_library(name: str) -> Any:
         return import_module(name)
     except (OSError, RuntimeError) as error:
         raise ImportError(f"{type(error).__name__}: {error}") from error
+
+
+def program_parser(name: str, description: str | None, *, needs_model: bool = True) -> argparse.ArgumentParser:
+    """Returns the parser of a server program, with the flags that every one has."""
+    parser = argparse.ArgumentParser(prog=name, description=description)
+    parser.add_argument("--port", type=int, default=0, help="0: a free one")
+    parser.add_argument("--threads", type=int, default=1, help="threads per request")
+    parser.add_argument("--slots", type=int, default=1, help="requests at once")
+    parser.add_argument("--model", required=needs_model, type=Path, help="file or folder of the model")
+    return parser
 
 
 def serve(load: Callable[[], Engine], port: int) -> NoReturn:

@@ -219,7 +219,7 @@ MIROSTAT: Mapping[str, Rule] = MappingProxyType({"mirostat_tau": Number(0, 100),
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParameters:
-    """The request parameters of one kind of engine; each runtime declares them in `runtimes/<name>/parameters.py`."""
+    """The request parameters of one kind of engine; each runtime declares them in `runtimes/<name>/runtime.py`."""
 
     engine: str
     """The engine as warnings name it, such as "llama.cpp's server"."""

@@ -10,13 +10,15 @@ from typing import ClassVar, Generic, TypeVar
 
 from typing_extensions import override
 
+from runner_svc.backend.devices import uses_no_device
 from runner_svc.backend.port import LoadOrder
 from runner_svc.engine_host.http_server import FAILED, KEY_VARIABLE, NO_LIBRARY, NO_MODEL
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.errors import own_error
+from runner_svc.runtimes.flags import flags_of
 from runner_svc.runtimes.model_engine import ModelContext
-from runner_svc.runtimes.settings import StartedModelSettings
+from runner_svc.runtimes.settings import PathModelSettings, StartedModelSettings
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.supervise.process_time import GpuTime
 from weft.kernel.errors import WeftError
@@ -115,6 +117,24 @@ class LibraryServer(StartedServer[Settings], Generic[Settings]):
     @override
     async def prepare(self, order: LoadOrder) -> None:
         self.command = engine_command(self.context, self.program, self.engine_environment)
+
+    @override
+    def arguments(self, order: LoadOrder, port: int) -> list[str]:
+        model = self.model
+        file = order.model_path or (model.file if isinstance(model, PathModelSettings) and model.path else None)
+        without_device = {"device": "cpu"} if uses_no_device(order) else {}
+        return [
+            *("--port", str(port), "--threads", str(model.engine_threads), "--slots", str(model.slots)),
+            *(() if file is None else ("--model", str(file))),
+            *self.own_arguments(order),
+            *flags_of(model, {**order.parameters, **without_device}),
+            *model.extra_arguments,
+        ]
+
+    def own_arguments(self, order: LoadOrder) -> list[str]:
+        """Returns the flags of a load that no setting is marked with."""
+        del order
+        return []
 
     @override
     def start_log(self, order: LoadOrder) -> StartLog:

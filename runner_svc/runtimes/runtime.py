@@ -6,7 +6,8 @@ declare in the entry point group `weft.runtimes`. Loading a descriptor is cheap;
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.policy.engine_choice import WeightFormat
@@ -42,6 +43,16 @@ class Requirement:
     """Returns a description of it, given the runner's `command`. Raises WeftError when it is missing."""
     remedy: str
     """Command that installs it."""
+
+
+def deferred(path: str) -> "Callable[..., Any]":
+    """Returns the function at `module:name`, whose module is imported by the first call: descriptors load quickly."""
+
+    def call(*arguments: Any) -> Any:
+        module, _, name = path.partition(":")
+        return getattr(import_module(module), name)(*arguments)
+
+    return call
 
 
 def _no_load_values(_: ModelSettings) -> "Mapping[str, LoadValue]":

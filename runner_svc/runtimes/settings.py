@@ -328,27 +328,21 @@ class SourcedModelSettings(HostedModelSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileModelSettings(SourcedModelSettings):
-    """Adds what can be said about a model in a file, whose memory is estimated from that file."""
+class PathModelSettings(SourcedModelSettings):
+    """Adds the path of a model, whose memory is estimated from its files."""
 
     path: Annotated[PathText, PUBLIC] | None = None
-    """The GGUF file; `~` is your home folder. Required without `source`."""
-    quantizations: Annotated[Mapping[Name, PathText], MaxLen(16)] = field(default_factory=dict)
-    """Further files of the same model by quantization, such as `q8_0: ~/models/qwen-q8_0.gguf`, for `weft load`."""
+    """The GGUF file, or the folder of a model in another format; `~` is your home folder. Required without `source`."""
     memory_mb: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
-    """Accelerator memory that it takes, in MiB. Default: estimated from its file, and learned from what loads took."""
-    embeddings: bool = True
-    """Whether it also gives embeddings."""
-    chat_template_path: PathText | None = None
-    """A chat template (Jinja) to use instead of the model file's own."""
+    """Accelerator memory that it takes, in MiB. Default: estimated from its files, and learned from what loads took."""
 
-    form: ClassVar[ModelForm] = ModelForm.GGUF
+    form: ClassVar[ModelForm] = ModelForm.FOLDER
     files_setting: ClassVar[str] = "path"
 
     @property
     @override
     def file(self) -> Path:
-        """The model file, by its whole path; NOT_PULLED for a source that was not pulled yet."""
+        """The model file or folder, by its whole path; NOT_PULLED for a source that was not pulled yet."""
         return NOT_PULLED if self.path is None else self.path.expanduser()
 
     @override
@@ -359,6 +353,28 @@ class FileModelSettings(SourcedModelSettings):
     def weights_of(self, path: Path) -> Path:
         """Returns the file with the weights of a model that is configured by this path."""
         return path
+
+    @property
+    @override
+    def location(self) -> str:
+        """The file or folder, or the source."""
+        return str(self.path) if self.path is not None else self.source or ""
+
+    @property
+    @override
+    def upstream_name(self) -> str:
+        return self.path.name if self.path is not None else self.source or ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileModelSettings(PathModelSettings):
+    """Adds what can be said about a model that generates text."""
+
+    quantizations: Annotated[Mapping[Name, PathText], MaxLen(16)] = field(default_factory=dict)
+    """Further files or folders of the same model by quantization, such as `q8_0: ~/models/qwen-q8_0.gguf`, for
+    `weft load`."""
+    chat_template_path: PathText | None = None
+    """A chat template (Jinja) to use instead of the model's own."""
 
     @property
     @override
@@ -381,54 +397,23 @@ class FileModelSettings(SourcedModelSettings):
         """The files of its adapters, by their whole paths."""
         return tuple(file for adapter in self.served_adapters if (file := adapter.digested_file) is not None)
 
-    @property
-    def location(self) -> str:
-        """The file, or the source."""
-        return str(self.path) if self.path is not None else self.source or ""
 
-    @property
-    @override
-    def upstream_name(self) -> str:
-        return self.path.name if self.path is not None else self.source or ""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufModelSettings(FileModelSettings):
+    """Adds what can be said about a model in a GGUF file."""
+
+    embeddings: bool = True
+    """Whether it also gives embeddings."""
+
+    form: ClassVar[ModelForm] = ModelForm.GGUF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MediaModelSettings(SourcedModelSettings):
+class MediaModelSettings(PathModelSettings):
     """Adds what can be said about a model of images or recordings whose engine is a library."""
 
-    path: Annotated[PathText, PUBLIC] | None = None
-    """The folder of the model; `~` is your home folder. Required without `source`."""
-    memory_mb: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
-    """Accelerator memory that it takes, in MiB. Default: estimated from its files, and learned from what loads took."""
     slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = 1
     """Requests it works on at once."""
-
-    form: ClassVar[ModelForm] = ModelForm.FOLDER
-    files_setting: ClassVar[str] = "path"
-
-    @property
-    @override
-    def file(self) -> Path:
-        return NOT_PULLED if self.path is None else self.path.expanduser()
-
-    @override
-    def pulled(self, path: Path, projector: Path | None) -> Self:
-        del projector
-        return replace(self, path=path, source=None)
-
-    def weights_of(self, path: Path) -> Path:
-        """Returns the file with the weights of a model that is configured by this path."""
-        return path
-
-    @property
-    @override
-    def location(self) -> str:
-        return str(self.path) if self.path is not None else self.source or ""
-
-    @property
-    @override
-    def upstream_name(self) -> str:
-        return self.path.name if self.path is not None else self.source or ""
 
 
 # Without slots: it is mixed into settings that have them.

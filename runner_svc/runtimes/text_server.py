@@ -49,6 +49,10 @@ class TextServer(LibraryServer[Settings], Generic[Settings]):
         del call
         return await prepare(payload, self._templates, self.parameters, self._sandbox.render)
 
+    @override
+    def own_arguments(self, order: LoadOrder) -> list[str]:
+        return ["--context-tokens", str(order.parameters.get("context_tokens", self.model.slot_context_tokens))]
+
     @property
     @override
     def cache_isolation(self) -> CacheIsolation:

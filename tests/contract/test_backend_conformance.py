@@ -18,16 +18,15 @@ from runner_svc.backend import engine_process
 from runner_svc.backend.port import CallInfo
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LAUNCHER
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LAUNCHER, LlamaServerModel
 from runner_svc.runtimes.openai_http.backend import AttachedServer
-from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from runner_svc.runtimes.openai_remote.backend import OpenAiRemote
-from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
+from runner_svc.runtimes.openai_remote.runtime import OpenAiRemoteModel
 from runner_svc.runtimes.server.backend import ServerBackend
-from runner_svc.runtimes.server.settings import ServerModel
+from runner_svc.runtimes.server.runtime import ServerModel
 from runner_svc.runtimes.vllm.backend import VllmBackend
-from runner_svc.runtimes.vllm.settings import VllmModel
+from runner_svc.runtimes.vllm.runtime import VllmModel
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -25,7 +25,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     runner = {
         "name": "studio",
         "runtime": "comfyui",
-        "models": [{"name": "comfy", "command": [*COMMAND, *FOLDERS], "queue_poll_seconds": 0.1}],
+        "models": [{"name": "comfy", "command": [*COMMAND, *FOLDERS]}],
         "first_term_seconds": 0.5,
         "second_term_seconds": 0.5,
     }

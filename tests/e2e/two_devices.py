@@ -62,7 +62,7 @@ def runner_of_vllm(model: str, command: Sequence[str], **settings: Any) -> dict[
         "context_tokens": 2048,
         "tensor_parallel": 1,  # a processor computes it as one
         "dtype": "bfloat16",
-        "enforce_eager": True,
+        "extra_arguments": ["--enforce-eager"],
         "start_asleep": True,
     }
     return {"name": SERVED, "runtime": "vllm", "command": list(command), "models": [wide], **settings}

@@ -11,7 +11,8 @@ import aiohttp
 from kit.engine_settings import engine_settings
 from runner_svc.backend.port import CallInfo
 from runner_svc.runtimes.comfyui.backend import ComfyUiBackend
-from runner_svc.runtimes.comfyui.settings import ComfyUiModel
+from runner_svc.runtimes.comfyui.prompt_run import RunLimits
+from runner_svc.runtimes.comfyui.runtime import ComfyUiModel
 from weft.api.common.v1 import workflow_pb2
 from weft.dispatch.workflow_graph import to_canonical_workflow
 from weft.documents.reader import read_message
@@ -77,11 +78,15 @@ def call(**given: Any) -> CallInfo:
     return CallInfo(request_id="req-1", traceparent="", **given)
 
 
-def attached(url: str, *, whole: workflow_pb2.Workflow | None = None, **given: Any) -> ComfyUiBackend:
+LIMITS = RunLimits(poll_seconds=0.05, reconnect_seconds=10.0)
+
+
+def attached(
+    url: str, *, whole: workflow_pb2.Workflow | None = None, limits: RunLimits = LIMITS, **given: Any
+) -> ComfyUiBackend:
     """Returns the backend of a ComfyUI that runs already; what is given are settings or parts of the context."""
-    given = {"queue_poll_seconds": 0.05, "reconnect_seconds": 10.0, **given}
     model, context = engine_settings(ComfyUiModel, url=url, **given)
-    return ComfyUiBackend(model, context, (), whole or workflow())
+    return ComfyUiBackend(model, context, (), whole or workflow(), limits=limits)
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 20.0) -> None:

@@ -18,7 +18,7 @@ _RUNTIME = """
 from pathlib import Path
 
 from runner_svc.environments.environment import EngineEnvironment, EnvironmentVariant, Variant
-from runner_svc.runtimes.openai_http.parameters import PARAMETERS
+from runner_svc.runtimes.openai_http.runtime import PARAMETERS
 from runner_svc.runtimes.runtime import Runtime
 from runner_svc.runtimes.settings import StartedModelSettings
 

@@ -18,9 +18,8 @@ from native_builds import built_ctranslate2
 
 from runner_svc.backend.port import Backend, BackendFacts, CacheUse, CallInfo, LoadOrder
 from runner_svc.cache.manager import CacheManager
-from runner_svc.runtimes.ctranslate2.arguments import SERVER_PROGRAM
-from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend
-from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
+from runner_svc.runtimes.ctranslate2.backend import SERVER_PROGRAM, CTranslate2Backend
+from runner_svc.runtimes.ctranslate2.runtime import CTranslate2Model
 from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, has_content
@@ -70,7 +69,7 @@ class TestCTranslate2KeepsTenantsApart(PrefixCacheConformance):
     embeds = False
 
     def make_backend(self) -> CTranslate2Backend:
-        return _backend(context_tokens=512, prefix_cache_tokens=2048)
+        return _backend(context_tokens=512, extra_arguments=("--prefix-cache-tokens", "2048"))
 
     def make_desk(self, backend: Backend) -> CacheManager:
         return CacheManager.over([OneModel(backend)])
@@ -206,7 +205,7 @@ async def test_an_engine_that_hangs_does_not_respond_until_it_goes_on() -> None:
 
 
 async def test_a_flush_frees_the_memory_of_kept_prompts_and_a_budget_bounds_it() -> None:
-    async with _running(prefix_cache_tokens=1500) as (backend, _):
+    async with _running(extra_arguments=("--prefix-cache-tokens", "1500")) as (backend, _):
         assert backend.process_id is not None
         memory = psutil.Process(backend.process_id).memory_info
         await _answer(backend, _chat("Hi.", 1))

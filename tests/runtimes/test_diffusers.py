@@ -19,9 +19,8 @@ from native_builds import built_diffusers
 from typing_extensions import override
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.runtimes.diffusers.arguments import SERVER_PROGRAM
-from runner_svc.runtimes.diffusers.backend import DiffusersBackend
-from runner_svc.runtimes.diffusers.settings import DiffusersModel
+from runner_svc.runtimes.diffusers.backend import SERVER_PROGRAM, DiffusersBackend
+from runner_svc.runtimes.diffusers.runtime import DiffusersModel
 from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
@@ -206,7 +205,7 @@ async def test_bad_images_are_refused_by_their_field_and_the_same_process_goes_o
         (chat_pb2.MediaPart(data=b"x", media_type="image/png"), "images[0]: cannot be read"),
         (_png(20_000, 1, zlib.compress(bytes(60_001))), "images[0]: has 20000x1 pixels"),
     ]
-    async with _running(max_source_pixels=1_000_000) as backend:
+    async with _running(extra_arguments=("--max-source-pixels", "1000000")) as backend:
         engine = psutil.Process(backend.process_id)
         for image, begins in bad:
             with pytest.raises(WeftError) as refused:
@@ -219,7 +218,7 @@ async def test_bad_images_are_refused_by_their_field_and_the_same_process_goes_o
 
 
 async def test_memory_that_runs_out_fails_the_request_alone() -> None:
-    async with _running(max_pixels=268_435_456) as backend:
+    async with _running(extra_arguments=("--max-pixels", "268435456")) as backend:
         assert backend.process_id is not None
         await _images(backend, _payload())
         taken = psutil.Process(backend.process_id).memory_info().vms

@@ -19,7 +19,7 @@ from native_builds import built_faster_whisper
 
 from runner_svc.backend.port import BackendFacts, CallInfo, LoadOrder
 from runner_svc.runtimes.faster_whisper.backend import SERVER_PROGRAM, FasterWhisperBackend
-from runner_svc.runtimes.faster_whisper.settings import FasterWhisperModel
+from runner_svc.runtimes.faster_whisper.runtime import FasterWhisperModel
 from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2
 from weft.dispatch.frames import Frame, has_content
@@ -131,7 +131,7 @@ async def test_progress_is_told_in_seconds_of_the_recording(fox: Path) -> None:
 
 
 async def test_prompt_temperature_voice_detection_and_translation_reach_the_model(fox: Path) -> None:
-    async with _running(voice_detection=True, beam_size=2) as (backend, _):
+    async with _running(extra_arguments=("--voice-detection",), beam_size=2) as (backend, _):
         for fields in (
             {"prompt": "A fox and a lazy dog.", "temperature": 0.0},
             {"temperature": 0.2, "voice_detection": False, "language": "en"},
@@ -256,7 +256,7 @@ async def test_a_length_beyond_the_limit_is_refused_by_what_the_file_says_and_by
         # This format does not say how long it lasts: the sound itself is counted.
         with pytest.raises(WeftError, match="file: lasts"):
             await _words(backend, _encoded(fox, "adts"))
-    async with _running(max_channels=1, max_audio_mb=1) as (backend, _):
+    async with _running(extra_arguments=("--max-channels", "1", "--max-audio-bytes", str(1024 * 1024))) as (backend, _):
         _require_fox((await _words(backend, fox))[0])
         with pytest.raises(WeftError, match=r"file: has .* bytes; at most 1048576 are read"):
             await _words(backend, bytes(2_000_000))

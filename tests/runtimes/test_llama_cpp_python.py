@@ -10,11 +10,10 @@ from kit.engine_settings import engine_settings
 from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_server
 
 from runner_svc.backend.port import Backend, CallInfo, LoadOrder
-from runner_svc.runtimes.llama_cpp_python.arguments import SERVER_PROGRAM
-from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
-from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
+from runner_svc.runtimes.llama_cpp_python.backend import SERVER_PROGRAM, LlamaCppPythonBackend
+from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, sampling_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

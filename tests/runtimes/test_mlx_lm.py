@@ -13,7 +13,7 @@ from native_builds import built_mlx_lm
 from runner_svc.backend.port import CallInfo
 from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.server.presets import PRESETS
-from runner_svc.runtimes.server.settings import ServerModel
+from runner_svc.runtimes.server.runtime import ServerModel
 from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2
 from weft.api.runner.v1.runner_service_pb2 import CLAIM_STATE_BROKEN, CLAIM_STATE_KEPT
 from weft.dispatch.frames import Frame

@@ -9,7 +9,7 @@ from kit.engine_settings import engine_settings
 from native_builds import LLAMA_CPP, RECIPE, built_llama_cpp_python, built_llama_server, is_built_by, recipe_of
 
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft_app.compose.demo import demo_model_path
 
 BASELINE = {"SSE3", "SSSE3", "AVX", "AVX2", "F16C", "FMA", "BMI2"}

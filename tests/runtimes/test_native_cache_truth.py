@@ -9,11 +9,10 @@ from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_s
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
-from runner_svc.runtimes.llama_cpp_python.arguments import SERVER_PROGRAM
-from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
-from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
+from runner_svc.runtimes.llama_cpp_python.backend import SERVER_PROGRAM, LlamaCppPythonBackend
+from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.prefix_cache import (
     CITY,

@@ -11,7 +11,7 @@ import pytest
 from mesh_process import MeshProcess, eventually, running_mesh, write_config
 from native_builds import built_ctranslate2
 
-from runner_svc.runtimes.ctranslate2.arguments import SERVER_PROGRAM
+from runner_svc.runtimes.ctranslate2.backend import SERVER_PROGRAM
 from runner_svc.runtimes.library_server import program_command
 from weft.api.registry.v1 import runner_pb2
 from weft_app.compose.demo import demo_model_path

@@ -21,9 +21,9 @@ from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.openai_upstream.client import SPEECH as SPEECH_PATH
 from runner_svc.openai_upstream.sse import MAX_EVENT_BYTES
 from runner_svc.runtimes.espeak_ng.backend import EspeakBackend
-from runner_svc.runtimes.espeak_ng.settings import EspeakModel
+from runner_svc.runtimes.espeak_ng.runtime import EspeakModel
 from runner_svc.runtimes.piper.backend import PiperBackend
-from runner_svc.runtimes.piper.settings import PiperModel
+from runner_svc.runtimes.piper.runtime import PiperModel
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 

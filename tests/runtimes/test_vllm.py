@@ -25,7 +25,7 @@ from runner_svc.memory.estimate import read_model_facts
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.runtimes.vllm.arguments import CACHE_BLOCK_TOKENS, server_arguments
 from runner_svc.runtimes.vllm.backend import VllmBackend
-from runner_svc.runtimes.vllm.settings import VllmAdapter, VllmModel
+from runner_svc.runtimes.vllm.runtime import VllmAdapter, VllmModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, has_content
@@ -50,6 +50,7 @@ STORY = "Tell me a long story about a fox and a crow. "
 LONG_PROMPT = STORY * 120
 """About 1,600 tokens: their prefill takes longer than noticing that the caller left."""
 CACHED_PROMPT = STORY * 30
+EAGER = {"extra_arguments": ["--enforce-eager"]}
 _NUMBERS = iter(range(10_000))
 
 
@@ -60,7 +61,7 @@ def _backend(**settings: Any) -> VllmBackend:
         "model": str(model),
         "command": (str(program),),
         "dtype": "bfloat16",
-        "enforce_eager": True,
+        **EAGER,
         "tool_call_parser": "hermes",
         "load_stall_seconds": START_SECONDS,
         **settings,
@@ -284,7 +285,13 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
         "load_stall_seconds": START_SECONDS,
         "idle_stream_timeout_seconds": IDLE_STREAM_SECONDS,
         "models": [
-            {"name": "smollm2", "model": str(model), "dtype": "bfloat16", "enforce_eager": True, "start_asleep": True}
+            {
+                "name": "smollm2",
+                "model": str(model),
+                "dtype": "bfloat16",
+                "extra_arguments": ["--enforce-eager"],
+                "start_asleep": True,
+            }
         ],
     }
     folder = tmp_path_factory.mktemp("vllm")

@@ -15,7 +15,7 @@ from typing_extensions import override
 import runner_svc.service
 from runner_svc.config import RunnerConfig
 from runner_svc.policy.backoff import retry_pause_seconds
-from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
+from runner_svc.runtimes.openai_remote.runtime import OpenAiRemoteModel
 from runner_svc.service import RunnerService
 from runner_svc.settings import RunnerSettings
 from weft.api.registry.v1 import central_model_service_pb2 as pb

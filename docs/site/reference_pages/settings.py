@@ -3,12 +3,20 @@
 import inspect
 from collections.abc import Iterator
 
-from runner_svc.runtimes.settings import ModelSettings, SleepSettings, StartedModelSettings, WakeSettings
+from runner_svc.runtimes.settings import (
+    ModelSettings,
+    PathModelSettings,
+    SleepSettings,
+    StartedModelSettings,
+    WakeSettings,
+)
 from runner_svc.runtimes.table import built_in
 from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.loader import LOCAL_SETTINGS_VARIABLE, SETTINGS_VARIABLE
 from weft_app.config.settings_tree import REQUIRED, Setting, descriptions_of, is_section, plain_value, settings_of
 
+SHARED_SETTINGS = (PathModelSettings, StartedModelSettings, ModelSettings)
+"""Settings that several runtimes have, the most special ones first; each has a table."""
 _INTRODUCTION = f"""# Configuration
 
 weft reads `{CONFIG_NAME}` in the working directory, or the file given with `--config` or `{SETTINGS_VARIABLE}`. It
@@ -81,11 +89,15 @@ def _models(path: str) -> Iterator[str]:
     starters = [runtime.name for runtime in built_in() if issubclass(runtime.settings, StartedModelSettings)]
     yield f"With the runtimes {', '.join(f'`{name}`' for name in starters)}, unless their own tables differ.\n"
     yield from _tables(_of_class(StartedModelSettings, ModelSettings))
+    yield f"## `{path}` in files\n"
+    readers = [runtime.name for runtime in built_in() if issubclass(runtime.settings, PathModelSettings)]
+    yield f"With the runtimes {', '.join(f'`{name}`' for name in readers)}, besides the settings above.\n"
+    yield from _tables(_of_class(PathModelSettings, StartedModelSettings))
     for runtime in built_in():
         yield f"## `{path}` with `runtime: {runtime.name}`\n"
         summary, docs = runtime.summary[0].upper() + runtime.summary[1:], runtime.docs.removeprefix("docs/")
         yield f"{summary}: [{runtime.docs}](../{docs}).\n"
-        shared = StartedModelSettings if issubclass(runtime.settings, StartedModelSettings) else ModelSettings
+        shared = next(kind for kind in SHARED_SETTINGS if issubclass(runtime.settings, kind))
         yield from _tables(_of_class(runtime.settings, shared))
     for name, section in (("wake", WakeSettings), ("sleep", SleepSettings)):
         yield f"## `{path}.{name}`\n"

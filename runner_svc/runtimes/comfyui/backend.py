@@ -14,16 +14,19 @@ from typing_extensions import override
 from runner_svc.backend.devices import hidden_devices
 from runner_svc.backend.engine_process import LOOPBACK, EngineProcess, ProcessBackend, free_port
 from runner_svc.backend.port import BackendFacts, CallInfo, ExitReport, LoadOrder, not_offered
+from runner_svc.memory.estimate import DeclaredForecast, manifest_bytes_of
+from runner_svc.openai_upstream.address import base_url, require_known_place
 from runner_svc.policy.host_memory import configured_limit
 from runner_svc.runtimes.comfyui import messages
 from runner_svc.runtimes.comfyui.api import UPLOAD_FOLDER, ComfyApi, ComfyUnreachableError
 from runner_svc.runtimes.comfyui.image_frames import StepCounter, end_event, image_event, warning_event
 from runner_svc.runtimes.comfyui.messages import OutputFile, Preview, Progress
-from runner_svc.runtimes.comfyui.placeholders import FOLDERS, PORT, filled
+from runner_svc.runtimes.comfyui.placeholders import FOLDERS, PORT, check_placeholders, filled, placeholders_of
 from runner_svc.runtimes.comfyui.prompt_run import PromptRun, RunLimits, Waiting, foreign_count
-from runner_svc.runtimes.comfyui.settings import ComfyUiModel
+from runner_svc.runtimes.comfyui.runtime import ComfyUiModel
+from runner_svc.runtimes.comfyui.workflow_file import read_workflow
 from runner_svc.runtimes.engine_figures import with_sample_time
-from runner_svc.runtimes.model_engine import ModelContext, engine_environment
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, engine_environment
 from runner_svc.supervise.process_time import GpuTime
 from runner_svc.supervise.socket_folder import SocketFolder
 from weft.api.common.v1 import image_pb2, workflow_pb2
@@ -44,7 +47,7 @@ LOAD_SAMPLE_SECONDS = 10.0
 FREED_SLACK_BYTES = 512 * 1024 * 1024
 """Accelerator memory that ComfyUI may keep after its models are unloaded."""
 MAX_DRAWN_SEED = 2**32
-MEBIBYTE = 1024 * 1024
+
 FOLDER_PREFIX = "weft-comfyui-"
 _OK = 200
 _Result = TypeVar("_Result")
@@ -62,6 +65,7 @@ class ComfyUiBackend(ProcessBackend):
         command: Sequence[str],
         workflow: workflow_pb2.Workflow | None,
         gpu: GpuTime | None = None,
+        limits: RunLimits | None = None,
     ) -> None:
         """`command` has placeholders; empty: it runs already. `workflow`: that of requests for the model itself."""
         super().__init__(EngineProcess(context.graces, gpu, context.leftovers))
@@ -69,6 +73,7 @@ class ComfyUiBackend(ProcessBackend):
         self.context = context
         self._command = tuple(command)
         self._workflow = workflow
+        self._limits = limits or RunLimits()
         self._api: ComfyApi | None = None
         self._clients: set[str] = set()
         self._port = 0
@@ -146,8 +151,8 @@ class ComfyUiBackend(ProcessBackend):
         return ComfyApi(
             url,
             connect_seconds=self.context.timeouts.connect_seconds,
-            max_message_bytes=self.model.max_message_mb * MEBIBYTE,
-            max_image_bytes=self.model.max_image_mb * MEBIBYTE,
+            max_message_bytes=self._limits.max_message_bytes,
+            max_image_bytes=self._limits.max_image_bytes,
         )
 
     @override
@@ -181,14 +186,14 @@ class ComfyUiBackend(ProcessBackend):
             log.warning("the memory of ComfyUI could not be freed", model=self.model.name, message=str(error))
             return False
         if not self._sleeps:
-            wait = self.model.unload_wait_seconds
-            log.warning("ComfyUI did not free its memory in time", model=self.model.name, seconds=wait)
+            seconds = self._limits.free_seconds
+            log.warning("ComfyUI did not free its memory in time", model=self.model.name, seconds=seconds)
         return self._sleeps
 
     async def _until_free(self) -> bool:
         """Whether the memory is back within the configured time; ComfyUI answers before it frees."""
         loop = asyncio.get_running_loop()
-        ends_at, pause = loop.time() + self.model.unload_wait_seconds, FIRST_PAUSE_SECONDS
+        ends_at, pause = loop.time() + self._limits.free_seconds, FIRST_PAUSE_SECONDS
         while True:
             free, before = await self._free_bytes(), self._free_before
             if free is None or (before is not None and free + FREED_SLACK_BYTES >= before):
@@ -329,13 +334,7 @@ class ComfyUiBackend(ProcessBackend):
                     yield frame
 
     def _run(self) -> PromptRun:
-        limits = RunLimits(
-            poll_seconds=self.model.queue_poll_seconds,
-            reconnect_seconds=self.model.reconnect_seconds,
-            silent_node_seconds=self.model.silent_node_seconds,
-            max_preview_bytes=self.model.max_message_mb * MEBIBYTE,
-        )
-        return PromptRun(self._running(), limits, self._clients, self._explain_break)
+        return PromptRun(self._running(), self._limits, self._clients, self._explain_break)
 
     async def _images(self, run: PromptRun, outputs: Sequence[str]) -> list[tuple[bytes, str]]:
         """Returns the images of a prompt that has ended, and removes its history and its files.
@@ -347,7 +346,7 @@ class ComfyUiBackend(ProcessBackend):
         try:
             if (error := messages.end_error(entry)) is not None:
                 raise error
-            files = messages.read_outputs(entry, outputs, self.model.max_images)
+            files = messages.read_outputs(entry, outputs, self._limits.max_images)
             return [await self._image(file) for file in files]
         finally:
             await self._forget(run.prompt_id, files)
@@ -423,3 +422,42 @@ def _remove(root: Path, files: Sequence[Path]) -> None:
         with suppress(OSError):
             if file.resolve().is_relative_to(root.resolve()):
                 file.unlink()
+
+
+def build(model: ComfyUiModel, context: ModelContext) -> ModelEngine:
+    """Returns the engine of a model; see Runtime.build."""
+    command = _checked_command(model, context)
+    if model.url is not None:
+        url = base_url(model.url, f"{context.where}.url")
+        require_known_place(url, remote=model.remote, field=f"{context.where}.remote")
+    workflow = None if model.workflow is None else read_workflow(model.workflow, f"{context.where}.workflow")
+    return ModelEngine(
+        make_backend=lambda: ComfyUiBackend(model, context, command, workflow),
+        operations=frozenset({Operation.IMAGE}),
+        slots=model.slots,
+        forecast=DeclaredForecast(manifest_bytes_of(model.memory_mb)),
+        remote=bool(model.remote),
+        timeouts=context.timeouts,
+        unload_keeps_process=model.unload_keeps_process or model.url is not None,
+    )
+
+
+def _checked_command(model: ComfyUiModel, context: ModelContext) -> tuple[str, ...]:
+    """Returns the command line with its placeholders; empty for one that runs already. Raises INVALID_ARGUMENT."""
+    if model.url is not None:
+        return ()
+    command = model.command or tuple(context.command or ())
+    if not command:
+        raise context.refuse("url", "must be set, or command to the command line that starts ComfyUI")
+    try:
+        for word in command:
+            check_placeholders(word)
+    except ValueError as error:
+        raise context.refuse("command", str(error)) from None
+    words = (*command, *model.extra_arguments)
+    if PORT not in placeholders_of(words):
+        raise context.refuse("command", "must hold {port}: weft chooses the port")
+    folder = model.working_folder
+    if folder is not None and not folder.expanduser().is_dir():
+        raise context.refuse("working_folder", f"there is no folder {folder}")
+    return words

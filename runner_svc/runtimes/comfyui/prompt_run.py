@@ -32,6 +32,7 @@ REST_SECONDS = 0.5
 """Longest wait for messages about a prompt that has ended."""
 INTERRUPT_AGAIN_SECONDS = 3.0
 """A node looks for an interrupt between two steps: it gets another one only after this time."""
+MEBIBYTE = 1024 * 1024
 CLIENT_PREFIX = "weft-"
 _CLOSED = frozenset(
     {aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR}
@@ -60,10 +61,20 @@ Happening = Waiting | Alive | Progress | Preview
 class RunLimits:
     """Times and sizes of a run."""
 
-    poll_seconds: float
-    reconnect_seconds: float
-    silent_node_seconds: float
-    max_preview_bytes: int
+    poll_seconds: float = 1.0
+    """Interval in which the queue is read while a request waits or runs."""
+    reconnect_seconds: float = 20.0
+    """How long a ComfyUI that does not answer is tried again in the middle of a request."""
+    silent_node_seconds: float = 600.0
+    """How long a node may run without progress, such as one that loads a model, until its request counts as stalled."""
+    free_seconds: float = 30.0
+    """How long an unload waits until ComfyUI shows its accelerator memory as free."""
+    max_image_bytes: int = 48 * MEBIBYTE
+    """Of one image that is made; a message of the mesh has at most 64 MiB."""
+    max_message_bytes: int = 16 * MEBIBYTE
+    """Of one message of its websocket, previews included."""
+    max_images: int = 16
+    """Of one run of a workflow."""
 
 
 @dataclass(slots=True)
@@ -180,7 +191,7 @@ class PromptRun:
 
     def _read(self, received: aiohttp.WSMessage) -> messages.Message | None:
         if received.type is aiohttp.WSMsgType.BINARY:
-            return messages.read_binary(received.data, self.limits.max_preview_bytes)
+            return messages.read_binary(received.data, self.limits.max_message_bytes)
         if received.type is not aiohttp.WSMsgType.TEXT:
             return None
         found = messages.read_text(received.data, self.prompt_id)

@@ -1,62 +1,73 @@
 """The runtime comfyui: workflows of images in a ComfyUI that runs already, or that weft starts."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Annotated
 
-from runner_svc.runtimes.comfyui.parameters import PARAMETERS
-from runner_svc.runtimes.comfyui.settings import ComfyUiModel
-from runner_svc.runtimes.runtime import ModelFault, Runtime
+from annotated_types import Ge, Le, MaxLen
+from typing_extensions import override
 
-if TYPE_CHECKING:
-    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+from runner_svc.policy.parameters import EngineParameters
+from runner_svc.runtimes.comfyui.placeholders import check_placeholders
+from runner_svc.runtimes.runtime import ModelFault, Runtime, deferred
+from runner_svc.runtimes.settings import StartedModelSettings
+from weft.kernel.settings import PUBLIC, SECRET, Checked, PathText, Seconds
 
-
-def _build(model: ComfyUiModel, context: "ModelContext") -> "ModelEngine":
-    # Imported here: only a process that serves models needs these.
-    from runner_svc.memory.estimate import DeclaredForecast, manifest_bytes_of  # noqa: PLC0415
-    from runner_svc.openai_upstream.address import base_url, require_known_place  # noqa: PLC0415
-    from runner_svc.runtimes.comfyui.backend import ComfyUiBackend  # noqa: PLC0415
-    from runner_svc.runtimes.comfyui.workflow_file import read_workflow  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import ModelEngine  # noqa: PLC0415
-    from weft.kernel.request import Operation  # noqa: PLC0415
-
-    command = _checked_command(model, context)
-    if model.url is not None:
-        url = base_url(model.url, f"{context.where}.url")
-        require_known_place(url, remote=model.remote, field=f"{context.where}.remote")
-    workflow = None if model.workflow is None else read_workflow(model.workflow, f"{context.where}.workflow")
-    return ModelEngine(
-        make_backend=lambda: ComfyUiBackend(model, context, command, workflow),
-        operations=frozenset({Operation.IMAGE}),
-        slots=model.slots,
-        forecast=DeclaredForecast(manifest_bytes_of(model.memory_mb)),
-        remote=bool(model.remote),
-        timeouts=context.timeouts,
-        unload_keeps_process=model.unload_keeps_process or model.url is not None,
-    )
+PARAMETERS = EngineParameters(engine="ComfyUI")
 
 
-def _checked_command(model: ComfyUiModel, context: "ModelContext") -> tuple[str, ...]:
-    """Returns the command line with its placeholders; empty for one that runs already. Raises INVALID_ARGUMENT."""
-    from runner_svc.runtimes.comfyui.placeholders import PORT, check_placeholders, placeholders_of  # noqa: PLC0415
+MAX_COMMAND_WORDS = 256
+MAX_TEMPLATE_CHARS = 4096
+Template = Annotated[str, MaxLen(MAX_TEMPLATE_CHARS), Checked(check_placeholders)]
+"""A text with placeholders."""
 
-    if model.url is not None:
-        return ()
-    command = model.command or tuple(context.command or ())
-    if not command:
-        raise context.refuse("url", "must be set, or command to the command line that starts ComfyUI")
-    try:
-        for word in command:
-            check_placeholders(word)
-    except ValueError as error:
-        raise context.refuse("command", str(error)) from None
-    words = (*command, *model.extra_arguments)
-    if PORT not in placeholders_of(words):
-        raise context.refuse("command", "must hold {port}: weft chooses the port")
-    folder = model.working_folder
-    if folder is not None and not folder.expanduser().is_dir():
-        raise context.refuse("working_folder", f"there is no folder {folder}")
-    return words
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComfyUiModel(StartedModelSettings):
+    """A ComfyUI that runs already at `url`, or that weft starts by `command`.
+
+    In `command` and `extra_arguments`, `{port}` stands for the port on which it must listen, and `{input}`, `{output}`
+    and `{temp}` for folders of its own, whose files weft removes when their request has ended.
+    """
+
+    url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] | None = field(default=None, repr=False)
+    """Address of a ComfyUI that runs already, such as `http://127.0.0.1:8188`. Other programs may use it too: their
+    prompts are waited for, and never interrupted."""
+    command: Annotated[tuple[Template, ...], MaxLen(MAX_COMMAND_WORDS), PUBLIC] = ()
+    """The program and its arguments, with placeholders; there is no shell. Such as `[python, main.py, --listen,
+    127.0.0.1, --port, "{port}", --output-directory, "{output}", --input-directory, "{input}"]`. Default: `command` of
+    the runner."""
+    extra_arguments: Annotated[tuple[Template, ...], MaxLen(MAX_COMMAND_WORDS), PUBLIC] = ()
+    """Further arguments, after those of `command`."""
+    working_folder: PathText | None = None
+    """Folder in which the program is started, such as that of `main.py`. Default: the runner's."""
+    workflow: Annotated[PathText, PUBLIC] | None = None
+    """File of a workflow document (docs/media.md) that answers requests for this model by its own name. Default: the
+    model answers only requests for workflows."""
+    slots: Annotated[int, Ge(1), Le(64), PUBLIC] = 1
+    """Requests that are queued in it at once; ComfyUI works on one at a time."""
+    memory_mb: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
+    """Accelerator memory that it takes, in MiB. Default: unknown, and no memory is leased for it."""
+    start_timeout_seconds: Seconds = 600.0
+    """Longest start, however busy the program is; `load_stall_seconds` bounds the time without a sign of work."""
+    unload_keeps_process: bool = False
+    """Whether an explicit unload, such as `weft unload`, frees the memory of a ComfyUI that weft started and keeps its
+    process. Default: it ends the process. A ComfyUI at `url` always keeps running."""
+
+    def __post_init__(self) -> None:
+        if self.url is not None and self.command:
+            raise ValueError(f"model {self.name} has a url and a command; leave one of them out")
+
+    @property
+    @override
+    def location(self) -> str:
+        """Whose ComfyUI it is: its address is not shown."""
+        return "a ComfyUI that runs already" if self.url is not None else " ".join(self.command[:2])
+
+    @property
+    @override
+    def upstream_name(self) -> str:
+        return "" if self.workflow is None else self.workflow.stem
 
 
 def _find_program_fault(
@@ -75,7 +86,7 @@ RUNTIME = Runtime(
     summary="workflows of images in ComfyUI, which runs already or which weft starts",
     docs="docs/media.md",
     settings=ComfyUiModel,
-    build=_build,
+    build=deferred("runner_svc.runtimes.comfyui.backend:build"),
     parameters=PARAMETERS,
     find_program_fault=_find_program_fault,
     advice={

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 from typing_extensions import override
 
@@ -9,13 +10,31 @@ from runner_svc.backend.port import CallInfo, LoadOrder
 from runner_svc.engine_host.request import PreparedRequest
 from runner_svc.environments.ctranslate2.environment import ENVIRONMENT
 from runner_svc.openai_upstream.request import warning_frame
+from runner_svc.policy.load_plan import context_parameter, word_parameter
 from runner_svc.policy.parameters import ParameterWarning
-from runner_svc.runtimes.ctranslate2.arguments import SERVER_PROGRAM, load_parameters, server_arguments
-from runner_svc.runtimes.ctranslate2.parameters import BEAM_SIZE, PARAMETERS, UNUSED_BY_BEAMS
-from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
+from runner_svc.runtimes.ctranslate2.runtime import (
+    BEAM_SIZE,
+    PARAMETERS,
+    RUNTIME,
+    UNUSED_BY_BEAMS,
+    ComputeType,
+    CTranslate2Model,
+    _load_values,
+)
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_context, file_engine, text_abilities
 from runner_svc.runtimes.text_server import TextServer
 from weft.dispatch.frames import GenerationPayload
 from weft.kernel.load_parameters import LoadParameter
+
+SERVER_PROGRAM = "runner_svc.runtimes.ctranslate2.server"
+
+
+def load_parameters(model: CTranslate2Model) -> tuple[LoadParameter, ...]:
+    """Returns the load parameters of a model. Its files do not tell the context for which it was trained."""
+    return (
+        context_parameter(model.slot_context_tokens, 0),
+        word_parameter("compute_type", "Type of the weights.", get_args(ComputeType)),
+    )
 
 
 class CTranslate2Backend(TextServer[CTranslate2Model]):
@@ -38,10 +57,6 @@ class CTranslate2Backend(TextServer[CTranslate2Model]):
         return self.model.sleeps_in_place and not order.shares
 
     @override
-    def arguments(self, order: LoadOrder, port: int) -> list[str]:
-        return server_arguments(self.model, order, port)
-
-    @override
     async def prepared(self, payload: GenerationPayload, call: CallInfo) -> PreparedRequest:
         prepared = await super().prepared(payload, call)
         sampling = prepared.request.sampling
@@ -56,3 +71,20 @@ class CTranslate2Backend(TextServer[CTranslate2Model]):
             message = "a beam search has no text before it ends: the answer was not streamed"
             warnings.append(ParameterWarning(field=BEAM_SIZE, message=message))
         return replace(prepared, warnings=[*prepared.warnings, *warning_frame(warnings)])
+
+
+def build(model: CTranslate2Model, context: ModelContext) -> ModelEngine:
+    """Returns the engine of a model; see Runtime.build."""
+    if model.unload_keeps_process and not model.sleeps_in_place:
+        raise context.refuse("unload_keeps_process", "needs sleeps_in_place: its process is ended otherwise")
+    context = file_context(model, context, context.command)
+    engine = file_engine(
+        model,
+        context,
+        lambda: CTranslate2Backend(model, context),
+        operations=CTranslate2Backend.always,
+        habits=RUNTIME.habits,
+        load_values=_load_values(model),
+        abilities=text_abilities(context.templates),
+    )
+    return replace(engine, unload_keeps_process=model.unload_keeps_process)

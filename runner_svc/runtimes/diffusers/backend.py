@@ -1,17 +1,100 @@
 """The backend of the runtime diffusers: the library in a server program that the runner starts."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import get_args
 
 from typing_extensions import override
 
-from runner_svc.backend.port import LoadOrder
 from runner_svc.environments.diffusers.environment import ENVIRONMENT
-from runner_svc.runtimes.diffusers.arguments import SERVER_PROGRAM, load_parameters, server_arguments
-from runner_svc.runtimes.diffusers.parameters import PARAMETERS
-from runner_svc.runtimes.diffusers.settings import DiffusersModel
+from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, ModelFiles, manifest_bytes_of
+from runner_svc.model_files.pipeline_folder import PipelineFolderError, read_pipeline_folder
+from runner_svc.policy.load_plan import LoadPlan, word_parameter
+from runner_svc.policy.memory_estimate import EstimateSource, MemoryEstimate, MemoryPart, MemorySettings
+from runner_svc.runtimes.diffusers.runtime import (
+    PARAMETERS,
+    RUNTIME,
+    CpuOffload,
+    DiffusersModel,
+    Dtype,
+    Quantization,
+    _load_values,
+)
 from runner_svc.runtimes.media_server import MediaServer
-from weft.kernel.load_parameters import LoadParameter
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, media_engine
+from weft.kernel.load_parameters import LoadParameter, LoadValue
 from weft.kernel.request import Operation
+
+SERVER_PROGRAM = "runner_svc.runtimes.diffusers.server"
+
+
+def load_parameters() -> Sequence[LoadParameter]:
+    """Returns the load parameters of every model."""
+    return (
+        word_parameter("dtype", "Type of the numbers.", get_args(Dtype)),
+        word_parameter("cpu_offload", "What is kept in the machine's memory.", get_args(CpuOffload)),
+        word_parameter("quantization", "Quantization of the weights as they are loaded.", get_args(Quantization)),
+    )
+
+
+def placement_of(model: DiffusersModel, parameters: Mapping[str, LoadValue]) -> dict[str, str]:
+    """Returns the load parameters of one load: those given, else as configured."""
+    configured = {"dtype": model.dtype, "cpu_offload": model.cpu_offload, "quantization": model.quantization}
+    return {name: str(parameters.get(name, value)) for name, value in configured.items()}
+
+
+QUANTIZED_SHARES: Mapping[str, float] = MappingProxyType(
+    {"none": 1.0, "bitsandbytes_4bit": 0.4, "bitsandbytes_8bit": 0.6}
+)
+"""Memory per byte of 16-bit weights, with what is not quantized."""
+SEQUENTIAL_SHARE = 0.15
+"""Share of the weights that is on a device at once with `sequential`: the largest layers, and what computes."""
+
+
+class DiffusersForecast(FileForecast):
+    """The forecast of a pipeline in a folder."""
+
+    def __init__(self, forecast: ForecastModel, estimator: MemoryEstimator, model: DiffusersModel) -> None:
+        super().__init__(forecast, estimator)
+        self._of_model = model
+
+    @override
+    async def expect(self, plan: LoadPlan) -> MemoryEstimate | None:
+        estimate = await super().expect(plan)
+        if estimate is None or estimate.source is not EstimateSource.FILE_SIZE:
+            return estimate
+        share = await asyncio.to_thread(self._share, plan)
+        parts = tuple(MemoryPart(name=part.name, bytes=round(part.bytes * share)) for part in estimate.parts)
+        return replace(estimate, bytes=sum(part.bytes for part in parts), parts=parts)
+
+    @override
+    def _settings(self, plan: LoadPlan) -> MemorySettings:
+        # There is no cache: the fields of its types tell loads apart whose measurements differ.
+        placement = placement_of(self._of_model, plan.parameters)
+        settings = super()._settings(plan)
+        return replace(
+            settings,
+            cache_type_k=f"{placement['cpu_offload']} {self._of_model.device_map}",
+            cache_type_v=f"{placement['quantization']} {placement['dtype']}",
+        )
+
+    def _share(self, plan: LoadPlan) -> float:
+        """Returns the share of the weights that devices hold at once."""
+        placement = placement_of(self._of_model, plan.parameters)
+        offload = placement["cpu_offload"]
+        if offload == "sequential":
+            return SEQUENTIAL_SHARE
+        share = QUANTIZED_SHARES[placement["quantization"]]
+        if offload == "none":
+            return share
+        try:
+            folder = read_pipeline_folder(self._of_model.file)
+        except (PipelineFolderError, OSError):
+            return share
+        return share * max(folder.sizes.values()) / max(1, folder.weight_bytes)
+
 
 OPERATIONS = frozenset({Operation.IMAGE})
 
@@ -31,6 +114,35 @@ class DiffusersBackend(MediaServer[DiffusersModel]):
     def load_parameters(self) -> Sequence[LoadParameter]:
         return load_parameters()
 
-    @override
-    def arguments(self, order: LoadOrder, port: int) -> list[str]:
-        return server_arguments(self.model, order, port)
+
+def _check(model: DiffusersModel, context: ModelContext) -> None:
+    """Raises INVALID_ARGUMENT naming a setting that contradicts another."""
+    if model.slots != 1:
+        raise context.refuse("slots", "must be 1: a pipeline works on one request at a time")
+    if model.device_map != "none" and model.cpu_offload != "none":
+        raise context.refuse("device_map", "cannot go with cpu_offload; leave one of them out")
+    for name in ("device_map", "cpu_offload", "quantization"):
+        if model.device == "cpu" and getattr(model, name) != "none":
+            raise context.refuse(name, "is for accelerators, and device is cpu; leave it out")
+
+
+def build(model: DiffusersModel, context: ModelContext) -> ModelEngine:
+    """Returns the engine of a model; see Runtime.build."""
+    _check(model, context)
+    engine = media_engine(
+        model,
+        context,
+        lambda: DiffusersBackend(model, context),
+        operations=OPERATIONS,
+        habits=RUNTIME.habits,
+    )
+    forecast = ForecastModel(
+        name=model.name,
+        files=ModelFiles(path=model.file),
+        context_tokens=model.slot_context_tokens,
+        slots=model.slots,
+        parameters=_load_values(model),
+        habits=RUNTIME.habits,
+        manifest_bytes=manifest_bytes_of(model.memory_mb),
+    )
+    return replace(engine, forecast=DiffusersForecast(forecast, context.estimator, model))

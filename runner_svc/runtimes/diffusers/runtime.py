@@ -1,19 +1,65 @@
 """The runtime diffusers: pipelines of images in a child process, one per model (docs/decisions/0011)."""
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from runner_svc.environments.diffusers.environment import ENVIRONMENT
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.model_sizing import EnginePlaces
-from runner_svc.runtimes.diffusers.parameters import PARAMETERS
-from runner_svc.runtimes.diffusers.settings import DiffusersModel
-from runner_svc.runtimes.runtime import Runtime
+from runner_svc.policy.parameters import EngineParameters, Number
+from runner_svc.runtimes.flags import Argument
+from runner_svc.runtimes.runtime import Runtime, deferred
+from runner_svc.runtimes.settings import MediaModelSettings
+from weft.kernel.settings import PUBLIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
     from weft.kernel.load_parameters import LoadValue
+
+
+MAX_SEQUENCE_TOKENS = 512
+PARAMETERS = EngineParameters(
+    engine="diffusers",
+    # The arguments of the pipelines of version 0.42; each family has some of them (families.py).
+    allowed={
+        "clip_skip": Number(0, 11, whole=True),
+        "eta": Number(0, 1),
+        "guidance_rescale": Number(0, 1),
+        "max_sequence_length": Number(1, MAX_SEQUENCE_TOKENS, whole=True),
+        "output_compression": Number(0, 100, whole=True),
+    },
+)
+
+
+Device = Literal["cpu", "cuda", "auto"]
+FamilyName = Literal["auto", "sd", "sdxl", "sd3", "flux"]
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+DeviceMap = Literal["none", "balanced"]
+CpuOffload = Literal["none", "model", "sequential"]
+Quantization = Literal["none", "bitsandbytes_4bit", "bitsandbytes_8bit"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusersModel(MediaModelSettings):
+    """A pipeline that makes images: the folder that `save_pretrained` of diffusers writes, weights as safetensors."""
+
+    tried_by: ClassVar[str] = 'weft image "a lighthouse" -o lighthouse.png'
+
+    family: Annotated[FamilyName, Argument("--family"), PUBLIC] = "auto"
+    """Family of pipelines: Stable Diffusion 1 and 2, XL, 3 and 3.5, FLUX. Default: as `model_index.json` says; another
+    one is refused."""
+    device: Annotated[Device, Argument("--device"), PUBLIC] = "auto"
+    """Where it computes; `auto` takes an accelerator if there is one."""
+    dtype: Annotated[Dtype, Argument("--dtype"), PUBLIC] = "auto"
+    """Type of the numbers. Default: float32 on a processor; on an accelerator float16, for sd3 and flux bfloat16."""
+    device_map: Annotated[DeviceMap, Argument("--device-map"), PUBLIC] = "none"
+    """`balanced` puts its components on all devices that it may use. Not with `cpu_offload`."""
+    cpu_offload: Annotated[CpuOffload, Argument("--cpu-offload"), PUBLIC] = "none"
+    """Keeps in the machine's memory what does not compute: `model` whole components, `sequential` single layers, which
+    needs the least memory of a device and is many times slower."""
+    quantization: Annotated[Quantization, Argument("--quantization"), PUBLIC] = "none"
+    """Quantizes the denoiser and the large encoders of text as they are loaded, on an accelerator."""
 
 
 def _load_values(model: DiffusersModel) -> "Mapping[str, LoadValue]":
@@ -21,54 +67,12 @@ def _load_values(model: DiffusersModel) -> "Mapping[str, LoadValue]":
     return {"gpu_layers": 0} if model.device == "cpu" else {}
 
 
-def _check(model: DiffusersModel, context: "ModelContext") -> None:
-    """Raises INVALID_ARGUMENT naming a setting that contradicts another."""
-    if model.slots != 1:
-        raise context.refuse("slots", "must be 1: a pipeline works on one request at a time")
-    if model.device_map != "none" and model.cpu_offload != "none":
-        raise context.refuse("device_map", "cannot go with cpu_offload; leave one of them out")
-    if model.default_steps is not None and model.default_steps > model.max_steps:
-        raise context.refuse("default_steps", f"must be at most max_steps, {model.max_steps}")
-    for name in ("device_map", "cpu_offload", "quantization"):
-        if model.device == "cpu" and getattr(model, name) != "none":
-            raise context.refuse(name, "is for accelerators, and device is cpu; leave it out")
-
-
-def _build(model: DiffusersModel, context: "ModelContext") -> "ModelEngine":
-    # Imported here: only a process that serves models needs these.
-    from dataclasses import replace  # noqa: PLC0415
-
-    from runner_svc.memory.estimate import ForecastModel, ModelFiles, manifest_bytes_of  # noqa: PLC0415
-    from runner_svc.runtimes.diffusers.backend import OPERATIONS, DiffusersBackend  # noqa: PLC0415
-    from runner_svc.runtimes.diffusers.forecast import DiffusersForecast  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import media_engine  # noqa: PLC0415
-
-    _check(model, context)
-    engine = media_engine(
-        model,
-        context,
-        lambda: DiffusersBackend(model, context),
-        operations=OPERATIONS,
-        habits=RUNTIME.habits,
-    )
-    forecast = ForecastModel(
-        name=model.name,
-        files=ModelFiles(path=model.file),
-        context_tokens=model.slot_context_tokens,
-        slots=model.slots,
-        parameters=_load_values(model),
-        habits=RUNTIME.habits,
-        manifest_bytes=manifest_bytes_of(model.memory_mb),
-    )
-    return replace(engine, forecast=DiffusersForecast(forecast, context.estimator, model))
-
-
 RUNTIME = Runtime(
     name="diffusers",
     summary="diffusers in a process that weft starts: images by Stable Diffusion and FLUX",
     docs="docs/engines.md",
     settings=DiffusersModel,
-    build=_build,
+    build=deferred("runner_svc.runtimes.diffusers.backend:build"),
     formats=frozenset({WeightFormat.PIPELINE}),
     places=EnginePlaces(in_layers=False),
     parameters=PARAMETERS,

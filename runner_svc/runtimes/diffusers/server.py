@@ -4,15 +4,287 @@ PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.diffusers.ser
 """
 
 import argparse
+import inspect
 import os
-from pathlib import Path
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
-from runner_svc.engine_host.http_server import LoadReports, import_library, say, serve
-from runner_svc.runtimes.diffusers.engine import DiffusersEngine
-from runner_svc.runtimes.diffusers.pictures import PictureFiles
+from runner_svc.engine_host.http_server import (
+    OUT_OF_MEMORY,
+    Caller,
+    FieldRefusedError,
+    LoadReports,
+    RefusedError,
+    import_library,
+    program_parser,
+    say,
+    serve,
+)
+from runner_svc.engine_host.media_routes import ImageEngine, ImageRequest, send_image, send_preview, send_progress
+from runner_svc.runtimes.diffusers.families import Mode
+from runner_svc.runtimes.diffusers.pictures import FORMATS, LOSSLESS_QUALITY, PictureFiles
 from runner_svc.runtimes.diffusers.pipelines import Pipelines, read_folder
-from runner_svc.runtimes.diffusers.previews import PreviewDecoder
+from runner_svc.runtimes.diffusers.previews import PreviewDecoder, preview_steps
+
+SEEDS = 2**63
+COMPRESSION = "output_compression"
+"""The parameter of a request for the quality of JPEG and WebP, by OpenAI's name."""
+MAX_WORDS_OF_ERROR = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """One request, checked."""
+
+    mode: Mode
+    pipeline: Any
+    width: int
+    height: int
+    count: int
+    steps: int
+    arguments: Mapping[str, Any]
+    """Arguments of the pipeline for every image."""
+    quality: int | None
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far the images of a request are."""
+
+    total: int
+    done: int = 0
+    previews: list[int] = field(default_factory=list)
+    """After which steps of the present image there is a preview."""
+
+
+class DiffusersEngine(ImageEngine):
+    """A loaded model."""
+
+    def __init__(
+        self, pipelines: Pipelines, files: PictureFiles, previews: PreviewDecoder, options: argparse.Namespace
+    ) -> None:
+        self._pipelines = pipelines
+        self._files = files
+        self._previews = previews
+        self._settings = options
+
+    def make(self, request: ImageRequest, caller: Caller) -> None:
+        """See ImageEngine.make."""
+        memory_error = ""
+        ended_early = True
+        try:
+            self._make(request, caller)
+            ended_early = False
+        except Exception as error:
+            if not self._pipelines.is_out_of_memory(error):
+                raise
+            memory_error = str(error)
+        finally:
+            if ended_early:
+                self._pipelines.release()
+        # Outside of `except`: the error's traceback would hold the memory that is to be freed.
+        if memory_error:
+            self._pipelines.release()
+            advice = "ask for a smaller size or fewer images at once"
+            configured = "let the operator set cpu_offload, vae_tiling, attention_slicing or a quantization"
+            shown = memory_error.splitlines()[0][:MAX_WORDS_OF_ERROR]
+            message = f"the memory of the device ran out; {advice}, or {configured}. {shown}"
+            raise RefusedError(message, OUT_OF_MEMORY)
+
+    def _make(self, request: ImageRequest, caller: Caller) -> None:
+        began = time.monotonic()
+        plan = self._plan(request)
+        progress = _Progress(total=plan.count * plan.steps)
+        send_progress(caller, 0, progress.total, "reading the prompt")
+        for index in range(plan.count):
+            caller.raise_if_gone()
+            before, seed = progress.done, (request.seed + index) % SEEDS
+            image = self._image(request, caller, plan, progress, index)
+            data = self._files.written(image, request.output_format, plan.quality)
+            usage = {"image_steps": progress.done - before, "image_pixels": plan.width * plan.height}
+            ended = time.monotonic()
+            send_image(caller, index, data, seed, usage, ended - began)
+            began = ended
+
+    def _image(self, request: ImageRequest, caller: Caller, plan: _Plan, progress: _Progress, index: int) -> Any:
+        """Returns one image. Raises GoneError after the step in which the caller leaves."""
+        partial = 0
+
+        def after_step(pipeline: Any, step: int, _: Any, given: dict[str, Any]) -> dict[str, Any]:
+            nonlocal partial
+            if step == 0:
+                self._begin(pipeline, plan, progress, request.partial_images)
+            progress.done += 1
+            # Instead of the library's own flag, with which the image would still be decoded.
+            caller.raise_if_gone()
+            last = (
+                "" if progress.done % (progress.total // plan.count) else f"decoding image {index + 1} of {plan.count}"
+            )
+            send_progress(caller, progress.done, progress.total, last)
+            if step + 1 in progress.previews:
+                preview = self._preview(pipeline, given["latents"], plan)
+                if preview is not None:
+                    send_preview(caller, index, partial, self._files.written(preview, request.output_format))
+                    partial += 1
+            return {}
+
+        made = plan.pipeline(
+            generator=self._pipelines.generator((request.seed + index) % SEEDS),
+            callback_on_step_end=after_step,
+            **plan.arguments,
+        )
+        if any(getattr(made, "nsfw_content_detected", None) or ()):
+            message = "the model's own safety checker withheld the image; change the prompt or the seed"
+            raise FieldRefusedError("prompt", message)
+        return made.images[0]
+
+    def _begin(self, pipeline: Any, plan: _Plan, progress: _Progress, previews: int) -> None:
+        """Note how many steps an image really has: a scheduler may take two for one, and a source image saves some."""
+        steps = getattr(pipeline, "num_timesteps", None) or plan.steps
+        progress.total = steps * plan.count
+        progress.previews = preview_steps(steps, previews)
+
+    def _preview(self, pipeline: Any, latents: Any, plan: _Plan) -> Any:
+        """Returns a preview; None where it cannot be made, which costs the image nothing."""
+        try:
+            return self._previews.preview(pipeline, latents, plan.width, plan.height)
+        except Exception as error:  # noqa: BLE001 - the image itself is still made
+            sys.stderr.write(f"no preview: {type(error).__name__}: {error}\n")
+            return None
+
+    def _plan(self, request: ImageRequest) -> _Plan:
+        """Checks a request and reads its images. Raises RefusedError naming the field."""
+        family = self._pipelines.family
+        mode = _mode(request)
+        if request.output_format not in FORMATS:
+            raise FieldRefusedError("output_format", f"must be one of: {', '.join(FORMATS)}")
+        pipeline = self._pipelines.of(mode)
+        if request.negative_prompt and not family.takes_negative_prompt:
+            raise FieldRefusedError("negative_prompt", f"{family.title} takes none; leave it out")
+        steps = self._steps(request)
+        source, mask = self._media(request)
+        width, height = self._size(request, source)
+        arguments: dict[str, Any] = {"prompt": request.prompt, "num_inference_steps": steps}
+        guidance = request.guidance if request.guidance is not None else self._settings.guidance
+        arguments["guidance_scale"] = family.guidance if guidance is None else guidance
+        if request.negative_prompt:
+            arguments["negative_prompt"] = request.negative_prompt
+        taken = inspect.signature(pipeline.__call__).parameters
+        arguments |= {name: value for name, value in (("width", width), ("height", height)) if name in taken}
+        counted = steps
+        if source is not None:
+            strength = self._strength(request, mode)
+            counted = _changing_steps(steps, strength)
+            arguments |= {"image": self._files.resized(source, width, height), "strength": strength}
+        elif request.strength is not None:
+            raise FieldRefusedError("strength", "is for a source image, and the request has none; leave it out")
+        if mask is not None:
+            arguments["mask_image"] = self._files.resized(mask, width, height)
+        options = dict(request.options)
+        quality = options.pop(COMPRESSION, None)
+        return _Plan(
+            mode=mode,
+            pipeline=pipeline,
+            width=width,
+            height=height,
+            count=request.count,
+            steps=counted,
+            arguments=MappingProxyType(arguments | self._options(options, taken, mode)),
+            quality=None if quality is None else min(int(quality), LOSSLESS_QUALITY),
+        )
+
+    def _steps(self, request: ImageRequest) -> int:
+        most = self._settings.max_steps
+        steps = request.steps or self._settings.steps or min(self._pipelines.family.steps, most)
+        if not 1 <= steps <= most:
+            raise FieldRefusedError("steps", f"must be 1 to {most} for this model")
+        return steps
+
+    def _strength(self, request: ImageRequest, mode: Mode) -> float:
+        strength = request.strength if request.strength is not None else self._settings.strength
+        return self._pipelines.family.strength[mode] if strength is None else strength
+
+    def _media(self, request: ImageRequest) -> tuple[Any, Any]:
+        """Returns the source image and its mask; None: there is none."""
+        if not request.images:
+            return None, None
+        source = self._files.read_source(request.images[0], "images[0]")
+        if not request.mask:
+            return source, None
+        mask = self._files.read_mask(request.mask, "mask")
+        if mask.size != source.size:
+            size, other = (f"{width}x{height}" for width, height in (source.size, mask.size))
+            raise FieldRefusedError("mask", f"must have the size of the image, {size}, and has {other}")
+        return source, mask
+
+    def _size(self, request: ImageRequest, source: Any) -> tuple[int, int]:
+        """Returns width and height: of the request, else of the source image on the grid, else the model's own."""
+        multiple = self._settings.size_multiple or self._pipelines.family.size_multiple
+        most = self._settings.max_pixels
+        if request.width is None or request.height is None:
+            if source is None:
+                side = self._pipelines.side_pixels
+                return side, side
+            return _on_grid(source.size, multiple, most)
+        width, height = request.width, request.height
+        if width % multiple or height % multiple:
+            near = "x".join(str(max(multiple, round(side / multiple) * multiple)) for side in (width, height))
+            raise FieldRefusedError(
+                "size", f"width and height must be multiples of {multiple} for this model, such as {near}"
+            )
+        if width * height > most:
+            raise FieldRefusedError(
+                "size", f"must have at most {most} pixels for this model; {width}x{height} has more"
+            )
+        return width, height
+
+    def _options(self, options: dict[str, Any], taken: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
+        for name in options:
+            if name not in self._pipelines.family.options or name not in taken:
+                words = mode.value.replace("_", " ")
+                raise FieldRefusedError(
+                    name, f"{self._pipelines.family.title} does not take it for {words}; leave it out"
+                )
+        return options
+
+
+def _mode(request: ImageRequest) -> Mode:
+    if not request.images:
+        if request.mask:
+            raise FieldRefusedError("mask", "is for a source image, and the request has none; leave it out")
+        return Mode.TEXT
+    if len(request.images) > 1:
+        raise FieldRefusedError(
+            "images", f"must be one: diffusers works from one image, and the request has {len(request.images)}"
+        )
+    return Mode.INPAINTING if request.mask else Mode.IMAGE
+
+
+def _changing_steps(steps: int, strength: float) -> int:
+    """Returns how many of the steps change the source image. Raises RefusedError where none does."""
+    if not 0 < strength <= 1:
+        raise FieldRefusedError("strength", "must be above 0 and at most 1")
+    changing = min(int(steps * strength), steps)
+    if changing < 1:
+        raise FieldRefusedError(
+            "strength", f"of {steps} steps, {strength:g} leaves none; ask for more steps or a higher strength"
+        )
+    return changing
+
+
+def _on_grid(size: tuple[int, int], multiple: int, most: int) -> tuple[int, int]:
+    """Returns the size of a source image, made smaller until it is on the grid and within the limit."""
+    width, height = size
+    share = min(1.0, (most / (width * height)) ** 0.5)
+    return (
+        max(multiple, int(width * share) // multiple * multiple),
+        max(multiple, int(height * share) // multiple * multiple),
+    )
+
 
 TORCH_SHARE = 0.1
 """Share of a load after the import of PyTorch, and so on."""
@@ -23,10 +295,7 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the flags of this program."""
-    parser = argparse.ArgumentParser(prog="diffusers_server", description=__doc__)
-    parser.add_argument("--model", required=True, type=Path, help="folder of the pipeline")
-    parser.add_argument("--port", type=int, default=0, help="0: a free one")
-    parser.add_argument("--threads", type=int, default=1)
+    parser = program_parser("diffusers_server", __doc__)
     for name in ("family", "device", "dtype"):
         parser.add_argument(f"--{name}", default="auto")
     for name in ("device-map", "cpu-offload", "quantization"):

@@ -8,11 +8,11 @@ from typing_extensions import override
 from runner_svc.backend.port import LoadOrder
 from runner_svc.environments.speech.environment import ENVIRONMENT
 from runner_svc.policy.parameters import ParameterWarning
-from runner_svc.runtimes.espeak_ng.parameters import PARAMETERS
-from runner_svc.runtimes.espeak_ng.settings import PROGRAM, EspeakModel
+from runner_svc.runtimes.espeak_ng.runtime import PARAMETERS, PROGRAM, EspeakModel
 from runner_svc.runtimes.espeak_ng.speaker import MIN_WORDS_PER_MINUTE
 from runner_svc.runtimes.library_server import program_command
-from runner_svc.runtimes.speech_server import SpeechServer
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+from runner_svc.runtimes.speech_server import SpeechServer, speech_engine
 from weft.api.common.v1 import audio_pb2
 from weft.kernel.errors import WeftError
 
@@ -30,12 +30,8 @@ class EspeakBackend(SpeechServer[EspeakModel]):
     usual_voice = "en-gb"
 
     @override
-    def arguments(self, order: LoadOrder, port: int) -> list[str]:
-        model = self.model
-        return [
-            *("--port", str(port), "--program", find_program(model.program), "--slots", str(model.slots)),
-            *("--words-per-minute", str(model.words_per_minute), *model.extra_arguments),
-        ]
+    def own_arguments(self, order: LoadOrder) -> list[str]:
+        return ["--program", find_program(self.model.program)]
 
     @override
     def further_warnings(self, payload: audio_pb2.SpeechPayload) -> list[ParameterWarning]:
@@ -58,3 +54,8 @@ class EspeakBackend(SpeechServer[EspeakModel]):
 def find_program(configured: Path | None) -> str:
     """Returns the program's path, or its name where it is not found: the server program says what is missing."""
     return str(configured.expanduser()) if configured is not None else shutil.which(PROGRAM) or PROGRAM
+
+
+def build(model: EspeakModel, context: ModelContext) -> ModelEngine:
+    """Returns the engine of a model; see Runtime.build."""
+    return speech_engine(model, context, lambda: EspeakBackend(model, context))

@@ -1,17 +1,48 @@
 """The runtime espeak_ng: the speech synthesizer of Debian, which needs no files of a model."""
 
 import shutil
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from runner_svc.environments.speech.environment import ENVIRONMENT
-from runner_svc.runtimes.espeak_ng.parameters import PARAMETERS
-from runner_svc.runtimes.espeak_ng.settings import PROGRAM, EspeakModel
-from runner_svc.runtimes.runtime import Requirement, Runtime
+from runner_svc.policy.parameters import EngineParameters
+from runner_svc.runtimes.espeak_ng.speaker import MAX_WORDS_PER_MINUTE, MIN_WORDS_PER_MINUTE, USUAL_WORDS_PER_MINUTE
+from runner_svc.runtimes.flags import Argument
+from runner_svc.runtimes.runtime import Requirement, Runtime, deferred
+from runner_svc.runtimes.speech_settings import SpeechSettings
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.settings import PUBLIC, PathText
 
-if TYPE_CHECKING:
-    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+PARAMETERS = EngineParameters(engine="espeak-ng")
+
+
+WordsPerMinute = Annotated[int, Ge(MIN_WORDS_PER_MINUTE), Le(MAX_WORDS_PER_MINUTE)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EspeakModel(SpeechSettings):
+    """The program espeak-ng with all its voices, which are in no files of yours."""
+
+    program: PathText | None = None
+    """The program. Default: `espeak-ng` on PATH."""
+    words_per_minute: Annotated[
+        int, Ge(MIN_WORDS_PER_MINUTE), Le(MAX_WORDS_PER_MINUTE), Argument("--words-per-minute"), PUBLIC
+    ] = USUAL_WORDS_PER_MINUTE
+    """Its speed where a request asks for 1, or for none."""
+    slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = 2
+    """Requests it works on at once."""
+
+    @property
+    def location(self) -> str:
+        """The program."""
+        return str(self.program or PROGRAM)
+
+
+PROGRAM = "espeak-ng"
+
 
 REMEDY = f"apt-get install {PROGRAM}"
 
@@ -24,20 +55,12 @@ def _find(command: tuple[str, ...] | None) -> str:
     return found
 
 
-def _build(model: EspeakModel, context: "ModelContext") -> "ModelEngine":
-    # Imported here: only a process that serves models needs these.
-    from runner_svc.runtimes.espeak_ng.backend import EspeakBackend  # noqa: PLC0415
-    from runner_svc.runtimes.speech_server import speech_engine  # noqa: PLC0415
-
-    return speech_engine(model, context, lambda: EspeakBackend(model, context))
-
-
 RUNTIME = Runtime(
     name="espeak_ng",
     summary="espeak-ng, the speech synthesizer of Debian",
     docs="docs/media.md",
     settings=EspeakModel,
-    build=_build,
+    build=deferred("runner_svc.runtimes.espeak_ng.backend:build"),
     parameters=PARAMETERS,
     requirement=Requirement(name=PROGRAM, find=_find, remedy=REMEDY),
     environment=ENVIRONMENT,

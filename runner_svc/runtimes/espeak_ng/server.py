@@ -6,18 +6,16 @@ PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.espeak_ng.ser
 import argparse
 from typing import Any
 
-from runner_svc.engine_host.http_server import import_library, serve
+from runner_svc.engine_host.http_server import import_library, program_parser, serve
 from runner_svc.engine_host.speech import SpeechEngine
 from runner_svc.runtimes.espeak_ng.speaker import USUAL_WORDS_PER_MINUTE, EspeakSpeaker
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the flags of this program."""
-    parser = argparse.ArgumentParser(prog="espeak_ng_server", description=__doc__)
-    parser.add_argument("--port", type=int, default=0, help="0: a free one")
+    parser = program_parser("espeak_ng_server", __doc__, needs_model=False)
     parser.add_argument("--program", default="espeak-ng")
     parser.add_argument("--words-per-minute", type=int, default=USUAL_WORDS_PER_MINUTE, help="at the speed 1")
-    parser.add_argument("--slots", type=int, default=1, help="requests at once")
     return parser.parse_args(argv)
 
 

@@ -1,17 +1,77 @@
 """The backend of the runtime exllamav3: the library in a server program that the runner starts."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from typing_extensions import override
 
 from runner_svc.backend.port import CacheIsolation, LoadOrder
 from runner_svc.environments.exllamav3.environment import ENVIRONMENT
-from runner_svc.runtimes.exllamav3.arguments import SERVER_PROGRAM, load_parameters, server_arguments
-from runner_svc.runtimes.exllamav3.parameters import PARAMETERS
-from runner_svc.runtimes.exllamav3.settings import PAGE_TOKENS, ExllamaV3Model
+from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, ModelFiles, manifest_bytes_of
+from runner_svc.policy.load_plan import LoadPlan, context_parameter, whole_parameter, word_parameter
+from runner_svc.policy.memory_estimate import MemorySettings
+from runner_svc.runtimes.exllamav3.runtime import (
+    FULL_BITS,
+    PAGE_TOKENS,
+    PARAMETERS,
+    RUNTIME,
+    WEIGHTS_FILE,
+    ExllamaV3Model,
+    cache_bits,
+    cache_tokens_of,
+)
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_context, file_engine, text_abilities
 from runner_svc.runtimes.text_server import TextServer
 from weft.kernel.errors import invalid_field
 from weft.kernel.load_parameters import LoadParameter, LoadValue
+
+SERVER_PROGRAM = "runner_svc.runtimes.exllamav3.server"
+QUANT_WORDS = (*map(str, range(2, 9)), str(FULL_BITS))
+
+
+def load_parameters(model: ExllamaV3Model, trained_tokens: int) -> tuple[LoadParameter, ...]:
+    """Returns the load parameters of a model."""
+    return (
+        context_parameter(model.slot_context_tokens, trained_tokens),
+        whole_parameter(
+            "cache_tokens",
+            "Tokens of the cache, for all requests together; a multiple of 256.",
+            PAGE_TOKENS,
+            16_777_216,
+            model.cache_tokens,
+        ),
+        word_parameter("cache_quant", "Bits of keys and values in the cache.", QUANT_WORDS),
+    )
+
+
+_CACHE_TYPES = ((4, "q4_0"), (5, "q5_0"), (8, "q8_0"), (16, "f16"))
+"""The estimator's names of types with at least so many bits; each has two bytes per 32 numbers more, as here."""
+
+
+class ExllamaV3Forecast(FileForecast):
+    """The forecast of a model whose cache has a size of its own, instead of one per request."""
+
+    def __init__(self, forecast: ForecastModel, estimator: MemoryEstimator, model: ExllamaV3Model) -> None:
+        super().__init__(forecast, estimator)
+        self._of_model = model
+
+    @override
+    def _settings(self, plan: LoadPlan) -> MemorySettings:
+        settings, model, given = super()._settings(plan), self._of_model, plan.parameters
+        wanted = int(given["cache_tokens"]) if "cache_tokens" in given else model.cache_tokens
+        tokens = cache_tokens_of(wanted, settings.context_tokens, model.slots)
+        keys, values = cache_bits(str(given["cache_quant"]) if "cache_quant" in given else model.cache_quant)
+        return MemorySettings(
+            context_tokens=-(-tokens // settings.slots),
+            slots=settings.slots,
+            cache_type_k=_cache_type(keys),
+            cache_type_v=_cache_type(values),
+            ubatch_tokens=model.chunk_tokens,
+        )
+
+
+def _cache_type(bits: int) -> str:
+    return next(name for least, name in _CACHE_TYPES if bits <= least)
 
 
 class ExllamaV3Backend(TextServer[ExllamaV3Model]):
@@ -43,5 +103,56 @@ class ExllamaV3Backend(TextServer[ExllamaV3Model]):
         return CacheIsolation.NONE if self.model.shared_cache else CacheIsolation.SALT
 
     @override
-    def arguments(self, order: LoadOrder, port: int) -> list[str]:
-        return server_arguments(self.model, order, port)
+    def own_arguments(self, order: LoadOrder) -> list[str]:
+        model, given = self.model, order.parameters
+        keys, values = cache_bits(str(given["cache_quant"]) if "cache_quant" in given else model.cache_quant)
+        wanted = int(given["cache_tokens"]) if "cache_tokens" in given else model.cache_tokens
+        context = int(given.get("context_tokens", model.slot_context_tokens))
+        return [
+            *super().own_arguments(order),
+            *("--cache-tokens", str(cache_tokens_of(wanted, context, model.slots))),
+            *("--key-bits", str(keys), "--value-bits", str(values)),
+        ]
+
+
+def _check(model: ExllamaV3Model, context: ModelContext) -> None:
+    """Raises INVALID_ARGUMENT naming a setting that contradicts another."""
+    for name in ("chunk_tokens", "cache_tokens"):
+        if (getattr(model, name) or 0) % PAGE_TOKENS:
+            raise context.refuse(name, f"must be a multiple of {PAGE_TOKENS}")
+    if cache_tokens_of(model.cache_tokens, model.slot_context_tokens, model.slots) <= model.slot_context_tokens:
+        raise context.refuse("cache_tokens", f"must be above context_tokens, {model.slot_context_tokens}")
+    if model.gpu_split and not any(model.gpu_split):
+        raise context.refuse("gpu_split", "must have a device with memory")
+
+
+def build(model: ExllamaV3Model, context: ModelContext) -> ModelEngine:
+    """Returns the engine of a model; see Runtime.build."""
+    _check(model, context)
+    context = file_context(model, context, context.command)
+    engine = file_engine(
+        model,
+        context,
+        lambda: ExllamaV3Backend(model, context),
+        operations=ExllamaV3Backend.always,
+        habits=RUNTIME.habits,
+        load_values={},
+        abilities=text_abilities(context.templates),
+    )
+    forecast = ForecastModel(
+        name=model.name,
+        files=ModelFiles(path=model.file),
+        quantizations=engine.quantizations,
+        context_tokens=model.slot_context_tokens,
+        slots=model.slots,
+        parameters={},
+        habits=RUNTIME.habits,
+        manifest_bytes=manifest_bytes_of(model.memory_mb),
+    )
+    single = model.file / WEIGHTS_FILE
+    return replace(
+        engine,
+        # The digest of one of several files would not tell the model.
+        model_path=single if single.is_file() else None,
+        forecast=ExllamaV3Forecast(forecast, context.estimator, model),
+    )

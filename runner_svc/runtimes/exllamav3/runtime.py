@@ -2,20 +2,126 @@
 
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le, MaxLen
+from typing_extensions import override
 
 from runner_svc.environments.exllamav3.environment import ENVIRONMENT
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.model_sizing import EnginePlaces
-from runner_svc.runtimes.exllamav3.parameters import PARAMETERS
-from runner_svc.runtimes.exllamav3.settings import PAGE_TOKENS, ExllamaV3Model, cache_tokens_of
-from runner_svc.runtimes.runtime import Requirement, Runtime
+from runner_svc.policy.parameters import (
+    LOOK_BACK,
+    MAX_INT,
+    MAX_TEMPLATE_ARGUMENT_CHARS,
+    TEMPLATE_ARGUMENTS,
+    Document,
+    EngineParameters,
+    Flag,
+    Grammar,
+    Number,
+    Texts,
+)
+from runner_svc.runtimes.flags import Argument
+from runner_svc.runtimes.runtime import Requirement, Runtime, deferred
+from runner_svc.runtimes.settings import FileModelSettings
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.settings import PUBLIC, Before, Pattern
 
-if TYPE_CHECKING:
-    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+PARAMETERS = EngineParameters(
+    engine="ExLlamaV3",
+    # The arguments of ComboSampler and Job in version 1.6.5.
+    allowed={
+        "adaptive_decay": Number(0, 0.99),
+        "adaptive_target": Number(0, 1),
+        "banned_strings": Texts(64, 256),
+        "dry_allowed_length": LOOK_BACK,
+        "dry_base": Number(1, 10),
+        "dry_multiplier": Number(0, 100),
+        "dry_range": LOOK_BACK,
+        "grammar": Grammar(),
+        "min_new_tokens": Number(0, MAX_INT, whole=True),
+        "rep_decay_range": LOOK_BACK,
+        "rep_sustain_range": LOOK_BACK,
+        "temp_last": Flag(),
+        "token_healing": Flag(),
+        TEMPLATE_ARGUMENTS: Document(MAX_TEMPLATE_ARGUMENT_CHARS),
+    },
+    untaken=frozenset({"parallel_tool_calls", "reasoning_effort"}),
+    renamed={"repeat_penalty": "rep_p", "frequency_penalty": "freq_p", "presence_penalty": "pres_p"},
+    thinks_by_template=True,
+)
+
+
+PAGE_TOKENS = 256
+"""Tokens of a page of the cache; a request takes whole pages."""
+FULL_BITS = 16
+"""Bits of a number in a cache that is not quantized."""
+WEIGHTS_FILE = "model.safetensors"
+Gibibytes = Annotated[float, Ge(0), Le(1024)]
+TensorBackend = Literal["native", "nccl"]
+
+
+def _text_of_number(value: Any) -> Any:
+    """Returns a number as text: YAML reads `4` as one, and `4,6` as text."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+CacheBits = Annotated[str, Pattern(r"^[2-8](,[2-8])?$"), Before(_text_of_number)]
+"""Bits of keys and values, `4`, or of each, `4,6`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExllamaV3Model(FileModelSettings):
+    """A model in the format EXL3 that ExLlamaV3 generates with, on CUDA devices."""
+
+    slots: Annotated[int, Ge(1), Le(256), PUBLIC] = 4
+    """Requests it works on at once, which share the cache."""
+    cache_tokens: Annotated[int, Ge(PAGE_TOKENS), Le(16_777_216), PUBLIC] | None = None
+    """Tokens of the cache, for all requests together; a multiple of 256. Default: the context of every slot."""
+    cache_quant: Annotated[CacheBits, PUBLIC] | None = None
+    """Bits of keys and values in the cache, 2 to 8: `4`, or `4,6` for each. Default: 16."""
+    gpu_split: Annotated[
+        tuple[Annotated[float, Ge(0), Le(1024)], ...], MaxLen(16), Argument("--gpu-split"), PUBLIC
+    ] = ()
+    """Most memory on each device, in GiB; 0 leaves one out. Default: one device after the other is filled."""
+    tensor_parallel: Annotated[bool, Argument("--tensor-parallel"), PUBLIC] = False
+    """Whether each layer is split over the devices; some architectures cannot be."""
+    tp_backend: Annotated[TensorBackend, Argument("--tp-backend")] = "native"
+    """How the devices exchange their parts with `tensor_parallel`."""
+    chunk_tokens: Annotated[int, Ge(PAGE_TOKENS), Le(65_536), Argument("--chunk-tokens")] = 2048
+    """Tokens of a prompt that are computed at once (`max_chunk_size`); a multiple of 256."""
+    step_tokens: Annotated[int, Ge(1), Le(64), Argument("--step-tokens")] = 8
+    """Most tokens of one request that are evaluated at once in an answer (`max_q_size`)."""
+    requeue_tokens: Annotated[int, Ge(PAGE_TOKENS), Le(16_777_216), Argument("--requeue-tokens")] | None = None
+    """Tokens of an answer for which pages are taken at a time (`max_rq_tokens`): with fewer, more requests fit a small
+    cache. Default: for the whole answer."""
+    shared_cache: Annotated[bool, Argument("--shared-cache")] = False
+    """Whether all callers share prefixes, so that a caller may learn from the time to the first token what another has
+    asked. Default: requests of one tenant work side by side, those of different tenants one after the other."""
+
+    @override
+    def weights_of(self, path: Path) -> Path:
+        index = path / f"{WEIGHTS_FILE}.index.json"
+        return index if index.is_file() else path / WEIGHTS_FILE
+
+
+def cache_bits(words: str | None) -> tuple[int, int]:
+    """Returns the bits of keys and of values."""
+    if words is None or words == str(FULL_BITS):
+        return FULL_BITS, FULL_BITS
+    keys, _, values = words.partition(",")
+    return int(keys), int(values or keys)
+
+
+def cache_tokens_of(configured: int | None, context_tokens: int, slots: int) -> int:
+    """Returns the tokens of the cache, in whole pages: by default every slot has room for its context."""
+    # The library reserves one token more than a request can take.
+    return configured or slots * (context_tokens // PAGE_TOKENS + 1) * PAGE_TOKENS
+
 
 COMPILER_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 USUAL_FOLDER = Path("/usr/local/cuda")
@@ -48,67 +154,12 @@ def _require_card() -> None:
         raise WeftError(Reason.CONNECT_FAILED, "no NVIDIA card that answers: ExLlamaV3 runs on CUDA only")
 
 
-def _check(model: ExllamaV3Model, context: "ModelContext") -> None:
-    """Raises INVALID_ARGUMENT naming a setting that contradicts another."""
-    if model.embeddings:
-        raise context.refuse("embeddings", "must be false: ExLlamaV3 gives no embeddings of generating models")
-    for name in ("chunk_tokens", "cache_tokens"):
-        if (getattr(model, name) or 0) % PAGE_TOKENS:
-            raise context.refuse(name, f"must be a multiple of {PAGE_TOKENS}")
-    if cache_tokens_of(model.cache_tokens, model.slot_context_tokens, model.slots) <= model.slot_context_tokens:
-        raise context.refuse("cache_tokens", f"must be above context_tokens, {model.slot_context_tokens}")
-    if model.gpu_split and not any(model.gpu_split):
-        raise context.refuse("gpu_split", "must have a device with memory")
-    if model.loop_tokens and model.loop_repeats >= model.loop_tokens:
-        raise context.refuse("loop_repeats", f"must be below loop_tokens, {model.loop_tokens}")
-
-
-def _build(model: ExllamaV3Model, context: "ModelContext") -> "ModelEngine":
-    # Imported here: only a process that serves models needs these.
-    from dataclasses import replace  # noqa: PLC0415
-
-    from runner_svc.memory.estimate import ForecastModel, ModelFiles, manifest_bytes_of  # noqa: PLC0415
-    from runner_svc.runtimes.exllamav3.backend import ExllamaV3Backend  # noqa: PLC0415
-    from runner_svc.runtimes.exllamav3.forecast import ExllamaV3Forecast  # noqa: PLC0415
-    from runner_svc.runtimes.exllamav3.settings import WEIGHTS_FILE  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import file_context, file_engine, text_abilities  # noqa: PLC0415
-
-    _check(model, context)
-    context = file_context(model, context, context.command)
-    engine = file_engine(
-        model,
-        context,
-        lambda: ExllamaV3Backend(model, context),
-        operations=ExllamaV3Backend.always,
-        habits=RUNTIME.habits,
-        load_values={},
-        abilities=text_abilities(context.templates),
-    )
-    forecast = ForecastModel(
-        name=model.name,
-        files=ModelFiles(path=model.file),
-        quantizations=engine.quantizations,
-        context_tokens=model.slot_context_tokens,
-        slots=model.slots,
-        parameters={},
-        habits=RUNTIME.habits,
-        manifest_bytes=manifest_bytes_of(model.memory_mb),
-    )
-    single = model.file / WEIGHTS_FILE
-    return replace(
-        engine,
-        # The digest of one of several files would not tell the model.
-        model_path=single if single.is_file() else None,
-        forecast=ExllamaV3Forecast(forecast, context.estimator, model),
-    )
-
-
 RUNTIME = Runtime(
     name="exllamav3",
     summary="ExLlamaV3 in a process that weft starts, on CUDA devices",
     docs="docs/engines.md",
     settings=ExllamaV3Model,
-    build=_build,
+    build=deferred("runner_svc.runtimes.exllamav3.backend:build"),
     formats=frozenset({WeightFormat.EXL3}),
     places=EnginePlaces(on_host=False, in_layers=False),
     parameters=PARAMETERS,
@@ -118,5 +169,9 @@ RUNTIME = Runtime(
         remedy="a machine with an NVIDIA card, and the CUDA toolkit with CUDA_HOME set to its folder",
     ),
     environment=ENVIRONMENT,
-    advice={"operations": "the library's operations are fixed", "compute_type": "`cache_quant` is that of the cache"},
+    advice={
+        "operations": "the library's operations are fixed",
+        "compute_type": "`cache_quant` is that of the cache",
+        "embeddings": "ExLlamaV3 gives no embeddings of generating models",
+    },
 )

@@ -4,17 +4,345 @@ PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.exllamav3.ser
 """
 
 import argparse
-from pathlib import Path
+import asyncio
+import concurrent.futures
+import json
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from runner_svc.engine_host.http_server import import_library, serve
-from runner_svc.runtimes.exllamav3.engine import FULL_BITS, ExllamaV3Engine, Libraries
+from runner_svc.engine_host.http_server import (
+    LOOP,
+    Caller,
+    LoadReports,
+    RefusedError,
+    import_library,
+    program_parser,
+    serve,
+)
+from runner_svc.engine_host.stop_strings import StopMatcher
+from runner_svc.engine_host.text_routes import (
+    TextEngine,
+    Usage,
+    check_prompt,
+    prompts_of,
+    sampling_of,
+    send_choice,
+    send_progress,
+    send_usage,
+    token_limit,
+)
+from runner_svc.engine_host.token_text import TokenBytes
+from runner_svc.runtimes.exllamav3.cache_turns import CacheTurns
+
+CANCEL_CHECK_SECONDS = 0.02
+"""Interval in which a request looks whether its caller has left."""
+WAIT_REPORT_SECONDS = 1.0
+"""Interval of the reports of a request that waits for those of other tenants while these make progress."""
+START_SECONDS = 60.0
+"""Time for the generator to start; it allocates little."""
+FULL_BITS = 16
+MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
+MAX_SCHEMA_CHARS = 64 * 1024
+_FINISH_REASONS = {"stop_token": "stop", "stop_string": "stop", "end_filter": "stop", "max_new_tokens": "length"}
+_SAMPLER = frozenset(
+    {
+        *("temperature", "top_k", "top_p", "min_p", "rep_p", "freq_p", "pres_p", "temp_last"),
+        *("rep_sustain_range", "rep_decay_range", "adaptive_target", "adaptive_decay"),
+        *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_range"),
+    }
+)
+_JOB = frozenset({"banned_strings", "min_new_tokens", "token_healing"})
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """The modules that the engine calls."""
+
+    exllamav3: Any
+    torch: Any
+
+
+@dataclass(slots=True)
+class _Answering:
+    """The work on one request."""
+
+    body: dict[str, Any]
+    caller: Caller
+    prompts: list[list[int]]
+    usage: Usage
+    options: dict[str, Any]
+    """The library's arguments for its parameters."""
+    matchers: dict[int, StopMatcher] = field(default_factory=dict)
+    """What finds the stop strings, by choice."""
+    results: queue.SimpleQueue[tuple[int, dict[str, Any]]] = field(default_factory=queue.SimpleQueue)
+    """The generator's results, with their choices."""
+    has_begun: bool = False
+    """Whether it has its turn of the cache."""
+
+    @property
+    def count(self) -> int:
+        """Choices per prompt."""
+        return self.body.get("n") or 1
+
+
+class ExllamaV3Engine(TextEngine):
+    """A loaded model, see Engine."""
+
+    def __init__(self, libraries: Libraries, options: argparse.Namespace) -> None:
+        """Raises RefusedError for a folder that is no model of this library."""
+        self._library, self._torch = libraries.exllamav3, libraries.torch
+        self._options = options
+        # The library keeps room for one token more than a request takes.
+        self.context_tokens, self.slots = min(options.context_tokens, options.cache_tokens - 1), options.slots
+        self._load()
+        self._loop = asyncio.new_event_loop()
+        self._turns = CacheTurns(self._renew)
+        self._generator: Any = None
+        self._results = 0
+        """Number of the generator's results so far: they show that it works."""
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self._run(self._renew(), START_SECONDS)
+
+    def tokens_of(self, text: str, *, add_special: bool) -> list[int]:
+        """See Engine.tokens_of."""
+        config = self._tokenizer.tokenizer_config_dict or {}
+        # The library would add one to every model that has one, also where the tokenizer adds none.
+        encoded = self._tokenizer.encode(
+            text, add_bos=add_special and config.get("add_bos_token", True) is not False, encode_special_tokens=True
+        )
+        ids: list[int] = encoded[0].tolist()
+        return ids
+
+    def piece_of(self, token: int) -> bytes:
+        """See Engine.piece_of."""
+        written = self._tokenizer.tokenizer.id_to_token(token)
+        return b"" if written is None else self._token_bytes.of(written)
+
+    def forget(self) -> int:
+        """See Engine.forget."""
+        return self._run(self._forget())
+
+    def complete(self, body: dict[str, Any], caller: Caller) -> None:
+        """See Engine.complete."""
+        began = time.perf_counter()
+        prompts = [self._tokens(prompt, body.get("add_special", True)) for prompt in prompts_of(body)]
+        usage = Usage(prompt_tokens=sum(map(len, prompts)), tokenize_seconds=time.perf_counter() - began)
+        answering = _Answering(body, caller, prompts, usage, self._job_options(body))
+        work = asyncio.run_coroutine_threadsafe(self._generate(answering), self._loop)
+        try:
+            self._send_results(answering, work)
+            self._end_if_broken()
+            work.result()
+        finally:
+            work.cancel()
+        send_usage(caller, usage)
+
+    def _send_results(self, answering: _Answering, work: concurrent.futures.Future[None]) -> None:
+        """Send what the generator has for a request, until its work has ended."""
+        seen, reported, caller = self._results, time.monotonic(), answering.caller
+        while True:
+            caller.raise_if_gone()
+            over = work.done()
+            try:
+                self._send_result(answering, *answering.results.get(timeout=0 if over else CANCEL_CHECK_SECONDS))
+                continue
+            except queue.Empty:
+                if over:
+                    return
+            if not answering.has_begun and time.monotonic() - reported >= WAIT_REPORT_SECONDS:
+                reported = time.monotonic()
+                if self._results > seen:
+                    seen = self._results
+                    send_progress(caller, answering.usage.prompt_tokens, 0)
+
+    def _send_result(self, answering: _Answering, choice: int, result: dict[str, Any]) -> None:
+        caller, usage = answering.caller, answering.usage
+        is_first = choice % answering.count == 0
+        if result["stage"] == "prefill" and is_first:
+            send_progress(caller, len(answering.prompts[choice // answering.count]), result["curr_progress"])
+        if result["stage"] != "streaming":
+            return
+        if (matcher := answering.matchers.get(choice)) is None:
+            matcher = answering.matchers[choice] = StopMatcher(answering.body.get("stop") or ())
+        text = matcher.feed(result.get("text", "").encode())
+        if not result["eos"]:
+            send_choice(caller, choice, text, None)
+            return
+        usage.completion_tokens += result["new_tokens"]
+        usage.prompt_seconds += result["time_prefill"]
+        usage.decode_seconds += result["time_generate"]
+        usage.cached_tokens += result["cached_tokens"] if is_first else 0
+        send_choice(caller, choice, text + matcher.finish(), self._finish(result, matcher.stopped))
+
+    def _load(self) -> None:
+        library, options = self._library, self._options
+        try:
+            config = library.Config.from_directory(str(options.model))
+            self._model = library.Model.from_config(config)
+        except (AssertionError, OSError, ValueError, KeyError) as error:
+            raise RefusedError(f"{options.model} is no model of ExLlamaV3: {error or type(error).__name__}") from error
+        self._tokenizer = library.Tokenizer.from_config(config)
+        tokenizer_file = options.model / "tokenizer.json"
+        if tokenizer_file.stat().st_size > MAX_TOKENIZER_BYTES:
+            raise RefusedError(f"{tokenizer_file} is over {MAX_TOKENIZER_BYTES:,} bytes")
+        self._token_bytes = TokenBytes(json.loads(tokenizer_file.read_bytes()))
+        self._end_tokens: list[int] = list(config.eos_token_id_list)
+        bits = {"k_bits": options.key_bits, "v_bits": options.value_bits}
+        is_quantized = bits != {"k_bits": FULL_BITS, "v_bits": FULL_BITS}
+        # Before the load, which allocates it.
+        self._cache = library.Cache(
+            self._model,
+            max_num_tokens=options.cache_tokens,
+            max_batch_size=options.slots,
+            layer_type=library.CacheLayer_quant if is_quantized else library.CacheLayer_fp16,
+            **(bits if is_quantized else {}),
+        )
+        steps = self._model.load_gen(
+            use_per_device=list(options.gpu_split) or None,
+            tensor_p=options.tensor_parallel,
+            tp_backend=options.tp_backend,
+            max_chunk_size=options.chunk_tokens,
+            max_batch_size=options.slots,
+        )
+        reports = LoadReports()
+        # As the library's own `load`.
+        with self._torch.inference_mode():
+            for step in steps:
+                if step is not None:
+                    loaded, total = step
+                    reports.report(loaded / max(total, 1))
+
+    def _run(self, coroutine: Coroutine[Any, Any, Result], timeout_seconds: float | None = None) -> Result:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_seconds)
+
+    async def _renew(self) -> None:
+        """Replace the generator: a new one knows no pages. Called while no request runs."""
+        if self._generator is not None:
+            await self._generator.close()
+        options = self._options
+        self._generator = self._library.AsyncGenerator(
+            self._model,
+            self._cache,
+            self._tokenizer,
+            max_batch_size=options.slots,
+            max_chunk_size=options.chunk_tokens,
+            max_q_size=options.step_tokens,
+        )
+
+    async def _forget(self) -> int:
+        """Make the engine forget all pages; returns their tokens."""
+        held = int(self._generator.generator.get_cache_stats()["cached_tokens"])
+        async with self._turns.turn(object()):
+            return held
+
+    def _end_if_broken(self) -> None:
+        """End the process after a failure that the generator does not survive; the runner starts it again."""
+        if self._generator.error is not None:
+            traceback.print_exception(self._generator.error)
+            sys.stderr.flush()
+            os._exit(1)
+
+    async def _generate(self, answering: _Answering) -> None:
+        """Generate the answers to a request, one after the other."""
+        body = answering.body
+        salt = object() if body.get("cache_prompt") is False else body.get("cache_salt", "")
+        # Of a cache that all share there is one salt.
+        async with self._turns.turn("" if self._options.shared_cache else salt):
+            answering.has_begun = True
+            for choice in range(len(answering.prompts) * answering.count):
+                tokens = answering.prompts[choice // answering.count]
+                # A filter has state: each choice needs one of its own.
+                filters = await asyncio.to_thread(self._filters, body)
+                seed = None if body.get("seed") is None else body["seed"] + choice
+                limit = token_limit(body, len(tokens), self.context_tokens)
+                options = {**answering.options, "filters": filters, "max_new_tokens": limit, "seed": seed}
+                async with aclosing(self._results_of(tokens, options)) as results:
+                    async for result in results:
+                        answering.results.put((choice, result))
+
+    def _finish(self, result: dict[str, Any], stopped: bool) -> str:
+        """Returns the finish reason of an answer. Raises RefusedError for one that has ended in a loop."""
+        reason = result["eos_reason"]
+        if reason == "loop_detected" and not stopped:
+            window, repeats = self._options.loop_tokens, self._options.loop_repeats
+            message = f"the model repeats itself: its last {window} tokens are at least {repeats} times the same"
+            raise RefusedError(message, LOOP)
+        # With the last token allowed the library does not look for a stop string.
+        return "stop" if stopped else _FINISH_REASONS.get(reason, "stop")
+
+    async def _results_of(self, tokens: list[int], options: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+        """Yields the results of a job; closing frees its pages at once. Raises RefusedError."""
+        ids = self._torch.tensor([tokens], dtype=self._torch.long)
+        try:
+            running = self._library.AsyncJob(self._generator, input_ids=ids, **options)
+        except (AssertionError, ValueError) as error:
+            raise RefusedError(f"ExLlamaV3 refuses the request: {error}") from error
+        ended = False
+        try:
+            async with aclosing(aiter(running)) as results:
+                async for result in results:
+                    self._results += 1
+                    ended = bool(result["eos"])
+                    yield result
+        finally:
+            if not ended:
+                await running.cancel()
+
+    def _job_options(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Returns the library's arguments for the parameters of a request. Raises RefusedError."""
+        given, loops = sampling_of(body, _SAMPLER | _JOB, "ExLlamaV3"), self._options
+        if given.get("rep_p", 1.0) <= 0:
+            raise RefusedError("rep_p: must be above 0; 1 has no effect")
+        sampling = {name: value for name, value in given.items() if name in _SAMPLER}
+        if "top_k" in sampling:
+            sampling["top_k"] = max(sampling["top_k"], 0)
+        vocabulary = self._tokenizer.actual_vocab_size
+        biases = ((int(token), value) for token, value in (body.get("logit_bias") or {}).items())
+        bias = {token: value for token, value in biases if 0 <= token < vocabulary}
+        finds_loops = body.get("ends_loops") and loops.loop_tokens
+        # Without any of them the library's own defaults hold.
+        sampler = self._library.ComboSampler(**sampling, logit_bias=bias or None) if sampling or bias else None
+        return {
+            "sampler": sampler,
+            "stop_conditions": [*self._end_tokens, *filter(None, body.get("stop") or ())],
+            "max_rq_tokens": loops.requeue_tokens or None,
+            "stop_on_loop": (loops.loop_tokens, loops.loop_repeats) if finds_loops else None,
+            **{name: value for name, value in given.items() if name in _JOB},
+        }
+
+    def _filters(self, body: dict[str, Any]) -> list[Any]:
+        """Returns what constrains an answer. Raises RefusedError for a grammar that the library refuses."""
+        schema, grammar = body.get("json_schema"), body.get("grammar")
+        if not schema and not grammar:
+            return []
+        name, source = (
+            ("response_format", {"json_schema": schema}) if schema else ("grammar", {"gbnf_grammar": grammar})
+        )
+        if schema and len(schema) > MAX_SCHEMA_CHARS:
+            raise RefusedError(f"{name}: must be at most {MAX_SCHEMA_CHARS:,} characters")
+        try:
+            return [self._library.LLGuidanceFilter(self._tokenizer, eos_after_completed=True, **source)]
+        except (ValueError, RuntimeError) as error:
+            raise RefusedError(f"{name}: {error}") from error
+
+    def _tokens(self, prompt: str | list[int], add_special: bool) -> list[int]:
+        tokens = self.tokens_of(prompt, add_special=add_special) if isinstance(prompt, str) else prompt
+        check_prompt(tokens, self.context_tokens, self._tokenizer.actual_vocab_size)
+        return tokens
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the flags of this program."""
-    parser = argparse.ArgumentParser(prog="exllamav3_server", description=__doc__)
-    parser.add_argument("--model", required=True, type=Path, help="folder of the model")
-    parser.add_argument("--port", type=int, default=0, help="0: a free one")
+    parser = program_parser("exllamav3_server", __doc__)
     parser.add_argument("--context-tokens", type=int, default=2048)
     parser.add_argument("--cache-tokens", type=int, default=2304, help="tokens of the cache for all requests")
     parser.add_argument("--key-bits", type=int, default=FULL_BITS)
@@ -22,12 +350,11 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gpu-split", type=_shares, default=(), help="GiB on each device, separated by commas")
     parser.add_argument("--tensor-parallel", action="store_true")
     parser.add_argument("--tp-backend", choices=["native", "nccl"], default="native")
-    parser.add_argument("--slots", type=int, default=1, help="requests at once")
     parser.add_argument("--chunk-tokens", type=int, default=2048)
     parser.add_argument("--step-tokens", type=int, default=8)
     parser.add_argument("--requeue-tokens", type=int, default=0, help="0: none are queued again")
-    parser.add_argument("--loop-tokens", type=int, default=0, help="0: repeats are not looked for")
-    parser.add_argument("--loop-repeats", type=int, default=16)
+    parser.add_argument("--loop-tokens", type=int, default=4096, help="repeats that end an answer; 0: never")
+    parser.add_argument("--loop-repeats", type=int, default=16, help="fewest repeats among these tokens")
     parser.add_argument("--shared-cache", action="store_true")
     return parser.parse_args(argv)
 

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 
 from typing_extensions import override
 
-from runner_svc.backend.devices import uses_no_device
 from runner_svc.backend.port import LoadOrder
 from runner_svc.environments.faster_whisper.environment import ENVIRONMENT
-from runner_svc.runtimes.faster_whisper.parameters import PARAMETERS
-from runner_svc.runtimes.faster_whisper.settings import FasterWhisperModel
+from runner_svc.runtimes.faster_whisper.runtime import PARAMETERS, RUNTIME, FasterWhisperModel, _load_values
 from runner_svc.runtimes.media_server import MediaServer
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, media_engine
 from weft.kernel.abilities import Abilities
 from weft.kernel.request import Operation, Skill
 
@@ -38,22 +37,20 @@ class FasterWhisperBackend(MediaServer[FasterWhisperModel]):
         # The library never looks for what a folder lacks on the internet.
         return {**super().environment(order), "HF_HUB_OFFLINE": "1"}
 
-    @override
-    def arguments(self, order: LoadOrder, port: int) -> list[str]:
-        model = self.model
-        return [
-            *("--port", str(port), "--model", str(order.model_path or model.file)),
-            *("--device", "cpu" if uses_no_device(order) else model.device, "--compute-type", model.compute_type),
-            *("--threads", str(model.engine_threads), "--slots", str(model.slots), "--beam-size", str(model.beam_size)),
-            *(("--voice-detection",) if model.voice_detection else ()),
-            *("--max-audio-seconds", str(model.max_audio_seconds), "--max-audio-bytes", str(model.max_audio_bytes)),
-            *("--max-channels", str(model.max_channels)),
-            *("--min-sample-rate-hz", str(model.min_sample_rate_hz)),
-            *("--max-sample-rate-hz", str(model.max_sample_rate_hz)),
-            *model.extra_arguments,
-        ]
-
     @property
     @override
     def abilities(self) -> Abilities:
         return ABILITIES
+
+
+def build(model: FasterWhisperModel, context: ModelContext) -> ModelEngine:
+    """Returns the engine of a model; see Runtime.build."""
+    return media_engine(
+        model,
+        context,
+        lambda: FasterWhisperBackend(model, context),
+        operations=OPERATIONS,
+        habits=RUNTIME.habits,
+        load_values=_load_values(model),
+        abilities=ABILITIES,
+    )

@@ -1,19 +1,69 @@
 """The runtime faster_whisper: the library in a child process of its own, one per model (docs/decisions/0011)."""
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from annotated_types import Ge, Le
+from typing_extensions import override
 
 from runner_svc.environments.faster_whisper.environment import ENVIRONMENT
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.model_sizing import EnginePlaces
-from runner_svc.runtimes.faster_whisper.parameters import PARAMETERS
-from runner_svc.runtimes.faster_whisper.settings import FasterWhisperModel
-from runner_svc.runtimes.runtime import Runtime
+from runner_svc.policy.parameters import EngineParameters
+from runner_svc.runtimes.flags import Argument
+from runner_svc.runtimes.runtime import Runtime, deferred
+from runner_svc.runtimes.settings import MediaModelSettings
+from weft.kernel.settings import PUBLIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
     from weft.kernel.load_parameters import LoadValue
+
+
+PARAMETERS = EngineParameters(engine="faster-whisper")
+
+
+WEIGHTS_FILE = "model.bin"
+Device = Literal["cpu", "cuda", "auto"]
+ComputeType = Literal[
+    "default",
+    "auto",
+    "int8",
+    "int8_float32",
+    "int8_float16",
+    "int8_bfloat16",
+    "int16",
+    "float16",
+    "bfloat16",
+    "float32",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FasterWhisperModel(MediaModelSettings):
+    """A Whisper model in the form of CTranslate2, such as the repository `Systran/faster-whisper-small`."""
+
+    tried_by: ClassVar[str] = "weft transcribe talk.mp3"
+
+    slots: Annotated[int, Ge(1), Le(64), PUBLIC] = 1
+    """Recordings it works on at once, each in threads of its own."""
+    device: Annotated[Device, Argument("--device"), PUBLIC] = "auto"
+    """Where it computes; `auto` takes an accelerator if there is one."""
+    compute_type: Annotated[ComputeType, Argument("--compute-type"), PUBLIC] = "int8"
+    """Type of the weights. One that the device does not have becomes the nearest that it has."""
+    beam_size: Annotated[int, Ge(1), Le(16), Argument("--beam-size"), PUBLIC] = 5
+    """Beams of the search for the words; 1 is quicker and less exact."""
+    max_audio_seconds: Annotated[float, Ge(1), Le(604_800), Argument("--max-audio-seconds"), PUBLIC] = 14_400.0
+    """Longest recording. A longer one is refused at once by what its file says, else when its sound goes on."""
+    sleeps_in_place: bool = False
+    """Whether it hibernates, when idle, by unloading the weights in its process, which wakes in a moment. Default: its
+    process is ended, as it always is where it holds memory of accelerators."""
+
+    @override
+    def weights_of(self, path: Path) -> Path:
+        return path / WEIGHTS_FILE
 
 
 def _load_values(model: FasterWhisperModel) -> "Mapping[str, LoadValue]":
@@ -21,28 +71,12 @@ def _load_values(model: FasterWhisperModel) -> "Mapping[str, LoadValue]":
     return {"gpu_layers": 0} if model.device == "cpu" else {}
 
 
-def _build(model: FasterWhisperModel, context: "ModelContext") -> "ModelEngine":
-    # Imported here: only a process that serves models needs these.
-    from runner_svc.runtimes.faster_whisper.backend import ABILITIES, OPERATIONS, FasterWhisperBackend  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import media_engine  # noqa: PLC0415
-
-    return media_engine(
-        model,
-        context,
-        lambda: FasterWhisperBackend(model, context),
-        operations=OPERATIONS,
-        habits=RUNTIME.habits,
-        load_values=_load_values(model),
-        abilities=ABILITIES,
-    )
-
-
 RUNTIME = Runtime(
     name="faster_whisper",
     summary="Whisper models in faster-whisper, in a process that weft starts",
     docs="docs/engines.md",
     settings=FasterWhisperModel,
-    build=_build,
+    build=deferred("runner_svc.runtimes.faster_whisper.backend:build"),
     formats=frozenset({WeightFormat.WHISPER}),
     places=EnginePlaces(in_layers=False),
     parameters=PARAMETERS,

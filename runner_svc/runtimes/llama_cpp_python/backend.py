@@ -1,20 +1,23 @@
 """The backend of the runtime llama_cpp_python: the library in a server program that the runner starts."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 
 from typing_extensions import override
 
+from runner_svc.backend.devices import uses_no_device
+from runner_svc.backend.llama_flags import (
+    check_cache_and_attention,
+    tensor_split,
+    values_of_flags,
+)
 from runner_svc.backend.port import CallInfo, EmbeddingResult, LoadOrder
 from runner_svc.engine_host.request import PreparedRequest
-from runner_svc.runtimes.llama_cpp_python.arguments import (
-    SERVER_PROGRAM,
-    check_together,
-    load_parameters,
-    operations_of,
-    server_arguments,
-)
-from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS
-from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
+from runner_svc.policy.load_plan import context_parameter, whole_parameter, word_parameter
+from runner_svc.runtimes.library_server import program_command
+from runner_svc.runtimes.llama_cpp_python.runtime import PARAMETERS, RUNTIME, LlamaCppPythonModel
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_context, file_engine, text_abilities
 from runner_svc.runtimes.text_server import TextServer
 from weft.api.common.v1 import chat_pb2, embedding_pb2
 from weft.dispatch.frames import GenerationPayload
@@ -22,6 +25,77 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.load_parameters import LoadParameter, LoadValue
 from weft.kernel.missing_package import missing_package
 from weft.kernel.request import Operation
+
+SERVER_PROGRAM = "runner_svc.runtimes.llama_cpp_python.server"
+MAX_GPU_LAYERS = 999
+MAX_BATCH_TOKENS = 65_536
+CACHE_TYPES = ("f16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+"""Types that the library has names for."""
+_FLAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "context_tokens": "--context-tokens",
+        "batch_tokens": "--batch-tokens",
+        "flash_attention": "--flash-attention",
+        "cache_type_k": "--cache-type-k",
+        "cache_type_v": "--cache-type-v",
+    }
+)
+
+
+def operations_of(model: LlamaCppPythonModel) -> frozenset[Operation]:
+    """Returns the operations that a model offers, if its file has a chat template."""
+    always = {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
+    return frozenset(always | {Operation.EMBEDDING} if model.embeddings else always)
+
+
+def server_arguments(model: LlamaCppPythonModel, order: LoadOrder | None = None, port: int = 0) -> list[str]:
+    """Returns the command line after the program."""
+    order = order or LoadOrder()
+    arguments = [
+        *("--port", str(port), "--model", str(order.model_path or model.file)),
+        *("--context-tokens", str(model.slot_context_tokens), "--threads", str(model.engine_threads)),
+    ]
+    if model.embeddings:
+        arguments.append("--embeddings")
+    # Options of a load are last: the last of two equal flags counts.
+    return [*arguments, *model.extra_arguments, *_order_arguments(order)]
+
+
+def load_parameters(model: LlamaCppPythonModel, trained_context_tokens: int = 0) -> tuple[LoadParameter, ...]:
+    """Returns the load parameters of a model; `trained_context_tokens`: see ModelContext."""
+    return (
+        context_parameter(model.slot_context_tokens, trained_context_tokens),
+        whole_parameter("gpu_layers", "Layers on accelerators; -1: all of them.", -1, MAX_GPU_LAYERS),
+        word_parameter("flash_attention", "Flash attention; off where nothing is said.", ("on", "off")),
+        word_parameter("cache_type_k", "Type of the keys in the prefix cache.", CACHE_TYPES),
+        word_parameter("cache_type_v", "Type of the values in the prefix cache.", CACHE_TYPES),
+        whole_parameter("batch_tokens", "Tokens that are computed at once.", 1, MAX_BATCH_TOKENS),
+    )
+
+
+def configured_parameters(extra_arguments: Sequence[str]) -> dict[str, LoadValue]:
+    """Reads load parameters from the configuration's extra flags, by name; invalid values are left out."""
+    by_flag = {flag: name for name, flag in _FLAGS.items()} | {"--gpu-layers": "gpu_layers"}
+    return values_of_flags(extra_arguments, by_flag, load_parameters(LlamaCppPythonModel(name="", path=Path())))
+
+
+def check_together(parameters: Mapping[str, LoadValue], field: str) -> None:
+    """Raise INVALID_ARGUMENT for valid values that contradict each other."""
+    check_cache_and_attention(parameters, "off", field)
+
+
+def _order_arguments(order: LoadOrder) -> list[str]:
+    arguments: list[str] = []
+    for name, flag in _FLAGS.items():
+        if name in order.parameters:
+            arguments += [flag, str(order.parameters[name])]
+    if uses_no_device(order):
+        arguments += ["--gpu-layers", "0"]
+    elif "gpu_layers" in order.parameters:
+        arguments += ["--gpu-layers", str(order.parameters["gpu_layers"])]
+    split = tensor_split(order)
+    return [*arguments, "--tensor-split", ",".join(map(str, split))] if split else arguments
+
 
 _NEEDED = missing_package("llama-cpp-python cannot be loaded; it needs", "llama-cpp-python")
 
@@ -70,3 +144,25 @@ class LlamaCppPythonBackend(TextServer[LlamaCppPythonModel]):
             if item.WhichOneof("kind") == "tokens":
                 raise invalid_field(f"inputs[{index}]", "this runtime embeds text, not token ids")
         return await super().embed(payload, call)
+
+
+def load_values(model: LlamaCppPythonModel) -> Mapping[str, LoadValue]:
+    """Returns the load parameters among the extra flags of a model, by name."""
+    return configured_parameters(model.extra_arguments)
+
+
+def build(model: LlamaCppPythonModel, context: ModelContext) -> ModelEngine:
+    """Returns the engine of a model; see Runtime.build."""
+    if model.slots != 1:
+        raise context.refuse("slots", "must be 1: llama-cpp-python works on one request at a time")
+    command = context.command or program_command(SERVER_PROGRAM)
+    context = file_context(model, context, command)
+    return file_engine(
+        model,
+        context,
+        lambda: LlamaCppPythonBackend(model, context),
+        operations=operations_of(model),
+        habits=RUNTIME.habits,
+        load_values=load_values(model),
+        abilities=text_abilities(context.templates),
+    )

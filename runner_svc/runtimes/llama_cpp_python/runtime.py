@@ -1,21 +1,42 @@
 """The runtime llama_cpp_python: the library in a child process of its own, one per model (docs/decisions/0011)."""
 
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.memory_estimate import EngineHabits
-from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS
-from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
-from runner_svc.runtimes.runtime import Requirement, Runtime
+from runner_svc.policy.parameters import MIROSTAT, EngineParameters, Grammar, Number
+from runner_svc.runtimes.runtime import Requirement, Runtime, deferred
+from runner_svc.runtimes.settings import GgufModelSettings
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+PARAMETERS = EngineParameters(
+    engine="llama-cpp-python",
+    # The arguments of create_completion in version 0.3, without those of samplers that llama.cpp has dropped.
+    allowed={
+        "grammar": Grammar(),
+        "mirostat_mode": Number(0, 2, whole=True),
+        **MIROSTAT,
+        "typical_p": Number(0, 1),
+    },
+    untaken=frozenset({"parallel_tool_calls", "reasoning_effort"}),
+    renamed={"temperature": "temp"},
+    thinks_by_template=True,
+)
 
-    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
-    from weft.kernel.load_parameters import LoadValue
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaCppPythonModel(GgufModelSettings):
+    """A model that llama-cpp-python serves from a GGUF file."""
+
+    slots: Annotated[int, Ge(1), Le(1024)] = 1
+    """Always 1: the library works on one request at a time."""
+    extra_arguments: tuple[str, ...] = ()
+    """Further flags for the server program, such as `--gpu-layers 0`."""
 
 
 def _find(command: tuple[str, ...] | None) -> str:
@@ -26,44 +47,16 @@ def _find(command: tuple[str, ...] | None) -> str:
     return "installed for this interpreter"
 
 
-def _load_values(model: LlamaCppPythonModel) -> "Mapping[str, LoadValue]":
-    from runner_svc.runtimes.llama_cpp_python.arguments import configured_parameters  # noqa: PLC0415 - see Runtime
-
-    return configured_parameters(model.extra_arguments)
-
-
-def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine":
-    # Imported here: only a process that serves models needs these.
-    from runner_svc.runtimes.library_server import program_command  # noqa: PLC0415
-    from runner_svc.runtimes.llama_cpp_python.arguments import SERVER_PROGRAM, operations_of  # noqa: PLC0415
-    from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import file_context, file_engine, text_abilities  # noqa: PLC0415
-
-    if model.slots != 1:
-        raise context.refuse("slots", "must be 1: llama-cpp-python works on one request at a time")
-    command = context.command or program_command(SERVER_PROGRAM)
-    context = file_context(model, context, command)
-    return file_engine(
-        model,
-        context,
-        lambda: LlamaCppPythonBackend(model, context),
-        operations=operations_of(model),
-        habits=RUNTIME.habits,
-        load_values=_load_values(model),
-        abilities=text_abilities(context.templates),
-    )
-
-
 RUNTIME = Runtime(
     name="llama_cpp_python",
     summary="llama-cpp-python in a process that weft starts",
     docs="docs/engines.md",
     settings=LlamaCppPythonModel,
-    build=_build,
+    build=deferred("runner_svc.runtimes.llama_cpp_python.backend:build"),
     formats=frozenset({WeightFormat.GGUF}),
     parameters=PARAMETERS,
     habits=EngineHabits(flash_attention=False, computes_whole_batches=True),
-    load_values=_load_values,
+    load_values=deferred("runner_svc.runtimes.llama_cpp_python.backend:load_values"),
     requirement=Requirement(name="llama-cpp-python", find=_find, remedy="pip install llama-cpp-python"),
     advice={"operations": "the library's operations are fixed"},
 )

@@ -4,18 +4,302 @@ PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.llama_cpp_pyt
 """
 
 import argparse
+import inspect
+import json
+import logging
+import random
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
 
-from runner_svc.engine_host.http_server import import_library, serve
-from runner_svc.runtimes.llama_cpp_python.engine import CACHE_TYPES, LlamaCppEngine
+from runner_svc.engine_host.http_server import (
+    TOO_LONG,
+    UNSUPPORTED,
+    Caller,
+    LoadReports,
+    RefusedError,
+    import_library,
+    program_parser,
+    serve,
+)
+from runner_svc.engine_host.stop_strings import StopMatcher
+from runner_svc.engine_host.text_routes import (
+    TextEngine,
+    Usage,
+    check_prompt,
+    prompts_of,
+    sampling_of,
+    send_choice,
+    send_progress,
+    send_usage,
+    token_limit,
+)
+
+MAX_SCHEMA_CHARS = 64 * 1024
+MAX_REPETITIONS = 2000
+"""Maximum number of repetitions of one item, as in llama.cpp's own grammars; 10**9 would take all memory."""
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
+_BRACES = re.compile(r"\{(\d*)(?:,(\d*))?\}")
+
+
+def schema_fault(schema: str) -> str:
+    """Returns the fault of a schema that is too large; empty: none."""
+    if len(schema) > MAX_SCHEMA_CHARS:
+        return f"the schema must be at most {MAX_SCHEMA_CHARS:,} characters"
+    left: list[Any] = [json.loads(schema)]
+    while left:
+        part = left.pop()
+        if isinstance(part, list):
+            left += part
+        elif isinstance(part, dict):
+            if any(count > MAX_REPETITIONS for count in _counts(part)):
+                return f"at most {MAX_REPETITIONS:,} repetitions can be asked for"
+            left += part.values()
+    return ""
+
+
+def _counts(part: dict[str, Any]) -> list[float]:
+    counts = [value for name in _COUNTS if isinstance(value := part.get(name), int | float)]
+    pattern = part.get("pattern")
+    if isinstance(pattern, str):
+        # Nine digits are over the limit already.
+        counts += [float(digits[:9]) for braces in _BRACES.findall(pattern) for digits in braces if digits]
+    return counts
+
+
+MEAN_POOLING = 1
+"""llama.cpp's number for one vector per text, the pooling that weft also sets for llama-server."""
+LAYER_SPLIT = 1
+"""llama.cpp's number for a split by whole layers."""
+CACHE_TYPES = MappingProxyType({"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8})
+"""ggml's numbers of the types of keys and values."""
+_CONTROLLED = frozenset({"self", "tokens", "reset", "logits_processor", "stopping_criteria", "grammar"})
+
+
+class LlamaCppEngine(TextEngine):
+    """A loaded model, see Engine."""
+
+    def __init__(self, library: Any, options: argparse.Namespace) -> None:
+        self._library, self._bindings, self._can_embed = library, library.llama_cpp, options.embeddings
+        with _load_progress(self._bindings):
+            self._llama = library.Llama(
+                model_path=str(options.model),
+                n_ctx=options.context_tokens,
+                n_batch=options.batch_tokens,
+                n_ubatch=options.batch_tokens,
+                n_threads=options.threads,
+                n_threads_batch=options.threads,
+                n_gpu_layers=options.gpu_layers,
+                embedding=options.embeddings,
+                **load_settings(options),
+            )
+        # Its output during a load explains a failure; afterwards it would print lines for every request.
+        self._llama.verbose = False
+        logging.getLogger("llama-cpp-python").setLevel(logging.WARNING)
+        self._native_eval, self._llama.eval = self._llama.eval, self._watched_eval
+        self._caller: Caller | None = None
+        self._usage, self._prompt_total = Usage(), 0
+        self._counts_prefill = False
+        # The library keeps no reference to the callback, which must live as long as the context. Through it a caller
+        # who leaves ends a prefill within one node of the graph (on a GPU, one batch).
+        self._abort = self._bindings.ggml_abort_callback(lambda _: self._is_left())
+        self._bindings.llama_set_abort_callback(self._llama.ctx, self._abort, None)
+        self._vocabulary = self._bindings.llama_model_get_vocab(self._llama.model)
+        self._known = frozenset(inspect.signature(self._llama.generate).parameters) - _CONTROLLED
+        self.context_tokens = int(self._llama.n_ctx())
+
+    def _is_left(self) -> bool:
+        return self._caller is not None and self._caller.is_gone()
+
+    def tokens_of(self, text: str, *, add_special: bool) -> list[int]:
+        """See Engine.tokens_of: the vocabulary is only read."""
+        tokens: list[int] = self._llama.tokenize(text.encode(), add_bos=add_special, special=True)
+        return tokens
+
+    def piece_of(self, token: int) -> bytes:
+        """See Engine.piece_of."""
+        piece: bytes = self._llama.detokenize([token])
+        return piece
+
+    def forget(self) -> int:
+        """See Engine.forget."""
+        count = int(self._llama.n_tokens)
+        self._llama.reset()
+        return count
+
+    def embed(self, texts: list[str], caller: Caller) -> dict[str, Any]:
+        """See Engine.embed."""
+        if not self._can_embed:
+            raise RefusedError("this model is not configured for embeddings", UNSUPPORTED)
+        limit = self._llama.n_batch
+        for length in (len(self._llama.tokenize(text.encode())) for text in texts):
+            if not length:
+                raise RefusedError("a text that is to be embedded has no tokens")
+            if length > limit:
+                raise RefusedError(f"a text has {length} tokens; this model embeds at most {limit} at once", TOO_LONG)
+        self._caller = caller
+        self._output_embeddings(True)
+        data, total = [], 0
+        for index, text in enumerate(texts):
+            caller.raise_if_gone()
+            vectors, count = self._llama.embed([text], normalize=True, truncate=False, return_count=True)
+            total += count
+            data.append({"index": index, "embedding": [float(value) for value in vectors[0]]})
+        return {"data": data, "usage": {"prompt_tokens": total, "total_tokens": total}}
+
+    def complete(self, body: dict[str, Any], caller: Caller) -> None:
+        """See Engine.complete."""
+        began = time.perf_counter()
+        prompts = [self._prompt(prompt, body.get("add_special", True)) for prompt in prompts_of(body)]
+        usage = Usage(prompt_tokens=sum(map(len, prompts)), tokenize_seconds=time.perf_counter() - began)
+        options, grammar = self._sampling(body), self._grammar(body)
+        self._caller, self._usage = caller, usage
+        self._output_embeddings(False)
+        if body.get("cache_prompt") is False:
+            self.forget()
+        seed = random.SystemRandom().getrandbits(31) if body.get("seed") is None else body["seed"]
+        count = body.get("n") or 1
+        for place, tokens in enumerate(prompts):
+            for number in range(count):
+                choice = place * count + number
+                self._llama.set_seed((seed + choice) % 2**32)
+                # Choices of one prompt share it: only the first one's prefill is reported and counted.
+                self._prompt_total, self._counts_prefill = len(tokens), number == 0
+                if grammar:
+                    # A grammar has state: each choice needs a new one.
+                    options["grammar"] = self._library.LlamaGrammar.from_string(grammar, verbose=False)
+                self._one_choice(body, choice, tokens, options)
+        send_usage(caller, usage)
+
+    def _one_choice(self, body: dict[str, Any], choice: int, tokens: list[int], options: dict[str, Any]) -> None:
+        """Stream a choice, and add its figures to the usage."""
+        limit = token_limit(body, len(tokens), self.context_tokens)
+        assert self._caller is not None
+        matcher, caller, usage = StopMatcher(body.get("stop") or ()), self._caller, self._usage
+        began = time.perf_counter()
+        generation = self._llama.generate(tokens, **options)
+        for count, token in enumerate(generation, start=1):
+            caller.raise_if_gone()
+            if count == 1:
+                usage.prompt_seconds += time.perf_counter() - began
+                began = time.perf_counter()
+            usage.completion_tokens += 1
+            ended = self._bindings.llama_vocab_is_eog(self._vocabulary, token)
+            text = "" if ended else matcher.feed(self.piece_of(token))
+            stopped = ended or matcher.stopped
+            over = stopped or count >= limit
+            reason = ("stop" if stopped else "length") if over else None
+            send_choice(caller, choice, text + matcher.finish() if over else text, reason)
+            if over:
+                break
+        generation.close()
+        usage.decode_seconds += time.perf_counter() - began
+
+    def _watched_eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens in steps that are reported. The library calls it for a prompt, then for every token."""
+        llama, caller = self._llama, self._caller
+        if caller is None or (len(tokens) == 1 and llama.n_tokens >= self._prompt_total):
+            self._native_eval(tokens)
+            return
+        # The library evaluates only the part of the prompt that it has not cached.
+        cached = self._prompt_total - len(tokens)
+        self._usage.cached_tokens += cached if self._counts_prefill else 0
+        for begin in range(0, len(tokens), llama.n_batch):
+            caller.raise_if_gone()
+            self._native_eval(tokens[begin : begin + llama.n_batch])
+            if self._counts_prefill:
+                send_progress(caller, self._prompt_total, int(llama.n_tokens), cached)
+
+    def _prompt(self, prompt: str | list[int], add_special: bool) -> list[int]:
+        if isinstance(prompt, str):
+            prompt = self.tokens_of(prompt, add_special=add_special) or [self._llama.token_bos()]
+        check_prompt(prompt, self.context_tokens, self._llama.n_vocab())
+        return prompt
+
+    def _sampling(self, body: dict[str, Any]) -> dict[str, Any]:
+        options = sampling_of(body, self._known, "llama-cpp-python")
+        if body.get("logit_bias"):
+            vocabulary = self._llama.n_vocab()
+            given = ((int(token), value) for token, value in body["logit_bias"].items())
+            bias = {token: value for token, value in given if 0 <= token < vocabulary}
+
+            def add_bias(_: Any, scores: Any) -> Any:
+                for token, value in bias.items():
+                    scores[token] += value
+                return scores
+
+            options["logits_processor"] = self._library.LogitsProcessorList([add_bias])
+        return options
+
+    def _grammar(self, body: dict[str, Any]) -> str:
+        """Returns the grammar of the answer as GBNF; empty: none."""
+        schema, grammar = body.get("json_schema") or "", body.get("grammar") or ""
+        if not schema and not grammar:
+            return ""
+        name = "response_format" if schema else "grammar"
+        if schema and (why := schema_fault(schema)):
+            raise RefusedError(f"{name}: {why}")
+        try:
+            text: str = self._library.llama_grammar.json_schema_to_gbnf(schema) if schema else grammar
+        except Exception as error:
+            raise RefusedError(f"{name}: llama-cpp-python cannot follow this schema") from error
+        # The library does not check whether llama.cpp accepted a grammar, and a refused one ends the process.
+        parsed = self._bindings.llama_sampler_init_grammar(self._vocabulary, text.encode(), b"root")
+        if not parsed:
+            raise RefusedError(f"{name}: llama.cpp cannot parse this grammar")
+        self._bindings.llama_sampler_free(parsed)
+        return text
+
+    def _output_embeddings(self, wanted: bool) -> None:
+        if self._can_embed:
+            self._bindings.llama_set_embeddings(self._llama.ctx, wanted)
+            if wanted:
+                self._llama.reset()
+
+
+def load_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the library's arguments that differ from its defaults."""
+    settings: dict[str, Any] = {"pooling_type": MEAN_POOLING} if options.embeddings else {}
+    if options.flash_attention == "on":
+        settings["flash_attn"] = True
+    for name, kind in (("type_k", options.cache_type_k), ("type_v", options.cache_type_v)):
+        if kind is not None:
+            settings[name] = CACHE_TYPES[kind]
+    if options.tensor_split:
+        settings |= {"tensor_split": list(options.tensor_split), "split_mode": LAYER_SPLIT}
+    return settings
+
+
+@contextmanager
+def _load_progress(bindings: Any) -> Iterator[None]:
+    """Print the share of a load inside; the library has no argument for that."""
+    make_defaults, reports = bindings.llama_model_default_params, LoadReports()
+
+    def report(share: float, _: Any) -> bool:
+        reports.report(share)
+        return True
+
+    callback = bindings.llama_progress_callback(report)
+
+    def defaults() -> Any:
+        parameters = make_defaults()
+        parameters.progress_callback = callback
+        return parameters
+
+    bindings.llama_model_default_params = defaults
+    try:
+        yield
+    finally:
+        bindings.llama_model_default_params = make_defaults
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the flags of this program."""
-    parser = argparse.ArgumentParser(prog="llama_cpp_python_server", description=__doc__)
-    parser.add_argument("--model", required=True, help="GGUF file")
-    parser.add_argument("--port", type=int, default=0, help="0: a free one")
+    parser = program_parser("llama_cpp_python_server", __doc__)
     parser.add_argument("--context-tokens", type=int, default=2048, help="0: what the model was made for")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--gpu-layers", type=int, default=-1, help="-1: all, where the library was built for a GPU")
     parser.add_argument("--batch-tokens", type=int, default=512, help="tokens per step of prefill")
     parser.add_argument("--flash-attention", choices=["on", "off"], default="off")

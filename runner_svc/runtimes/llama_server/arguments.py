@@ -17,7 +17,8 @@ from runner_svc.backend.llama_flags import (
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_plan import context_parameter, whole_parameter, word_parameter
 from runner_svc.policy.memory_estimate import EngineHabits, ModelShape, settings_for, tokens_at_once
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.flags import flags_of
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.kernel.errors import invalid_field
 from weft.kernel.load_parameters import LoadParameter, LoadValue
 from weft.kernel.request import Operation
@@ -52,13 +53,6 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Flags of load parameters that are exactly one flag."""
-SETTING_FLAGS: Mapping[str, str] = MappingProxyType(
-    {
-        name: _FLAGS[name]
-        for name in ("image_max_tokens", "spec_type", "spec_draft_n_max", "spec_draft_p_min", "spec_draft_ngl")
-    }
-)
-"""Those that are settings of a model as well."""
 NO_HOST_CACHE: Mapping[str, str] = MappingProxyType({"LLAMA_ARG_CACHE_RAM": "0", "LLAMA_ARG_CACHE_IDLE_SLOTS": "0"})
 """Environment that switches off the prompt cache in the host's memory (8 GiB by default): through it the server moves
 prompts between slots, so a tenant would find the prompts of another one there (measured with 0.5.0, November 2026).
@@ -144,19 +138,13 @@ def server_arguments(
     for adapter in model.adapters:
         # Without an effect of its own: each request says which one is applied, and embeddings cannot.
         arguments += ["--lora-scaled", f"{adapter.file}:0"]
-    arguments += _setting_arguments(model)
+    arguments += flags_of(model, {})
     # Options of a load are last: the last of two equal flags counts.
     if order.parameters.keys() & {"slots", "context_tokens"} and model.extra_arguments:
         arguments += [*model.extra_arguments, "--parallel", str(slots), "--ctx-size", str(slots * context)]
     else:
         arguments += model.extra_arguments
     return [*arguments, *_parameter_arguments(order), *_device_arguments(order), *_batches(model, order, shape)]
-
-
-def _setting_arguments(model: LlamaServerModel) -> list[str]:
-    """Returns the flags of the settings that are exactly one flag."""
-    values = ((flag, getattr(model, name)) for name, flag in SETTING_FLAGS.items())
-    return [word for flag, value in values if value is not None for word in (flag, str(value))]
 
 
 def habits_of(model: LlamaServerModel) -> EngineHabits:
@@ -225,6 +213,11 @@ def configured_parameters(extra_arguments: Sequence[str]) -> dict[str, LoadValue
     """Reads load parameters from the configuration's extra flags, by name; invalid values are left out."""
     by_flag = {flag: name for name, flag in _FLAGS.items()} | dict(_OTHER_FLAGS)
     return values_of_flags(extra_arguments, by_flag, load_parameters(LlamaServerModel(name="", path=Path())))
+
+
+def load_values(model: LlamaServerModel) -> Mapping[str, LoadValue]:
+    """Returns the load parameters among the extra flags of a model, by name."""
+    return configured_parameters(model.extra_arguments)
 
 
 def check_together(parameters: Mapping[str, LoadValue], field: str) -> None:

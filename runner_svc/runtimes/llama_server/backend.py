@@ -30,6 +30,7 @@ from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.policy.template_abilities import abilities_of_templates
 from runner_svc.runtimes.engine_figures import MetricsPage
+from runner_svc.runtimes.known_metrics import LLAMA_CPP
 from runner_svc.runtimes.llama_props import read_props
 from runner_svc.runtimes.llama_server.arguments import (
     MEMORY_LOG,
@@ -46,10 +47,9 @@ from runner_svc.runtimes.llama_server.arguments import (
     shares_between_slots,
     slots_of,
 )
-from runner_svc.runtimes.llama_server.metrics import read_load
-from runner_svc.runtimes.llama_server.parameters import PARAMETERS
+from runner_svc.runtimes.llama_server.runtime import PARAMETERS, LlamaServerModel
 from runner_svc.runtimes.llama_server.saved_prompts import SavedPrompts
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.metrics_page import load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.supervise.process_time import GpuTime
@@ -61,6 +61,20 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.load_parameters import LoadParameter, LoadValue
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+
+_COMPUTED, _CACHED = "llamacpp:prompt_tokens_total", "llamacpp:prompt_tokens_cached_total"
+
+
+def read_load(page: str) -> runner_pb2.EngineLoad:
+    """Returns the figures on a page; what it lacks is left unset."""
+    samples = samples_of(page)
+    load = load_of(samples, LLAMA_CPP)
+    tokens = {sample.name: round(sample.value) for sample in samples if sample.name in (_COMPUTED, _CACHED)}
+    if len(tokens) == len((_COMPUTED, _CACHED)):
+        load.prefix_hit_tokens = tokens[_CACHED]
+        load.prefix_query_tokens = tokens[_COMPUTED] + tokens[_CACHED]
+    return load
+
 
 SLOTS = "/slots"
 LOOK_SECONDS = 1.0

@@ -2,22 +2,152 @@
 
 import shutil
 import sys
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from annotated_types import Ge, Gt, Le, MaxLen
+from typing_extensions import override
 
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.memory_estimate import EngineHabits
-from runner_svc.runtimes.llama_server.parameters import PARAMETERS
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
-from runner_svc.runtimes.runtime import Requirement, Runtime
+from runner_svc.policy.parameters import (
+    LOOK_BACK,
+    MAX_INT,
+    MAX_TEMPLATE_ARGUMENT_CHARS,
+    MIROSTAT,
+    TEMPLATE_ARGUMENTS,
+    Document,
+    EngineParameters,
+    Flag,
+    Grammar,
+    Number,
+    Schema,
+    Texts,
+)
+from runner_svc.runtimes.flags import Argument
+from runner_svc.runtimes.runtime import Requirement, Runtime, deferred
+from runner_svc.runtimes.settings import MAX_ADAPTERS, AdapterSettings, GgufModelSettings
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.settings import PUBLIC, PathText
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+PARAMETERS = EngineParameters(
+    engine="llama.cpp's server",
+    # Names and meanings: the request schema of llama.cpp's tools/server; bounds are ours where it has none.
+    allowed={
+        "adaptive_decay": Number(0, 0.99),
+        "adaptive_target": Number(-1, 1),
+        TEMPLATE_ARGUMENTS: Document(MAX_TEMPLATE_ARGUMENT_CHARS),
+        "dry_allowed_length": Number(0, 1024, whole=True),
+        "dry_base": Number(1, 100),
+        "dry_multiplier": Number(0, 100),
+        "dry_penalty_last_n": LOOK_BACK,
+        "dry_sequence_breakers": Texts(32, 64),
+        "dynatemp_exponent": Number(0, 10),
+        "dynatemp_range": Number(0, 5),
+        "grammar": Grammar(),
+        "ignore_eos": Flag(),
+        "json_schema": Schema(),
+        "min_keep": Number(0, 1024, whole=True),
+        "mirostat": Number(0, 2, whole=True),
+        **MIROSTAT,
+        "n_indent": Number(0, 1024, whole=True),
+        "reasoning_budget_tokens": Number(-1, MAX_INT, whole=True),
+        "repeat_last_n": LOOK_BACK,
+        "samplers": Texts(16, 32),
+        "t_max_predict_ms": Number(-1, 86_400_000, whole=True),
+        "thinking_budget_tokens": Number(-1, MAX_INT, whole=True),
+        "top_n_sigma": Number(-1, 100),
+        "typical_p": Number(0, 1),
+        "xtc_probability": Number(0, 1),
+        "xtc_threshold": Number(0, 1),
+    },
+    thinks_by_template=True,
+    forces_one_tool=True,
+    format_excludes_calls=True,
+)
 
-    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
-    from weft.kernel.load_parameters import LoadValue
+
+SpeculationKind = Literal[
+    "none", "draft-simple", "draft-mtp", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaAdapter(AdapterSettings):
+    """An adapter of a model of llama.cpp's server: a model of its own, which shares the engine of that model."""
+
+    path: Annotated[PathText, PUBLIC]
+    """The GGUF file of the adapter, as `convert_lora_to_gguf.py` makes it; `~` is your home folder."""
+    scale: Annotated[float, Gt(0), Le(100)] = 1.0
+    """How strongly it changes the model."""
+
+    @property
+    def file(self) -> Path:
+        """The file, by its whole path."""
+        return self.path.expanduser()
+
+    @property
+    @override
+    def digested_file(self) -> Path | None:
+        return self.file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaServerModel(GgufModelSettings):
+    """A model that llama.cpp's server serves from a GGUF file.
+
+    It offers `rerank` alone with `--reranking` among its `extra_arguments`.
+    """
+
+    mmproj_path: Annotated[PathText, PUBLIC] | None = None
+    """The projector (GGUF) with which it takes images or audio: what of both, its header tells."""
+    draft_model_path: Annotated[PathText, PUBLIC] | None = None
+    """A smaller model (GGUF) with the same vocabulary, which drafts tokens that this one checks many at a time."""
+    spec_type: Annotated[SpeculationKind, Argument("--spec-type"), PUBLIC] | None = None
+    """Speculative decoding: `draft-simple` with `draft_model_path`, `draft-mtp` with a model that was made for it, the
+    others by repetitions of the text. Default: `draft-simple` where there is a draft model, else the server's."""
+    spec_draft_n_max: Annotated[int, Ge(1), Le(6), Argument("--spec-draft-n-max")] | None = None
+    """Tokens that are guessed at a time. Default: the server's."""
+    spec_draft_p_min: Annotated[float, Ge(0), Le(1), Argument("--spec-draft-p-min")] | None = None
+    """How probable a guess must be for guessing to go on. Default: the server's."""
+    spec_draft_ngl: Annotated[int, Ge(0), Le(999), Argument("--spec-draft-ngl")] | None = None
+    """Layers of the draft model on accelerators; 0: none. Default: as many as fit."""
+    image_max_tokens: Annotated[int, Ge(1), Le(65_536), Argument("--image-max-tokens")] | None = None
+    """Tokens that one image may take; for vision models. Default: the server's."""
+
+    kept_prompts_mb: Annotated[int, Ge(0), Le(1_048_576)] = 1024
+    """Memory of the host in MiB for prompts that no slot holds any more, so that a conversation that comes again is not
+    computed again; 0: none. At most an eighth of the machine's memory and half of the free memory of `/dev/shm`."""
+
+    adapters: Annotated[tuple[LlamaAdapter, ...], MaxLen(MAX_ADAPTERS)] = ()
+    """Adapters (LoRA) of this model, each a model of its own with a name of its own. They share its process, slots and
+    memory, and are loaded and unloaded with it."""
+
+    @property
+    @override
+    def served_adapters(self) -> tuple[AdapterSettings, ...]:
+        return self.adapters
+
+    @property
+    @override
+    def projector_file(self) -> Path | None:
+        return None if self.mmproj_path is None else self.mmproj_path.expanduser()
+
+    @override
+    def pulled(self, path: Path, projector: Path | None) -> Self:
+        own = {"--mmproj", "-mm", "--mmproj-url", "-mmu", "--no-mmproj"}
+        takes = projector is not None and self.mmproj_path is None and own.isdisjoint(self.extra_arguments)
+        # Not by super(): a dataclass with slots is another class than the one that methods close over.
+        pulled = GgufModelSettings.pulled(self, path, projector)
+        return replace(pulled, mmproj_path=projector) if takes else pulled
+
+    @property
+    @override
+    def draft_file(self) -> Path | None:
+        return None if self.draft_model_path is None else self.draft_model_path.expanduser()
 
 
 PROGRAM = "llama-server"
@@ -47,64 +177,16 @@ def _find(command: tuple[str, ...] | None) -> str:
     return " ".join(llama_command(command))
 
 
-def _load_values(model: LlamaServerModel) -> "Mapping[str, LoadValue]":
-    from runner_svc.runtimes.llama_server.arguments import configured_parameters  # noqa: PLC0415 - see Runtime
-
-    return configured_parameters(model.extra_arguments)
-
-
-def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
-    # Imported here: only a process that serves models needs these.
-    from runner_svc.runtimes.llama_server.abilities import file_abilities  # noqa: PLC0415
-    from runner_svc.runtimes.llama_server.adapters import check_adapters  # noqa: PLC0415
-    from runner_svc.runtimes.llama_server.arguments import (  # noqa: PLC0415
-        DRAFT_BY_MODEL,
-        DRAFT_FLAGS,
-        PROJECTOR_FLAGS,
-        SETTING_FLAGS,
-        habits_of,
-        names_flag,
-        operations_of,
-    )
-    from runner_svc.runtimes.llama_server.backend import LlamaServerBackend  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import file_context, file_engine  # noqa: PLC0415
-
-    context = file_context(model, context, llama_command(context.command))
-    for setting, file, flags in (
-        ("mmproj_path", model.projector_file, PROJECTOR_FLAGS),
-        ("draft_model_path", model.draft_file, DRAFT_FLAGS),
-    ):
-        if file is not None and names_flag(model.extra_arguments, flags):
-            raise context.refuse(setting, f"is also given by {flags[0]} among extra_arguments; leave one of them out")
-        if file is not None and not file.is_file():
-            raise context.refuse(setting, f"there is no file {file}")
-    for setting, flag in SETTING_FLAGS.items():
-        if getattr(model, setting) is not None and names_flag(model.extra_arguments, (flag,)):
-            raise context.refuse(setting, f"is also given by {flag} among extra_arguments; leave one of them out")
-    if model.spec_type == DRAFT_BY_MODEL and model.draft_file is None:
-        raise context.refuse("spec_type", f"{DRAFT_BY_MODEL} needs draft_model_path")
-    check_adapters(model, context)
-    return file_engine(
-        model,
-        context,
-        lambda: LlamaServerBackend(model, context),
-        operations=operations_of(model),
-        habits=habits_of(model),
-        load_values=_load_values(model),
-        abilities=file_abilities(model, context.templates),
-    )
-
-
 RUNTIME = Runtime(
     name="llama_server",
     summary="llama.cpp's server, which weft starts",
     docs="docs/engines.md",
     settings=LlamaServerModel,
-    build=_build,
+    build=deferred("runner_svc.runtimes.llama_server.model:build"),
     formats=frozenset({WeightFormat.GGUF}),
     parameters=PARAMETERS,
     habits=EngineHabits(embeds=True),
-    load_values=_load_values,
+    load_values=deferred("runner_svc.runtimes.llama_server.arguments:load_values"),
     requirement=Requirement(name="llama.cpp server", find=_find, remedy="pip install xllamacpp"),
     advice={
         "operations": "llama.cpp's server offers what it is started with (reranking: extra_arguments [--reranking])",

@@ -14,17 +14,16 @@ from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, EnginePage, LoadOrder
 from runner_svc.engine_http.answer import Answer
-from runner_svc.openai_upstream.address import server_root
+from runner_svc.openai_upstream.address import base_url, require_known_place, server_root
 from runner_svc.openai_upstream.client import HEALTH, MODELS, Open, OpenAiHttp
 from runner_svc.openai_upstream.server_probes import LISTED, SHARED_AGE, ServerProbe, lacks_list
 from runner_svc.policy.backoff import ServerBackoff
 from runner_svc.policy.model_names import ListedModels, listed_models, not_listed_message
 from runner_svc.runtimes.engine_figures import FigureSampler, MetricsPage
 from runner_svc.runtimes.known_metrics import METRICS, read_any_load
-from runner_svc.runtimes.model_engine import ModelContext, parameter_profile, served_operations
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, parameter_profile, served_operations
 from runner_svc.runtimes.openai_http.facts import read_facts
-from runner_svc.runtimes.openai_http.parameters import PARAMETERS
-from runner_svc.runtimes.openai_http.settings import MAX_ATTACHED_SLOTS, OpenAiHttpModel
+from runner_svc.runtimes.openai_http.runtime import ATTACHED_SLOTS, MAX_ATTACHED_SLOTS, PARAMETERS, OpenAiHttpModel
 from runner_svc.runtimes.runtime import ModelFault
 from runner_svc.runtimes.unmanaged_server import UnmanagedServer, read_key
 from weft.api.registry.v1 import runner_pb2
@@ -276,3 +275,18 @@ def _fault_of_status(status: int, base: str) -> ModelFault | None:
     if status in {401, 403}:
         return ModelFault(message=f"{base} refuses the key (status {status})", remedy="set api_key_env")
     return ModelFault(message=f"{base} answers the request for its models with status {status}", remedy=_START_IT)
+
+
+def build(model: OpenAiHttpModel, context: ModelContext) -> ModelEngine:
+    """Returns the engine of a model; see Runtime.build."""
+    operations = operations_of(model, context)
+    url = base_url(model.url, f"{context.where}.url")
+    require_known_place(url, remote=model.remote, field=f"{context.where}.remote")
+    return ModelEngine(
+        make_backend=lambda: AttachedServer(model, context),
+        operations=operations,
+        slots=model.slots or ATTACHED_SLOTS,
+        context_tokens=model.context_tokens or 0,
+        remote=bool(model.remote),
+        timeouts=context.timeouts,
+    )

@@ -1,39 +1,74 @@
 """The runtime openai_http: an OpenAI-compatible server that runs already, used and never started or ended."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Annotated
 
-from runner_svc.runtimes.openai_http.parameters import PARAMETERS
-from runner_svc.runtimes.openai_http.settings import ATTACHED_SLOTS, OpenAiHttpModel
-from runner_svc.runtimes.runtime import ModelFault, Runtime
+from annotated_types import Ge, Le, MaxLen
 
-if TYPE_CHECKING:
-    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+from runner_svc.policy.parameters import (
+    MAX_INT,
+    MAX_TEMPLATE_ARGUMENT_CHARS,
+    MIROSTAT,
+    TEMPLATE_ARGUMENTS,
+    Document,
+    EngineParameters,
+    Flag,
+    Number,
+    OneOf,
+    TokenIds,
+)
+from runner_svc.runtimes.runtime import Runtime, deferred
+from runner_svc.runtimes.settings import SleepingModelSettings, UpstreamSettings
+from weft.kernel.request import Operation, OperationName
+from weft.kernel.settings import PUBLIC, SECRET
+
+PARAMETERS = EngineParameters(
+    engine="an attached server",
+    # What several servers understand under one name, and what cannot do harm on any of them.
+    allowed={
+        TEMPLATE_ARGUMENTS: Document(MAX_TEMPLATE_ARGUMENT_CHARS),
+        "ignore_eos": Flag(),
+        "min_tokens": Number(0, MAX_INT, whole=True),
+        "mirostat": Number(0, 2, whole=True),
+        **MIROSTAT,
+        "repetition_penalty": Number(0, 2),
+        "stop_token_ids": TokenIds(64),
+        "typical_p": Number(0, 1),
+        "verbosity": OneOf(("low", "medium", "high")),
+    },
+)
 
 
-def _find_fault(model: OpenAiHttpModel, environment: Mapping[str, str]) -> ModelFault | None:
-    from runner_svc.runtimes.openai_http.backend import find_fault  # noqa: PLC0415 - for doctor and join alone
+ATTACHED_SLOTS = 64
+"""Requests at once of a server that does not say how many it works on: it has a queue of its own."""
+MAX_ATTACHED_SLOTS = 4096
+"""Maximum number of requests at once, also of a server that says that it works on more."""
 
-    return find_fault(model, environment)
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAiHttpModel(UpstreamSettings, SleepingModelSettings):
+    """A model of an OpenAI-compatible server that runs already."""
 
-def _build(model: OpenAiHttpModel, context: "ModelContext") -> "ModelEngine":
-    # Imported here: only a process that serves models needs these.
-    from runner_svc.openai_upstream.address import base_url, require_known_place  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import ModelEngine  # noqa: PLC0415
-    from runner_svc.runtimes.openai_http.backend import AttachedServer, operations_of  # noqa: PLC0415
+    url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
+    """Base URL of the server, such as `http://127.0.0.1:11434/v1`."""
+    slots: Annotated[int, Ge(0), Le(MAX_ATTACHED_SLOTS), PUBLIC] = 0
+    """Requests that it is sent at once, where the server does not say that it works on fewer. 0: as many as it says, at
+    most 4096; 64 where it does not say."""
+    remote: bool | None = None
+    """Whether serving it sends bytes off the premises. It must be set where the address of the server is not one of a
+    network of your own."""
+    embeddings: bool | None = None
+    """Whether it also gives embeddings. Default: yes."""
+    operations: Annotated[tuple[OperationName, ...], MaxLen(len(Operation)), PUBLIC] = ()
+    """What the server offers, such as `[chat, tokenize]`. Default: `[chat, completion, embedding]`."""
+    cache_salt: bool = False
+    """Whether the server knows `cache_salt`, as vLLM does. It is then sent with every request, so that tenants share no
+    cached prefixes; without it weft cannot keep them apart there."""
 
-    operations = operations_of(model, context)
-    url = base_url(model.url, f"{context.where}.url")
-    require_known_place(url, remote=model.remote, field=f"{context.where}.remote")
-    return ModelEngine(
-        make_backend=lambda: AttachedServer(model, context),
-        operations=operations,
-        slots=model.slots or ATTACHED_SLOTS,
-        context_tokens=model.context_tokens or 0,
-        remote=bool(model.remote),
-        timeouts=context.timeouts,
-    )
+    @property
+    def location(self) -> str:
+        """Whose server it is: its address is not shown."""
+        return "a server that runs already"
 
 
 RUNTIME = Runtime(
@@ -41,10 +76,10 @@ RUNTIME = Runtime(
     summary="an OpenAI-compatible server that runs already",
     docs="docs/engines.md",
     settings=OpenAiHttpModel,
-    build=_build,
+    build=deferred("runner_svc.runtimes.openai_http.backend:build"),
     parameters=PARAMETERS,
     starts_engines=False,
-    find_fault=_find_fault,
+    find_fault=deferred("runner_svc.runtimes.openai_http.backend:find_fault"),
     no_output="weft did not start this server; its output is where it was started",
     advice={
         "chat_template_path": "this server renders its own; set the template there",

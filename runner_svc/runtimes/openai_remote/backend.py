@@ -10,16 +10,23 @@ import itertools
 from dataclasses import replace
 
 from typing_extensions import override
+from yarl import URL
 
 from runner_svc.anthropic_upstream.client import AnthropicHttp
 from runner_svc.backend.port import CallInfo
 from runner_svc.engine_http.answer import Answer
+from runner_svc.openai_upstream.address import base_url, is_loopback
 from runner_svc.openai_upstream.client import MODELS, Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.errors import BUSY
-from runner_svc.runtimes.model_engine import ModelContext, parameter_profile, served_operations
-from runner_svc.runtimes.openai_remote.parameters import MESSAGES_PARAMETERS, PARAMETERS
-from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
-from runner_svc.runtimes.unmanaged_server import UnmanagedServer
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, parameter_profile, served_operations
+from runner_svc.runtimes.openai_remote.runtime import (
+    MESSAGES_PARAMETERS,
+    PARAMETERS,
+    PROBE_FAILURES,
+    PROBE_INTERVAL_SECONDS,
+    OpenAiRemoteModel,
+)
+from runner_svc.runtimes.unmanaged_server import UnmanagedServer, read_key
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -136,3 +143,42 @@ def _require_presence(status: int | None) -> None:
         raise WeftError(Reason.CONNECT_FAILED, f"the provider refuses the key (status {status})")
     if not _means_present(status):
         raise WeftError(Reason.CONNECT_FAILED, f"the provider answers the request for its models with status {status}")
+
+
+def _provider_url(model: OpenAiRemoteModel, context: ModelContext) -> str:
+    url = URL(base_url(model.url, f"{context.where}.url"))
+    if url.scheme != "https" and not is_loopback(url.host or ""):
+        raise context.refuse("url", "must be https: the key and every prompt are sent there")
+    return str(url)
+
+
+def build(model: OpenAiRemoteModel, context: ModelContext) -> ModelEngine:
+    """Returns the engine of a model; see Runtime.build."""
+    operations = operations_of(model, context)
+    if model.remote is False:
+        raise context.refuse("remote", "must be true or left out: a provider is remote")
+    try:
+        read_key(model.api_key_env, context.environment)
+    except WeftError as error:
+        raise context.refuse("api_key_env", error.message) from None
+    # Until an answer begins the backend itself measures; then its first token may take as long again: a provider's
+    # prefill cannot be observed, so the wait for it is limited.
+    timeouts = replace(
+        context.timeouts,
+        headers_seconds=None,
+        first_token_seconds=context.timeouts.first_token_seconds or 2 * model.timeout_seconds,
+    )
+    provider = replace(model, url=_provider_url(model, context))
+    # Providers have probes of their own, whatever those of the runner's other servers are.
+    context = replace(
+        context, timeouts=timeouts, probe_interval_seconds=PROBE_INTERVAL_SECONDS, probe_failures=PROBE_FAILURES
+    )
+    return ModelEngine(
+        make_backend=lambda: OpenAiRemote(provider, context),
+        operations=operations,
+        slots=model.slots,
+        context_tokens=model.context_tokens or 0,
+        remote=True,
+        timeouts=timeouts,
+        requests_fail_alone=True,
+    )

@@ -1,66 +1,63 @@
 """The runtime openai_remote: models of a remote provider (docs/models.md)."""
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from runner_svc.runtimes.openai_remote.parameters import PARAMETERS
-from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
-from runner_svc.runtimes.runtime import Runtime
+from annotated_types import Ge, Gt, Le, MaxLen
 
-if TYPE_CHECKING:
-    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+from runner_svc.policy.parameters import EngineParameters, OneOf
+from runner_svc.runtimes.runtime import Runtime, deferred
+from runner_svc.runtimes.settings import UpstreamSettings
+from weft.kernel.request import Operation, OperationName
+from weft.kernel.settings import PUBLIC, SECRET
+
+PARAMETERS = EngineParameters(
+    engine="a remote provider",
+    # OpenAI's own, for those who follow it: they refuse what they do not know.
+    allowed={
+        "verbosity": OneOf(("low", "medium", "high")),
+    },
+    untaken=frozenset({"min_p", "repeat_penalty", "top_k"}),
+    is_strict=True,
+)
+
+MESSAGES_PARAMETERS = EngineParameters(engine="a provider with Anthropic's API", is_strict=True)
+"""What is sent there is decided by `runner_svc.anthropic_upstream.request`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAiRemoteModel(UpstreamSettings):
+    """A model of a provider off the premises."""
+
+    url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
+    """Base URL of the provider, https and with its version, such as `https://api.example.com/v1`."""
+    remote: bool | None = None
+    """Whether serving it sends bytes off the premises. Always so: true or left out."""
+    embeddings: bool | None = None
+    """Whether it also gives embeddings. Default: no."""
+    operations: Annotated[tuple[OperationName, ...], MaxLen(len(Operation)), PUBLIC] = ()
+    """What the provider offers, such as `[chat, embedding]`. Default: `[chat]`."""
+    api_kind: Literal["chat_completions", "messages"] = "chat_completions"
+    """Which of the provider's interfaces is used: OpenAI's Chat Completions, or Anthropic's Messages."""
+    timeout_seconds: Annotated[float, Gt(0), Le(3600), PUBLIC] = 120.0
+    """Longest wait until an answer begins, repetitions and the pauses before them included."""
+    max_retries: Annotated[int, Ge(0), Le(10), PUBLIC] = 0
+    """How often the runner itself repeats a request for which the provider was too busy (429, 503) or to which it could
+    not connect. The router may try elsewhere besides."""
+    health_check: Literal["config_only", "models"] = "config_only"
+    """`config_only` calls the provider for requests alone; `models` also requests its list of models, at the start and
+    every minute."""
+    token_limit_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # noqa: S105 - a parameter's name
+    """What the provider calls the limit of an answer's length."""
+
+    @property
+    def location(self) -> str:
+        """Whose model it is: the address is not shown."""
+        return "a provider's"
+
 
 PROBE_INTERVAL_SECONDS = 60.0
 PROBE_FAILURES = 3
-
-
-def _provider_url(model: OpenAiRemoteModel, context: "ModelContext") -> str:
-    from yarl import URL  # noqa: PLC0415 - see _build
-
-    from runner_svc.openai_upstream.address import base_url, is_loopback  # noqa: PLC0415
-
-    url = URL(base_url(model.url, f"{context.where}.url"))
-    if url.scheme != "https" and not is_loopback(url.host or ""):
-        raise context.refuse("url", "must be https: the key and every prompt are sent there")
-    return str(url)
-
-
-def _build(model: OpenAiRemoteModel, context: "ModelContext") -> "ModelEngine":
-    # Imported here: only a process that serves models needs these.
-    from dataclasses import replace  # noqa: PLC0415
-
-    from runner_svc.runtimes.model_engine import ModelEngine  # noqa: PLC0415
-    from runner_svc.runtimes.openai_remote.backend import OpenAiRemote, operations_of  # noqa: PLC0415
-    from runner_svc.runtimes.unmanaged_server import read_key  # noqa: PLC0415
-    from weft.kernel.errors import WeftError  # noqa: PLC0415
-
-    operations = operations_of(model, context)
-    if model.remote is False:
-        raise context.refuse("remote", "must be true or left out: a provider is remote")
-    try:
-        read_key(model.api_key_env, context.environment)
-    except WeftError as error:
-        raise context.refuse("api_key_env", error.message) from None
-    # Until an answer begins the backend itself measures; then its first token may take as long again: a provider's
-    # prefill cannot be observed, so the wait for it is limited.
-    timeouts = replace(
-        context.timeouts,
-        headers_seconds=None,
-        first_token_seconds=context.timeouts.first_token_seconds or 2 * model.timeout_seconds,
-    )
-    provider = replace(model, url=_provider_url(model, context))
-    # Providers have probes of their own, whatever those of the runner's other servers are.
-    context = replace(
-        context, timeouts=timeouts, probe_interval_seconds=PROBE_INTERVAL_SECONDS, probe_failures=PROBE_FAILURES
-    )
-    return ModelEngine(
-        make_backend=lambda: OpenAiRemote(provider, context),
-        operations=operations,
-        slots=model.slots,
-        context_tokens=model.context_tokens or 0,
-        remote=True,
-        timeouts=timeouts,
-        requests_fail_alone=True,
-    )
 
 
 RUNTIME = Runtime(
@@ -68,7 +65,7 @@ RUNTIME = Runtime(
     summary="a remote provider",
     docs="docs/models.md",
     settings=OpenAiRemoteModel,
-    build=_build,
+    build=deferred("runner_svc.runtimes.openai_remote.backend:build"),
     parameters=PARAMETERS,
     starts_engines=False,
     no_output="this is a provider's model, whose output stays with the provider",

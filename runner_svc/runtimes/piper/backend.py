@@ -4,9 +4,9 @@ from typing_extensions import override
 
 from runner_svc.backend.port import LoadOrder
 from runner_svc.environments.speech.environment import ENVIRONMENT
-from runner_svc.runtimes.piper.parameters import PARAMETERS
-from runner_svc.runtimes.piper.settings import PiperModel
-from runner_svc.runtimes.speech_server import SpeechServer
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+from runner_svc.runtimes.piper.runtime import PARAMETERS, PiperModel
+from runner_svc.runtimes.speech_server import SpeechServer, speech_engine
 
 
 class PiperBackend(SpeechServer[PiperModel]):
@@ -19,14 +19,15 @@ class PiperBackend(SpeechServer[PiperModel]):
     missing_library = "piper cannot be loaded; run: weft runtime install speech"
 
     @override
-    def arguments(self, order: LoadOrder, port: int) -> list[str]:
+    def own_arguments(self, order: LoadOrder) -> list[str]:
         model = self.model
-        folder = () if model.path is None else ("--folder", str(model.file))
         named = (f"--voice={name}={path.expanduser()}" for name, path in model.voices.items())
-        return [
-            *("--port", str(port), "--slots", str(model.slots), "--threads", str(model.engine_threads)),
-            *("--max-loaded-voices", str(model.max_loaded_voices), f"--default-voice={model.default_voice or ''}"),
-            *folder,
-            *named,
-            *model.extra_arguments,
-        ]
+        return [f"--default-voice={model.default_voice or ''}", *named]
+
+
+def build(model: PiperModel, context: ModelContext) -> ModelEngine:
+    """Returns the engine of a model; see Runtime.build."""
+    for name, path in model.voices.items():
+        if not path.expanduser().is_file():
+            raise context.refuse(f"voices.{name}", f"there is no file {path.expanduser()}")
+    return speech_engine(model, context, lambda: PiperBackend(model, context))

@@ -1,25 +1,37 @@
 """The runtime piper: voices in ONNX, spoken by the library in a child process (docs/decisions/0011)."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Le, MaxLen
 
 from runner_svc.environments.speech.environment import ENVIRONMENT
-from runner_svc.runtimes.piper.parameters import PARAMETERS
-from runner_svc.runtimes.piper.settings import PiperModel
-from runner_svc.runtimes.runtime import Runtime
+from runner_svc.policy.parameters import EngineParameters
+from runner_svc.runtimes.runtime import Runtime, deferred
+from runner_svc.runtimes.settings import MediaModelSettings
+from runner_svc.runtimes.speech_settings import SpeechSettings, VoiceName
+from weft.kernel.settings import PUBLIC, PathText
 
-if TYPE_CHECKING:
-    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+PARAMETERS = EngineParameters(engine="piper")
 
 
-def _build(model: PiperModel, context: "ModelContext") -> "ModelEngine":
-    # Imported here: only a process that serves models needs these.
-    from runner_svc.runtimes.piper.backend import PiperBackend  # noqa: PLC0415
-    from runner_svc.runtimes.speech_server import speech_engine  # noqa: PLC0415
+MAX_NAMED_VOICES = 64
 
-    for name, path in model.voices.items():
-        if not path.expanduser().is_file():
-            raise context.refuse(f"voices.{name}", f"there is no file {path.expanduser()}")
-    return speech_engine(model, context, lambda: PiperBackend(model, context))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PiperModel(SpeechSettings, MediaModelSettings):
+    """Voices of piper: files `NAME.onnx`, each with its `NAME.onnx.json` beside it."""
+
+    path: Annotated[PathText, PUBLIC] | None = None
+    """A folder of voices, its subfolders included, or one `.onnx` file; `~` is your home folder. Required without
+    `voices` and `source`."""
+    voices: Annotated[Mapping[VoiceName, PathText], MaxLen(MAX_NAMED_VOICES), PUBLIC] = field(default_factory=dict)
+    """Voices by the names that requests have for them, such as `amy: ~/voices/en_US-amy-medium.onnx`."""
+    slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = 1
+    """Requests it works on at once, each with `threads` processor threads."""
+
+    other_files_settings: ClassVar[tuple[str, ...]] = ("voices",)
 
 
 RUNTIME = Runtime(
@@ -27,7 +39,7 @@ RUNTIME = Runtime(
     summary="voices of piper, in a process that weft starts",
     docs="docs/media.md",
     settings=PiperModel,
-    build=_build,
+    build=deferred("runner_svc.runtimes.piper.backend:build"),
     parameters=PARAMETERS,
     environment=ENVIRONMENT,
     advice={"operations": "it speaks, and nothing else"},

@@ -4,25 +4,125 @@ PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.piper.server 
 """
 
 import argparse
-from collections.abc import Mapping
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from runner_svc.engine_host.http_server import import_library, serve
-from runner_svc.engine_host.speech import SpeechEngine
-from runner_svc.runtimes.piper.speaker import PiperSpeaker
-from runner_svc.runtimes.piper.voices import find_voices
+from runner_svc.engine_host.http_server import (
+    Caller,
+    FieldRefusedError,
+    RefusedError,
+    import_library,
+    program_parser,
+    serve,
+)
+from runner_svc.engine_host.speech import SpeechEngine, SpeechRequest, Voice
+from runner_svc.runtimes.piper.voices import VoiceFiles, find_voices
+
+INPUTS = frozenset({"input", "input_lengths", "scales"})
+SPEAKER_INPUT = "sid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LoadedVoice:
+    voice: Any
+    """The library's."""
+    rate: int
+    length_scale: float
+
+
+class PiperSpeaker:
+    """Voices in files, see Speaker. The ones that were used last are kept in memory."""
+
+    def __init__(self, piper: Any, onnx: Any, voices: Sequence[VoiceFiles], *, threads: int, max_loaded: int) -> None:
+        """`piper` and `onnx`: the libraries piper and onnxruntime."""
+        self._piper, self._onnx = piper, onnx
+        self._files = {files.name: files for files in voices}
+        self._threads, self._max_loaded = threads, max_loaded
+        self._loaded: OrderedDict[str, _LoadedVoice] = OrderedDict()
+        self._loading = threading.Lock()
+
+    @property
+    def voices(self) -> Sequence[Voice]:
+        """See Speaker.voices."""
+        return [files.voice for files in self._files.values()]
+
+    @property
+    def variants(self) -> Sequence[str]:
+        """See Speaker.variants."""
+        return ()
+
+    def sample_rate(self, voice: str) -> int:
+        """See Speaker.sample_rate."""
+        return self.load(voice).rate
+
+    def samples(self, text: str, request: SpeechRequest, caller: Caller) -> Iterator[bytes]:
+        """See Speaker.samples."""
+        del caller
+        loaded = self.load(request.voice)
+        number = self._files[request.voice].speakers.get(request.speaker)
+        wanted = self._piper.SynthesisConfig(speaker_id=number, length_scale=loaded.length_scale / request.speed)
+        for chunk in loaded.voice.synthesize(text, wanted):
+            yield chunk.audio_int16_bytes
+
+    def load(self, name: str) -> _LoadedVoice:
+        """Returns a voice, loaded. Raises RefusedError for files that are no voice."""
+        with self._loading:
+            loaded = self._loaded.get(name)
+            if loaded is None:
+                loaded = self._loaded[name] = self._load(name)
+                while len(self._loaded) > self._max_loaded:
+                    # A request that speaks with it keeps it until it ends.
+                    self._loaded.popitem(last=False)
+            self._loaded.move_to_end(name)
+            return loaded
+
+    def _load(self, name: str) -> _LoadedVoice:
+        files = self._files.get(name)
+        if files is None or files.fault:
+            raise FieldRefusedError("voice", f"{name} cannot be used: {files.fault if files else 'unknown'}")
+        try:
+            session, configuration = self._session(files.model), self._piper.PiperConfig.from_dict(files.configuration)
+            voice = self._piper.PiperVoice(
+                session=session, config=configuration, download_dir=Path("/dev/null/no-downloads")
+            )
+            _check_inputs(session, configuration.num_speakers)
+            return _LoadedVoice(
+                voice=voice, rate=int(configuration.sample_rate), length_scale=float(configuration.length_scale)
+            )
+        except RefusedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the library raises its own kinds for files that it cannot read
+            message = " ".join(str(error).split())[:300]
+            raise FieldRefusedError("voice", f"{name} cannot be loaded: {message}") from None
+
+    def _session(self, model: Path) -> Any:
+        options = self._onnx.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        return self._onnx.InferenceSession(str(model), sess_options=options, providers=["CPUExecutionProvider"])
+
+
+def _check_inputs(session: Any, speaker_count: int) -> None:
+    """Raise RefusedError for a model that is no voice of piper."""
+    needed = INPUTS | {SPEAKER_INPUT} if speaker_count > 1 else INPUTS
+    names = {each.name for each in session.get_inputs()}
+    if not needed <= names <= needed | {SPEAKER_INPUT}:
+        raise FieldRefusedError(
+            "voice",
+            f"its model has the inputs {', '.join(sorted(names))[:200]}, and one of piper has "
+            f"{', '.join(sorted(needed))}",
+        )
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the flags of this program."""
-    parser = argparse.ArgumentParser(prog="piper_server", description=__doc__)
-    parser.add_argument("--port", type=int, default=0, help="0: a free one")
-    parser.add_argument("--folder", type=Path, help="folder of voices, or one of them")
+    parser = program_parser("piper_server", __doc__, needs_model=False)
     parser.add_argument("--voice", action="append", default=[], help="NAME=PATH of a voice, repeatable")
     parser.add_argument("--default-voice", default="", help="the voice that is loaded at the start")
-    parser.add_argument("--threads", type=int, default=1, help="threads per request")
-    parser.add_argument("--slots", type=int, default=1, help="requests at once")
-    parser.add_argument("--max-loaded-voices", type=int, default=4)
+    parser.add_argument("--max-loaded-voices", type=int, default=4, help="the least recently used one makes room")
     return parser.parse_args(argv)
 
 
@@ -35,7 +135,7 @@ def named_voices(texts: list[str]) -> Mapping[str, Path]:
 def load(options: argparse.Namespace) -> SpeechEngine:
     """Finds the voices, and loads the one that is used most. Raises ImportError, RefusedError."""
     piper, onnx, encoders = map(import_library, ("piper", "onnxruntime", "av"))
-    voices = find_voices(options.folder, named_voices(options.voice))
+    voices = find_voices(options.model, named_voices(options.voice))
     speaker = PiperSpeaker(piper, onnx, voices, threads=options.threads, max_loaded=options.max_loaded_voices)
     usable = [voice.name for voice in voices if not voice.fault]
     speaker.load(options.default_voice or (usable or [voices[0].name])[0])

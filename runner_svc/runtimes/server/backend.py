@@ -16,16 +16,16 @@ from runner_svc.backend.port import (
     LoadOrder,
     ProcessSigns,
 )
+from runner_svc.memory.estimate import DeclaredForecast, manifest_bytes_of
 from runner_svc.openai_upstream.client import CHAT, MODELS, Endpoint, OpenAiHttp
 from runner_svc.policy.model_names import listed_models, not_listed_message
 from runner_svc.runtimes.engine_figures import MetricsPage
 from runner_svc.runtimes.metrics_page import load_of, samples_of
-from runner_svc.runtimes.model_engine import ModelContext
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 from runner_svc.runtimes.server.claims import claims_of, missing_metrics
-from runner_svc.runtimes.server.placeholders import filled
+from runner_svc.runtimes.server.placeholders import check_placeholders, filled, placeholders_of
 from runner_svc.runtimes.server.presets import Route, ServerPreset
-from runner_svc.runtimes.server.program import command_of, find_program, preset_of
-from runner_svc.runtimes.server.settings import ServerModel
+from runner_svc.runtimes.server.runtime import ServerModel, command_of, find_program, preset_of
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.supervise.process_time import GpuTime
 from weft.api.common.v1 import tokenize_pb2
@@ -288,3 +288,53 @@ class ServerBackend(StartedServer[ServerModel]):
             "context": str(self.model.slot_context_tokens),
             "slots": str(self.model.slots),
         }
+
+
+def build(model: ServerModel, context: ModelContext) -> ModelEngine:
+    """Returns the engine of a model; see Runtime.build."""
+    _check(model, context)
+    return ModelEngine(
+        make_backend=lambda: ServerBackend(model, context),
+        operations=operations_of(model),
+        slots=model.slots,
+        context_tokens=model.slot_context_tokens,
+        forecast=DeclaredForecast(manifest_bytes_of(model.memory_mb)),
+        remote=bool(model.remote),
+        timeouts=context.timeouts,
+        unload_keeps_process=model.unload_keeps_process,
+    )
+
+
+def _check(model: ServerModel, context: ModelContext) -> None:
+    """Raise INVALID_ARGUMENT naming a setting that is missing, or that contradicts another one."""
+    preset, command = preset_of(model), command_of(model, context.command)
+    if not command:
+        raise context.refuse("command", "must be set, or preset to a program that weft knows")
+    for setting, texts in (("command", command), ("environment", tuple(model.environment.values()))):
+        try:
+            for text in texts:
+                check_placeholders(text)
+        except ValueError as error:
+            raise context.refuse(setting, str(error)) from None
+    used = placeholders_of((*command, *preset.environment.values(), *model.environment.values()))
+    if "port" not in used:
+        raise context.refuse("command", "must hold {port}, here or in environment: weft chooses the port")
+    if "model" in used and not model.model:
+        raise context.refuse("model", "must be set: the command line has {model}")
+    known = preset.operations | preset.other_operations
+    if not operations_of(model) <= known:
+        names = ", ".join(sorted(operation.name.lower() for operation in known))
+        raise context.refuse("operations", f"{preset.title} offers: {names}")
+    if (model.key_variable or preset.key_variable) in model.environment:
+        raise context.refuse("environment", "must not have the variable of the key, which weft sets in each start")
+    _check_sleep(model, preset, context)
+    folder = model.working_folder
+    if folder is not None and not folder.expanduser().is_dir():
+        raise context.refuse("working_folder", f"there is no folder {folder}")
+
+
+def _check_sleep(model: ServerModel, preset: ServerPreset, context: ModelContext) -> None:
+    if model.sleeps_in_place and (preset.sleep is None or (preset.wake or preset.load) is None):
+        raise context.refuse("sleeps_in_place", f"needs a preset with routes to sleep and to wake, not {preset.title}")
+    if model.unload_keeps_process and not model.sleeps_in_place:
+        raise context.refuse("unload_keeps_process", "needs sleeps_in_place: its process is ended otherwise")

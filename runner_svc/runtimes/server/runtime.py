@@ -1,84 +1,164 @@
 """The runtime server: any OpenAI-compatible server program, one process per model, started and ended by weft."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
-from runner_svc.runtimes.runtime import ModelFault, Runtime
+from annotated_types import Ge, Le, MaxLen, MinLen
+from typing_extensions import override
+
+from runner_svc.runtimes.runtime import ModelFault, Runtime, deferred
 from runner_svc.runtimes.server.parameters import PARAMETERS
-from runner_svc.runtimes.server.settings import ServerModel
+from runner_svc.runtimes.server.placeholders import check_placeholders
+from runner_svc.runtimes.server.presets import OTHER_PROGRAM, PRESETS, PresetName, ServerPreset
+from runner_svc.runtimes.settings import StartedModelSettings, VariableName
+from weft.kernel.request import Operation, OperationName
+from weft.kernel.settings import PUBLIC, Checked, PathText, Pattern, Seconds
 
-if TYPE_CHECKING:
-    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
-    from runner_svc.runtimes.server.presets import ServerPreset
-
-
-def _build(model: ServerModel, context: "ModelContext") -> "ModelEngine":
-    # Imported here: only a process that serves models needs these.
-    from runner_svc.memory.estimate import DeclaredForecast, manifest_bytes_of  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import ModelEngine  # noqa: PLC0415
-    from runner_svc.runtimes.server.backend import ServerBackend, operations_of  # noqa: PLC0415
-
-    _check(model, context)
-    return ModelEngine(
-        make_backend=lambda: ServerBackend(model, context),
-        operations=operations_of(model),
-        slots=model.slots,
-        context_tokens=model.slot_context_tokens,
-        forecast=DeclaredForecast(manifest_bytes_of(model.memory_mb)),
-        remote=bool(model.remote),
-        timeouts=context.timeouts,
-        unload_keeps_process=model.unload_keeps_process,
-    )
+MAX_TEMPLATE_CHARS = 4096
+MAX_COMMAND_WORDS = 256
+Template = Annotated[str, MaxLen(MAX_TEMPLATE_CHARS), Checked(check_placeholders)]
+"""A text with placeholders."""
 
 
-def _check(model: ServerModel, context: "ModelContext") -> None:
-    """Raise INVALID_ARGUMENT naming a setting that is missing, or that contradicts another one."""
-    from runner_svc.runtimes.server.backend import operations_of  # noqa: PLC0415
-    from runner_svc.runtimes.server.placeholders import check_placeholders, placeholders_of  # noqa: PLC0415
-    from runner_svc.runtimes.server.program import command_of, preset_of  # noqa: PLC0415
-
-    preset, command = preset_of(model), command_of(model, context.command)
-    if not command:
-        raise context.refuse("command", "must be set, or preset to a program that weft knows")
-    for setting, texts in (("command", command), ("environment", tuple(model.environment.values()))):
-        try:
-            for text in texts:
-                check_placeholders(text)
-        except ValueError as error:
-            raise context.refuse(setting, str(error)) from None
-    used = placeholders_of((*command, *preset.environment.values(), *model.environment.values()))
-    if "port" not in used:
-        raise context.refuse("command", "must hold {port}, here or in environment: weft chooses the port")
-    if "model" in used and not model.model:
-        raise context.refuse("model", "must be set: the command line has {model}")
-    known = preset.operations | preset.other_operations
-    if not operations_of(model) <= known:
-        names = ", ".join(sorted(operation.name.lower() for operation in known))
-        raise context.refuse("operations", f"{preset.title} offers: {names}")
-    if (model.key_variable or preset.key_variable) in model.environment:
-        raise context.refuse("environment", "must not have the variable of the key, which weft sets in each start")
-    _check_sleep(model, preset, context)
-    folder = model.working_folder
-    if folder is not None and not folder.expanduser().is_dir():
-        raise context.refuse("working_folder", f"there is no folder {folder}")
+def _require_expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    return text
 
 
-def _check_sleep(model: ServerModel, preset: "ServerPreset", context: "ModelContext") -> None:
-    if model.sleeps_in_place and (preset.sleep is None or (preset.wake or preset.load) is None):
-        raise context.refuse("sleeps_in_place", f"needs a preset with routes to sleep and to wake, not {preset.title}")
-    if model.unload_keeps_process and not model.sleeps_in_place:
-        raise context.refuse("unload_keeps_process", "needs sleeps_in_place: its process is ended otherwise")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadySettings:
+    """What shows that a server takes requests: the answer of a route, or a line of its output."""
+
+    path: Annotated[str, MaxLen(512), Pattern("^/")] | None = None
+    """Route that is asked with GET, such as `/health`."""
+    status: Annotated[int, Ge(100), Le(599)] = 200
+    """Status of its answer once the server takes requests."""
+    line: Annotated[str, MinLen(1), MaxLen(512), Checked(_require_expression)] | None = None
+    """Regular expression that is found in a line of its output, such as `Application startup complete`."""
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.line is None):
+            raise ValueError("needs either path or line")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerModel(StartedModelSettings):
+    """A model of an OpenAI-compatible server program that weft starts.
+
+    In `command`, `extra_arguments` and the values of `environment`, `{port}` stands for the port on which it must
+    listen, `{model}` for `model`, `{name}` for its name in requests, `{context}` for `context_tokens` and `{slots}` for
+    `slots`.
+    """
+
+    preset: Annotated[PresetName, PUBLIC] | None = None
+    """The program, where weft knows it: sglang, tgi, lmdeploy, tabbyapi, mlx_lm or ollama. It gives the defaults of the
+    settings below, and what the program can do, see docs/engines.md. Default: another program, of which `command` must
+    be set."""
+    command: Annotated[tuple[Template, ...], MaxLen(MAX_COMMAND_WORDS), PUBLIC] = ()
+    """The program and its arguments, with placeholders; there is no shell. Default: `command` of the runner, else that
+    of the preset."""
+    extra_arguments: Annotated[tuple[Template, ...], MaxLen(MAX_COMMAND_WORDS), PUBLIC] = ()
+    """Further arguments, after those of `command`."""
+    model: Annotated[str, MaxLen(2048), PUBLIC] = ""
+    """What the program is to load: a folder, a file or a name at a hub, as it takes them; `~` is your home folder."""
+    upstream_model: Annotated[str, MaxLen(512), PUBLIC] | None = None
+    """The program's own name of the model in requests. Default: that of the preset, else `name`."""
+    ready: ReadySettings | None = None
+    """What shows that it takes requests. Default: that of the preset, else `GET /health` is answered with 200."""
+    start_timeout_seconds: Seconds = 1800.0
+    """Longest start, however busy the program is; `load_stall_seconds` bounds the time without a sign of work."""
+    key_variable: VariableName | None = None
+    """Environment variable from which the program takes the key that it demands; weft makes a new key for each start.
+    Default: that of the preset. Without one any user of the machine can send it requests."""
+    external_listener: bool = False
+    """Whether a process that the command did not start listens on the port, as with `docker run`. weft then checks that
+    the port is free before the start, but not which process listens on it."""
+    working_folder: PathText | None = None
+    """Folder in which the program is started. Default: the runner's."""
+    operations: Annotated[tuple[OperationName, ...], MaxLen(len(Operation)), PUBLIC] = ()
+    """What it offers with this model, such as `[embedding]`. Default: that of the preset, else `[chat, completion]`."""
+    cache_salt: bool | None = None
+    """Whether the program knows `cache_salt`, as vLLM does, with which tenants share no cached prefixes. Default: as
+    the preset says, else no."""
+    sleeps_in_place: bool = False
+    """Whether it hibernates, when idle, by the route of its preset that frees the memory of accelerators, in its
+    process, which wakes faster than it starts. Default: its process is ended. A `command` of your own needs the
+    arguments that the program demands for it, such as `--enable-memory-saver` of SGLang."""
+    unload_keeps_process: bool = False
+    """Whether an explicit unload, such as `weft unload`, lets it sleep in its process too. Default: it ends the
+    process. Needs `sleeps_in_place`."""
+    memory_mb: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
+    """Accelerator memory that it takes, in MiB. Default: unknown, and no memory is leased for it."""
+
+    @property
+    def weights(self) -> str:
+        """What the program is to load; a path of the home folder is whole."""
+        return str(Path(self.model).expanduser()) if self.model.startswith("~") else self.model
+
+    @property
+    def location(self) -> str:
+        """What the program is to load."""
+        return self.model
+
+    @property
+    @override
+    def upstream_name(self) -> str:
+        """The name of the folder or file, or the program's own name of the model."""
+        path = Path(self.weights)
+        return path.name if path.is_absolute() else self.model or self.upstream_model or ""
+
+
+MODULE_SECONDS = 10.0
+"""Timeout of an interpreter that is asked whether it has a module."""
+_HAS_MODULE = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+
+
+def preset_of(model: ServerModel) -> ServerPreset:
+    """Returns what is known of the program of a model."""
+    return OTHER_PROGRAM if model.preset is None else PRESETS[model.preset]
+
+
+def command_of(model: ServerModel, runner_command: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Returns the command line of a model's program, with its placeholders; empty: none is configured."""
+    preset, own = preset_of(model), model.command or runner_command
+    for_sleep = preset.sleep_arguments if model.sleeps_in_place and not own else ()
+    command = own or preset.command
+    return (*command, *for_sleep, *model.extra_arguments) if command else ()
+
+
+def find_program(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Returns the path of the program that a command line starts; None: there is no such program."""
+    return shutil.which(command[0], path=environment.get("PATH"))
+
+
+def lacks_module(path: str, command: Sequence[str]) -> str:
+    """Returns the module that a command line starts (`python3 -m NAME`) and its interpreter lacks; empty: it has it.
+
+    An interpreter that does not answer in time counts as one that has it.
+    """
+    if list(command[1:2]) != ["-m"] or len(command) < 3:
+        return ""
+    module = command[2].partition(".")[0]
+    try:
+        found = subprocess.run(  # noqa: S603 - the program that the configuration starts
+            [path, "-c", _HAS_MODULE, module], capture_output=True, timeout=MODULE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return module if found.returncode == 1 else ""
 
 
 def _find_program_fault(
     model: ServerModel, command: tuple[str, ...] | None, environment: Mapping[str, str]
 ) -> ModelFault | None:
-    from runner_svc.runtimes.server.program import (  # noqa: PLC0415 - for doctor alone
-        command_of,
-        find_program,
-        lacks_module,
-        preset_of,
-    )
 
     words, preset = command_of(model, command), preset_of(model)
     if not words:
@@ -97,7 +177,7 @@ RUNTIME = Runtime(
     summary="any OpenAI-compatible server program, which weft starts: SGLang, TGI, LMDeploy, TabbyAPI, mlx-lm, Ollama",
     docs="docs/engines.md",
     settings=ServerModel,
-    build=_build,
+    build=deferred("runner_svc.runtimes.server.backend:build"),
     parameters=PARAMETERS,
     find_program_fault=_find_program_fault,
     advice={

@@ -10,7 +10,8 @@ from runner_svc.backend.devices import hidden_devices
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_plan import context_parameter, whole_parameter
 from runner_svc.policy.memory_estimate import MEBIBYTE, ModelShape
-from runner_svc.runtimes.vllm.settings import VllmModel, local_or_id
+from runner_svc.runtimes.flags import flags_of
+from runner_svc.runtimes.vllm.runtime import VllmModel, local_or_id
 from weft.kernel.load_parameters import LoadParameter, LoadValue
 from weft.kernel.request import Operation
 
@@ -108,9 +109,8 @@ def server_arguments(model: VllmModel, order: LoadOrder, shape: ModelShape | Non
         *_engine_arguments(model, order, shape),
         *_generation_arguments(model),
     ]
-    for flag, value in (("--chat-template", model.chat_template_file), ("--reasoning-parser", model.reasoning_parser)):
-        if value is not None:
-            arguments += [flag, str(value)]
+    if model.chat_template_file is not None:
+        arguments += ["--chat-template", str(model.chat_template_file)]
     return [*arguments, *model.extra_arguments]
 
 
@@ -147,21 +147,16 @@ def _engine_arguments(model: VllmModel, order: LoadOrder, shape: ModelShape | No
     values = {**configured_parameters(model), **order.parameters}
     arguments = [
         *("--max-model-len", str(values["context_tokens"]), "--max-num-seqs", str(values["slots"])),
-        *("--dtype", model.dtype),
+        *flags_of(model, order.parameters),
         *_memory_arguments(model, order, values, shape),
         *_device_arguments(model, order),
         *_image_arguments(model, values),
         *_speculation_arguments(values),
     ]
-    if model.quantization is not None:
-        arguments += ["--quantization", model.quantization]
     if model.kind != "generation":
         arguments += ["--runner", "pooling"]
     elif model.lora_path is not None or model.served_adapters:
         arguments += ["--enable-lora", "--max-lora-rank", str(model.max_lora_rank), *_adapter_arguments(model)]
-    for flag, given in (("--trust-remote-code", model.trust_remote_code), ("--enforce-eager", model.enforce_eager)):
-        if given:
-            arguments.append(flag)
     return arguments
 
 
@@ -185,8 +180,6 @@ def _memory_arguments(
     utilization = model.gpu_memory_utilization
     if utilization is not None or cache_bytes is not None:
         arguments += ["--gpu-memory-utilization", SMALL_UTILIZATION if utilization is None else f"{utilization:g}"]
-    if (cache_type := values.get("kv_cache_dtype")) is not None:
-        arguments += ["--kv-cache-dtype", str(cache_type)]
     if model.prefix_caching is not None:
         arguments.append("--enable-prefix-caching" if model.prefix_caching else "--no-enable-prefix-caching")
     if sleeps_in_place(model, order):
@@ -228,10 +221,7 @@ def _device_arguments(model: VllmModel, order: LoadOrder) -> list[str]:
     tensor = model.tensor_parallel
     if tensor is None and model.pipeline_parallel is None:
         tensor = device_count(model, order)
-    arguments = ["--tensor-parallel-size", str(tensor)] if tensor is not None and tensor > 1 else []
-    if model.pipeline_parallel is not None:
-        arguments += ["--pipeline-parallel-size", str(model.pipeline_parallel)]
-    return arguments
+    return ["--tensor-parallel-size", str(tensor)] if tensor is not None and tensor > 1 else []
 
 
 def _image_arguments(model: VllmModel, values: Mapping[str, LoadValue]) -> list[str]:

@@ -5,9 +5,11 @@ them or the others of that mode, which run code in the engine. The socket is in 
 """
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Container, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 
 import msgspec
@@ -18,6 +20,8 @@ from runner_svc.openai_upstream.client import HEALTH, MODELS, Endpoint, OpenAiHt
 from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.memory_estimate import ModelShape
 from runner_svc.runtimes.engine_figures import MetricsPage
+from runner_svc.runtimes.known_metrics import VLLM
+from runner_svc.runtimes.metrics_page import MAX_COUNT, Sample, load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.runtimes.vllm.arguments import (
@@ -30,19 +34,97 @@ from runner_svc.runtimes.vllm.arguments import (
     server_environment,
     sleeps_in_place,
 )
-from runner_svc.runtimes.vllm.load_stages import LoadStages
-from runner_svc.runtimes.vllm.metrics import read_load
-from runner_svc.runtimes.vllm.parameters import PARAMETERS
-from runner_svc.runtimes.vllm.settings import VllmModel
+from runner_svc.runtimes.vllm.runtime import PARAMETERS, VllmModel
 from runner_svc.supervise.process_time import GpuTime
 from runner_svc.supervise.socket_folder import SocketFolder
 from weft.api.common.v1 import chat_pb2
+from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.load_parameters import LoadParameter
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.service import start_task, stop_tasks
+
+
+class Stage(Enum):
+    """A stage of a load, with the share of the load that is done when it begins and when the next one begins."""
+
+    PROCESS = (0.0, 0.1)
+    WEIGHTS = (0.1, 0.6)
+    CACHE = (0.6, 0.75)
+    GRAPHS = (0.75, 0.95)
+    SERVER = (0.95, 1.0)
+
+
+_SIGNS = (
+    (Stage.WEIGHTS, re.compile(r"Starting to load model|Loading \w+ checkpoint shards")),
+    (Stage.CACHE, re.compile(r"Loading weights took|Model loading took|Available KV cache memory|KV cache size")),
+    (Stage.GRAPHS, re.compile(r"Capturing CUDA graphs|Warming up model")),
+    (Stage.SERVER, re.compile(r"init engine .* took|Starting vLLM (API )?server|Application startup complete")),
+)
+_PERCENT = re.compile(r"(\d{1,3})%")
+_ORDER = list(Stage)
+
+
+class LoadStages:
+    """Reads the output of one load. Its share never falls."""
+
+    def __init__(self) -> None:
+        self.stage = Stage.PROCESS
+        self.share = 0.0
+
+    def read(self, line: str) -> None:
+        """Read a line of output."""
+        found = next((stage for stage, sign in reversed(_SIGNS) if sign.search(line)), None)
+        if found is None or _ORDER.index(found) < _ORDER.index(self.stage):
+            return
+        self.stage = found
+        begin, end = found.value
+        # A progress bar rewrites its line: the last percentage counts.
+        percents = _PERCENT.findall(line)
+        done = min(100, int(percents[-1])) / 100 if percents else 0.0
+        self.share = max(self.share, begin + (end - begin) * done)
+
+
+_LABEL = re.compile(r'([a-z_]{1,64})="([^"]{0,256})"')
+
+
+def read_load(page: str, devices: int = 1) -> runner_pb2.EngineLoad:
+    """Returns the figures on a page; what it lacks is left unset. Several engines, each on `devices`, are added up."""
+    samples = samples_of(page)
+    load = load_of(samples, VLLM)
+    if tokens := _cache_tokens(samples):
+        load.kv_cache_tokens = tokens
+    if (size := _cache_bytes(samples)) is not None:
+        load.kv_cache_bytes = min(size * devices, MAX_COUNT)
+    return load
+
+
+def _cache_tokens(samples: Sequence[Sample]) -> int:
+    """Returns the capacity of the KV cache in tokens; 0: the page does not tell."""
+    found = 0
+    for sample in samples:
+        if sample.name == "vllm:cache_config_info":
+            labels = dict(_LABEL.findall(sample.labels))
+            size, count = (_whole(labels.get(name, "")) for name in ("block_size", "num_gpu_blocks"))
+            found += size * count
+    return min(found, MAX_COUNT)
+
+
+def _cache_bytes(samples: Sequence[Sample]) -> int | None:
+    """Returns the memory of the KV cache where it was set in bytes; None: the page does not tell."""
+    found = [
+        _whole(dict(_LABEL.findall(sample.labels)).get("kv_cache_memory_bytes", ""))
+        for sample in samples
+        if sample.name == "vllm:cache_config_info"
+    ]
+    return min(sum(found), MAX_COUNT) if found and all(found) else None
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(MAX_COUNT)) else 0
+
 
 ROUTE_SECONDS = 5.0
 """Timeout of a route that answers at once."""

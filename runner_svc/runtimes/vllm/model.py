@@ -1,23 +1,136 @@
 """A model that vLLM loads: checks of its settings, those that the environment adds, and its engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+from typing_extensions import override
+
 from runner_svc.backend.port import Backend
-from runner_svc.memory.estimate import ForecastModel, ModelFacts, ModelFiles, manifest_bytes_of
-from runner_svc.policy.memory_estimate import EngineHabits
+from runner_svc.environments.vllm.environment import ENVIRONMENT
+from runner_svc.memory.estimate import (
+    FileForecast,
+    ForecastModel,
+    MemoryEstimator,
+    ModelFacts,
+    ModelFiles,
+    manifest_bytes_of,
+    read_model_facts,
+)
+from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.memory_estimate import CONTEXT_STEP, EngineHabits, MemorySettings, ModelShape
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
-from runner_svc.runtimes.vllm.arguments import OWN_FLAGS, configured_parameters, operations_of
-from runner_svc.runtimes.vllm.forecast import VllmForecast
-from runner_svc.runtimes.vllm.settings import VllmModel
+from runner_svc.runtimes.vllm.arguments import (
+    OWN_FLAGS,
+    bytes_per_token,
+    cache_bytes_per_device,
+    configured_parameters,
+    operations_of,
+)
+from runner_svc.runtimes.vllm.backend import VllmBackend
+from runner_svc.runtimes.vllm.runtime import (
+    _SKILLS,
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    PROGRAM,
+    RUNTIME,
+    VllmAdapter,
+    VllmModel,
+)
 from weft.kernel.abilities import Abilities
 from weft.kernel.errors import invalid_field
+from weft.kernel.request import Skill
+
+MAX_CONFIG_BYTES = 1024 * 1024
+_LOCAL = ("/", "~", ".")
+"""How a path begins that is no id of the hub."""
+
+
+class _Config(msgspec.Struct):
+    r: int
+
+
+def check_adapters(model: VllmModel, context: ModelContext) -> None:
+    """Raise INVALID_ARGUMENT naming the setting for adapters that vLLM could not load."""
+    if not model.adapters:
+        return
+    if model.kind != "generation":
+        raise context.refuse("adapters", f"are for models of kind generation, not {model.kind}")
+    if model.lora_path is not None:
+        raise context.refuse("lora_path", "answers every request with one adapter; leave it out beside adapters")
+    for index, adapter in enumerate(model.adapters):
+        fault = _fault(adapter)
+        if fault is not None:
+            raise context.refuse(f"adapters[{index}].path", fault)
+        rank = 0 if adapter.folder is None else _rank(adapter.folder)
+        if rank > model.max_lora_rank:
+            message = f"is {model.max_lora_rank}, and adapter {adapter.name} has a rank of {rank}"
+            raise context.refuse("max_lora_rank", message)
+
+
+def _fault(adapter: VllmAdapter) -> str | None:
+    """Returns why an adapter cannot be loaded; None: nothing is known."""
+    folder = adapter.folder
+    if folder is None:
+        return f"there is no folder {adapter.path}" if adapter.path.startswith(_LOCAL) else None
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        if not (folder / name).is_file():
+            return f"is no adapter as PEFT writes it, because it has no {name}: {folder}"
+    if not _rank(folder):
+        return f"{ADAPTER_CONFIG} names no rank `r` of a LoRA: {folder}"
+    return None
+
+
+def _rank(folder: Path) -> int:
+    """Returns the rank of an adapter by its configuration; 0: it names none, or cannot be read."""
+    try:
+        with (folder / ADAPTER_CONFIG).open("rb") as file:
+            return max(0, msgspec.json.decode(file.read(MAX_CONFIG_BYTES), type=_Config).r)
+    except (OSError, msgspec.DecodeError):
+        return 0
+
+
+_CACHE_TYPES: Mapping[float, str] = {1.0: "q8_0", 2.0: "f16", 4.0: "f32"}
+"""Names of the estimator's cache types by bytes per number; eight bits are a little more there."""
+
+
+class VllmForecast(FileForecast):
+    """The forecast of a model whose KV cache has a size of its own, instead of one per request."""
+
+    def __init__(
+        self, forecast: ForecastModel, estimator: MemoryEstimator, model: VllmModel, shape: ModelShape | None
+    ) -> None:
+        super().__init__(forecast, estimator)
+        self._settings_of_model = model
+        self._shape = shape
+
+    @override
+    def _settings(self, plan: LoadPlan) -> MemorySettings:
+        settings, model, shape = super()._settings(plan), self._settings_of_model, self._shape
+        if shape is None or not shape.keys_per_token:
+            return settings
+        values = {**configured_parameters(model), **plan.parameters}
+        per_token = bytes_per_token(model, values, shape)
+        kind = _CACHE_TYPES[per_token / (shape.keys_per_token + shape.values_per_token)]
+        cache_bytes = cache_bytes_per_device(model, values, shape, devices=1)
+        context = settings.context_tokens
+        if cache_bytes is not None:
+            devices = (model.tensor_parallel or 1) * (model.pipeline_parallel or 1)
+            given = devices if "kv_cache_memory_bytes" in values else 1
+            context = max(CONTEXT_STEP, int(given * cache_bytes / per_token / settings.slots))
+        return MemorySettings(
+            context_tokens=context,
+            slots=settings.slots,
+            cache_type_k=kind,
+            cache_type_v=kind,
+        )
+
 
 UTILIZATION_VARIABLE = "VLLM_GPU_MEMORY_UTILIZATION"
 CACHING_VARIABLE = "VLLM_ENABLE_PREFIX_CACHING"
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_FOR_GENERATION = ("lora_path", "speculative_method", "speculative_model", "tool_call_parser", "reasoning_parser")
+_FOR_GENERATION = ("lora_path", "speculative_method", "speculative_model", "tool_call_parser")
 
 
 def check_model(model: VllmModel, context: ModelContext) -> None:
@@ -100,4 +213,27 @@ def model_engine(
         timeouts=context.timeouts,
         abilities=abilities,
         unload_keeps_process=model.unload_keeps_process,
+    )
+
+
+def build(model: VllmModel, context: ModelContext) -> ModelEngine:
+    """Returns the engine of a model; see Runtime.build."""
+    check_model(model, context)
+    check_adapters(model, context)
+    model = with_environment(model, context)
+    if not context.command:
+        context = replace(context, command=(str(context.environments.environment_program(ENVIRONMENT, PROGRAM)),))
+    facts = ModelFacts() if model.folder is None else read_model_facts(model.folder)
+    context = replace(context, trained_context_tokens=facts.context_tokens)
+    # What the settings leave open depends on the model, and is tried.
+    limits = {_SKILLS[kind]: count for kind, count in model.limit_mm_per_prompt.items() if kind in _SKILLS}
+    extra = {skill for skill, count in limits.items() if count}
+    tools = {Skill.TOOLS} if model.tool_call_parser is not None else set()
+    return model_engine(
+        model,
+        context,
+        facts,
+        lambda: VllmBackend(model, context, shape=facts.shape),
+        habits=RUNTIME.habits,
+        abilities=Abilities(skills=frozenset({Skill.TEXT, *extra, *tools}), lacking=frozenset(limits.keys() - extra)),
     )

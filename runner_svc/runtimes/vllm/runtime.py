@@ -1,61 +1,218 @@
 """The runtime vllm: `vllm serve`, one process group per model, started and ended by weft."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
+
+from annotated_types import Ge, Gt, Le, MaxLen
+from typing_extensions import override
 
 from runner_svc.environments.vllm.environment import ENVIRONMENT
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.model_sizing import EnginePlaces
-from runner_svc.runtimes.runtime import Runtime
-from runner_svc.runtimes.vllm.parameters import PARAMETERS
-from runner_svc.runtimes.vllm.settings import VllmModel
+from runner_svc.policy.parameters import (
+    MAX_INT,
+    MAX_TEMPLATE_ARGUMENT_CHARS,
+    TEMPLATE_ARGUMENTS,
+    Document,
+    EngineParameters,
+    Flag,
+    Grammar,
+    Number,
+    StructuredOutputs,
+    Texts,
+    TokenIds,
+)
+from runner_svc.policy.repository_files import ModelForm
+from runner_svc.runtimes.flags import Argument
+from runner_svc.runtimes.runtime import Runtime, deferred
+from runner_svc.runtimes.settings import MAX_ADAPTERS, NOT_PULLED, AdapterSettings, SourcedModelSettings
 from weft.kernel.request import Skill
+from weft.kernel.settings import PUBLIC, PathText, Pattern
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+PARAMETERS = EngineParameters(
+    engine="vLLM",
+    # Names and meanings: vLLM's chat and completion protocols; bounds are ours where it has none.
+    allowed={
+        "allowed_token_ids": TokenIds(1024),
+        "bad_words": Texts(64, 256),
+        TEMPLATE_ARGUMENTS: Document(MAX_TEMPLATE_ARGUMENT_CHARS),
+        "grammar": Grammar(),
+        "ignore_eos": Flag(),
+        "include_stop_str_in_output": Flag(),
+        "length_penalty": Number(-10, 10),
+        "min_tokens": Number(0, MAX_INT, whole=True),
+        "repetition_penalty": Number(0.01, 2),
+        "skip_special_tokens": Flag(),
+        "spaces_between_special_tokens": Flag(),
+        "stop_token_ids": TokenIds(64),
+        "structured_outputs": StructuredOutputs(),
+        "truncate_prompt_tokens": Number(-1, MAX_INT, whole=True),
+    },
+    renamed={"repeat_penalty": "repetition_penalty"},
+    members={"grammar": "structured_outputs"},
+    thinks_by_template=True,
+)
 
-    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
-    from weft.kernel.load_parameters import LoadValue
+
+ModelId = Annotated[str, MaxLen(1024), Pattern(r"^[^-\s\x00][^\x00]*$")]
+"""A folder with a model, or its id on the hub."""
+Word = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+"""A word of vLLM's own lists, which differ by version."""
+Dtype = Literal["auto", "bfloat16", "float", "float16", "float32", "half"]
+Modality = Literal["image", "video", "audio"]
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmAdapter(AdapterSettings):
+    """An adapter of a model of vLLM's: a model of its own, which shares the engine of that model."""
+
+    path: Annotated[ModelId, PUBLIC]
+    """A folder with `adapter_config.json` and `adapter_model.safetensors`, as PEFT writes it, or an id of the hub."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder, by its whole path; None: it is not on this machine, or in the cache of the hub."""
+        path = Path(self.path).expanduser()
+        return path if path.is_dir() else None
+
+    @property
+    @override
+    def digested_file(self) -> Path | None:
+        folder = self.folder
+        return None if folder is None else folder / ADAPTER_WEIGHTS
+
+
+def local_or_id(path: str) -> str:
+    """Returns the whole path of a folder, or the id of the hub as it is."""
+    folder = Path(path).expanduser()
+    return str(folder) if folder.is_dir() else path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmModel(SourcedModelSettings):
+    """A model that a `vllm serve` of its own serves.
+
+    `context_tokens` is vLLM's `max_model_len`, and `slots` its `max_num_seqs`: set few for one user, since vLLM
+    reserves memory for CUDA graphs by their number.
+    """
+
+    model: Annotated[ModelId, PUBLIC] | None = None
+    """A folder with safetensors and `config.json`, or an id of the hub, which vLLM itself loads into the hub's cache.
+    `~` is your home folder. Required without `source`."""
+    kind: Annotated[Literal["generation", "embedding", "reranking"], PUBLIC] = "generation"
+    """What it does; a model of one kind does nothing else."""
+    memory_mb: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
+    """Accelerator memory that it takes, in MiB, on all devices together. Default: its weights, its cache and what it
+    computes in, from its files, and learned from what loads took. Set it with `gpu_memory_utilization`."""
+    dtype: Annotated[Dtype, Argument("--dtype")] = "auto"
+    """Type of weights and activations."""
+    kv_cache_memory_bytes: Annotated[int, Ge(1), Le(2**44), PUBLIC] | None = None
+    """Size of the KV cache on each device. Default: room for `slots` requests with the whole context, where the model's
+    files tell; with `gpu_memory_utilization`, what that leaves."""
+    kv_cache_dtype: Annotated[Word, Argument("--kv-cache-dtype")] | None = None
+    """Type of keys and values in the cache, such as `fp8`. Default: that of the model."""
+    gpu_memory_utilization: Annotated[float, Gt(0), Le(1), PUBLIC] | None = None
+    """Share of each device's memory that vLLM may take for everything. Default: the size of the cache decides instead,
+    so that vLLM does not reserve memory only because it is free."""
+    prefix_caching: Annotated[bool, PUBLIC] | None = None
+    """Whether prefixes of earlier requests are kept. Default: as vLLM decides, which is yes for most models."""
+    limit_mm_per_prompt: Annotated[Mapping[Modality, Annotated[int, Ge(0), Le(999)]], MaxLen(3)] = field(
+        default_factory=dict
+    )
+    """Most images, videos and audio clips of one request, such as `{image: 1}`."""
+    mm_processor_kwargs: Annotated[Mapping[Word, int | float | bool | str], MaxLen(32)] = field(default_factory=dict)
+    """Arguments of the model's processor of images, such as `{max_pixels: 4014080}`."""
+    max_pixels: Annotated[int, Ge(1), Le(2**31 - 1)] | None = None
+    """Most pixels of an image after it is scaled; the same as in `mm_processor_kwargs`, and may be set for one load."""
+    tensor_parallel: Annotated[int, Ge(1), Le(64), PUBLIC] | None = None
+    """Devices over which each layer is split. Default: all that its lease has."""
+    pipeline_parallel: Annotated[int, Ge(1), Le(64), Argument("--pipeline-parallel-size"), PUBLIC] | None = None
+    """Groups of devices, each with a part of the layers."""
+    speculative_method: Word | None = None
+    """How tokens are drafted: `mtp`, `draft_model`, `eagle3`, `ngram` and others, with a checkpoint made for it."""
+    speculative_model: ModelId | None = None
+    """The checkpoint that drafts tokens; with `mtp`, an assistant model, or none where the model drafts itself."""
+    speculative_models: Annotated[tuple[ModelId, ...], MaxLen(16)] = ()
+    """Further checkpoints that a load may choose as `speculative_model`."""
+    speculative_moe_backend: Word | None = None
+    """Kernels for the experts of the drafting model."""
+    speculative_attention_backend: Word | None = None
+    """Kernels for the attention of the drafting model."""
+    speculative_tokens: Annotated[int, Ge(1), Le(64)] | None = None
+    """Tokens that are drafted at a time (`num_speculative_tokens`)."""
+    trust_remote_code: Annotated[bool, Argument("--trust-remote-code")] = False
+    """Whether Python code in the model's folder is run."""
+    chat_template_path: PathText | None = None
+    """A chat template (Jinja) to use instead of the model's own."""
+    tool_call_parser: Annotated[Word, PUBLIC] | None = None
+    """How calls of tools are read from the model's text, such as `hermes`. Default: tools are not called."""
+    lora_path: Annotated[ModelId, PUBLIC] | None = None
+    """A LoRA adapter, a folder or an id of the hub, with which every request of this model is answered."""
+    adapters: Annotated[tuple[VllmAdapter, ...], MaxLen(MAX_ADAPTERS)] = ()
+    """Adapters (LoRA) of this model, each a model of its own with a name of its own. They share its process, slots and
+    memory, and are loaded and unloaded with it. `lora_path` instead answers every request with one adapter."""
+    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 16
+    """The largest rank of the adapter."""
+    sleep_level: Annotated[int, Ge(1), Le(2)] | None = None
+    """How an idle model on accelerators hibernates, in a process that stays: with its weights in main memory (1), or
+    without them (2). Default: the process is ended, as always on a host without accelerators."""
+    unload_keeps_process: bool = False
+    """Whether an explicit unload, such as `weft unload`, lets it sleep in its process too. Default: it ends the
+    process. Needs `sleep_level`."""
+    start_timeout_seconds: Annotated[float, Ge(1), Le(86_400)] | None = None
+    """Longest time from the start until it answers. Default: as long as it makes progress (`load_stall_seconds`)."""
+
+    form: ClassVar[ModelForm] = ModelForm.FOLDER
+    files_setting: ClassVar[str] = "model"
+
+    @property
+    @override
+    def served_adapters(self) -> tuple[AdapterSettings, ...]:
+        return self.adapters
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the model, by its whole path; None: it is not on this machine, or in the cache of the hub."""
+        path = self.file
+        return path if path.is_dir() else None
+
+    @property
+    @override
+    def file(self) -> Path:
+        """The folder of the model; its id on the hub where there is none, NOT_PULLED before its source was pulled."""
+        return NOT_PULLED if self.model is None else Path(self.model).expanduser()
+
+    @override
+    def pulled(self, path: Path, projector: Path | None) -> Self:
+        del projector
+        return replace(self, model=str(path), source=None)
+
+    @property
+    @override
+    def chat_template_file(self) -> Path | None:
+        """The file of the chat template, by its whole path."""
+        return None if self.chat_template_path is None else self.chat_template_path.expanduser()
+
+    @property
+    @override
+    def location(self) -> str:
+        """The folder or the id of the model, or its source."""
+        return self.model or self.source or ""
+
+    @property
+    @override
+    def upstream_name(self) -> str:
+        """The name of the folder, or the id, or the source."""
+        return self.location if self.folder is None else self.folder.name
+
 
 PROGRAM = "vllm"
 _SKILLS = {"image": Skill.IMAGE, "audio": Skill.AUDIO}
-
-
-def _load_values(model: VllmModel) -> "Mapping[str, LoadValue]":
-    from runner_svc.runtimes.vllm.arguments import configured_parameters  # noqa: PLC0415 - see Runtime
-
-    return configured_parameters(model)
-
-
-def _build(model: VllmModel, context: "ModelContext") -> "ModelEngine":
-    # Imported here: only a process that serves models needs these.
-    from dataclasses import replace  # noqa: PLC0415
-
-    from runner_svc.memory.estimate import ModelFacts, read_model_facts  # noqa: PLC0415
-    from runner_svc.runtimes.vllm.adapters import check_adapters  # noqa: PLC0415
-    from runner_svc.runtimes.vllm.backend import VllmBackend  # noqa: PLC0415
-    from runner_svc.runtimes.vllm.model import check_model, model_engine, with_environment  # noqa: PLC0415
-    from weft.kernel.abilities import Abilities  # noqa: PLC0415
-
-    check_model(model, context)
-    check_adapters(model, context)
-    model = with_environment(model, context)
-    if not context.command:
-        context = replace(context, command=(str(context.environments.environment_program(ENVIRONMENT, PROGRAM)),))
-    facts = ModelFacts() if model.folder is None else read_model_facts(model.folder)
-    context = replace(context, trained_context_tokens=facts.context_tokens)
-    # What the settings leave open depends on the model, and is tried.
-    limits = {_SKILLS[kind]: count for kind, count in model.limit_mm_per_prompt.items() if kind in _SKILLS}
-    extra = {skill for skill, count in limits.items() if count}
-    tools = {Skill.TOOLS} if model.tool_call_parser is not None else set()
-    return model_engine(
-        model,
-        context,
-        facts,
-        lambda: VllmBackend(model, context, shape=facts.shape),
-        habits=RUNTIME.habits,
-        abilities=Abilities(skills=frozenset({Skill.TEXT, *extra, *tools}), lacking=frozenset(limits.keys() - extra)),
-    )
 
 
 RUNTIME = Runtime(
@@ -64,12 +221,12 @@ RUNTIME = Runtime(
     summary="vLLM's server, which weft starts",
     docs="docs/engines.md",
     settings=VllmModel,
-    build=_build,
+    build=deferred("runner_svc.runtimes.vllm.model:build"),
     formats=frozenset({WeightFormat.SAFETENSORS}),
     places=EnginePlaces(in_layers=False),
     parameters=PARAMETERS,
     habits=EngineHabits(),
-    load_values=_load_values,
+    load_values=deferred("runner_svc.runtimes.vllm.arguments:configured_parameters"),
     environment=ENVIRONMENT,
     variable_prefix="VLLM_",
     advice={

@@ -22,7 +22,7 @@ from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError

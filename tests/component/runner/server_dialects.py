@@ -7,7 +7,7 @@ from kit.engine_settings import engine_settings
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.server.presets import PresetName
-from runner_svc.runtimes.server.settings import ServerModel
+from runner_svc.runtimes.server.runtime import ServerModel
 from weft_testing.fake_backend.dialect import Dialect
 from weft_testing.fake_backend.process import fake_backend_command
 

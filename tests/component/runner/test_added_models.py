@@ -24,7 +24,7 @@ from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.model_sizing import MachineMemory
 from runner_svc.policy.repository_files import ModelForm
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.model_source import ModelSource

@@ -17,7 +17,7 @@ from runner_svc.backend.port import BackendFacts, CallInfo
 from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.facts import abilities_of_capabilities
-from runner_svc.runtimes.openai_http.settings import ATTACHED_SLOTS, MAX_ATTACHED_SLOTS, OpenAiHttpModel
+from runner_svc.runtimes.openai_http.runtime import ATTACHED_SLOTS, MAX_ATTACHED_SLOTS, OpenAiHttpModel
 from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1.runner_pb2 import EngineLoad
 from weft.kernel.abilities import UNKNOWN, Abilities

@@ -15,7 +15,7 @@ from runner_harness import running_runner
 from runner_svc.instance.settings import HibernationSettings, ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.openai_http.backend import AttachedServer
-from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft_testing.free_port import free_port
 from weft_testing.hostile_engine.server import FACTS
 

@@ -22,10 +22,9 @@ from runner_svc.instance.watchdog import Watchdog
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.request_records import RequestRecord, RequestRecords
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LAUNCHER
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LAUNCHER, LlamaServerModel
 from runner_svc.runtimes.openai_http.backend import AttachedServer
-from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.clock import SystemClock

@@ -9,7 +9,7 @@ from restart_stage import Repaving, living, repaving
 from runner_svc.instance.settings import HibernationSettings
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.openai_http.backend import AttachedServer
-from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft.kernel.reasons import Reason
 from weft_testing.hostile_engine.server import Connection, Request, hostile_server, tidy
 

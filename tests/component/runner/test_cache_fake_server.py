@@ -9,7 +9,7 @@ from kit.one_model import OneModel
 from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.kernel.request import CacheMode
 from weft_testing.conformance.prefix_cache import CITY, HILLS, MODEL, SEA, PrefixCacheConformance
 

@@ -7,8 +7,7 @@ from kit.one_model import OneModel
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import llama_command
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel, llama_command
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.prefix_cache import MODEL, PROMPTS, SEA, PrefixCacheConformance
 

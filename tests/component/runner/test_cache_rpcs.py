@@ -15,7 +15,7 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.common.v1 import chat_pb2, sampling_pb2, usage_pb2
 from weft.api.runner.v1 import generation_service_pb2, serve_options_pb2, ticket_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from aiohttp import web
 from kit.comfyui import (
     GRAPH,
+    LIMITS,
     attached,
     call,
     edit_workflow,
@@ -23,7 +25,7 @@ from kit.comfyui import (
 from kit.engine_settings import engine_settings
 
 from runner_svc.runtimes.comfyui.backend import ComfyUiBackend
-from runner_svc.runtimes.comfyui.settings import ComfyUiModel
+from runner_svc.runtimes.comfyui.runtime import ComfyUiModel
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
 from weft.dispatch.frames import Frame
 from weft.dispatch.media_results import collected_images
@@ -328,7 +330,7 @@ def test_a_lost_websocket_is_opened_again_and_the_prompt_runs_once(tmp_path: Pat
 
 def test_an_end_that_happens_while_the_websocket_is_lost_is_taken_from_the_history(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving(tmp_path, queue_poll_seconds=5.0) as (fake, backend):
+        async with serving(tmp_path, limits=replace(LIMITS, poll_seconds=5.0)) as (fake, backend):
             fake.worker.pace.hold()
             task = asyncio.create_task(answer(backend, HILL))
             await until(lambda: fake.worker.running is not None)
@@ -355,7 +357,7 @@ def test_a_comfyui_that_restarts_in_the_middle_has_died(tmp_path: Path) -> None:
 
 def test_a_comfyui_that_goes_away_has_died_after_the_time_for_it(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving(tmp_path, reconnect_seconds=0.3) as (fake, backend):
+        async with serving(tmp_path, limits=replace(LIMITS, reconnect_seconds=0.3)) as (fake, backend):
             fake.worker.pace.hold()
             task = asyncio.create_task(refusal(backend, HILL))
             await until(lambda: fake.worker.running is not None)
@@ -423,7 +425,7 @@ def test_a_model_without_a_workflow_answers_only_requests_for_workflows(tmp_path
 
 def test_an_image_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving(tmp_path, max_image_mb=1) as (fake, backend):
+        async with serving(tmp_path, limits=replace(LIMITS, max_image_bytes=1024 * 1024)) as (fake, backend):
             fake.worker.padding_bytes = 2 * 1024 * 1024
             assert (await refusal(backend, HILL)).reason is Reason.BACKEND_PROTOCOL_ERROR
 
@@ -445,7 +447,7 @@ def test_an_unload_frees_the_memory_and_waits_until_it_is_back(tmp_path: Path) -
 
 def test_an_unload_whose_memory_does_not_come_back_in_time_has_failed(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving(tmp_path, unload_wait_seconds=0.2) as (fake, backend):
+        async with serving(tmp_path, limits=replace(LIMITS, free_seconds=0.2)) as (fake, backend):
             await answer(backend, HILL)
             fake.worker.frees = False
             assert await backend.sleep() is False
@@ -478,8 +480,8 @@ def test_a_comfyui_that_does_not_answer_cannot_be_attached() -> None:
 def started() -> ComfyUiBackend:
     command = (sys.executable, "-m", "weft_testing.fake_comfyui", "--port", "{port}")
     folders = ("--output-directory", "{output}", "--input-directory", "{input}")
-    model, context = engine_settings(ComfyUiModel, queue_poll_seconds=0.05)
-    return ComfyUiBackend(model, context, (*command, *folders), workflow())
+    model, context = engine_settings(ComfyUiModel)
+    return ComfyUiBackend(model, context, (*command, *folders), workflow(), limits=LIMITS)
 
 
 def has_process(backend: ComfyUiBackend) -> bool:

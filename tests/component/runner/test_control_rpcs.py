@@ -13,7 +13,7 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command

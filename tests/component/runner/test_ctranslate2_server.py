@@ -19,10 +19,8 @@ from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo, LoadOrder
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.runtimes.ctranslate2.arguments import SERVER_PROGRAM
-from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend
-from runner_svc.runtimes.ctranslate2.runtime import RUNTIME
-from runner_svc.runtimes.ctranslate2.settings import CTranslate2Model
+from runner_svc.runtimes.ctranslate2.backend import SERVER_PROGRAM, CTranslate2Backend
+from runner_svc.runtimes.ctranslate2.runtime import RUNTIME, CTranslate2Model
 from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
@@ -192,7 +190,7 @@ async def test_kept_prompts_are_counted_as_the_library_has_them_and_are_dropped_
 
 
 async def test_the_memory_of_kept_prompts_is_bounded_also_where_tenants_alternate(model: Path) -> None:
-    async with _running(model, prefix_cache_tokens=200) as (backend, _):
+    async with _running(model, extra_arguments=("--prefix-cache-tokens", "200")) as (backend, _):
         for number in range(30):
             await reply(backend, chat(f"{number} " + "x" * 60), FRESH if number % 2 else CALL)
         held = [int(line.split()[1]) for line in backend.log_lines(10_000) if line.startswith("holds: ")]

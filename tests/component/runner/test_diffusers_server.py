@@ -16,9 +16,8 @@ from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, CallInfo, LoadOrder
 from runner_svc.environments.folder import EnvironmentFolder
-from runner_svc.runtimes.diffusers.arguments import SERVER_PROGRAM
-from runner_svc.runtimes.diffusers.backend import DiffusersBackend
-from runner_svc.runtimes.diffusers.settings import DiffusersModel
+from runner_svc.runtimes.diffusers.backend import SERVER_PROGRAM, DiffusersBackend
+from runner_svc.runtimes.diffusers.runtime import DiffusersModel
 from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
@@ -156,7 +155,8 @@ async def test_what_a_request_leaves_out_is_as_configured_or_as_the_family_has_i
         assert (made["steps"], made["guidance"], made["format"]) == (30, 7.5, "PNG")
         frames = await _frames(backend, bare)
         assert frames[-1][-1].finished.receipt.usage.image_pixels == 64 * 64, "the size for which it was trained"
-    async with _running(model, default_steps=3, default_guidance=1.0, default_strength=0.67) as (backend, _):
+    defaults = ("--steps", "3", "--guidance", "1.0", "--strength", "0.67")
+    async with _running(model, extra_arguments=defaults) as (backend, _):
         [made] = await _made(backend, bare)
         assert (made["steps"], made["guidance"]) == (3, 1.0)
         [changed] = await _made(backend, image_pb2.ImagePayload(prompt="x", images=[_picture()]))
@@ -165,7 +165,7 @@ async def test_what_a_request_leaves_out_is_as_configured_or_as_the_family_has_i
 
 @pytest.mark.slow("starts engine processes")
 async def test_previews_come_at_even_distances_before_their_image(model: Path) -> None:
-    async with _running(model, preview_side_pixels=32) as (backend, _):
+    async with _running(model, extra_arguments=("--preview-side-pixels", "32")) as (backend, _):
         frames = await _frames(backend, _payload(steps=9, count=2, partial_images=2))
         shown = [
             event for frame in frames for event in frame if event.HasField("partial_image") or event.HasField("image")
@@ -215,7 +215,8 @@ async def test_formats_and_their_quality_are_as_asked_for(model: Path) -> None:
 @pytest.mark.slow("starts engine processes")
 async def test_what_the_model_cannot_make_is_refused_by_the_name_of_the_field(model: Path) -> None:
     no_previews: dict[str, Any] = {"size": ""}
-    async with _running(model, max_steps=20, max_pixels=64 * 64, max_source_pixels=10_000) as (backend, _):
+    limits = ("--max-steps", "20", "--max-pixels", str(64 * 64), "--max-source-pixels", "10000")
+    async with _running(model, extra_arguments=limits) as (backend, _):
         pid = backend.process_id
         for payload, begins in (
             (_payload(size="63x64"), "size: width and height must be multiples of 8 for this model, such as 64x64"),
@@ -238,7 +239,7 @@ async def test_what_the_model_cannot_make_is_refused_by_the_name_of_the_field(mo
             assert (reason, message.startswith(begins)) == (Reason.INVALID_ARGUMENT, True), message
         assert await _made(backend, _payload()), "and the engine goes on"
         assert backend.process_id == pid
-    async with _running(model, max_source_mb=1) as (backend, _):
+    async with _running(model, extra_arguments=("--max-source-bytes", str(1024 * 1024))) as (backend, _):
         large = chat_pb2.MediaPart(data=b"PNG " + b"x" * 2**20, media_type="image/png")
         _, message = await _refusal(backend, _payload(images=[large]))
         assert message.startswith(f"images[0]: has {2**20 + 4} bytes, and at most {2**20} are taken")
@@ -311,12 +312,17 @@ async def test_an_error_of_the_library_fails_the_request_alone(model: Path) -> N
 
 @pytest.mark.slow("starts engine processes")
 async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -> None:
-    async with _running(model, {"with_device": True}, vae_tiling=True, attention_slicing=True) as (backend, _):
+    saving = ("--vae-tiling", "--attention-slicing")
+    async with _running(model, {"with_device": True}, extra_arguments=saving) as (backend, _):
         lines = backend.log_lines(100)
         assert "loaded Stable Diffusion on cuda as float16" in lines
         assert {"tiling", "slicing", "on cuda"} <= set(lines)
     offloaded = {"cpu_offload": "sequential", "quantization": "bitsandbytes_4bit"}
-    async with _running(model, {"with_device": True}, **offloaded, safety_checker=False) as (backend, _):
+    unchecked = ("--no-safety-checker",)
+    async with _running(model, {"with_device": True}, **offloaded, extra_arguments=unchecked) as (
+        backend,
+        _,
+    ):
         [words] = [line for line in backend.log_lines(100) if line.startswith("StableDiffusionPipeline with ")]
         given = json.loads(words.removeprefix("StableDiffusionPipeline with "))
         assert given["quantization_config"].endswith("of ['unet']")

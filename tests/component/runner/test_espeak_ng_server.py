@@ -15,7 +15,7 @@ from kit.speech_calls import CALL, FOX, first_piece, payload, speaking, spoken
 
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.espeak_ng.backend import EspeakBackend
-from runner_svc.runtimes.espeak_ng.settings import EspeakModel
+from runner_svc.runtimes.espeak_ng.runtime import EspeakModel
 from weft.api.common.v1 import chat_pb2, image_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason

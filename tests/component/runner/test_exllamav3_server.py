@@ -34,9 +34,8 @@ from runner_svc.backend.port import Backend, BackendFacts, CacheIsolation, Cache
 from runner_svc.cache.manager import CacheManager
 from runner_svc.environments.exllamav3.environment import ENVIRONMENT
 from runner_svc.environments.folder import EnvironmentFolder
-from runner_svc.runtimes.exllamav3.arguments import SERVER_PROGRAM
-from runner_svc.runtimes.exllamav3.backend import ExllamaV3Backend
-from runner_svc.runtimes.exllamav3.settings import ExllamaV3Model
+from runner_svc.runtimes.exllamav3.backend import SERVER_PROGRAM, ExllamaV3Backend
+from runner_svc.runtimes.exllamav3.runtime import ExllamaV3Model
 from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, json_value_pb2, sampling_pb2
 from weft.dispatch.frames import Frame, has_content
@@ -288,13 +287,13 @@ async def test_answers_end_by_stop_strings_by_the_limit_and_by_the_end_token(mod
 
 async def test_a_loop_that_the_library_detects_ends_the_answer_with_our_reason(model: Path) -> None:
     looping = {"endless": True, "answer": "again and "}
-    async with _running(model, looping, loop_tokens=64, loop_repeats=4) as (backend, _):
+    async with _running(model, looping, extra_arguments=("--loop-tokens", "64", "--loop-repeats", "4")) as (backend, _):
         with pytest.raises(WeftError, match="its last 64 tokens are at least 4 times the same") as ended:
             await frames_of(backend, chat(), ENDS_LOOPS)
         assert ended.value.reason is Reason.REPEATED_LINE_LOOP
         tolerated = await events_of(backend, _sampled(max_tokens=200))
         assert tolerated[-1].finished.receipt.usage.completion_tokens == 200, "the policy is not to kill"
-    async with _running(model, looping, loop_tokens=0) as (backend, _):
+    async with _running(model, looping, extra_arguments=("--loop-tokens", "0")) as (backend, _):
         unwatched = await events_of(backend, _sampled(max_tokens=200), ENDS_LOOPS)
         assert unwatched[-1].finished.receipt.usage.completion_tokens == 200
 

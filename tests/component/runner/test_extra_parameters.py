@@ -14,9 +14,9 @@ from runner_svc.backend.port import Backend, CallInfo
 from runner_svc.openai_upstream.client import MIN_REPORTED_BYTES
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.runtimes.openai_http.backend import AttachedServer
-from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import FieldError

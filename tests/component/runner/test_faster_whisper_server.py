@@ -17,8 +17,7 @@ from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.runtimes.faster_whisper.backend import SERVER_PROGRAM, FasterWhisperBackend
-from runner_svc.runtimes.faster_whisper.runtime import RUNTIME
-from runner_svc.runtimes.faster_whisper.settings import FasterWhisperModel
+from runner_svc.runtimes.faster_whisper.runtime import RUNTIME, FasterWhisperModel
 from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2
@@ -158,7 +157,11 @@ async def test_a_piece_without_a_signal_is_not_given_to_the_model(model: Path) -
 
 @pytest.mark.slow("starts engine processes")
 async def test_only_what_has_a_voice_is_heard_where_that_is_asked_for(model: Path) -> None:
-    async with _running(model, {"voices": [[10, 20], [40, 50]]}, voice_detection=True) as (backend, _):
+    detecting = ("--voice-detection",)
+    async with _running(model, {"voices": [[10, 20], [40, 50]]}, extra_arguments=detecting) as (
+        backend,
+        _,
+    ):
         heard, _ = await _heard(backend, _payload(seconds=100))
         assert [(seconds, options["vad_filter"]) for seconds, options in _calls(backend)] == [(40.0, True)]
         assert heard.segments[0].start_seconds == 10.0
@@ -209,13 +212,8 @@ async def test_a_language_that_the_model_does_not_know_is_refused_by_name(model:
 async def test_a_recording_beyond_a_limit_is_refused_and_the_process_goes_on(
     model: Path, recording: dict[str, Any], words: str
 ) -> None:
-    limits: dict[str, Any] = {
-        "max_audio_seconds": 10.0,
-        "max_channels": 2,
-        "max_sample_rate_hz": 48_000,
-        "max_audio_mb": 1,
-    }
-    async with _running(model, None, **limits) as (backend, _):
+    limits = ("--max-channels", "2", "--max-sample-rate-hz", "48000", "--max-audio-bytes", str(1024 * 1024))
+    async with _running(model, None, max_audio_seconds=10.0, extra_arguments=limits) as (backend, _):
         process = backend.process_id
         with pytest.raises(WeftError, match=words) as refused:
             await _frames(backend, _payload(**recording))

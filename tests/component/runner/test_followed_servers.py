@@ -15,7 +15,7 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.openai_upstream import probe
 from runner_svc.openai_upstream.server_probes import ServerProbes
 from runner_svc.policy.followed_models import LOOKS_UNTIL_GONE
-from runner_svc.runtimes.openai_http.settings import ATTACHED_SLOTS
+from runner_svc.runtimes.openai_http.runtime import ATTACHED_SLOTS
 from weft.kernel.errors import FieldError
 from weft_app.compose import followed_servers
 from weft_app.compose.followed_servers import ServerAddress, followed_server, list_of_followed, why_none_served

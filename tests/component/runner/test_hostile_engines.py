@@ -21,7 +21,7 @@ from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.settings import HibernationSettings
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.openai_http.backend import AttachedServer
-from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

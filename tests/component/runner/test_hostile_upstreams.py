@@ -22,10 +22,10 @@ from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.runtimes.openai_http import backend
 from runner_svc.runtimes.openai_http.backend import AttachedServer
-from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -10,7 +10,7 @@ from kit.one_model import OneModel
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft_testing.conformance.prefix_cache import MODEL, Tenants
 
 FAKE = (sys.executable, "-m", "weft_testing.fake_backend")

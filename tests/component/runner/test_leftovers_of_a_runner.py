@@ -17,7 +17,7 @@ from supervisor_process import is_alive, until
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.supervise.leftovers import TAG_VARIABLE, Leftovers
 from weft_testing.fake_backend.process import fake_backend_command
 

@@ -15,7 +15,7 @@ from kit.tiny_gguf import TEMPLATE, write_gguf
 
 from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
-from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
+from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2, tokenize_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason

@@ -18,7 +18,7 @@ from runner_svc.backend.port import CallInfo
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.dispatch.frames import Frame

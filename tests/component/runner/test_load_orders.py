@@ -19,9 +19,9 @@ from runner_svc.backend.engine_process import EnginePorts, PortRange
 from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
-from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
+from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason

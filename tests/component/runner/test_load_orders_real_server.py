@@ -16,8 +16,7 @@ from runner_svc.backend import engine_process
 from runner_svc.backend.engine_process import EnginePorts, PortRange
 from runner_svc.backend.port import CallInfo, LoadOrder
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LAUNCHER
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LAUNCHER, LlamaServerModel
 from weft.api.common.v1 import chat_pb2
 from weft_app.compose.demo import demo_model_path
 

@@ -12,7 +12,7 @@ from runner_svc.instance.settings import HibernationSettings, ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.common.v1.priority_pb2 import PRIORITY_NORMAL, PRIORITY_UNSPECIFIED
 from weft.api.runner.v1 import load_pb2, permit_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb

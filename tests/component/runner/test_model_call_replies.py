@@ -15,7 +15,7 @@ from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.runtimes.llama_server.parameters import PARAMETERS
+from runner_svc.runtimes.llama_server.runtime import PARAMETERS
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason

@@ -17,7 +17,7 @@ from runner_svc.policy.engine_failures import ADVICE
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.request_records import RequestState
 from runner_svc.runtimes.openai_http.backend import AttachedServer
-from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.free_port import free_port

@@ -16,7 +16,7 @@ from runner_svc.backend.port import CallInfo
 from runner_svc.policy import backoff
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.openai_remote.backend import OpenAiRemote
-from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
+from runner_svc.runtimes.openai_remote.runtime import OpenAiRemoteModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

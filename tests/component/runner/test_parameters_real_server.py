@@ -9,9 +9,8 @@ from kit.engine_settings import engine_settings
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER_PARAMETERS
-from runner_svc.runtimes.llama_server.runtime import llama_command
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import PARAMETERS as LLAMA_SERVER_PARAMETERS
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel, llama_command
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.telemetry import new_traceparent

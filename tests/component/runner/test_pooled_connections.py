@@ -13,7 +13,7 @@ from runner_svc.engine_http.connection import EngineConnection
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.runtimes.llama_server.parameters import PARAMETERS
+from runner_svc.runtimes.llama_server.runtime import PARAMETERS
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -14,7 +14,7 @@ from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.llama_server import xllamacpp_launcher
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.telemetry import new_traceparent
 from weft_app.compose.demo import demo_model_path

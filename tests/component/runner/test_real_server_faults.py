@@ -19,7 +19,7 @@ from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server import xllamacpp_launcher
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import demo_model_path

@@ -14,7 +14,7 @@ from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import EstimateSource, MemoryEstimate
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft_testing.fake_backend.process import fake_backend_command
 
 SIZE_BYTES = 5 << 30

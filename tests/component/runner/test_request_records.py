@@ -18,7 +18,7 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.servicers import inference
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb

@@ -16,7 +16,7 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft_testing.conformance import runner_suite

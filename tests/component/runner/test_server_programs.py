@@ -17,8 +17,7 @@ from runner_svc.backend.port import CacheIsolation, CacheUse, CallInfo
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.server.presets import PRESETS, PresetName
-from runner_svc.runtimes.server.program import command_of
-from runner_svc.runtimes.server.settings import ReadySettings, ServerModel
+from runner_svc.runtimes.server.runtime import ReadySettings, ServerModel, command_of
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, sampling_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import WeftError

@@ -16,7 +16,7 @@ from kit.engine_settings import engine_settings
 from runner_svc.backend.port import CallInfo
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER
 from runner_svc.runtimes.server.backend import ServerBackend
-from runner_svc.runtimes.server.settings import ServerModel
+from runner_svc.runtimes.server.runtime import ServerModel
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import WeftError

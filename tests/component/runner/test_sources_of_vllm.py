@@ -12,7 +12,7 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.model_store.store import ModelStore
 from runner_svc.runtimes.settings import NOT_PULLED, ModelSettings
 from runner_svc.runtimes.vllm.arguments import model_location
-from runner_svc.runtimes.vllm.settings import VllmModel
+from runner_svc.runtimes.vllm.runtime import VllmModel
 from runner_svc.settings import ModelStoreSettings
 from weft.kernel.errors import FieldError
 from weft_app.compose.model_sources import ModelSources

@@ -9,7 +9,7 @@ from kit.tiny_gguf import write_gguf
 
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.templates.sandbox import check_before_load, read_templates
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

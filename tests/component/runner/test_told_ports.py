@@ -14,8 +14,7 @@ from kit.own_children import own_children
 from runner_svc.backend.engine_process import EnginePorts, PortRange
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.parameters import PARAMETERS
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import PARAMETERS, LlamaServerModel
 from runner_svc.runtimes.started_server import StartedServer
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -10,8 +10,7 @@ from runner_svc.chat.offer import json_object
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import llama_command
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel, llama_command
 from runner_svc.tools.port import ToolSettings
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2
 from weft_app.compose.demo import demo_model_path

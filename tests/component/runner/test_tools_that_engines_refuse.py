@@ -13,8 +13,8 @@ from runner_svc.backend.port import CallInfo
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.policy.parameters import EngineParameters, ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER
-from runner_svc.runtimes.openai_remote.parameters import PARAMETERS as PROVIDER
+from runner_svc.runtimes.llama_server.runtime import PARAMETERS as LLAMA_SERVER
+from runner_svc.runtimes.openai_remote.runtime import PARAMETERS as PROVIDER
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import to_json_object

@@ -22,7 +22,7 @@ from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.vllm import backend as module
 from runner_svc.runtimes.vllm.backend import VllmBackend
-from runner_svc.runtimes.vllm.settings import VllmModel
+from runner_svc.runtimes.vllm.runtime import VllmModel
 from weft.api.common.v1 import chat_pb2, embedding_pb2, sampling_pb2, tokenize_pb2
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.dispatch.frames import Frame

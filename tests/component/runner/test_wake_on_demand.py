@@ -20,7 +20,7 @@ from runner_svc.backend.port import CallInfo
 from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.openai_http.backend import AttachedServer
-from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1.wake_pb2 import WakeRecipe
 from weft.api.runner.v1 import runner_service_pb2

@@ -37,7 +37,7 @@ _AN_ENGINE_THAT_DIES = """\
 from pathlib import Path
 
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.runtimes.model_engine import ModelContext
 from weft_testing.conformance.backend import BackendConformance
 from weft_testing.fake_backend.process import fake_backend_command

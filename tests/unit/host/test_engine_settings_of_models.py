@@ -12,7 +12,7 @@ from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.runtimes.llama_server.arguments import load_parameters, server_arguments
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.runtimes.model_engine import LIBRARY_PATH
 from runner_svc.settings import RunnerSettings
 from weft.kernel.errors import FieldError

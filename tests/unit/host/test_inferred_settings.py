@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runner_svc.runtimes.openai_http.settings import ATTACHED_SLOTS, OpenAiHttpModel
+from runner_svc.runtimes.openai_http.runtime import ATTACHED_SLOTS, OpenAiHttpModel
 from weft.kernel.errors import FieldError
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config, parse_config

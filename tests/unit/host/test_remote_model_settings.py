@@ -10,8 +10,8 @@ import yaml
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.openai_remote.backend import OpenAiRemote
-from runner_svc.runtimes.openai_remote.parameters import PARAMETERS as OPENAI_REMOTE_PARAMETERS
-from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
+from runner_svc.runtimes.openai_remote.runtime import PARAMETERS as OPENAI_REMOTE_PARAMETERS
+from runner_svc.runtimes.openai_remote.runtime import OpenAiRemoteModel
 from runner_svc.settings import RunnerSettings
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Operation

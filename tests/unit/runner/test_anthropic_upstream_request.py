@@ -6,7 +6,7 @@ import pytest
 
 from runner_svc.anthropic_upstream.request import DEFAULT_MAX_TOKENS, messages_body
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.runtimes.openai_remote.parameters import MESSAGES_PARAMETERS
+from runner_svc.runtimes.openai_remote.runtime import MESSAGES_PARAMETERS
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import add_member

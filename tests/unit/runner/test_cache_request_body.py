@@ -8,7 +8,7 @@ from kit.engine_settings import engine_settings
 from runner_svc.backend.port import CacheIsolation, CacheUse
 from runner_svc.openai_upstream.request import add_cache_use
 from runner_svc.runtimes.openai_http.backend import AttachedServer
-from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.engine_figures import MAX_FAILED_SAMPLES, FigureSampler, MetricsPage
-from runner_svc.runtimes.llama_server.metrics import read_load as read_llama
+from runner_svc.runtimes.llama_server.backend import read_load as read_llama
 from runner_svc.runtimes.server.backend import metrics_page_of
 from runner_svc.runtimes.server.presets import OTHER_PROGRAM, PRESETS
 from weft.api.registry.v1.runner_pb2 import EngineLoad

@@ -7,7 +7,7 @@ import pytest
 
 from runner_svc.engine_host.request import PreparedRequest, prepare
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
+from runner_svc.runtimes.llama_cpp_python.runtime import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
 from runner_svc.templates.sandbox import ModelTemplates
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2
 from weft.dispatch.frames import GenerationPayload

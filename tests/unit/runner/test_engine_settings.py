@@ -10,7 +10,7 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_server.arguments import server_arguments
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.kernel.errors import FieldError
 from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
 from weft_app.compose.served_models import served_model
@@ -79,7 +79,7 @@ async def test_a_model_of_ctranslate2_is_a_folder_that_takes_text_and_no_device_
     assert on_device is not None
     assert on_processor.bytes == 0
     assert on_device.bytes >= 1_000_000
-    with pytest.raises(FieldError, match="embeddings: must be false"):
+    with pytest.raises(FieldError, match="CTranslate2 gives no embeddings"):
         _served("ctranslate2", path=str(tmp_path), embeddings=True)
     with pytest.raises(FieldError, match=f"there is no file {tmp_path}/other/model.bin"):
         _served("ctranslate2", path=str(tmp_path), quantizations={"float16": str(tmp_path / "other")})

@@ -14,10 +14,9 @@ from runner_svc.memory.estimate import ForecastModel, MemoryEstimator, ModelFile
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.policy.memory_estimate import EstimateSource
 from runner_svc.runtimes.exllamav3 import runtime
+from runner_svc.runtimes.exllamav3.backend import ExllamaV3Forecast
 from runner_svc.runtimes.exllamav3.cache_turns import CacheTurns
-from runner_svc.runtimes.exllamav3.forecast import ExllamaV3Forecast
-from runner_svc.runtimes.exllamav3.runtime import RUNTIME
-from runner_svc.runtimes.exllamav3.settings import ExllamaV3Model, cache_bits, cache_tokens_of
+from runner_svc.runtimes.exllamav3.runtime import RUNTIME, ExllamaV3Model, cache_bits, cache_tokens_of
 from weft.gpu import nvml
 from weft.kernel.errors import FieldError, WeftError
 from weft_app.config.loader import parse_config
@@ -38,12 +37,10 @@ def _folder(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("settings", "refused"),
     [
-        ({"embeddings": True}, "embeddings"),
         ({"chunk_tokens": 300}, "chunk_tokens"),
         ({"cache_tokens": 300}, "cache_tokens"),
         ({"cache_tokens": 2048, "context_tokens": 2048}, "cache_tokens"),
         ({"gpu_split": (0.0, 0.0)}, "gpu_split"),
-        ({"loop_tokens": 8, "loop_repeats": 8}, "loop_repeats"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_by_name(

@@ -14,13 +14,13 @@ from runner_svc.backend.devices import hidden_devices
 from runner_svc.backend.llama_flags import tensor_split
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.memory_estimate import ModelShape, compute_bytes, settings_for, tokens_at_once
-from runner_svc.runtimes.llama_cpp_python.arguments import check_together as check_together_in_process
-from runner_svc.runtimes.llama_cpp_python.arguments import configured_parameters as configured_in_process
-from runner_svc.runtimes.llama_cpp_python.arguments import load_parameters as in_process_parameters
-from runner_svc.runtimes.llama_cpp_python.arguments import server_arguments as in_process_arguments
-from runner_svc.runtimes.llama_cpp_python.engine import CACHE_TYPES, load_settings
+from runner_svc.runtimes.llama_cpp_python.backend import check_together as check_together_in_process
+from runner_svc.runtimes.llama_cpp_python.backend import configured_parameters as configured_in_process
+from runner_svc.runtimes.llama_cpp_python.backend import load_parameters as in_process_parameters
+from runner_svc.runtimes.llama_cpp_python.backend import server_arguments as in_process_arguments
+from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
+from runner_svc.runtimes.llama_cpp_python.server import CACHE_TYPES, load_settings
 from runner_svc.runtimes.llama_cpp_python.server import parse_arguments as parse_host_arguments
-from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
 from runner_svc.runtimes.llama_props import ServerProps, parse_props
 from runner_svc.runtimes.llama_server.arguments import (
     check_together,
@@ -30,10 +30,10 @@ from runner_svc.runtimes.llama_server.arguments import (
     server_arguments,
 )
 from runner_svc.runtimes.llama_server.backend import note_buffer
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.runtimes.llama_server.xllamacpp_launcher import parse_arguments as parse_launcher_arguments
 from runner_svc.runtimes.openai_http.backend import AttachedServer
-from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.api.registry.v1.runner_pb2 import EngineLoad
 from weft.kernel.abilities import EVERY_MODE

@@ -11,9 +11,9 @@ from kit.engine_settings import engine_settings
 from runner_svc.instance.load_messages import load_spec_from, options_message
 from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadSpec
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
-from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
+from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.runner.v1.load_pb2 import LoadOptions, LoadValue
 from weft.kernel.errors import FieldError
 from weft.kernel.load_parameters import LoadParameter

@@ -8,8 +8,8 @@ import pytest
 from runner_svc.openai_upstream import request
 from runner_svc.openai_upstream.request import PreparedBody
 from runner_svc.policy.parameters import EngineParameters, Grammar, Number, ParameterProfile, StructuredOutputs
-from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER_PARAMETERS
-from runner_svc.runtimes.openai_http.parameters import PARAMETERS as OPENAI_HTTP_PARAMETERS
+from runner_svc.runtimes.llama_server.runtime import PARAMETERS as LLAMA_SERVER_PARAMETERS
+from runner_svc.runtimes.openai_http.runtime import PARAMETERS as OPENAI_HTTP_PARAMETERS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2, warning_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import to_json_object

@@ -12,14 +12,14 @@ from runner_svc.policy.parameters import (
     ParameterProfile,
     admit,
 )
-from runner_svc.runtimes.ctranslate2.parameters import PARAMETERS as CTRANSLATE2_PARAMETERS
-from runner_svc.runtimes.diffusers.parameters import PARAMETERS as DIFFUSERS_PARAMETERS
-from runner_svc.runtimes.exllamav3.parameters import PARAMETERS as EXLLAMAV3_PARAMETERS
-from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
-from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER_PARAMETERS
-from runner_svc.runtimes.openai_http.parameters import PARAMETERS as OPENAI_HTTP_PARAMETERS
-from runner_svc.runtimes.openai_remote.parameters import PARAMETERS as OPENAI_REMOTE_PARAMETERS
-from runner_svc.runtimes.vllm.parameters import PARAMETERS as VLLM_PARAMETERS
+from runner_svc.runtimes.ctranslate2.runtime import PARAMETERS as CTRANSLATE2_PARAMETERS
+from runner_svc.runtimes.diffusers.runtime import PARAMETERS as DIFFUSERS_PARAMETERS
+from runner_svc.runtimes.exllamav3.runtime import PARAMETERS as EXLLAMAV3_PARAMETERS
+from runner_svc.runtimes.llama_cpp_python.runtime import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
+from runner_svc.runtimes.llama_server.runtime import PARAMETERS as LLAMA_SERVER_PARAMETERS
+from runner_svc.runtimes.openai_http.runtime import PARAMETERS as OPENAI_HTTP_PARAMETERS
+from runner_svc.runtimes.openai_remote.runtime import PARAMETERS as OPENAI_REMOTE_PARAMETERS
+from runner_svc.runtimes.vllm.runtime import PARAMETERS as VLLM_PARAMETERS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason

@@ -6,9 +6,9 @@ import pytest
 
 from runner_svc.policy.parameters import EngineParameters, ParameterProfile
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER_PARAMETERS
+from runner_svc.runtimes.llama_server.runtime import PARAMETERS as LLAMA_SERVER_PARAMETERS
 from runner_svc.runtimes.openai_http.backend import AttachedServer
-from runner_svc.runtimes.openai_http.parameters import PARAMETERS as OPENAI_HTTP_PARAMETERS
+from runner_svc.runtimes.openai_http.runtime import PARAMETERS as OPENAI_HTTP_PARAMETERS
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner

@@ -11,8 +11,7 @@ from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.policy.memory_estimate import EstimateSource
 from runner_svc.runtimes.diffusers.families import FAMILIES, PIPELINE_CLASSES, Mode
 from runner_svc.runtimes.diffusers.previews import preview_steps
-from runner_svc.runtimes.diffusers.runtime import RUNTIME
-from runner_svc.runtimes.diffusers.settings import DiffusersModel
+from runner_svc.runtimes.diffusers.runtime import RUNTIME, DiffusersModel
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Operation
@@ -141,7 +140,6 @@ async def test_the_memory_of_a_load_follows_from_the_weights_and_what_is_offload
         ({"slots": 2}, "slots"),
         ({"device_map": "balanced", "cpu_offload": "model"}, "device_map"),
         ({"device": "cpu", "quantization": "bitsandbytes_8bit"}, "quantization"),
-        ({"default_steps": 50, "max_steps": 20}, "default_steps"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(tmp_path: Path, settings: dict[str, Any], field: str) -> None:

@@ -11,7 +11,7 @@ from recorded_caller import RecordedCaller
 
 from runner_svc.engine_host.http_server import INVALID_FIELD, RefusedError
 from runner_svc.engine_host.speech import SpeechRequest
-from runner_svc.runtimes.piper.speaker import PiperSpeaker
+from runner_svc.runtimes.piper.server import PiperSpeaker
 from runner_svc.runtimes.piper.voices import find_voices
 
 CONFIGURATION: dict[str, Any] = {

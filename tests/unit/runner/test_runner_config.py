@@ -8,7 +8,7 @@ from kit.engine_settings import engine_settings
 
 from runner_svc.config import RunnerConfig
 from runner_svc.runtimes.openai_http.backend import AttachedServer
-from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from runner_svc.session.report import RunnerReport
 from runner_svc.settings import RunnerSettings
 from weft.api.registry.v1 import model_pb2

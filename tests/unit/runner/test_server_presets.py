@@ -12,7 +12,7 @@ from reference_pages.presets import page
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.server.placeholders import check_placeholders, placeholders_of
 from runner_svc.runtimes.server.presets import OTHER_PROGRAM, PRESETS, PresetName, ServerPreset
-from runner_svc.runtimes.server.settings import ServerModel
+from runner_svc.runtimes.server.runtime import ServerModel
 from weft.kernel.request import Operation
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section

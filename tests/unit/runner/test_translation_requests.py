@@ -9,9 +9,9 @@ from kit.translation_template import TRANSLATION_TEMPLATE
 
 from runner_svc.engine_host.request import PreparedRequest, prepare, rendered_translation
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.runtimes.ctranslate2.parameters import PARAMETERS
-from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS as LLAMA_CPP_PYTHON
-from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER
+from runner_svc.runtimes.ctranslate2.runtime import PARAMETERS
+from runner_svc.runtimes.llama_cpp_python.runtime import PARAMETERS as LLAMA_CPP_PYTHON
+from runner_svc.runtimes.llama_server.runtime import PARAMETERS as LLAMA_SERVER
 from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import FieldError

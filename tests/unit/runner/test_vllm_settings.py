@@ -23,12 +23,9 @@ from runner_svc.runtimes.vllm.arguments import (
     server_arguments,
     server_environment,
 )
-from runner_svc.runtimes.vllm.backend import VllmBackend
-from runner_svc.runtimes.vllm.forecast import VllmForecast
-from runner_svc.runtimes.vllm.load_stages import LoadStages, Stage
-from runner_svc.runtimes.vllm.metrics import read_load
-from runner_svc.runtimes.vllm.runtime import RUNTIME
-from runner_svc.runtimes.vllm.settings import VllmAdapter, VllmModel
+from runner_svc.runtimes.vllm.backend import LoadStages, Stage, VllmBackend, read_load
+from runner_svc.runtimes.vllm.model import VllmForecast
+from runner_svc.runtimes.vllm.runtime import RUNTIME, VllmAdapter, VllmModel
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.kernel.errors import FieldError
 from weft.kernel.load_parameters import check_parameters
@@ -60,7 +57,6 @@ def _value(arguments: Sequence[str], flag: str) -> str:
         ({"context_tokens": 8192}, "--max-model-len", "8192"),
         ({"slots": 1}, "--max-num-seqs", "1"),
         ({"dtype": "bfloat16"}, "--dtype", "bfloat16"),
-        ({"quantization": "modelopt"}, "--quantization", "modelopt"),
         ({"kv_cache_memory_bytes": 2**30}, "--kv-cache-memory-bytes", str(2**30)),
         ({"kv_cache_memory_bytes": 2**30}, "--gpu-memory-utilization", "0.01"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype", "fp8"),
@@ -68,7 +64,6 @@ def _value(arguments: Sequence[str], flag: str) -> str:
         ({"tensor_parallel": 4}, "--tensor-parallel-size", "4"),
         ({"pipeline_parallel": 2}, "--pipeline-parallel-size", "2"),
         ({"tool_call_parser": "hermes"}, "--tool-call-parser", "hermes"),
-        ({"reasoning_parser": "qwen3"}, "--reasoning-parser", "qwen3"),
         ({"kind": "embedding"}, "--runner", "pooling"),
         ({"limit_mm_per_prompt": {"image": 1}}, "--limit-mm-per-prompt", '{"image": 1}'),
         ({"mm_processor_kwargs": {"max_pixels": 9}}, "--mm-processor-kwargs", '{"max_pixels": 9}'),
@@ -85,7 +80,6 @@ def test_a_setting_is_a_flag(settings: dict[str, Any], flag: str, written: str) 
     ("settings", "flag"),
     [
         ({"trust_remote_code": True}, "--trust-remote-code"),
-        ({"enforce_eager": True}, "--enforce-eager"),
         ({"prefix_caching": True}, "--enable-prefix-caching"),
         ({"prefix_caching": False}, "--no-enable-prefix-caching"),
         ({"tool_call_parser": "hermes"}, "--enable-auto-tool-choice"),

@@ -1,0 +1,135 @@
+"""Checks of a model that llama.cpp's server serves: what its files let it do, and its adapters."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from runner_svc.model_files.gguf import is_gguf, read_gguf_header
+from runner_svc.policy.template_abilities import abilities_of_templates
+from runner_svc.runtimes.flags import marked_settings
+from runner_svc.runtimes.llama_server.arguments import (
+    ADAPTER_FLAGS,
+    DRAFT_BY_MODEL,
+    DRAFT_FLAGS,
+    PROJECTOR_FLAGS,
+    configured_parameters,
+    habits_of,
+    names_flag,
+    names_template,
+    operations_of,
+    reranks,
+    shares_between_slots,
+)
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.runtime import LlamaAdapter, LlamaServerModel, llama_command
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_context, file_engine
+from weft.kernel.abilities import UNKNOWN, Abilities
+from weft.kernel.errors import WeftError
+from weft.kernel.request import Skill
+
+_MEDIA = frozenset({Skill.IMAGE, Skill.AUDIO})
+_USUAL_PROJECTOR = Abilities(skills=frozenset({Skill.IMAGE}))
+"""Of audio nothing is known then."""
+_HUB_FLAGS = ("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "--mmproj-auto")
+"""Flags with which the server may find a projector by itself."""
+
+
+def file_abilities(model: LlamaServerModel, templates: Sequence[str]) -> Abilities:
+    """Returns what the files of a model show. Blocks for the time of reading a projector's header."""
+    text = Abilities(skills=frozenset({Skill.TEXT}))
+    shown = UNKNOWN if names_template(model) else abilities_of_templates(templates)
+    return text.completed_by(_media_abilities(model)).completed_by(shown)
+
+
+def _media_abilities(model: LlamaServerModel) -> Abilities:
+    if model.projector_file is not None:
+        return projector_abilities(model.projector_file)
+    if names_flag(model.extra_arguments, PROJECTOR_FLAGS):
+        return _USUAL_PROJECTOR
+    return UNKNOWN if names_flag(model.extra_arguments, _HUB_FLAGS) else Abilities(lacking=_MEDIA)
+
+
+def projector_abilities(file: Path) -> Abilities:
+    """Returns what a projector encodes, by its header, or what most of them do where it does not say."""
+    try:
+        header = read_gguf_header(file) if is_gguf(file) else None
+    except (OSError, WeftError):
+        header = None
+    flags = {} if header is None else {Skill.IMAGE: header.encodes_images, Skill.AUDIO: header.encodes_audio}
+    # A projector that encodes one of them says nothing about the other.
+    found = frozenset(skill for skill, flag in flags.items() if flag)
+    return Abilities(skills=found, lacking=_MEDIA - found) if found else _USUAL_PROJECTOR
+
+
+_SEPARATORS = (":", ",")
+"""Characters that separate files and scales in the server's flag."""
+
+
+def check_adapters(model: LlamaServerModel, context: ModelContext) -> None:
+    """Raise INVALID_ARGUMENT naming the setting for adapters that the server could not load, or not keep apart."""
+    if not model.adapters:
+        return
+    if reranks(model):
+        raise context.refuse("adapters", "are for models that generate, and this one only ranks")
+    if names_flag(model.extra_arguments, ADAPTER_FLAGS):
+        raise context.refuse("adapters", f"cannot be combined with {ADAPTER_FLAGS[0]} among extra_arguments")
+    if shares_between_slots(model.extra_arguments):
+        # It finds prompts again whatever adapter they were computed with.
+        raise context.refuse("adapters", "cannot be combined with --cache-ram, which mixes up their cached prompts")
+    architecture = _architecture_of(model)
+    for index, adapter in enumerate(model.adapters):
+        if (fault := _fault(adapter, architecture)) is not None:
+            raise context.refuse(f"adapters[{index}].path", fault)
+
+
+def _architecture_of(model: LlamaServerModel) -> str:
+    """Returns the architecture of the model by its file; empty: unknown."""
+    try:
+        return read_gguf_header(model.file).architecture
+    except (WeftError, OSError):
+        return ""
+
+
+def _fault(adapter: LlamaAdapter, architecture: str) -> str | None:
+    """Returns why the server cannot load an adapter for a model of this architecture; None: nothing is known."""
+    file = adapter.file
+    if not file.is_file():
+        return f"there is no file {file}"
+    if any(separator in str(file) for separator in _SEPARATORS):
+        return f"must have neither {' nor '.join(map(repr, _SEPARATORS))} in it: {file}"
+    try:
+        header = read_gguf_header(file)
+    except (WeftError, OSError) as error:
+        return f"cannot be read as an adapter: {getattr(error, 'message', error)}"
+    if (header.kind, header.adapter_kind) != ("adapter", "lora"):
+        return f"is no adapter (LoRA) but {header.kind or 'a GGUF file of another kind'}: {file}"
+    if architecture and header.architecture != architecture:
+        return f"is for models of the architecture {header.architecture}, and this one is {architecture}"
+    return None
+
+
+def build(model: LlamaServerModel, context: ModelContext) -> ModelEngine:
+    """Returns the engine of a model; see Runtime.build."""
+    context = file_context(model, context, llama_command(context.command))
+    for setting, file, flags in (
+        ("mmproj_path", model.projector_file, PROJECTOR_FLAGS),
+        ("draft_model_path", model.draft_file, DRAFT_FLAGS),
+    ):
+        if file is not None and names_flag(model.extra_arguments, flags):
+            raise context.refuse(setting, f"is also given by {flags[0]} among extra_arguments; leave one of them out")
+        if file is not None and not file.is_file():
+            raise context.refuse(setting, f"there is no file {file}")
+    for setting, flag in marked_settings(LlamaServerModel):
+        if getattr(model, setting) is not None and names_flag(model.extra_arguments, (flag,)):
+            raise context.refuse(setting, f"is also given by {flag} among extra_arguments; leave one of them out")
+    if model.spec_type == DRAFT_BY_MODEL and model.draft_file is None:
+        raise context.refuse("spec_type", f"{DRAFT_BY_MODEL} needs draft_model_path")
+    check_adapters(model, context)
+    return file_engine(
+        model,
+        context,
+        lambda: LlamaServerBackend(model, context),
+        operations=operations_of(model),
+        habits=habits_of(model),
+        load_values=configured_parameters(model.extra_arguments),
+        abilities=file_abilities(model, context.templates),
+    )
