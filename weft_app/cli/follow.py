@@ -1,16 +1,19 @@
 """Watches of the mesh that survive lost connections."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from weft.api.registry.v1.event_pb2 import Event
-from weft.client.resources import connect_registry
-from weft.documents.mesh_state import Key, MeshState
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import REGISTRY_AWAY, Reason
 from weft_app.cli.options import note
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weft.api.registry.v1.event_pb2 import Event
+    from weft.documents.mesh_state import Key, MeshState
 
 RETRY_PAUSE_SECONDS = 1.0
 RETRY_LIMIT_SECONDS = 60.0
@@ -45,11 +48,14 @@ class Breaks:
         time.sleep(RETRY_PAUSE_SECONDS)
 
 
-def follow_resources(home: Path) -> Iterator[tuple[MeshState, frozenset[Key]]]:
+def follow_resources(home: Path) -> "Iterator[tuple[MeshState, frozenset[Key]]]":
     """Yields views of the mesh with the keys that may have changed: everything at first, then every change.
 
     Raises SERVICE_UNAVAILABLE when the mesh does not run, or was unreachable for RETRY_LIMIT_SECONDS.
     """
+    from weft.client.resources import connect_registry  # noqa: PLC0415 - what only polls needs no gRPC
+    from weft.documents.mesh_state import MeshState  # noqa: PLC0415 - as above
+
     state, breaks = MeshState(), Breaks()
     while True:
         try:
@@ -61,8 +67,10 @@ def follow_resources(home: Path) -> Iterator[tuple[MeshState, frozenset[Key]]]:
             breaks.survive(error)
 
 
-def follow_events(home: Path, kind: ResourceKind | None, name: str, past_limit: int) -> Iterator[Event]:
+def follow_events(home: Path, kind: ResourceKind | None, name: str, past_limit: int) -> "Iterator[Event]":
     """Yields recent events, then every new one, each once. Raises like `follow_resources`."""
+    from weft.client.resources import connect_registry  # noqa: PLC0415 - as above
+
     last, breaks = 0, Breaks()
     while True:
         try:
@@ -82,6 +90,6 @@ def follow_events(home: Path, kind: ResourceKind | None, name: str, past_limit: 
             breaks.survive(error)
 
 
-def _both(past: list[Event], coming: Iterator[Event]) -> Iterator[Event]:
+def _both(past: "list[Event]", coming: "Iterator[Event]") -> "Iterator[Event]":
     yield from past
     yield from coming

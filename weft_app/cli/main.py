@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
-from itertools import chain
 from typing import Annotated, Any, cast
 
 import typer
@@ -37,282 +36,236 @@ class CommandPlace:
     """The first paragraph of its own help."""
 
 
-COMMANDS: Mapping[str, CommandPlace] = {
-    "up": CommandPlace(
-        "weft_app.cli.up:up", "Start a mesh on this machine and serve until Ctrl-C, or in the background."
-    ),
-    "stop": CommandPlace(
-        "weft_app.cli.stop:stop", "Stop the mesh of a home: running requests are finished first, as with Ctrl-C."
-    ),
-    "restart": CommandPlace(
-        "weft_app.cli.restart:restart",
-        "Stop the mesh of a home, finishing running requests first, and start it again as it was started.",
-    ),
-    "reload": CommandPlace(
-        "weft_app.cli.reload:reload",
-        "Have a running mesh read its weft.yaml again: what changed drains, all else goes on.",
-    ),
-    "status": CommandPlace(
-        "weft_app.cli.status:status",
-        "Show whether a mesh runs on a home, since when, where, how its processes are, and which models it serves.",
-    ),
-    "health": CommandPlace(
-        "weft_app.cli.health:health",
-        "Ask the processes of a home whether they can do their work: a probe for containers and supervisors.",
-    ),
-    "version": CommandPlace(
-        "weft_app.cli.version:show_version",
-        "Show the versions of the client, of the running mesh and its runners, of the API, Python and gRPC.",
-    ),
-    "demo": CommandPlace(
-        "weft_app.cli.demo:demo",
-        "Start a mesh in a temporary home, stream one chat through its HTTP API, stop it.",
-    ),
-    "ui": CommandPlace("weft_app.cli.ui:ui", "Open the workbench, the web page of the mesh, and print its address."),
-    "chat": CommandPlace(
-        "weft_app.cli.chat:chat",
-        "Chat with a model, pool, agent or route. The answer goes to stdout, everything else to stderr.",
-    ),
-    "run": CommandPlace(
-        "weft_app.cli.run:run",
-        "Pull, load and chat with a model, by its name or source. Starts weft for this command if it is not running.",
-    ),
-    "image": CommandPlace(
-        "weft_app.cli.image:image",
-        "Make images from a description, or from images, as files. Progress goes to stderr; Ctrl-C cancels.",
-    ),
-    "transcribe": CommandPlace(
-        "weft_app.cli.transcribe:transcribe",
-        "Transcribe a recording. Text and captions come as they are found, progress goes to stderr; Ctrl-C cancels.",
-    ),
-    "speak": CommandPlace(
-        "weft_app.cli.speak:speak",
-        "Speak a text: the recording goes to a file, or to stdout in a pipe. Nothing is played; Ctrl-C cancels.",
-    ),
-    "launch": CommandPlace(
-        "weft_app.cli.launch:launch",
-        "Start a program such as Claude Code with the environment that leads it to the mesh; no file is changed.",
-    ),
-    "get": CommandPlace(
-        "weft_app.cli.get:get",
-        "List resources, requests, clients, tasks, secrets, leases or routers. Resources in YAML can be applied again.",
-    ),
-    "describe": CommandPlace(
-        "weft_app.cli.describe:describe",
-        "Show the details of one resource: its document, conditions with reasons, engines and recent events.",
-    ),
-    "explain": CommandPlace(
-        "weft_app.cli.explain:explain",
-        "Explain the scheduling of a request: what it waited for, which runners could serve it, which one did.",
-    ),
-    "apply": CommandPlace(
-        "weft_app.cli.declare:apply",
-        "Declare resources. All documents are applied, or none when one is wrong or refused.",
-    ),
-    "diff": CommandPlace(
-        "weft_app.cli.declare:diff",
-        "Show what apply would change. Exit code 0: nothing, 1: differences, higher: the comparison failed.",
-    ),
-    "delete": CommandPlace(
-        "weft_app.cli.declare:delete",
-        "Delete resources, agents and routes first, finished tasks or secrets. A failure does not stop the others.",
-    ),
-    "edit": CommandPlace(
-        "weft_app.cli.edit:edit", "Edit a resource in $VISUAL or $EDITOR as YAML, and apply it when the editor ends."
-    ),
-    "create": CommandPlace("weft_app.cli.create:app", "Create a model of a provider, or a secret."),
-    "rotate": CommandPlace("weft_app.cli.create:rotate_app", "Give a secret a new value."),
-    "wait": CommandPlace(
-        "weft_app.cli.wait:wait",
-        "Wait for a condition of a resource, or for the end of a task. Exit code 5 on timeout.",
-    ),
-    "cancel": CommandPlace(
-        "weft_app.cli.cancel:cancel",
-        "Cancel requests, tasks, batches or operations: what waits never starts, what runs is stopped with its engine.",
-    ),
-    "batch": CommandPlace("weft_app.cli.batch:app", "Submit batches of requests, and fetch their answers."),
-    "profile": CommandPlace(
-        "weft_app.cli.profile:app",
-        "Save what is declared and loaded as a profile, and switch to profiles. List them: weft get profiles.",
-    ),
-    "events": CommandPlace("weft_app.cli.events:events", "Show recent events, oldest first."),
-    "config": CommandPlace(
-        "weft_app.cli.mesh_config:app", "Show what weft.yaml means; show and change settings of the whole mesh."
-    ),
-    "ps": CommandPlace(
-        "weft_app.cli.ps:ps",
-        "Show each model on each runner: memory, how long it stays loaded, process, slots.",
-    ),
-    "top": CommandPlace(
-        "weft_app.cli.top:top",
-        "Show devices, models, queue and last ends on one page that goes on until q or Ctrl-C.",
-    ),
-    "figures": CommandPlace(
-        "weft_app.cli.figures:figures",
-        "Show what was counted in the last hour: requests, tokens, percentiles of times, waits and devices.",
-    ),
-    "load": CommandPlace(
-        "weft_app.cli.operations:load",
-        "Load a model, and keep it loaded until it is unloaded. Other settings than the current ones reload it.",
-    ),
-    "unload": CommandPlace(
-        "weft_app.cli.operations:unload",
-        "Drain the requests of a model, then unload it; the next request loads it again.",
-    ),
-    "flush": CommandPlace(
-        "weft_app.cli.operations:flush",
-        "Drop cached prefixes. Running requests keep theirs until they end.",
-    ),
-    "usage": CommandPlace(
-        "weft_app.cli.usage:usage",
-        "Show what tenants, keys and models used: requests, tokens, media, accelerator time, remote requests.",
-    ),
-    "operation": CommandPlace(
-        "weft_app.cli.operations:app",
-        "List, follow and cancel loads, unloads and flushes.",
-    ),
-    "audit": CommandPlace(
-        "weft_app.cli.audit:app",
-        "Show the audit log of loads, unloads and flushes, refusals included, and verify that it is complete.",
-    ),
-    "sign": CommandPlace("weft_app.cli.sign:app", "Sign tokens that permit an operation, and create signing keys."),
-    "approve": CommandPlace(
-        "weft_app.cli.sign:approve",
-        "Show what a token permits, from the signed action itself, and add your signature.",
-    ),
-    "keys": CommandPlace("weft_app.cli.keys:app", "Manage API keys: their scopes and tenants."),
-    "logs": CommandPlace(
-        "weft_app.cli.logs:logs",
-        "Show the log of the mesh, a service, a runner or one request, a model's engine's output, or a task's answer.",
-    ),
-    "log-level": CommandPlace(
-        "weft_app.cli.log_level:log_level",
-        "Change the lowest level that a process of the mesh logs, for a time; then the configured one holds again.",
-    ),
-    "attach": CommandPlace(
-        "weft_app.cli.attach:attach",
-        "Serve every model that a running server lists, without a restart of the mesh; its list is followed.",
-    ),
-    "detach": CommandPlace(
-        "weft_app.cli.attach:detach",
-        "Serve the models of an attached server no longer; running requests end first, and the server runs on.",
-    ),
-    "discover": CommandPlace(
-        "weft_app.cli.discover:discover",
-        "Show engines and models of other programs here, the weft.yaml that serves them, and announced meshes.",
-    ),
-    "pull": CommandPlace(
-        "weft_app.cli.models:pull",
-        "Pull a model: from the Hugging Face hub, by its short name, a URL, or a folder. No mesh needs to run.",
-    ),
-    "models": CommandPlace("weft_app.cli.models:app", "List and remove the models that were pulled."),
-    "estimate": CommandPlace(
-        "weft_app.cli.estimate:estimate",
-        "Show what memory a model will take, and what the estimate comes from.",
-    ),
-    "simulate": CommandPlace(
-        "weft_app.cli.simulate:simulate",
-        "Simulate a mesh: waits, throughput, refusals and the cost of model swaps.",
-    ),
-    "lease": CommandPlace(
-        "weft_app.cli.lease:app", "Lease accelerator memory for a program; list and release the leases of all hosts."
-    ),
-    "doctor": CommandPlace(
-        "weft_app.cli.doctor:doctor",
-        "Check what a mesh on this machine needs. Exit code 1 when something is missing.",
-    ),
-    "conformance": CommandPlace(
-        "weft_app.cli.conformance:conformance",
-        "Check a runner of the mesh against its contract, promise by promise.",
-    ),
-    "edge": CommandPlace(
-        "weft_app.cli.edge:app", "Print the configuration of an Envoy in front of gateways or a relay."
-    ),
-    "serve": CommandPlace(
-        "weft_app.cli.serve:app",
-        "Run one service of a mesh in this process, for meshes that span processes or machines.",
-    ),
-    "service": CommandPlace(
-        "weft_app.cli.service:app",
-        "Install, show and remove services of systemd: a mesh, one of its services, a runner.",
-    ),
-    "runtime": CommandPlace(
-        "weft_app.cli.runtime:app", "Install, list and remove the environments that engines such as vLLM run in."
-    ),
-    "runner": CommandPlace(
-        "weft_app.cli.runner:app",
-        "Join a mesh with the models of this machine, and manage join tokens.",
-    ),
+PANELS: Mapping[str, Mapping[str, CommandPlace]] = {
+    "Start here": {
+        "up": CommandPlace(
+            "weft_app.cli.up:up", "Start a mesh on this machine and serve until Ctrl-C, or in the background."
+        ),
+        "run": CommandPlace(
+            "weft_app.cli.run:run",
+            "Pull, load and chat with a model, by its name or source. Starts weft for this command if "
+            "it is not running.",
+        ),
+        "stop": CommandPlace(
+            "weft_app.cli.stop:stop", "Stop the mesh of a home: running requests are finished first, as with Ctrl-C."
+        ),
+        "restart": CommandPlace(
+            "weft_app.cli.restart:restart",
+            "Stop the mesh of a home, finishing running requests first, and start it again as it was started.",
+        ),
+        "reload": CommandPlace(
+            "weft_app.cli.reload:reload",
+            "Have a running mesh read its weft.yaml again: what changed drains, all else goes on.",
+        ),
+        "status": CommandPlace(
+            "weft_app.cli.status:status",
+            "Show whether a mesh runs on a home, since when, where, how its processes are, and which models it serves.",
+        ),
+        "demo": CommandPlace(
+            "weft_app.cli.demo:demo",
+            "Start a mesh in a temporary home, stream one chat through its HTTP API, stop it.",
+        ),
+        "ui": CommandPlace(
+            "weft_app.cli.ui:ui", "Open the workbench, the web page of the mesh, and print its address."
+        ),
+        "chat": CommandPlace(
+            "weft_app.cli.chat:chat",
+            "Chat with a model, pool, agent or route. The answer goes to stdout, everything else to stderr.",
+        ),
+        "image": CommandPlace(
+            "weft_app.cli.image:image",
+            "Make images from a description, or from images, as files. Progress goes to stderr; Ctrl-C cancels.",
+        ),
+        "transcribe": CommandPlace(
+            "weft_app.cli.transcribe:transcribe",
+            "Transcribe a recording. Text and captions come as they are found, progress goes to "
+            "stderr; Ctrl-C cancels.",
+        ),
+        "speak": CommandPlace(
+            "weft_app.cli.speak:speak",
+            "Speak a text: the recording goes to a file, or to stdout in a pipe. Nothing is played; Ctrl-C cancels.",
+        ),
+        "launch": CommandPlace(
+            "weft_app.cli.launch:launch",
+            "Start a program such as Claude Code with the environment that leads it to the mesh; no file is changed.",
+        ),
+        "doctor": CommandPlace(
+            "weft_app.cli.doctor:doctor",
+            "Check what a mesh on this machine needs. Exit code 1 when something is missing.",
+        ),
+        "version": CommandPlace(
+            "weft_app.cli.version:show_version",
+            "Show the versions of the client, of the running mesh and its runners, of the API, Python and gRPC.",
+        ),
+    },
+    "Models": {
+        "discover": CommandPlace(
+            "weft_app.cli.discover:discover",
+            "Show engines and models of other programs here, the weft.yaml that serves them, and announced meshes.",
+        ),
+        "attach": CommandPlace(
+            "weft_app.cli.attach:attach",
+            "Serve every model that a running server lists, without a restart of the mesh; its list is followed.",
+        ),
+        "detach": CommandPlace(
+            "weft_app.cli.attach:detach",
+            "Serve the models of an attached server no longer; running requests end first, and the server runs on.",
+        ),
+        "pull": CommandPlace(
+            "weft_app.cli.models:pull",
+            "Pull a model: from the Hugging Face hub, by its short name, a URL, or a folder. No mesh needs to run.",
+        ),
+        "models": CommandPlace("weft_app.cli.models:app", "List and remove the models that were pulled."),
+        "ps": CommandPlace(
+            "weft_app.cli.ps:ps",
+            "Show each model on each runner: memory, how long it stays loaded, process, slots.",
+        ),
+        "top": CommandPlace(
+            "weft_app.cli.top:top",
+            "Show devices, models, queue and last ends on one page that goes on until q or Ctrl-C.",
+        ),
+        "figures": CommandPlace(
+            "weft_app.cli.figures:figures",
+            "Show what was counted in the last hour: requests, tokens, percentiles of times, waits and devices.",
+        ),
+        "load": CommandPlace(
+            "weft_app.cli.operations:load",
+            "Load a model, and keep it loaded until it is unloaded. Other settings than the current ones reload it.",
+        ),
+        "unload": CommandPlace(
+            "weft_app.cli.operations:unload",
+            "Drain the requests of a model, then unload it; the next request loads it again.",
+        ),
+        "flush": CommandPlace(
+            "weft_app.cli.operations:flush",
+            "Drop cached prefixes. Running requests keep theirs until they end.",
+        ),
+        "estimate": CommandPlace(
+            "weft_app.cli.estimate:estimate",
+            "Show what memory a model will take, and what the estimate comes from.",
+        ),
+        "logs": CommandPlace(
+            "weft_app.cli.logs:logs",
+            "Show the log of the mesh, a service, a runner or one request, a model's engine's output, "
+            "or a task's answer.",
+        ),
+    },
+    "Resources": {
+        "get": CommandPlace(
+            "weft_app.cli.get:get",
+            "List resources, requests, clients, tasks, secrets, leases or routers. Resources in YAML "
+            "can be applied again.",
+        ),
+        "describe": CommandPlace(
+            "weft_app.cli.describe:describe",
+            "Show the details of one resource: its document, conditions with reasons, engines and recent events.",
+        ),
+        "edit": CommandPlace(
+            "weft_app.cli.edit:edit",
+            "Edit a resource in $VISUAL or $EDITOR as YAML, and apply it when the editor ends.",
+        ),
+        "create": CommandPlace("weft_app.cli.create:app", "Create a model of a provider, or a secret."),
+        "rotate": CommandPlace("weft_app.cli.create:rotate_app", "Give a secret a new value."),
+        "apply": CommandPlace(
+            "weft_app.cli.declare:apply",
+            "Declare resources. All documents are applied, or none when one is wrong or refused.",
+        ),
+        "diff": CommandPlace(
+            "weft_app.cli.declare:diff",
+            "Show what apply would change. Exit code 0: nothing, 1: differences, higher: the comparison failed.",
+        ),
+        "delete": CommandPlace(
+            "weft_app.cli.declare:delete",
+            "Delete resources, agents and routes first, finished tasks or secrets. A failure does not stop the others.",
+        ),
+        "profile": CommandPlace(
+            "weft_app.cli.profile:app",
+            "Save what is declared and loaded as a profile, and switch to profiles. List them: weft get profiles.",
+        ),
+        "wait": CommandPlace(
+            "weft_app.cli.wait:wait",
+            "Wait for a condition of a resource, or for the end of a task. Exit code 5 on timeout.",
+        ),
+        "events": CommandPlace("weft_app.cli.events:events", "Show recent events, oldest first."),
+    },
+    "Requests": {
+        "explain": CommandPlace(
+            "weft_app.cli.explain:explain",
+            "Explain the scheduling of a request: what it waited for, which runners could serve it, which one did.",
+        ),
+        "cancel": CommandPlace(
+            "weft_app.cli.cancel:cancel",
+            "Cancel requests, tasks, batches or operations: what waits never starts, what runs is "
+            "stopped with its engine.",
+        ),
+        "batch": CommandPlace("weft_app.cli.batch:app", "Submit batches of requests, and fetch their answers."),
+        "simulate": CommandPlace(
+            "weft_app.cli.simulate:simulate",
+            "Simulate a mesh: waits, throughput, refusals and the cost of model swaps.",
+        ),
+    },
+    "Administration": {
+        "config": CommandPlace(
+            "weft_app.cli.mesh_config:app", "Show what weft.yaml means; show and change settings of the whole mesh."
+        ),
+        "keys": CommandPlace("weft_app.cli.keys:app", "Manage API keys: their scopes and tenants."),
+        "runner": CommandPlace(
+            "weft_app.cli.runner:app",
+            "Join a mesh with the models of this machine, and manage join tokens.",
+        ),
+        "runtime": CommandPlace(
+            "weft_app.cli.runtime:app", "Install, list and remove the environments that engines such as vLLM run in."
+        ),
+        "lease": CommandPlace(
+            "weft_app.cli.lease:app",
+            "Lease accelerator memory for a program; list and release the leases of all hosts.",
+        ),
+        "serve": CommandPlace(
+            "weft_app.cli.serve:app",
+            "Run one service of a mesh in this process, for meshes that span processes or machines.",
+        ),
+        "edge": CommandPlace(
+            "weft_app.cli.edge:app", "Print the configuration of an Envoy in front of gateways or a relay."
+        ),
+        "service": CommandPlace(
+            "weft_app.cli.service:app",
+            "Install, show and remove services of systemd: a mesh, one of its services, a runner.",
+        ),
+        "health": CommandPlace(
+            "weft_app.cli.health:health",
+            "Ask the processes of a home whether they can do their work: a probe for containers and supervisors.",
+        ),
+        "operation": CommandPlace(
+            "weft_app.cli.operations:app",
+            "List, follow and cancel loads, unloads and flushes.",
+        ),
+        "audit": CommandPlace(
+            "weft_app.cli.audit:app",
+            "Show the audit log of loads, unloads and flushes, refusals included, and verify that it is complete.",
+        ),
+        "usage": CommandPlace(
+            "weft_app.cli.usage:usage",
+            "Show what tenants, keys and models used: requests, tokens, media, accelerator time, remote requests.",
+        ),
+        "sign": CommandPlace("weft_app.cli.sign:app", "Sign tokens that permit an operation, and create signing keys."),
+        "approve": CommandPlace(
+            "weft_app.cli.sign:approve",
+            "Show what a token permits, from the signed action itself, and add your signature.",
+        ),
+        "log-level": CommandPlace(
+            "weft_app.cli.log_level:log_level",
+            "Change the lowest level that a process of the mesh logs, for a time; then the configured one holds again.",
+        ),
+    },
+    "Development": {
+        "conformance": CommandPlace(
+            "weft_app.cli.conformance:conformance",
+            "Check a runner of the mesh against its contract, promise by promise.",
+        ),
+    },
 }
-"""All commands."""
-
-HELP_PANELS: Mapping[str, tuple[str, ...]] = {
-    "Start here": (
-        "up",
-        "run",
-        "stop",
-        "restart",
-        "reload",
-        "status",
-        "demo",
-        "ui",
-        "chat",
-        "image",
-        "transcribe",
-        "speak",
-        "launch",
-        "doctor",
-        "version",
-    ),
-    "Models": (
-        "discover",
-        "attach",
-        "detach",
-        "pull",
-        "models",
-        "ps",
-        "top",
-        "figures",
-        "load",
-        "unload",
-        "flush",
-        "estimate",
-        "logs",
-    ),
-    "Resources": (
-        "get",
-        "describe",
-        "edit",
-        "create",
-        "rotate",
-        "apply",
-        "diff",
-        "delete",
-        "profile",
-        "wait",
-        "events",
-    ),
-    "Requests": ("explain", "cancel", "batch", "simulate"),
-    "Administration": (
-        "config",
-        "keys",
-        "runner",
-        "runtime",
-        "lease",
-        "serve",
-        "edge",
-        "service",
-        "health",
-        "operation",
-        "audit",
-        "usage",
-        "sign",
-        "approve",
-        "log-level",
-    ),
-    "Development": ("conformance",),
-}
-"""The commands of each panel of `weft --help`, in its order."""
+"""All commands by their panel of `weft --help`, in its order."""
+COMMANDS: Mapping[str, CommandPlace] = {name: place for panel in PANELS.values() for name, place in panel.items()}
 
 ALIASES: Mapping[str, str] = {"down": "stop", "show": "describe"}
 """Words that are commands under another name; the help does not list them."""
@@ -351,7 +304,7 @@ class LazyGroup(TyperGroup):
 
     @override
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*chain.from_iterable(HELP_PANELS.values()), *super().list_commands(ctx)]
+        return [*COMMANDS, *super().list_commands(ctx)]
 
     @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -387,7 +340,7 @@ class LazyGroup(TyperGroup):
 
 
 def _panel_of(name: str) -> str | None:
-    return next((panel for panel, names in HELP_PANELS.items() if name in names), None)
+    return next((panel for panel, names in PANELS.items() if name in names), None)
 
 
 def _no_command(word: str) -> str:

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from weft_app.cli.main import COMMANDS, HELP_PANELS, load
+from weft_app.cli.main import COMMANDS, PANELS, load
 
 _HEAD = """# Commands
 
@@ -15,7 +15,7 @@ _HEAD = """# Commands
 def page() -> str:
     """Returns the page: the commands by panel, each with its commands."""
     lines = [_HEAD]
-    for panel, names in HELP_PANELS.items():
+    for panel, names in PANELS.items():
         lines.append(f"## {panel}\n")
         for name in names:
             lines += _command(f"weft {name}", load(name), COMMANDS[name].summary)

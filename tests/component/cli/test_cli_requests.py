@@ -26,7 +26,6 @@ from router_svc.request_log import RequestLog
 from router_svc.request_servicer import LocalRequests, RequestServicer, request_record
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_service_pb2_grpc
-from weft.client.requests import connect_requests
 from weft.dispatch.fleet import FleetView
 from weft.documents.codec import document_of
 from weft.kernel.clock import SystemClock
@@ -36,6 +35,7 @@ from weft.kernel.request import Operation, Priority
 from weft.kernel.rpc import new_server
 from weft.kernel.units import Rate, RateUnit
 from weft_app.cli.main import app
+from weft_app.cli.mesh_documents import connect
 from weft_app.cli.options import ResourceFormat
 from weft_app.cli.request_table import _ENDED, _REQUESTS, _has_outcome
 from weft_app.cli.request_watch import follow_requests, watch_ended, watch_named, watch_under_way
@@ -545,8 +545,8 @@ def test_a_named_request_is_read_again_with_its_decisions_when_it_changes(
     mesh.arrive(2, "req-2")
 
     def read() -> list[dict[str, Any]]:
-        with connect_requests(home=mesh.home) as requests:
-            return [document_of(requests.get("req-1"))]
+        with connect(mesh.home, 5.0, "router") as api:
+            return [api.get("/v1/requests/req-1")]
 
     def waits(key: int) -> Callable[[], None]:
         return lambda: mesh.log.note_decisions([Waits(key=key, position=1, reason="busy")], at + 1)

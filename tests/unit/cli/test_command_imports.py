@@ -50,6 +50,7 @@ COMMANDS = ("ps", "get models -o json", "describe x", "explain x")
 FAST = (
     *("get models", "get all -o json", "get agents -o wide", "describe pool p", "events", "status", "ps"),
     *("get requests", "get clients", "explain r", "cancel request r"),
+    *("get secrets", "get leases", "get routers", "usage", "config get", "top --once"),
 )
 """Commands over the HTTP API."""
 CALLS_NOTHING_OF_THE_MESH = {"grpc", "google", "yaml", "asyncio", "gateway", "registry_svc", "router_svc", "runner_svc"}
@@ -154,7 +155,8 @@ class _Answers(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         items = [pool] if path.endswith("/pools") else []
         health = {"status": "ok", "components": []}
-        listed = {"items": items, "total": 0, "historyMissing": False, **health}
+        others = {"hosts": [], "hasMore": False, "allowCloudFallback": True}
+        listed = {"items": items, "total": 0, "historyMissing": False, **others, **health}
         found = request if "/requests/" in path else pool if path.endswith("/pools/p") else listed
         body = json.dumps(found).encode()
         self.send_response(200)
