@@ -150,7 +150,9 @@ class Loader:
         self.fetches = False
         if self._config.fetch is None:
             return
-        self.fetches, self.fetch_stage = True, PULLING
+        # A load that fails for what this machine lacks is retried as that of an engine that ends.
+        self.fetches = self._config.lack is None
+        self.fetch_stage = PULLING if self.fetches else ""
         try:
             fetched = await self._config.fetch(self._note_fetch)
         finally:

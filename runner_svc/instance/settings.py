@@ -161,6 +161,8 @@ class ServedModel(ModelEngine):
     """Adapters of the model: models of their own, which its instance serves as well."""
     fetch: FetchModel | None = field(default=None, repr=False)
     """Pulls its files before the first load; None: they are there."""
+    lack: WeftError | None = None
+    """What it needs and this machine does not have now, with which `fetch` fails; None: nothing."""
     added: added_model_pb2.AddedModel | None = field(default=None, repr=False)
     """How it was added, of a model that was asked for by its source; None: the configuration names it."""
     server: str = ""

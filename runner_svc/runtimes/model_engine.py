@@ -41,6 +41,7 @@ from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.load_parameters import LoadValue
 from weft.kernel.names import is_token
+from weft.kernel.reasons import Reason
 from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
 
 
@@ -80,9 +81,22 @@ class ModelContext:
     model_file: model_pb2.ModelFile = field(default_factory=model_pb2.ModelFile)
     """What the model's files say of themselves; empty: nothing is known."""
 
+    lacks: list[WeftError] = field(default_factory=list)
+    """What the model needs and this machine does not have now, such as a file: its loads fail with the first of them,
+    while the other models of the runner are served."""
+
     def refuse(self, setting: str, message: str) -> FieldError:
         """Returns the INVALID_ARGUMENT for a setting of this model."""
         return invalid_field(f"{self.where}.{setting}", message)
+
+    def lack(self, setting: str, message: str) -> None:
+        """Notes what a setting names and this machine does not have now."""
+        self.lacks.append(WeftError(Reason.CONNECT_FAILED, f"{self.where}.{setting}: {message}"))
+
+    def require_file(self, setting: str, file: Path | None) -> None:
+        """Notes a file that a setting names and that is not there."""
+        if file is not None and not file.is_file():
+            self.lack(setting, f"there is no file {file}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +129,8 @@ class ModelEngine:
 
 
 def file_context(model: FileModelSettings, context: ModelContext, command: tuple[str, ...] | None) -> ModelContext:
-    """Returns the context of a model in files, whose engine is started by `command`; None: as its backend does.
-
-    Raises INVALID_ARGUMENT when the configured chat template does not exist.
-    """
-    template = model.chat_template_file
-    if template is not None and not template.is_file():
-        raise context.refuse("chat_template_path", f"there is no file {template}")
+    """Returns the context of a model in files, whose engine is started by `command`; None: as its backend does."""
+    context.require_file("chat_template_path", model.chat_template_file)
     facts = read_model_facts(model.file)
     templates = known_templates(model, facts)
     return replace(
@@ -190,7 +199,7 @@ LIBRARY_PATH = "LD_LIBRARY_PATH"
 def engine_environment(model: StartedModelSettings, context: ModelContext) -> Mapping[str, str]:
     """Returns the environment of the engine of a model: the runner's, with the model's own variables.
 
-    Raises INVALID_ARGUMENT naming the setting, never a value, for a variable that the runner does not have, and for a
+    Notes a variable that the runner does not have, naming the setting, never a value. Raises INVALID_ARGUMENT for a
     folder of libraries that does not exist.
     """
     if not (model.environment or model.library_path):
@@ -198,8 +207,8 @@ def engine_environment(model: StartedModelSettings, context: ModelContext) -> Ma
 
     def value_of(found: re.Match[str]) -> str:
         if found[1] not in context.environment:
-            raise context.refuse("environment", f"the variable {found[1]} is not set where the runner runs")
-        return context.environment[found[1]]
+            context.lack("environment", f"the variable {found[1]} is not set where the runner runs")
+        return context.environment.get(found[1], "")
 
     own = {name: _VARIABLE.sub(value_of, value) for name, value in model.environment.items()}
     environment = {**context.environment, **own}
@@ -230,15 +239,11 @@ def file_engine(
     load_values: Mapping[str, LoadValue],
     abilities: Abilities = UNKNOWN,
 ) -> ModelEngine:
-    """Returns the engine of a model in files; `load_values` are its configured load parameters.
-
-    Raises INVALID_ARGUMENT naming a quantization whose file does not exist.
-    """
+    """Returns the engine of a model in files; `load_values` are its configured load parameters."""
     quantizations = {name: variant.expanduser() for name, variant in model.quantizations.items()}
     weights = {name: model.weights_of(variant) for name, variant in quantizations.items()}
     for name, variant in weights.items():
-        if not variant.is_file():
-            raise context.refuse(f"quantizations.{name}", f"there is no file {variant}")
+        context.require_file(f"quantizations.{name}", variant)
     files = model_files(model)
     forecast = ForecastModel(
         name=model.name,

@@ -170,7 +170,7 @@ def examine(home: WeftHome, config_path: Path | None, network: NetworkOptions) -
         lambda: [_startable(config, home, config_path)],
         lambda: _memory(home),
         lambda: [_kept_tasks(home, config)],
-        lambda: [attempt("models", lambda: _models(config), "name a file that exists")],
+        lambda: [Finding(check="models", verdict=Verdict.OK, detail=_models(config))],
         lambda: registry_findings(config.addresses.registry or os.environ.get(ADDRESS_VARIABLES["registry"])),
         lambda: _keys(config),
         _runtimes,
@@ -292,16 +292,22 @@ def _startable(config: WeftConfig, home: WeftHome, config_path: Path | None) -> 
 
 
 def _runners(config: WeftConfig, home: WeftHome) -> Iterator[Finding]:
-    """Yields the runners whose process would refuse to start, in the words of `weft up`."""
+    """Yields runners that would refuse to start and models that could not load, in the words of `weft up`."""
     from weft_app.compose.runner import runner_config  # noqa: PLC0415 - with the engines of all runtimes
 
     for runner in config.runners or ():
         address = home.address(f"runner-{runner.name}")
         try:
-            runner_config(runner, home, address=address, registry_address=address, model_store=config.model_store)
+            built = runner_config(
+                runner, home, address=address, registry_address=address, model_store=config.model_store
+            )
         except WeftError as error:
             message = f"runner {runner.name} does not start: {error.message}"
             yield failed("runners", message, "correct the file; `weft up` gives up on it")
+            continue
+        for model in built.models:
+            if model.lack is not None:
+                yield failed("loads", f"{model.name}: {model.lack.message}", "its loads fail until this is there")
 
 
 def _runtimes() -> Iterator[Finding]:

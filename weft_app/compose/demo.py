@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_svc.runtimes.settings import NOT_PULLED, FileModelSettings
-from weft.kernel.errors import invalid_field, refused_together
+from weft.kernel.errors import invalid_field
 from weft_app.config.config import WeftConfig
 from weft_app.config.document import Document, value_of
 from weft_app.config.inference import with_inferred
@@ -55,22 +55,8 @@ def demo_runner() -> ConfiguredRunner:
 
 
 def configured_runners(config: WeftConfig) -> tuple[ConfiguredRunner, ...]:
-    """Returns the runners of the file, or the demo runner. Raises INVALID_ARGUMENT for a missing model file."""
-    if config.runners is None:
-        return (demo_runner(),)
-    missing = [
-        invalid_field(
-            f"runners.{runner.name}.models.{model.name}.path", f"there is no file {model.weights_of(model.path)}"
-        )
-        for runner in config.runners
-        for model in runner.models
-        # One without a path is pulled with its first load.
-        if isinstance(model, FileModelSettings) and model.path is not None
-        if not model.weights_of(model.file).is_file()
-    ]
-    if missing:
-        raise refused_together(missing)
-    return config.runners
+    """Returns the runners of the file, or the demo runner."""
+    return (demo_runner(),) if config.runners is None else config.runners
 
 
 def load_without_demo(

@@ -59,6 +59,7 @@ class ModelSources:
             model_file=model_pb2.ModelFile(),
             forecast=MemoryForecast(),
             model_path=None,
+            lack=None,
             fetch=lambda note: self._fetch(model, source, build, note),
         )
 
@@ -98,7 +99,10 @@ class ModelSources:
         here = await asyncio.to_thread(self._files_here, source, model.form)
         if here is None:
             here = self._stored_files(await self.pull(source, model.form, show))
-        return await asyncio.to_thread(_built, model, here, build)
+        served = await asyncio.to_thread(_built, model, here, build)
+        if served.lack is not None:
+            raise served.lack
+        return served
 
     def _files_here(self, source: ModelSource, form: ModelForm | None) -> FoundFiles | None:
         """Returns the files of a source that are on this machine; None: they must be pulled.

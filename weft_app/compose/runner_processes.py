@@ -211,12 +211,16 @@ class StartedRunners:
 
     async def _retire(self, name: str, registry: grpc.aio.Channel) -> RetiredRunner | None:
         """Returns the result for one runner; None: unknown to the mesh, or its session id is lost."""
+        is_alive = await self._answers(name)
+        if not is_alive:
+            # Of a process that was killed, or refused to start: `weft status` would ask it.
+            (self._home.run / f"runner-{name}.sock").unlink(missing_ok=True)
         file = SessionFile(self._home.state / "runners" / f"{name}.session")
         session_id = file.read()
         if not session_id:
             return None
         stub = cast("RunnerSessionServiceAsyncStub", runner_session_service_pb2_grpc.RunnerSessionServiceStub(registry))
-        request = pb.RetireSessionRequest(session_id=session_id, process_ended=not await self._answers(name))
+        request = pb.RetireSessionRequest(session_id=session_id, process_ended=not is_alive)
         try:
             answer = await stub.RetireSession(request, timeout=CALL_TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError as error:

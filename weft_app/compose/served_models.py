@@ -1,12 +1,13 @@
 """The models of a configured runner as it serves them: the engine by its runtime, sleep, wake and chat settings."""
 
+import asyncio
 from dataclasses import replace
 from datetime import tzinfo
 from ipaddress import IPv4Address
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from runner_svc.chat.settings import ChatSettings
-from runner_svc.instance.settings import HibernationSettings, ServedAdapter, ServedModel, SleepSettings
+from runner_svc.instance.settings import HibernationSettings, NoteFetch, ServedAdapter, ServedModel, SleepSettings
 from runner_svc.openai_upstream.address import is_http_url
 from runner_svc.policy.keep_alive import category_of
 from runner_svc.policy.repetition import RepetitionLimits
@@ -15,6 +16,7 @@ from runner_svc.runtimes import settings
 from runner_svc.runtimes.model_engine import ModelContext, engine_environment
 from runner_svc.runtimes.settings import (
     AdapterSettings,
+    FileModelSettings,
     ModelSettings,
     SleepingModelSettings,
     StartedModelSettings,
@@ -57,11 +59,14 @@ def served_model(
 ) -> ServedModel:
     """Returns one model, which has one engine: replicas are models of their own, see `with_replicas`.
 
+    One that needs what this machine does not have is built again by each load, which fails while that is so.
     Raises INVALID_ARGUMENT naming a setting that conflicts with another one.
     """
     where = f"runners.{section.name}.models.{model.name}"
     wake = model.wake if isinstance(model, SleepingModelSettings) else None
-    context = replace(context or runner_context(section), where=where)
+    own_context = context = replace(context or runner_context(section), where=where, lacks=[])
+    if isinstance(model, FileModelSettings) and model.path is not None:
+        context.require_file("path", model.weights_of(model.file))
     if isinstance(model, StartedModelSettings):
         context = replace(context, environment=engine_environment(model, context))
     engine = section.engine.build(model, context)
@@ -69,8 +74,17 @@ def served_model(
     hibernation = _hibernation(section, model, category, drain_seconds, where)
     if model.platform_prompt and Operation.CHAT not in engine.operations:
         raise invalid_field(f"{where}.platform_prompt", "is for models that chat, and this one does not; leave it out")
+
+    async def build_again(_: NoteFetch) -> ServedModel:
+        again = await asyncio.to_thread(served_model, section, model, drain_seconds, own_context)
+        if again.lack is not None:
+            raise again.lack
+        return again
+
     return ServedModel(
         name=model.name,
+        lack=context.lacks[0] if context.lacks else None,
+        fetch=build_again if context.lacks else None,
         pool=model.pool or "",
         tags=tags_of(model, where),
         upstream_name=model.upstream_name,

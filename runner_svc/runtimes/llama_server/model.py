@@ -77,7 +77,9 @@ def check_adapters(model: LlamaServerModel, context: ModelContext) -> None:
         raise context.refuse("adapters", "cannot be combined with --cache-ram, which mixes up their cached prompts")
     architecture = _architecture_of(model)
     for index, adapter in enumerate(model.adapters):
-        if (fault := _fault(adapter, architecture)) is not None:
+        if not adapter.file.is_file():
+            context.require_file(f"adapters[{index}].path", adapter.file)
+        elif (fault := _fault(adapter, architecture)) is not None:
             raise context.refuse(f"adapters[{index}].path", fault)
 
 
@@ -92,8 +94,6 @@ def _architecture_of(model: LlamaServerModel) -> str:
 def _fault(adapter: LlamaAdapter, architecture: str) -> str | None:
     """Returns why the server cannot load an adapter for a model of this architecture; None: nothing is known."""
     file = adapter.file
-    if not file.is_file():
-        return f"there is no file {file}"
     if any(separator in str(file) for separator in _SEPARATORS):
         return f"must have neither {' nor '.join(map(repr, _SEPARATORS))} in it: {file}"
     try:
@@ -116,8 +116,7 @@ def build(model: LlamaServerModel, context: ModelContext) -> ModelEngine:
     ):
         if file is not None and names_flag(model.extra_arguments, flags):
             raise context.refuse(setting, f"is also given by {flags[0]} among extra_arguments; leave one of them out")
-        if file is not None and not file.is_file():
-            raise context.refuse(setting, f"there is no file {file}")
+        context.require_file(setting, file)
     for setting, flag in marked_settings(LlamaServerModel):
         if getattr(model, setting) is not None and names_flag(model.extra_arguments, (flag,)):
             raise context.refuse(setting, f"is also given by {flag} among extra_arguments; leave one of them out")

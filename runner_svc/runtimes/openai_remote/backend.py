@@ -160,7 +160,7 @@ def build(model: OpenAiRemoteModel, context: ModelContext) -> ModelEngine:
     try:
         read_key(model.api_key_env, context.environment)
     except WeftError as error:
-        raise context.refuse("api_key_env", error.message) from None
+        context.lack("api_key_env", error.message)
     # Until an answer begins the backend itself measures; then its first token may take as long again: a provider's
     # prefill cannot be observed, so the wait for it is limited.
     timeouts = replace(

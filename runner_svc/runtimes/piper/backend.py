@@ -28,6 +28,5 @@ class PiperBackend(SpeechServer[PiperModel]):
 def build(model: PiperModel, context: ModelContext) -> ModelEngine:
     """Returns the engine of a model; see Runtime.build."""
     for name, path in model.voices.items():
-        if not path.expanduser().is_file():
-            raise context.refuse(f"voices.{name}", f"there is no file {path.expanduser()}")
+        context.require_file(f"voices.{name}", path.expanduser())
     return speech_engine(model, context, lambda: PiperBackend(model, context))

@@ -134,13 +134,11 @@ _FOR_GENERATION = ("lora_path", "speculative_method", "speculative_model", "tool
 
 
 def check_model(model: VllmModel, context: ModelContext) -> None:
-    """Raise INVALID_ARGUMENT naming a setting that contradicts another, or names a file that does not exist."""
+    """Raise INVALID_ARGUMENT naming a setting that contradicts another."""
     for index, argument in enumerate(model.extra_arguments):
         if (why := OWN_FLAGS.get(argument.partition("=")[0])) is not None:
             raise context.refuse(f"extra_arguments[{index}]", f"cannot be {argument.partition('=')[0]}: {why}")
-    template = model.chat_template_file
-    if template is not None and not template.is_file():
-        raise context.refuse("chat_template_path", f"there is no file {template}")
+    context.require_file("chat_template_path", model.chat_template_file)
     if model.kind != "generation":
         for setting in _FOR_GENERATION:
             if getattr(model, setting) is not None:

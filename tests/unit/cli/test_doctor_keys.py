@@ -51,5 +51,5 @@ def test_a_model_file_that_is_missing_hides_no_missing_key(tmp_path: Path, monke
     monkeypatch.delenv("EXAMPLE_API_KEY", raising=False)
     local = "  - {name: local, models: [{name: qwen, path: /nowhere/qwen.gguf}]}\n"
     findings = _findings(tmp_path, CONFIGURATION + local)
-    assert [findings[check].verdict for check in ("models", "keys")] == [Verdict.FAILED, Verdict.FAILED]
-    assert "/nowhere/qwen.gguf" in findings["models"].detail
+    assert [findings[check].verdict for check in ("loads", "keys")] == [Verdict.FAILED, Verdict.FAILED]
+    assert "/nowhere/qwen.gguf" in findings["loads"].detail

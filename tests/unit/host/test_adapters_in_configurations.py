@@ -74,9 +74,14 @@ async def test_the_files_of_adapters_count_in_the_memory_of_a_load(pirate: Path)
     assert beside.bytes > alone.bytes
 
 
+def test_an_adapter_that_is_not_there_fails_the_loads_of_its_model(tmp_path: Path) -> None:
+    lack = _served({"name": "a", "path": str(tmp_path / "nowhere.gguf")}).lack
+    assert lack is not None
+    assert lack.message.startswith("runners.r.models.smol.adapters[0].path: there is no file")
+
+
 def test_a_file_that_is_no_adapter_for_the_model_is_refused_by_its_setting(tmp_path: Path, pirate: Path) -> None:
     faults = {
-        tmp_path / "nowhere.gguf": "there is no file",
         demo_model_path(): "is no adapter",
         write_adapter(tmp_path / "vector.gguf", kind="control"): "is no adapter",
         write_adapter(tmp_path / "other.gguf", architecture="qwen2"): "architecture qwen2, and this one is llama",

@@ -6,7 +6,6 @@ import pytest
 
 from weft.kernel.errors import MAX_REFUSALS, FieldError
 from weft.kernel.reasons import Reason
-from weft_app.compose.demo import configured_runners
 from weft_app.config.loader import load_config
 
 GPU = "runners:\n  - name: gpu\n"
@@ -228,17 +227,6 @@ def test_a_pool_may_have_the_name_of_its_model(tmp_path: Path) -> None:
     path = tmp_path / "weft.yaml"
     path.write_text("runners:\n- name: local\n  models:\n  - {name: a, path: /a.gguf, pool: a}\n")
     assert load_config(path).runners
-
-
-def test_all_missing_files_of_models_are_told_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "weft.yaml"
-    path.write_text("runners:\n- name: local\n  models:\n  - {name: a, path: /a.gguf}\n  - {name: b, path: /b.gguf}\n")
-    with pytest.raises(FieldError) as caught:
-        configured_runners(load_config(path))
-    assert [line.strip() for line in caught.value.message.splitlines()] == [
-        "runners.local.models.a.path: there is no file /a.gguf",
-        "runners.local.models.b.path: there is no file /b.gguf",
-    ]
 
 
 def test_no_more_than_a_few_slips_are_told_at_once(tmp_path: Path) -> None:

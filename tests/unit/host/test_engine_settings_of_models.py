@@ -1,6 +1,7 @@
 """A model's own environment, libraries, projector and draft model reach its engine."""
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.runtimes.model_engine import LIBRARY_PATH
 from runner_svc.settings import RunnerSettings
-from weft.kernel.errors import FieldError
+from weft.kernel.errors import FieldError, WeftError
 from weft_app.compose.demo import demo_model_path
 from weft_app.compose.served_models import runner_context, served_model
 from weft_app.config.loader import parse_section
@@ -69,10 +70,9 @@ def test_folders_of_libraries_are_searched_before_the_usual_ones(file: Path, tmp
 
 def test_a_variable_that_the_runner_lacks_is_named_without_any_value(file: Path) -> None:
     runner = section(file, environment={"KEY": "prefix-${MISSING}"})
-    with pytest.raises(FieldError, match="MISSING is not set") as refused:
-        served(runner)
-    assert refused.value.field == "runners.r.models.m.environment"
-    assert "prefix" not in refused.value.message
+    lack = served(runner).lack
+    assert lack is not None
+    assert lack.message == "runners.r.models.m.environment: the variable MISSING is not set where the runner runs"
 
 
 def test_a_folder_of_libraries_that_does_not_exist_is_named(file: Path, tmp_path: Path) -> None:
@@ -127,11 +127,19 @@ def test_a_companion_file_is_given_once(setting: str, flags: list[str], file: Pa
     assert refused.value.field == f"runners.r.models.m.{setting}"
 
 
-@pytest.mark.parametrize("setting", ["mmproj_path", "draft_model_path"])
-def test_a_companion_file_that_does_not_exist_is_named(setting: str, file: Path) -> None:
-    with pytest.raises(FieldError, match="there is no file /nowhere") as refused:
-        served(section(file, **{setting: "/nowhere.gguf"}))
-    assert refused.value.field == f"runners.r.models.m.{setting}"
+@pytest.mark.parametrize("setting", ["path", "mmproj_path", "draft_model_path", "chat_template_path"])
+async def test_a_missing_file_fails_the_loads_of_its_model_until_it_is_there(
+    setting: str, file: Path, tmp_path: Path
+) -> None:
+    """It ended the runner, or the whole mesh, with all other models."""
+    missing = tmp_path / "missing.gguf"
+    model = served(section(file, **{setting: str(missing)}))
+    assert model.fetch is not None
+    with pytest.raises(WeftError, match=f"runners.r.models.m.{setting}: there is no file {missing}$"):
+        await model.fetch(lambda _, __: None)
+    shutil.copy(file, missing)
+    loaded = await model.fetch(lambda _, __: None)
+    assert (loaded.lack, loaded.fetch) == (None, None)
 
 
 def test_a_configured_kind_of_speculation_stays(file: Path) -> None:

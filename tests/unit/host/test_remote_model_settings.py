@@ -97,7 +97,6 @@ def test_a_providers_model_is_remote_and_its_requests_fail_alone() -> None:
         ({"url": "https://user:word@api.example.com/v1"}, "url", "must not hold credentials"),
         ({"url": "https://api.example.com/v1?key=1"}, "url", "without a query"),
         ({"url": "ftp://api.example.com"}, "url", "must be an http or https URL"),
-        ({"api_key_env": "OTHER_KEY"}, "api_key_env", "the environment variable OTHER_KEY is to hold the key"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_name(fields: dict[str, Any], field: str, says: str) -> None:
@@ -114,10 +113,17 @@ def test_http_is_for_loopback_alone(host: str) -> None:
 
 
 def test_a_key_that_is_no_text_is_refused_and_not_shown() -> None:
-    with pytest.raises(FieldError) as refused:
-        _served(environment={"EXAMPLE_API_KEY": "bad\nkey"})
-    assert "EXAMPLE_API_KEY" in refused.value.message
-    assert "bad" not in refused.value.message
+    lack = _served(environment={"EXAMPLE_API_KEY": "bad\nkey"}).lack
+    assert lack is not None
+    assert "EXAMPLE_API_KEY" in lack.message
+    assert "bad" not in lack.message
+
+
+def test_a_key_that_is_not_set_fails_the_loads_of_its_model_alone() -> None:
+    """It ended the runner, with the models of all other providers."""
+    lack = _served(api_key_env="OTHER_KEY").lack
+    assert lack is not None
+    assert "m.api_key_env: the environment variable OTHER_KEY is to hold the key" in lack.message
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,6 @@ def test_each_kind_has_its_operations() -> None:
         ({"extra_arguments": ("--quiet", "--max-num-seqs", "1")}, "extra_arguments[1]"),
         ({"extra_arguments": ("--port=80",)}, "extra_arguments[0]"),
         ({"extra_arguments": ("--api-key", "x")}, "extra_arguments[0]"),
-        ({"chat_template_path": Path("/nowhere")}, "chat_template_path"),
         ({"kind": "embedding", "tool_call_parser": "hermes"}, "tool_call_parser"),
         ({"speculative_model": "org/a"}, "speculative_method"),
         ({"max_pixels": 1, "mm_processor_kwargs": {"max_pixels": 2}}, "max_pixels"),
