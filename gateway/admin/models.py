@@ -18,7 +18,7 @@ from gateway.resources.handlers import known_name_of
 from weft.api.gateway.v1 import admin_model_pb2 as pb
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2
-from weft.dispatch.fleet import FleetView, ModelView, abilities_in
+from weft.dispatch.fleet import FleetView, ModelView, abilities_in, file_in
 from weft.dispatch.operations import OPERATIONS
 from weft.dispatch.placement import PoolQueue
 from weft.documents.codec import document_of, word_of
@@ -31,7 +31,7 @@ from weft.documents.operation_actions import (
     unload_action,
 )
 from weft.kernel.abilities import Abilities
-from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
@@ -262,16 +262,16 @@ async def load_model(deps: Admin, request: Request) -> Response:
     settings = LoadSettings.model_construct(**{name: getattr(body, name) for name in LoadSettings.model_fields})
     name = known_name_of(request, deps.gateway)
     action = load_action(name, settings, evict_model=body.evict_model or "", replicas=body.replicas or 0)
-    if action.load_model.options.parameters:
+    options = action.load_model.options
+    if options.parameters or options.quantization:
         view = deps.gateway.fleet.view
         named = view.models.get(name)
         members = view.pool_members(name) if named is None or body.replicas else [named]
         described = await deps.ports.instances.instances(runners_of(members))
         found = (described.get(member.runner, {}).get(member.name) for member in members)
         context_field = "" if body.context_tokens is None else "contextTokens"
-        require_loadable(
-            action.load_model.options, [one for one in found if one is not None], context_field=context_field
-        )
+        own = {member.name: file_in(view, member).quantization for member in members}
+        require_loadable(options, [one for one in found if one is not None], own, context_field=context_field)
     return await accept_operation(request, deps.ports, action, body.authorization)
 
 
@@ -287,6 +287,8 @@ async def load_source(deps: Admin, request: Request) -> Response:
     """Serves and loads a model by its source: 202 with the operation."""
     body = await read_body(request, deps.gateway.config, SourceLoadBody, SURFACE)
     require_source(request, body.source, parameters=body.parameters)
+    if body.quantization is not None:
+        raise invalid_field("quantization", "is part of the source, such as hf:OWNER/REPO:Q4_K_M")
     settings = LoadSettings.model_construct(**{name: getattr(body, name) for name in LoadSettings.model_fields})
     action = load_action(
         body.name or "", settings, evict_model=body.evict_model or "", source=body.source, runner=body.runner or ""

@@ -19,12 +19,11 @@ from gateway.intake.request_model import (
     by_type,
     text_or_list,
 )
+from gateway.openai.chat_schema import FunctionName
 from gateway.openai.sampling import MAX_STOP_CHARS, Share
 
-MAX_TOOL_NAME_CHARS = 128
 MAX_TOOL_USE_ID_CHARS = 256
 
-ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS, pattern=r"^[A-Za-z0-9_.-]+$")]
 ToolUseId = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_USE_ID_CHARS)]
 
 
@@ -170,7 +169,7 @@ class FunctionTool(StrictModel):
     """A function the model may call."""
 
     type: Literal["custom"] | None = None
-    name: ToolName
+    name: FunctionName
     description: str | None = None
     input_schema: JsonMap
     strict: bool | None = None
@@ -198,7 +197,7 @@ class ToolChoiceParam(StrictModel):
     """Whether the model must call a tool."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: ToolName | None = None
+    name: FunctionName | None = None
     """For type `tool`."""
     disable_parallel_tool_use: bool | None = None
 

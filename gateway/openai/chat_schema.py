@@ -12,7 +12,9 @@ from weft.durable.batches import MAX_METADATA, MAX_METADATA_VALUE_CHARS
 MAX_NAME_CHARS = 64
 MAX_FUNCTIONS = 1024
 
-FunctionName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[A-Za-z0-9_.-]+$")]
+MAX_FUNCTION_NAME_CHARS = 128
+FunctionName = Annotated[str, Field(min_length=1, max_length=MAX_FUNCTION_NAME_CHARS, pattern=r"^[^\x00-\x1f\x7f]+$")]
+"""As MCP servers have it; the runner maps names that an engine does not take."""
 
 
 class FunctionDefinition(StrictModel):
@@ -171,7 +173,7 @@ class Message(_MadeByEngine):
 class JsonSchemaDefinition(StrictModel):
     """A named schema the answer must follow."""
 
-    name: FunctionName
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[A-Za-z0-9_.-]+$")]
     description: str | None = None
     schema_: JsonMap | None = Field(default=None, alias="schema")
     strict: bool | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gateway.config import RequestLimits, ResponseEnvelope
 from gateway.media import RequestMedia
 from gateway.openai.chat_builder import FUNCTION, ChatBuilder, ChatTranslation, entries
-from gateway.openai.chat_schema import MAX_NAME_CHARS
+from gateway.openai.chat_schema import MAX_FUNCTION_NAME_CHARS, MAX_NAME_CHARS
 from gateway.openai.extension_fields import unknown_extensions, unsupported
 from gateway.openai.sampling import fill_sampling, require_choices, require_stream_options_fit
 from gateway.responses.input_items import PART_TYPES, ItemReader
@@ -262,6 +262,8 @@ def fill_languages(payload: chat_pb2.ChatPayload, request: ResponsesRequest) -> 
             return
 
 
+_FUNCTION_NAME = re.compile(rf"[^\x00-\x1f\x7f]{{1,{MAX_FUNCTION_NAME_CHARS}}}")
+_FUNCTION_NAME_RULE = f"must be 1 to {MAX_FUNCTION_NAME_CHARS} characters, without control characters"
 _NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_CHARS}}}")
 _NAME_RULE = f"must be 1 to {MAX_NAME_CHARS} letters, digits, '_' or '-'"
 _MAX_SHOWN_CHARS = 64
@@ -273,7 +275,7 @@ def _add_tools(chat: ChatBuilder, tools: Sequence[ResponseTool] | None, limits: 
     count = 0
     for field, tool in entries(tools, "tools", limits.max_tools):
         if tool.type == FUNCTION:
-            name = _required_name(tool.name, f"{field}.name")
+            name = _required_name(tool.name, f"{field}.name", _FUNCTION_NAME, _FUNCTION_NAME_RULE)
             chat.add_function(name, tool, tool.parameters, f"{field}.parameters")
             count += 1
             continue
@@ -339,9 +341,9 @@ def _set_format(chat: ChatBuilder, wanted: TextFormat) -> None:
     chat.set_schema(name, wanted, wanted.schema_, field)
 
 
-def _required_name(name: str | None, field: str) -> str:
+def _required_name(name: str | None, field: str, form: re.Pattern[str] = _NAME, rule: str = _NAME_RULE) -> str:
     if name is None:
         raise invalid_field(field, "is required")
-    if _NAME.fullmatch(name) is None:
-        raise invalid_field(field, _NAME_RULE)
+    if form.fullmatch(name) is None:
+        raise invalid_field(field, rule)
     return name

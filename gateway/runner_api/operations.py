@@ -304,8 +304,10 @@ async def load_model(deps: RunnerApi, request: Request) -> Response:
     action = load_action(body, deps.runner.facts())
     if action.load_model.source:
         require_source(request, action.load_model.source, "modelId")
-    members = [one.description for one in deps.runner.facts().models if one.name == action.load_model.model]
-    require_loadable(action.load_model.options, members, context_field="maxContextLength")
+    members = [one for one in deps.runner.facts().models if one.name == action.load_model.model]
+    own = {one.name: one.state.model_file.quantization for one in members}
+    options = action.load_model.options
+    require_loadable(options, [one.description for one in members], own, context_field="maxContextLength")
     return json_response(begun_body(await _create(request, deps, body, action)), 202)
 
 

@@ -49,7 +49,7 @@ from runner_svc.openai_upstream.request import (
 from runner_svc.openai_upstream.sse import SseDecoder
 from runner_svc.openai_upstream.stream import StreamReader
 from runner_svc.openai_upstream.tools import (
-    provider_names,
+    engine_names,
     refuses_tool_schemas,
     restore_names,
     with_names,
@@ -249,10 +249,9 @@ class OpenAiHttp:
         self, payload: GenerationPayload, call: CallInfo, rendered: Json | None = None
     ) -> AsyncGenerator[Frame]:
         """See Backend.generate. `rendered`: what the body of a completion says in place of the payload."""
-        if not (self._parameters.engine.is_strict and isinstance(payload, chat_pb2.ChatPayload)):
-            names: Mapping[str, str] = {}
-        else:
-            names = provider_names(payload)
+        names: Mapping[str, str] = {}
+        if isinstance(payload, chat_pb2.ChatPayload):
+            names = engine_names(payload, is_strict=self._parameters.engine.is_strict)
             payload = with_names(payload, names) if names else payload
         own_names = {name: own for own, name in names.items()}
         async with aclosing(self._generate(payload, call, rendered)) as frames:

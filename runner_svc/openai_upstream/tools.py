@@ -15,7 +15,8 @@ Json = dict[str, Any]
 
 MAX_PROVIDER_NAME_CHARS = 64
 """Maximum length of a function's name at OpenAI."""
-_FOREIGN = re.compile(r"[^A-Za-z0-9_-]")
+_FOREIGN_TO_PROVIDERS = re.compile(r"[^A-Za-z0-9_-]")
+_FOREIGN_TO_ENGINES = re.compile(r"[^A-Za-z0-9_.-]")
 _SCHEMA_WORDS = re.compile(
     r"schema|grammar|parser for this template|function_?(declaration|parameter)s|tools?[\[.]", re.IGNORECASE
 )
@@ -23,26 +24,32 @@ _KEPT = frozenset({"type", "description", "properties", "required", "items", "en
 """Keywords that every engine can follow."""
 
 
-def provider_names(payload: chat_pb2.ChatPayload) -> Mapping[str, str]:
-    """Returns a name without dots and the like for each function of a chat that has them in its own.
+def engine_names(payload: chat_pb2.ChatPayload, *, is_strict: bool) -> Mapping[str, str]:
+    """Returns a plain name for each function of a chat with a name that its engine may refuse.
 
-    Providers allow letters, digits, `_` and `-`; MCP allows dots as well.
+    Engines take letters, digits, `_`, `-` and `.`. A strict API takes no dots and MAX_PROVIDER_NAME_CHARS at most.
+    MCP servers also have names such as `files/read`.
     """
+    foreign = _FOREIGN_TO_PROVIDERS if is_strict else _FOREIGN_TO_ENGINES
     names = dict.fromkeys(tool.function.name for tool in payload.tools)
     names |= dict.fromkeys(call.name for message in payload.messages for call in message.tool_calls)
-    taken = {name for name in names if not _FOREIGN.search(name)}
+    taken = {name for name in names if not foreign.search(name) and not (is_strict and _is_long(name))}
     found: dict[str, str] = {}
     for name in names:
         if name in taken:
             continue
-        plain, count = _FOREIGN.sub("_", name)[:MAX_PROVIDER_NAME_CHARS], 1
+        plain, count = foreign.sub("_", name)[:MAX_PROVIDER_NAME_CHARS], 1
         while plain in taken:
             count += 1
             end = f"_{count}"
-            plain = _FOREIGN.sub("_", name)[: MAX_PROVIDER_NAME_CHARS - len(end)] + end
+            plain = foreign.sub("_", name)[: MAX_PROVIDER_NAME_CHARS - len(end)] + end
         taken.add(plain)
         found[name] = plain
     return found
+
+
+def _is_long(name: str) -> bool:
+    return len(name) > MAX_PROVIDER_NAME_CHARS
 
 
 def with_names(payload: chat_pb2.ChatPayload, names: Mapping[str, str]) -> chat_pb2.ChatPayload:

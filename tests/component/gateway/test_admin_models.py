@@ -1,6 +1,7 @@
 """/v1/admin/models and /v1/admin/gpu-memory."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -141,6 +142,24 @@ async def test_memory_shows_hosts_and_what_models_take() -> None:
         }
     ]
     assert (elsewhere["error"]["code"], elsewhere["error"]["param"]) == ("not_found", "host")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/admin/models/qwen/load", {"quantization": "q2_k"}),
+        ("/v1/admin/models", {"source": "hf:acme/tiny:Q4_K_M", "quantization": "q2_k"}),
+    ],
+)
+async def test_a_quantization_that_a_load_cannot_have_is_refused_at_once(path: str, body: Mapping[str, str]) -> None:
+    """It was accepted, and its operation failed."""
+    operations = ScriptedOperations()
+    async with serving(
+        fleet=FixedFleet(two_replicas()), admin=admin_ports(operations, instances=ScriptedInstances(described()))
+    ) as gateway:
+        refused = body_of(await gateway.request("POST", path, json.dumps(body).encode()), 400)
+    assert refused["error"]["param"] == "quantization", refused
+    assert not operations.created
 
 
 async def test_a_load_is_accepted_as_an_operation() -> None:

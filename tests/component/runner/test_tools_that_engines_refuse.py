@@ -123,6 +123,20 @@ async def test_names_with_dots_are_mapped_for_a_provider_that_allows_none() -> N
     assert payload.tools[1].function.name == "files.read"
 
 
+async def test_names_with_slashes_are_mapped_for_every_engine_and_back() -> None:
+    stage = Stage()
+    async with _client(stage, LLAMA_SERVER) as client:
+        assert _called(await _events(client, _chat("files/read"))) == ["files/read"]
+    assert stage.bodies[0]["tools"][0]["function"]["name"] == "files_read"
+
+
+async def test_a_long_name_is_shortened_for_a_provider_and_given_back() -> None:
+    stage, long = Stage(), "mcp__" + "x" * 100
+    async with _client(stage, PROVIDER) as client:
+        assert _called(await _events(client, _chat(long))) == [long]
+    assert len(stage.bodies[0]["tools"][0]["function"]["name"]) == 64
+
+
 async def test_names_with_dots_reach_an_engine_that_allows_them() -> None:
     stage = Stage()
     async with _client(stage, LLAMA_SERVER) as client:

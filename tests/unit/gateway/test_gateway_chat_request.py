@@ -351,7 +351,7 @@ def bad(field: str, **fields: object) -> ParameterSet:
         bad("metadata", metadata={str(number): "v" for number in range(17)}),
         bad("metadata.a", metadata={"a": "v" * 513}),
         bad("functions", functions={}),
-        bad("functions[0].name", functions=[{"name": "a b"}]),
+        bad("functions[0].name", functions=[{"name": "a\nb"}]),
         bad("functions", functions=[{"name": "f"}] * 1025),
         bad("functions", functions=[{"name": "f"}], tools=[FUNCTION]),
         bad("functions", function_call="auto", tool_choice="auto"),
@@ -368,7 +368,7 @@ def bad(field: str, **fields: object) -> ParameterSet:
         bad("tools", tools=[FUNCTION] * 1025),
         bad("tools[0].function", tools=[{"type": "function"}]),
         bad("tools[0].function.name", tools=[{"type": "function", "function": {"name": "a\nb"}}]),
-        bad("tools[0].function.name", tools=[{"type": "function", "function": {"name": "a" * 65}}]),
+        bad("tools[0].function.name", tools=[{"type": "function", "function": {"name": "a" * 129}}]),
         bad(
             "tools[0].function.parameters",
             tools=[{"type": "function", "function": {"name": "f", "parameters": nested(30)}}],

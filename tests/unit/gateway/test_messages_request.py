@@ -334,7 +334,7 @@ def test_a_choice_without_tools_says_nothing() -> None:
             {"output_config": {"format": {"type": "json_schema", "schema": {"$ref": "file:///etc/passwd"}}}},
             "output_config.format.schema.$ref",
         ),
-        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
+        ({"tools": [{"name": "a\nb", "input_schema": {}}]}, "tools[0].name"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
         ({"temperature": 1.5}, "temperature"),

@@ -197,7 +197,7 @@ def test_an_item_that_cannot_be_read_is_refused_by_its_place(item: dict[str, obj
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "a\nb"}]}, "tools[0].name"),
         ({"tools": [FUNCTION] * 4}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),

@@ -1,5 +1,7 @@
 """Schemas and names of tools, which servers of others wrote: one of them must not refuse a request."""
 
+import pytest
+
 from gateway.config import RequestLimits
 from gateway.openai.chat import to_chat
 from gateway.openai.chat_schema import ChatRequest
@@ -23,7 +25,8 @@ def test_a_part_of_a_tools_schema_that_no_engine_should_see_is_left_out_with_a_w
     assert "left out" in warning.message
 
 
-def test_a_tools_name_may_have_dots_as_mcp_allows() -> None:
-    payload, warnings = to_chat(_request({}, name="files.read"), RequestLimits())
-    assert payload.tools[1].function.name == "files.read"
+@pytest.mark.parametrize("name", ["files.read", "files/read", "a:b@c", "é n", "x" * 128])
+def test_a_tools_name_may_be_any_that_mcp_servers_have(name: str) -> None:
+    payload, warnings = to_chat(_request({}, name=name), RequestLimits())
+    assert payload.tools[1].function.name == name
     assert not warnings

@@ -133,7 +133,8 @@ async def test_a_missing_file_fails_the_loads_of_its_model_until_it_is_there(
 ) -> None:
     """It ended the runner, or the whole mesh, with all other models."""
     missing = tmp_path / "missing.gguf"
-    model = served(section(file, **{setting: str(missing)}))
+    settings = {"path": file, setting: missing}
+    model = served(section(settings.pop("path"), **{name: str(path) for name, path in settings.items()}))
     assert model.fetch is not None
     with pytest.raises(WeftError, match=f"runners.r.models.m.{setting}: there is no file {missing}$"):
         await model.fetch(lambda _, __: None)

@@ -447,7 +447,7 @@ class FunctionTool(google.protobuf.message.Message):
     STRICT_FIELD_NUMBER: builtins.int
     CACHE_MARK_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Name; letters, digits, '_' and '-', at most 64 characters."""
+    """Name, at most 128 characters. The runner maps a name that its engine does not take, such as `files/read`."""
     description: builtins.str
     """What it does, for the model to read."""
     strict: builtins.bool
