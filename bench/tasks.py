@@ -25,7 +25,7 @@ from bench.scenarios import SETTLE_SECONDS, Options
 from bench.submissions import SubmitJob, SubmitResult
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import Lane, TaskOutcome, TaskRow
+from router_svc.durable.tasks.task_records import Lane, TaskOutcome, TaskRow
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1.task_pb2 import TASK_STATE_COMPLETED
 from weft.api.router.v1.task_service_pb2 import GetTaskResponse

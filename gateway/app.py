@@ -18,7 +18,7 @@ from gateway.anthropic.endpoints import ANTHROPIC
 from gateway.auth.authentication import Gate, KeyGate, KeyRingSource, OpenGate
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.batches.endpoints import BATCHES, FILES, RESULTS
-from gateway.batches.finishing import FinishingJobs
+from gateway.batches.finishing import BatchFinisher
 from gateway.batches.handlers import BatchDeps, FileDeps, batch_deps, file_deps
 from gateway.batches.results import ResultDeps
 from gateway.config import GatewayConfig, MediaConfig
@@ -67,18 +67,17 @@ from weft.dispatch.call import LayeredDispatcher, RequestDispatcher
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.remote_router import RequestSource, RouterSource
-from weft.durable.batches import BatchPort, FilePort
+from weft.durable.batches import BatchClient, FileClient
 from weft.durable.durable_call import durable_calls
 from weft.durable.journal_policy import JournalPolicy
-from weft.durable.responses import ResponseStore
-from weft.durable.tasks import TaskPort
-from weft.durable.usage import UsageSource
+from weft.durable.responses import ResponseClient
+from weft.durable.tasks import TaskClient
+from weft.durable.usage import UsageClient
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.health import HealthSource
 from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
-from weft.kernel.time_limit import time_limited
 from weft.kernel.tracing import NO_TRACING, Tracing
 
 
@@ -105,17 +104,17 @@ class GatewayPorts:
     """Returns the command with which a runner joins."""
     secrets: SecretsPort | None = None
     """Stores secrets; None: no endpoints for it."""
-    responses: ResponseStore | None = None
+    responses: ResponseClient | None = None
     """Stores responses; None: they are not stored."""
-    usage: UsageSource | None = None
+    usage: UsageClient | None = None
     """Usage of tenants, keys and models; None: no endpoints for it."""
-    tasks: TaskPort | None = None
+    tasks: TaskClient | None = None
     """Runs durable tasks; None: there are none."""
-    files: FilePort | None = None
+    files: FileClient | None = None
     """Stores files; None: there are neither files nor batches."""
     result_key: bytes | None = None
     """Signs the addresses of results; None: there are none."""
-    batches: BatchPort | None = None
+    batches: BatchClient | None = None
     """Stores batches; None: there are none."""
     requests: RequestSource | None = None
     """Request records; None: there are none."""
@@ -149,7 +148,7 @@ def gateway_deps(
     What has the same settings as before is used on: counts of tenants, connections to hosts of media.
     """
     ticking = clock or SystemClock()
-    tasks = _bounded_tasks(config, ports)
+    tasks = ports.tasks
     layers = () if tasks is None else (durable_calls(tasks, ticking, files=ports.files),)
     rate_limits = None if config.rate_limits is None else TenantRateLimits(config.rate_limits, ticking)
     if earlier is not None and earlier.config.rate_limits == config.rate_limits:
@@ -159,7 +158,7 @@ def gateway_deps(
         config=config,
         dispatcher=LayeredDispatcher(ports.dispatcher, *layers),
         can_be_durable=tasks is not None,
-        files=_bounded_files(config, ports),
+        files=ports.files,
         links=_links(config, ports, ticking),
         journal_policy=ports.journal or JournalPolicy(ports.fleet, is_possible=tasks is not None),
         fleet=ports.fleet,
@@ -178,13 +177,6 @@ def gateway_deps(
     )
 
 
-def _bounded_files(config: GatewayConfig, ports: GatewayPorts) -> FilePort | None:
-    if ports.files is None:
-        return None
-    seconds = config.batches.store_timeout_seconds
-    return time_limited(ports.files, seconds, "file store", without=("save",), retry_after_seconds=2)
-
-
 def _links(config: GatewayConfig, ports: GatewayPorts, clock: Clock) -> ResultLinks | None:
     if ports.files is None or ports.result_key is None:
         return None
@@ -198,18 +190,16 @@ def _links(config: GatewayConfig, ports: GatewayPorts, clock: Clock) -> ResultLi
     )
 
 
-def _bounded_tasks(config: GatewayConfig, ports: GatewayPorts) -> TaskPort | None:
-    if ports.tasks is None:
+def finisher_over(deps: GatewayDeps, ports: GatewayPorts) -> BatchFinisher | None:
+    """Returns what writes the results of batches; None: there is no batch store."""
+    if ports.files is None or ports.batches is None:
         return None
-    # A task whose submission timed out may exist: its idempotency key finds it.
-    return time_limited(ports.tasks, config.task_timeout_seconds, "task store", retry_after_seconds=2)
+    return BatchFinisher(ports.files, ports.batches, task_apis_of(deps), deps)
 
 
-def app_over(
-    deps: GatewayDeps, ports: GatewayPorts, finishing: FinishingJobs, running: RunningResponses | None = None
-) -> EdgeApp:
+def app_over(deps: GatewayDeps, ports: GatewayPorts, running: RunningResponses | None = None) -> EdgeApp:
     """Returns the application over these collaborators; `running`: the responses that stream."""
-    tasks = _bounded_tasks(deps.config, ports)
+    tasks = ports.tasks
     app = bare_app("weft gateway", deps, GATEWAY_ROUTERS)
     given: dict[type, object] = {InferenceDeps: deps, GatewayDeps: deps}
     for router in (OPENAI, ANTHROPIC):
@@ -224,7 +214,7 @@ def app_over(
     _serve_management(app, deps, ports)
     if tasks is not None:
         app.serve(TASKS, {TaskDeps: TaskDeps(gateway=deps, tasks=tasks, task_apis=task_apis_of(deps))})
-    _serve_files_and_batches(app, deps, ports, finishing)
+    _serve_files_and_batches(app, deps, ports)
     app.serve(WORKBENCH, {WorkbenchDeps: WorkbenchDeps(gateway=deps, files=PageFiles())})
     app.serve(DOCUMENT)
     return app
@@ -264,14 +254,14 @@ def _serve_management(app: EdgeApp, deps: GatewayDeps, ports: GatewayPorts) -> N
         app.serve(USAGE, {UsageDeps: UsageDeps(source=ports.usage, clock=deps.clock)})
 
 
-def _serve_files_and_batches(app: EdgeApp, deps: GatewayDeps, ports: GatewayPorts, finishing: FinishingJobs) -> None:
+def _serve_files_and_batches(app: EdgeApp, deps: GatewayDeps, ports: GatewayPorts) -> None:
     if ports.files is None:
         return
     app.serve(FILES, {FileDeps: file_deps(deps, ports.files)})
     if deps.files is not None and deps.links is not None:
         app.serve(RESULTS, {ResultDeps: ResultDeps(deps=deps, files=deps.files, links=deps.links)})
     if ports.batches is not None:
-        given = batch_deps(deps, ports.files, ports.batches, task_apis_of(deps), finishing)
+        given = batch_deps(deps, ports.files, ports.batches, task_apis_of(deps))
         app.serve(BATCHES, {BatchDeps: given})
 
 

@@ -187,12 +187,8 @@ class BatchEdgeConfig(BatchEdgeSettings):
     """Batches that are created at once; one more is refused. Each takes processor time for the length of its file."""
     max_finishing: int = 4
     """Batches whose results are written at once; one more stays `finalizing`."""
-    finish_wait_seconds: float = 1.0
-    """How long a request for a batch waits for its results to be written."""
     finish_timeout_seconds: float = 900.0
-    """How long writing the results of one batch may take; the next request for it starts again."""
-    store_timeout_seconds: float = 30.0
-    """How long the store of files and batches may take to answer, and for each chunk of a file."""
+    """How long writing the results of one batch may take; then it is tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -478,10 +474,6 @@ class GatewayConfig(GatewaySettings):
     """Interval in which an open stream of events checks that its key is still valid; it ends with one that is not."""
     max_running_responses: int = 2048
     """Streams of `/v1/responses` at once, which can be retrieved by id meanwhile; one more is refused."""
-    response_store_timeout_seconds: float = 5.0
-    """How long the store of responses may take to answer."""
-    task_timeout_seconds: float = 30.0
-    """How long the store of durable tasks may take to answer; the task itself may take hours."""
     host: str = "127.0.0.1"
     """Loopback, or any address with keys and TLS."""
     port: int = 8080

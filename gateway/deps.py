@@ -23,7 +23,7 @@ from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.remote_router import RouterSource
 from weft.dispatch.request_trace import RequestContext
-from weft.durable.batches import FilePort
+from weft.durable.batches import FileClient
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError
@@ -52,7 +52,7 @@ class InferenceDeps:
     """Fetches media by address."""
     rate_limits: TenantRateLimits | None = None
     """None: no limit."""
-    files: FilePort | None = None
+    files: FileClient | None = None
     """Keeps images and recordings of tasks; None: there are no such tasks."""
     links: ResultLinks | None = None
     """Names images and recordings by signed addresses; None: they are part of answers alone."""

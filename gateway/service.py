@@ -2,13 +2,13 @@
 
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.app import GatewayPorts, app_over, gateway_deps
+from gateway.app import GatewayPorts, app_over, finisher_over, gateway_deps
 from gateway.auth.authentication import HOME_SOCKET
-from gateway.batches.finishing import FinishingJobs
 from gateway.config import GatewayConfig
 from gateway.http.event_watches import EventWatches
 from gateway.http.server import AppServer
@@ -16,6 +16,10 @@ from gateway.metrics import GatewayMetrics
 from gateway.responses.running import RunningResponses
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.metrics import MetricsPage
+from weft.kernel.service import start_restarting, stop_tasks
+
+if TYPE_CHECKING:
+    import asyncio
 
 LAST_REPORTS_SECONDS = 1.0
 """How long a gateway that stops waits, after its drain, for routers to answer the ends that it holds."""
@@ -55,10 +59,10 @@ class GatewayService:
         if ports.ends is not None:
             ports.ends.on_fate = metrics.end_reported
         self._watches = EventWatches(config.max_event_watches)
-        self._finishing = FinishingJobs(config.batches.max_finishing)
+        self._finishing: asyncio.Task[None] | None = None
         self._running = RunningResponses(config.max_running_responses)
         self._deps = gateway_deps(config, ports, watches=self._watches, metrics=metrics, clock=clock)
-        self._app: ASGIApp = app_over(self._deps, ports, self._finishing, self._running)
+        self._app: ASGIApp = app_over(self._deps, ports, self._running)
         self._server = AppServer(
             self._serve, exposure=config.exposure(), limits=config.connections, on_refused=metrics.refused
         )
@@ -83,7 +87,7 @@ class GatewayService:
         self._deps = gateway_deps(
             config, self._ports, watches=self._watches, metrics=deps.metrics, clock=deps.clock, earlier=deps
         )
-        self._app = app_over(self._deps, self._ports, self._finishing, self._running)
+        self._app = app_over(self._deps, self._ports, self._running)
 
     def _serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         return self._app(scope, receive, send)
@@ -110,6 +114,9 @@ class GatewayService:
         await self._server.start()
         if self._home_server is not None:
             await self._home_server.start()
+        finisher = finisher_over(self._deps, self._ports)
+        if finisher is not None:
+            self._finishing = start_restarting(finisher.run, name="batch-results", clock=self._deps.clock)
 
     async def stop(self, grace_seconds: float) -> None:
         """See `weft.kernel.service.Service.stop`."""
@@ -119,6 +126,7 @@ class GatewayService:
         self._watches.close()
         for each in servers:
             await each.wait_stopped()
-        await self._finishing.close()
+        if self._finishing is not None:
+            await stop_tasks([self._finishing])
         if self._ports.ends is not None:
             await self._ports.ends.stop(min(grace_seconds, LAST_REPORTS_SECONDS))

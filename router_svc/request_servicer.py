@@ -136,7 +136,7 @@ class RequestCanceller(Protocol):
 
 
 class JournaledTasks(Protocol):
-    """Port: the tasks of journaled requests; see `router_svc.durable.tasks.local_tasks.LocalTasks`."""
+    """Port: the tasks of journaled requests; see `router_svc.durable.tasks.task_servicer`."""
 
     async def open_of_request(self, request_id: str, tenant: str) -> Sequence[task_pb2.Task]:
         """Return the unfinished tasks of the requests with this id, of one tenant or (empty) of any."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from typing_extensions import override
@@ -38,10 +38,10 @@ from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWat
 from weft.dispatch.fleet_health import look_at_fleet
 from weft.dispatch.placement import RouterPort
 from weft.dispatch.remote_router import RequestSource
-from weft.durable.batches import FilePort
+from weft.durable.batches import FileClient
 from weft.durable.durable_call import durable_calls
 from weft.durable.journal_policy import JournalPolicy
-from weft.durable.tasks import TaskPort
+from weft.durable.tasks import TaskClient
 from weft.kernel.clock import Clock, MeshClock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.health import HealthCheck, HealthLimits, Observation
@@ -67,10 +67,6 @@ def build(
 ) -> "RouterService":
     """Build a router that is not started yet; `observer` gets the events of its scheduling."""
     return RouterService(config, clock or SystemClock(), tracing, observer)
-
-
-class Journal(TaskPort, JournaledTasks, Protocol):
-    """Port: the tasks that journaled requests become, which are found by the ids of the requests."""
 
 
 class RouterService(Service):
@@ -140,18 +136,18 @@ class RouterService(Service):
         self._registry: grpc.aio.Channel | None = None
         self._fleet: FleetWatcher | None = None
         self._view = self._registry_view = FleetView()
-        self._tasks: TaskPort | None = None
-        self._task_files: FilePort | None = None
+        self._tasks: TaskClient | None = None
+        self._task_files: FileClient | None = None
         self._expected = ExpectedMesh()
         self._listeners: list[FleetListener] = []
 
-    def journal_to(self, tasks: Journal, files: FilePort | None = None) -> None:
+    def journal_to(self, tasks: TaskClient, files: FileClient, journaled: JournaledTasks) -> None:
         """Journal there what settings demand. Must be called before the start; without it such requests are refused.
 
-        `files` keeps their images and recordings.
+        `files` keeps their images and recordings; `journaled` finds the tasks by the ids of their requests.
         """
         self._tasks, self._task_files = tasks, files
-        self._requests.look_into(tasks)
+        self._requests.look_into(journaled)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Use other profiles of clients and rate limits from now on; every other setting stays as it is."""

@@ -11,7 +11,7 @@ from gateway.intake.headers import tenant_of
 from gateway.intake.query import Query, begin_read
 from gateway.routing import collaborator
 from weft.documents.codec import document_of
-from weft.durable.usage import MAX_ROWS, UsageSource, groups_of, moment_of, usage_request
+from weft.durable.usage import MAX_ROWS, UsageClient, groups_of, moment_of, usage_request
 from weft.kernel.clock import Clock
 from weft.kernel.names import MAX_NAME_CHARS, MAX_TENANT_CHARS, require_token
 
@@ -24,7 +24,7 @@ ALL_USAGE_PARAMETERS = (*USAGE_PARAMETERS, "tenant")
 class UsageDeps:
     """Collaborators of the endpoints of usage."""
 
-    source: UsageSource
+    source: UsageClient
     clock: Clock
 
 

@@ -1,18 +1,10 @@
-"""Chunks of files between the caller and the file store: fixed size, with a timeout for each."""
+"""Chunks of files between the caller and the file store: of fixed size."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
-from contextlib import aclosing
 from time import monotonic
-from typing import TypeVar
 
 from weft.durable.batches import MAX_PIECE_BYTES
-from weft.kernel.time_limit import store_answer
-
-Answer = TypeVar("Answer")
-
-STORE = "file and batch store"
-RETRY_AFTER_SECONDS = 1.0
 
 SLICE_SECONDS = 0.005
 """How long CPU-bound work runs before it yields to the event loop."""
@@ -52,19 +44,3 @@ async def in_chunks(
             handed_on = now()
     if gathered:
         yield bytes(gathered)
-
-
-async def each_in_time(pieces: AsyncGenerator[Answer], seconds: float) -> AsyncGenerator[Answer]:
-    """Iterates over chunks of a store, each within `seconds`. Raises SERVICE_UNAVAILABLE where one takes longer."""
-    async with aclosing(pieces):
-        while True:
-            piece = await store_answer(seconds, _next(pieces), STORE, retry_after_seconds=RETRY_AFTER_SECONDS)
-            if piece is None:
-                return
-            yield piece[0]
-
-
-async def _next(pieces: AsyncGenerator[Answer]) -> tuple[Answer] | None:
-    async for piece in pieces:
-        return (piece,)
-    return None

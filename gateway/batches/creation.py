@@ -14,9 +14,10 @@ from hashlib import blake2b
 import msgspec
 from starlette.types import Scope
 
-from gateway.batches.chunks import RETRY_AFTER_SECONDS, STORE, EventLoopYielder, each_in_time
+from gateway.batches.chunks import EventLoopYielder
 from gateway.batches.documents import WINDOW_SECONDS, BatchRequest
-from gateway.config import BatchEdgeConfig, GatewayConfig
+from gateway.config import BatchEdgeConfig
+from gateway.deps import InferenceDeps
 from gateway.intake.json_guard import require_strict_json
 from gateway.request_facts import facts_of
 from gateway.tasks.task_apis import AnyTaskApi, SpecContext, TaskApis
@@ -26,13 +27,11 @@ from weft.durable.batches import (
     BATCH_INPUT,
     MAX_CUSTOM_ID_CHARS,
     MAX_LINE_ERRORS,
-    BatchPort,
-    FilePort,
+    BatchClient,
+    FileClient,
 )
-from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.kernel.time_limit import store_answer
 from weft.kernel.timestamps import stamp_of
 
 _MARK = b"\xef\xbb\xbf"
@@ -239,19 +238,18 @@ _PLACE = re.compile(r"lines\[(\d{1,9})\]\.?(.*)")
 class BatchCreator:
     """Creates batches from input files."""
 
-    def __init__(
-        self, files: FilePort, batches: BatchPort, task_apis: TaskApis, *, config: GatewayConfig, clock: Clock
-    ) -> None:
+    def __init__(self, files: FileClient, batches: BatchClient, task_apis: TaskApis, *, deps: InferenceDeps) -> None:
         self._files = files
         self._batches = batches
         self._surfaces = task_apis
-        self._config = config
-        self._clock = clock
+        self._config = deps.config
+        self._clock = deps.clock
+        self._links = deps.links
 
     async def make(self, scope: Scope, tenant: str, params: BatchRequest) -> batch_pb.Batch:
         """Creates the batch, durable with all its items; or a failed one, where lines are invalid.
 
-        Raises INVALID_ARGUMENT naming the field, NOT_FOUND, and as `BatchPort.create`.
+        Raises INVALID_ARGUMENT naming the field, NOT_FOUND, and as `BatchClient.create`.
         """
         surface = self._surfaces.of_endpoint(params.endpoint)
         await self._require_input(tenant, params.input_file_id)
@@ -262,6 +260,7 @@ class BatchCreator:
             input_file=params.input_file_id,
             window_end_time=stamp_of(self._clock.utc_now() + window),
             metadata=params.metadata or {},
+            result_base="" if self._links is None else self._links.base_of(scope),
         )
         caller = facts_of(scope).principal.name
         lines = self._lines(scope, surface, wait_for_model=params.wait_for_model)
@@ -273,9 +272,7 @@ class BatchCreator:
                 raise
         # A line failed while items were created: none of them is stored, only the failed batch.
         new.errors.extend(lines.errors)
-        seconds = self._config.batches.store_timeout_seconds
-        failed = self._batches.create(new, _nothing(), caller=caller)
-        return await store_answer(seconds, failed, STORE, retry_after_seconds=RETRY_AFTER_SECONDS)
+        return await self._batches.create(new, _nothing(), caller=caller)
 
     async def _require_input(self, tenant: str, file_id: str) -> None:
         file = await self._files.get(tenant, file_id)
@@ -296,7 +293,7 @@ class BatchCreator:
     async def _tasks(self, new: batch_pb.Batch, lines: BatchLines) -> AsyncGenerator[batch_pb.BatchLine]:
         """Yields every line as a task, up to the first invalid one. Raises InvalidLinesError once all are validated."""
         bounds, breather = self._config.batches, EventLoopYielder()
-        content = each_in_time(self._files.read(new.tenant, new.input_file), bounds.store_timeout_seconds)
+        content = self._files.read(new.tenant, new.input_file)
         async with aclosing(content), aclosing(raw_lines(content, bounds.max_line_bytes)) as found:
             async for line in found:
                 task = lines.take(line)

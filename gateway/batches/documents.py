@@ -8,7 +8,6 @@ from gateway.answers.api_object import JsonObject, Shows, object_json
 from gateway.intake.request_model import Metadata, StrictModel
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import file_service_pb2 as file_pb
-from weft.kernel.errors import WeftError
 
 WINDOW_SECONDS = 24 * 3600
 MIN_WINDOW_SECONDS = 60
@@ -131,13 +130,12 @@ def file_json(file: file_pb.File) -> JsonObject:
     return object_json(FileObject, file)
 
 
-def batch_json(batch: batch_pb.Batch, problem: WeftError | None = None) -> JsonObject:
-    """Returns a batch object; `problem`: why its results could not be written yet."""
+def batch_json(batch: batch_pb.Batch) -> JsonObject:
+    """Returns a batch object; its errors include why its results could not be written yet."""
     status = batch_status(batch)
     errors = [object_json(BatchErrorObject, each) for each in batch.errors]
-    if problem is not None:
-        told = batch_pb.BatchLineError(code=problem.reason.name.lower(), message=problem.message)
-        errors.append(object_json(BatchErrorObject, told))
+    if batch.HasField("problem"):
+        errors.append(object_json(BatchErrorObject, batch.problem))
     created_at = batch.create_time.seconds
     ended_at = batch.end_time.seconds if batch.HasField("end_time") else None
     has_begun = batch.state != batch_pb.BATCH_STATE_FAILED

@@ -1,16 +1,16 @@
-"""Finishing of batches: once all items are terminal, the result files are written when a caller asks for the batch.
+"""Finishing of batches: when the last item of a batch has ended, a gateway writes the files of its results.
 
-The store decides which writer was first: a crash, or another gateway doing the same, wastes that work and no more.
+The router hands each batch to one gateway. If that gateway ends first, another one writes the files.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
-from gateway.batches.chunks import EventLoopYielder, each_in_time, in_chunks
+from gateway.batches.chunks import EventLoopYielder, in_chunks
 from gateway.deps import InferenceDeps
 from gateway.errors import envelope, http_status, internal_error
 from gateway.tasks.media_answers import link_of, with_content
@@ -18,11 +18,12 @@ from gateway.tasks.task_apis import AnyTaskApi, TaskApis
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.api.router.v1 import task_pb2
-from weft.durable.batches import BATCH_OUTPUT, BatchPort, FilePort, LineResult
+from weft.durable.batches import BATCH_OUTPUT, BatchClient, FileClient, LineResult
 from weft.durable.tasks import failure_of
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
+from weft.kernel.service import start_task, stop_tasks
 from weft.kernel.timestamps import datetime_of, optional_datetime
 
 EXPIRED = {
@@ -43,20 +44,16 @@ class BatchResults:
     def __init__(
         self,
         batch: batch_pb.Batch,
-        batches: BatchPort,
+        batches: BatchClient,
         surface: AnyTaskApi,
         *,
         deps: InferenceDeps,
-        base: str = "",
     ) -> None:
-        """`base`: how callers reach the gateway, for addresses of results."""
         self._batch = batch
         self._batches = batches
         self._surface = surface
         self._deps = deps
-        self._link = link_of(deps, base, batch.tenant)
-        self._timeout_seconds = deps.config.batches.store_timeout_seconds
-        """How long the store may take for each line."""
+        self._link = link_of(deps, batch.result_base, batch.tenant)
         self._broken = set[int]()
         """Completed lines whose outputs are invalid."""
         self._held = bytearray()
@@ -97,8 +94,7 @@ class BatchResults:
 
     async def _results(self) -> AsyncGenerator[LineResult]:
         breather = EventLoopYielder()
-        found = self._batches.results(self._batch.tenant, self._batch.id)
-        async with aclosing(each_in_time(found, self._timeout_seconds)) as results:
+        async with aclosing(self._batches.results(self._batch.tenant, self._batch.id)) as results:
             async for result in results:
                 yield result
                 await breather.yield_if_due()
@@ -151,94 +147,70 @@ log = get_logger("weft.gateway")
 
 _BELONGS_TO_OTHERS = frozenset({Reason.RESOURCE_IN_USE, Reason.NOT_FOUND})
 
-Key = tuple[str, str]
-"""Tenant and batch id."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """A batch, with its results if they were written in time."""
-
-    batch: batch_pb.Batch
-    problem: WeftError | None = None
-    """Why the results could not be written."""
-
-
-class FinishingJobs:
-    """Background jobs that outlive the request that started them: a bounded number, one per key."""
-
-    def __init__(self, max_jobs: int) -> None:
-        self._max_jobs = max_jobs
-        self._jobs: dict[Key, asyncio.Task[Settled]] = {}
-        self._is_closed = False
-
-    def begun(self, key: Key, work: Callable[[], Coroutine[None, None, Settled]]) -> asyncio.Task[Settled] | None:
-        """Returns the job of a key, started if it is not running; None: the maximum number is running."""
-        job = self._jobs.get(key)
-        if job is None and not self._is_closed and len(self._jobs) < self._max_jobs:
-            job = self._jobs[key] = asyncio.create_task(work())
-            job.add_done_callback(lambda _: self._jobs.pop(key, None))
-        return job
-
-    async def close(self) -> None:
-        """Cancel every job, and refuse new ones."""
-        self._is_closed = True
-        jobs = list(self._jobs.values())
-        for job in jobs:
-            job.cancel()
-        if jobs:
-            await asyncio.wait(jobs)
+RETRY_SECONDS = 1.0
+"""Pause before the router is asked again for ended batches, after it was lost."""
 
 
 class BatchFinisher:
-    """Writes the result files of batches."""
+    """Writes the result files of batches that have ended, as the router hands them out."""
 
-    def __init__(
-        self, files: FilePort, batches: BatchPort, task_apis: TaskApis, *, jobs: FinishingJobs, deps: InferenceDeps
-    ) -> None:
+    def __init__(self, files: FileClient, batches: BatchClient, task_apis: TaskApis, deps: InferenceDeps) -> None:
         self._files = files
         self._batches = batches
         self._surfaces = task_apis
-        self._jobs = jobs
         self._deps = deps
         self._config = deps.config.batches
 
-    async def settle(self, batch: batch_pb.Batch, base: str = "") -> Settled:
-        """Returns the batch, with its results if it is finished and they are written within `finish_wait_seconds`.
+    async def run(self) -> None:
+        """Writes results until cancelled, those of at most `max_finishing` batches at once."""
+        writing: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                try:
+                    await self._write_ended(writing)
+                except WeftError as error:
+                    log.info("ended batches are not known", reason=error.reason.name.lower())
+                await self._deps.clock.sleep(RETRY_SECONDS)
+        finally:
+            await stop_tasks(writing.values())
 
-        `base`: how the caller reaches the gateway, for addresses of results.
-        """
-        job = self.begin(batch, base)
-        if job is None:
-            return Settled(batch)
-        # The job outlives the request.
-        await asyncio.wait({job}, timeout=self._config.finish_wait_seconds)
-        return job.result() if job.done() and not job.cancelled() else Settled(batch)
+    async def _write_ended(self, writing: dict[str, asyncio.Task[None]]) -> None:
+        async with aclosing(self._batches.ended()) as batches:
+            async for batch in batches:
+                if batch.id not in writing:
+                    job = writing[batch.id] = start_task(self._finish(batch), name=f"results-{batch.id}")
+                    job.add_done_callback(partial(_drop, writing, batch.id))
+                if len(writing) >= self._config.max_finishing:
+                    await asyncio.wait(writing.values(), return_when=asyncio.FIRST_COMPLETED)
 
-    def begin(self, batch: batch_pb.Batch, base: str = "") -> asyncio.Task[Settled] | None:
-        """Start writing the results of a finished batch; None: it is not finished, or too many are being written."""
-        if batch.state != batch_pb.BATCH_STATE_FINALIZING:
-            return None
-        return self._jobs.begun((batch.tenant, batch.id), lambda: self._finished(batch, base))
+    async def _finish(self, batch: batch_pb.Batch) -> None:
+        problem = await self._failure_of_writing(batch)
+        if problem is None:
+            return
+        log.warning("results of a batch are not written", batch=batch.id, reason=problem.reason.name.lower())
+        told = batch_pb.BatchLineError(code=problem.reason.name.lower(), message=problem.message)
+        # Without an answer the router hands the batch out again when this gateway leaves.
+        with suppress(WeftError):
+            await self._batches.finish(batch.tenant, batch.id, problem=told)
 
-    async def _finished(self, batch: batch_pb.Batch, base: str) -> Settled:
+    async def _failure_of_writing(self, batch: batch_pb.Batch) -> WeftError | None:
+        """Writes the results; returns why they are not written, None: they are."""
         try:
             async with asyncio.timeout(self._config.finish_timeout_seconds):
-                return Settled(await self._write(batch, base))
+                await self._write(batch)
         except TimeoutError:
             limit = self._config.finish_timeout_seconds
-            problem = WeftError(Reason.DEADLINE_EXCEEDED, f"the results were not written within {limit:g} seconds")
+            return WeftError(Reason.DEADLINE_EXCEEDED, f"the results were not written within {limit:g} seconds")
         except WeftError as error:
-            problem = error
+            return error
         except Exception:
             log.exception("results of a batch could not be written", batch=batch.id)
-            problem = WeftError(Reason.INTERNAL, "the results could not be written")
-        log.warning("results of a batch are not written", batch=batch.id, reason=problem.reason.name.lower())
-        return Settled(batch, problem)
+            return WeftError(Reason.INTERNAL, "the results could not be written")
+        return None
 
-    async def _write(self, batch: batch_pb.Batch, base: str) -> batch_pb.Batch:
+    async def _write(self, batch: batch_pb.Batch) -> None:
         surface = self._surfaces.of_endpoint(batch.endpoint)
-        results = BatchResults(batch, self._batches, surface, deps=self._deps, base=base)
+        results = BatchResults(batch, self._batches, surface, deps=self._deps)
         output_file = await self._save(batch, "output", results.outputs())
         try:
             error_file = await self._save(batch, "error", results.errors())
@@ -249,7 +221,6 @@ class BatchFinisher:
         finished = await self._hand_in(batch, output_file, error_file)
         for mine in {output_file, error_file} - {finished.output_file, finished.error_file}:
             await self._delete(batch.tenant, mine)
-        return finished
 
     async def _hand_in(self, batch: batch_pb.Batch, output_file: str, error_file: str) -> batch_pb.Batch:
         """Returns the batch with its result files, these or an earlier writer's. Other failures delete nothing."""
@@ -281,6 +252,10 @@ class BatchFinisher:
         if file_id:
             with suppress(WeftError):
                 await self._files.delete(tenant, file_id)
+
+
+def _drop(writing: dict[str, asyncio.Task[None]], batch_id: str, _: object) -> None:
+    writing.pop(batch_id, None)
 
 
 async def _after(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:

@@ -13,10 +13,9 @@ from starlette.responses import Response
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.binary import BinaryAnswer, Headers
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, json_response, list_after, list_json
-from gateway.batches.chunks import RETRY_AFTER_SECONDS, STORE, each_in_time, in_chunks
+from gateway.batches.chunks import in_chunks
 from gateway.batches.creation import BatchCreator
 from gateway.batches.documents import BatchRequest, batch_json, batch_status, file_json
-from gateway.batches.finishing import BatchFinisher, FinishingJobs
 from gateway.deps import InferenceDeps
 from gateway.intake.body import body_chunks, multipart_boundary, read_model
 from gateway.intake.headers import tenant_of
@@ -32,13 +31,12 @@ from weft.durable.batches import (
     BATCH_OUTPUT,
     MAX_FILE_NAME_CHARS,
     MEDIA_INPUTS,
-    BatchPort,
-    FilePort,
+    BatchClient,
+    FileClient,
 )
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_token
 from weft.kernel.reasons import Reason
-from weft.kernel.time_limit import PortT, time_limited
 
 UPLOAD_TIMEOUT_SECONDS = 3600.0
 """Longest upload of a file; the minimum rate of `connections` applies as well."""
@@ -71,7 +69,7 @@ class FileDeps:
     """The file store, and the limit of concurrent uploads."""
 
     deps: InferenceDeps
-    port: FilePort
+    port: FileClient
     uploads: ConcurrencyLimit
 
 
@@ -80,44 +78,33 @@ Files = Annotated[FileDeps, collaborator(FileDeps)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDeps:
-    """The batch store, creation and finishing of batches, and the limit of concurrent creations."""
+    """The batch store, creation of batches, and the limit of concurrent creations."""
 
     deps: InferenceDeps
-    port: BatchPort
+    port: BatchClient
     maker: BatchCreator
-    finisher: BatchFinisher
     creations: ConcurrencyLimit
 
 
 Batches = Annotated[BatchDeps, collaborator(BatchDeps)]
 
 
-def file_deps(deps: InferenceDeps, files: FilePort) -> FileDeps:
+def file_deps(deps: InferenceDeps, files: FileClient) -> FileDeps:
     """Returns the collaborators of the file endpoints of one gateway."""
     most = deps.config.batches.max_uploads
     uploads = ConcurrencyLimit(most, "files are being uploaded already (max_uploads)")
-    return FileDeps(deps=deps, port=_limited(files, deps, without="save"), uploads=uploads)
+    return FileDeps(deps=deps, port=files, uploads=uploads)
 
 
-def batch_deps(
-    deps: InferenceDeps, files: FilePort, batches: BatchPort, task_apis: TaskApis, jobs: FinishingJobs
-) -> BatchDeps:
-    """Returns the collaborators of the batch endpoints of one gateway; `jobs` end with it."""
+def batch_deps(deps: InferenceDeps, files: FileClient, batches: BatchClient, task_apis: TaskApis) -> BatchDeps:
+    """Returns the collaborators of the batch endpoints of one gateway."""
     bounds = deps.config.batches
-    files, batches = _limited(files, deps, without="save"), _limited(batches, deps, without="create")
     return BatchDeps(
         deps=deps,
         port=batches,
-        maker=BatchCreator(files, batches, task_apis, config=deps.config, clock=deps.clock),
-        finisher=BatchFinisher(files, batches, task_apis, jobs=jobs, deps=deps),
+        maker=BatchCreator(files, batches, task_apis, deps=deps),
         creations=ConcurrencyLimit(bounds.max_creations, "batches are being created already (max_creations)"),
     )
-
-
-def _limited(port: PortT, deps: InferenceDeps, *, without: str) -> PortT:
-    """Returns the port with its time limit; the method that takes a stream from the caller has none."""
-    seconds = deps.config.batches.store_timeout_seconds
-    return time_limited(port, seconds, STORE, without=(without,), retry_after_seconds=RETRY_AFTER_SECONDS)
 
 
 MAX_LISTED = 100
@@ -150,17 +137,13 @@ async def list_batches(batches: Batches, request: Request) -> Response:
     query = begin_read(request, _BATCHES, BATCH_LIST_PARAMETERS)
     limit = query.count("limit", MAX_LISTED) or DEFAULT_LISTED
     page = await batches.port.list_page(tenant_of(request.scope), after=query.token("after"), limit=limit)
-    for batch in page.batches:
-        batches.finisher.begin(batch, _base(batches, request))
     return json_response(list_json([batch_json(batch) for batch in page.batches], has_more=page.has_more))
 
 
 async def get_batch(batches: Batches, request: Request) -> Response:
     """Returns a batch with its current counts."""
     tenant, batch_id = begin_owned(request, _BATCHES, "batch_id")
-    batch = await batches.port.get(tenant, batch_id)
-    settled = await batches.finisher.settle(batch, _base(batches, request))
-    return json_response(batch_json(settled.batch, settled.problem))
+    return json_response(batch_json(await batches.port.get(tenant, batch_id)))
 
 
 async def cancel_batch(batches: Batches, request: Request) -> Response:
@@ -170,14 +153,7 @@ async def cancel_batch(batches: Batches, request: Request) -> Response:
     status = batch_status(batch)
     if status in _AT_THEIR_END:
         raise invalid_field("batch_id", f"batch {batch_id} is {status} and cannot be cancelled")
-    batches.finisher.begin(batch, _base(batches, request))
     return json_response(batch_json(batch))
-
-
-def _base(batches: BatchDeps, request: Request) -> str:
-    """Returns how the caller reaches the gateway, for the addresses in results."""
-    links = batches.deps.links
-    return "" if links is None else links.base_of(request.scope)
 
 
 _UPLOADED = (BATCH_INPUT, *MEDIA_INPUTS)
@@ -313,9 +289,8 @@ async def get_content(files: Files, request: Request) -> Response:
     """Returns the content of a file."""
     tenant, file_id = begin_owned(request, _FILES, "file_id")
     file = await files.port.get(tenant, file_id)
-    content = each_in_time(files.port.read(tenant, file_id), files.deps.config.batches.store_timeout_seconds)
     return BinaryAnswer(
-        exactly(content, file.byte_count),
+        exactly(files.port.read(tenant, file_id), file.byte_count),
         lambda: _file_headers(file),
         kind="file",
         write_timeout_seconds=files.deps.config.write_timeout_seconds,

@@ -7,7 +7,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.binary import BinaryAnswer, Headers
-from gateway.batches.chunks import each_in_time
 from gateway.batches.handlers import exactly
 from gateway.deps import InferenceDeps
 from gateway.intake.query import Query
@@ -15,7 +14,7 @@ from gateway.request_facts import facts_of
 from gateway.result_links import ResultLinks, SignedResult
 from gateway.routing import collaborator
 from weft.api.router.v1 import file_service_pb2 as file_pb
-from weft.durable.batches import RESULT, FilePort, file_not_found
+from weft.durable.batches import RESULT, FileClient, file_not_found
 
 SURFACE = "results"
 PARAMETERS = ("tenant", "expires", "signature")
@@ -41,7 +40,7 @@ class ResultDeps:
     """Collaborators of the endpoint of results."""
 
     deps: InferenceDeps
-    files: FilePort
+    files: FileClient
     links: ResultLinks
 
 
@@ -66,13 +65,11 @@ async def get_result(results: Results, request: Request) -> Response:
     file = await results.files.get(asked.tenant, asked.file_id)
     if file.purpose != RESULT:
         raise file_not_found(asked.file_id)
-    config = results.deps.config
-    content = each_in_time(results.files.read(asked.tenant, asked.file_id), config.batches.store_timeout_seconds)
     return BinaryAnswer(
-        exactly(content, file.byte_count),
+        exactly(results.files.read(asked.tenant, asked.file_id), file.byte_count),
         lambda: _headers(file),
         kind="result",
-        write_timeout_seconds=config.write_timeout_seconds,
+        write_timeout_seconds=results.deps.config.write_timeout_seconds,
     )
 
 

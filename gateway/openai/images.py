@@ -30,15 +30,14 @@ from weft.api.common.v1 import event_pb2, image_pb2
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.dispatch.call import Call, Layer, Proceed
 from weft.dispatch.frames import Frame
-from weft.durable.batches import MAX_PIECE_BYTES, RESULT, FilePort
+from weft.durable.batches import MAX_PIECE_BYTES, RESULT, FileClient
 from weft.durable.media import pieces_of
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.kernel.time_limit import store_answer
 
 
-def kept_images(files: FilePort, tenant: str, timeout_seconds: float) -> Layer[Frame]:
+def kept_images(files: FileClient, tenant: str) -> Layer[Frame]:
     """Returns a layer that keeps images as results of tasks are, and passes on the ids of their files.
 
     The layer raises REQUEST_TOO_LARGE and TOO_MANY_RESOURCES as the bounds of `router.results` say.
@@ -54,8 +53,7 @@ def kept_images(files: FilePort, tenant: str, timeout_seconds: float) -> Layer[F
             purpose=RESULT,
             media_type=image.image.media_type,
         )
-        saving = files.save(new, pieces_of(image.image.data, MAX_PIECE_BYTES))
-        file = await store_answer(timeout_seconds, saving, "file store", retry_after_seconds=2)
+        file = await files.save(new, pieces_of(image.image.data, MAX_PIECE_BYTES))
         light = image_pb2.GeneratedImage(index=image.index, revised_prompt=image.revised_prompt)
         if image.HasField("seed"):
             light.seed = image.seed
@@ -123,7 +121,7 @@ def _answered(
         return streamed(work, ImageStream(identity, facts, prefix))
     if deps.files is None or deps.links is None or params.response_format != "url":
         return unary(work, ImagesAnswer(identity, facts))
-    keeping = kept_images(deps.files, context.tenant, deps.config.batches.store_timeout_seconds)
+    keeping = kept_images(deps.files, context.tenant)
     link = partial(deps.links.link, deps.links.base_of(scope), context.tenant)
     return unary(replace(work, layers=(keeping,)), ImagesAnswer(identity, facts, link))
 

@@ -33,8 +33,8 @@ from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.durable.durable_call import of_request, task_spec
-from weft.durable.responses import ResponseStore, response_not_found
-from weft.durable.tasks import TaskPort, copy_of, is_terminal
+from weft.durable.responses import ResponseClient, response_not_found
+from weft.durable.tasks import TaskClient, copy_of, is_terminal
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, found_or_none, invalid_field
 from weft.kernel.log import get_logger
@@ -92,6 +92,8 @@ def origin_of(
 
 
 _FIELD = "previous_response_id"
+READ_SECONDS = 5.0
+"""How long reading one complete response may take."""
 _STORED_STATES = frozenset({task_pb2.TASK_STATE_COMPLETED, task_pb2.TASK_STATE_CANCELLED})
 """States whose responses are stored; as elsewhere, failed ones are not stored beyond their task."""
 
@@ -127,19 +129,15 @@ class StreamPosition:
 class BackgroundResponses:
     """Background responses over the task port and the response store."""
 
-    def __init__(
-        self, tasks: TaskPort, store: ResponseStore, clock: Clock, watches: EventWatches, *, timeout_seconds: float
-    ) -> None:
-        """`tasks` has its own timeouts; `timeout_seconds` bounds reading one complete response."""
+    def __init__(self, tasks: TaskClient, store: ResponseClient, clock: Clock, watches: EventWatches) -> None:
         self.watches = watches
         """The limit of their open streams."""
         self._tasks = tasks
         self._store = store
         self._clock = clock
-        self._timeout_seconds = timeout_seconds
 
     async def submit(self, work: Work, origin: bytes) -> BackgroundResponse:
-        """Submit a translated request; it is then durable. Raises as `gateway.media.supply` and `TaskPort.submit`."""
+        """Submit a translated request; it is then durable. Raises as `gateway.media.supply` and `TaskClient.submit`."""
         context, payload = work.context, work.payload
         assert isinstance(payload, chat_pb2.ChatPayload)
         if work.media is not None:
@@ -202,7 +200,7 @@ class BackgroundResponses:
             raise
 
     async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
-        """Returns the chain of a response of any kind; see `ResponseStore.chain`.
+        """Returns the chain of a response of any kind; see `ResponseClient.chain`.
 
         Raises INVALID_ARGUMENT for one in the background that cannot be continued.
         """
@@ -216,7 +214,7 @@ class BackgroundResponses:
     async def _ended(self, tenant: str, response_id: str) -> StoredResponse:
         """Returns an ended response to be continued; stores it first.
 
-        Raises NOT_FOUND, INVALID_ARGUMENT for one that is running or failed, and as `ResponseStore.save`.
+        Raises NOT_FOUND, INVALID_ARGUMENT for one that is running or failed, and as `ResponseClient.save`.
         """
         found = await self.find(tenant, response_id)
         task, body = await self._rendered(found)
@@ -240,7 +238,7 @@ class BackgroundResponses:
 
         `position` is updated. `is_new`: whether the caller learns its id from the first event, which is then always
         sent. Raises INVALID_ARGUMENT naming `starting_after`, WORKER_LOST where the answer starts again, and as
-        `TaskPort.watch`; the response continues then.
+        `TaskClient.watch`; the response continues then.
         """
         if starting_after != FROM_THE_START:
             require_resumable(found.task, starting_after)
@@ -279,7 +277,7 @@ class BackgroundResponses:
         if found.task.state == task_pb2.TASK_STATE_PENDING:
             return found.task, self._fresh(found).snapshot()
         try:
-            async with asyncio.timeout(self._timeout_seconds):
+            async with asyncio.timeout(READ_SECONDS):
                 replay = await found_or_none(self._replayed(found))
         except TimeoutError:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "task store timed out") from None
@@ -317,7 +315,7 @@ class BackgroundResponses:
             log.warning("response not kept yet", response_id=found.id, reason=error.reason.name.lower())
 
     async def _save(self, stored: StoredResponse, task: task_pb2.Task) -> None:
-        """Store it, unless it is stored already. Raises as `ResponseStore.save`, NOT_FOUND for a deleted one."""
+        """Store it, unless it is stored already. Raises as `ResponseClient.save`, NOT_FOUND for a deleted one."""
         if await found_or_none(self._store.get(stored.tenant, stored.id)) is not None:
             return
         await self._store.save(stored)

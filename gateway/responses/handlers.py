@@ -33,33 +33,29 @@ from gateway.responses.retrieval import Responses, Stored, not_streamed_again
 from gateway.responses.running import LiveResponse, RunningResponses
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer, ResponsesStream
-from weft.durable.responses import ResponseStore
-from weft.durable.tasks import TaskPort
+from weft.durable.responses import ResponseClient
+from weft.durable.tasks import TaskClient
 from weft.kernel.errors import found_or_none, invalid_field
 from weft.kernel.request import Operation
-from weft.kernel.time_limit import time_limited
 
 SURFACE = "responses"
 
 
 def responses_of(
-    deps: GatewayDeps, store: ResponseStore | None, tasks: TaskPort | None, running: RunningResponses | None = None
+    deps: GatewayDeps, store: ResponseClient | None, tasks: TaskClient | None, running: RunningResponses | None = None
 ) -> Responses:
     """Returns the collaborators of one gateway over the response store and the task port.
 
     `running`: the responses that stream; None: none does yet.
     """
-    config = deps.config
-    timeout, most = config.response_store_timeout_seconds, config.max_running_responses
-    bounded = None if store is None else time_limited(store, timeout, "response store")
-    background = None
-    if bounded is not None and tasks is not None:
-        watches = deps.watches.beside(most)
-        background = BackgroundResponses(tasks, bounded, deps.clock, watches, timeout_seconds=timeout)
+    config, background = deps.config, None
+    if store is not None and tasks is not None:
+        watches = deps.watches.beside(config.max_running_responses)
+        background = BackgroundResponses(tasks, store, deps.clock, watches)
     return Responses(
         deps=deps,
-        store=bounded,
-        running=running or RunningResponses(most),
+        store=store,
+        running=running or RunningResponses(config.max_running_responses),
         keeps=config.keep_responses,
         background=background,
     )
@@ -90,7 +86,7 @@ async def _live(
     responses: Responses,
     work: Work,
     params: ResponsesRequest,
-    keeps: ResponseStore | None,
+    keeps: ResponseClient | None,
     conversation: Conversation,
 ) -> Response:
     """Returns the response of a request in the foreground."""
@@ -129,7 +125,7 @@ def _background(params: ResponsesRequest, responses: Responses) -> BackgroundRes
     return responses.background
 
 
-def _keeps(params: ResponsesRequest, responses: Responses) -> ResponseStore | None:
+def _keeps(params: ResponsesRequest, responses: Responses) -> ResponseClient | None:
     """Returns the store for the response; None: it is not stored. Raises INVALID_ARGUMENT for an impossible `store`."""
     if params.store and (responses.store is None or responses.keeps is KeepResponses.NEVER):
         raise invalid_field("store", "must be false: this gateway stores no responses")
@@ -137,7 +133,7 @@ def _keeps(params: ResponsesRequest, responses: Responses) -> ResponseStore | No
     return responses.store if is_wanted else None
 
 
-async def _require_store(store: ResponseStore, live: LiveResponse) -> None:
+async def _require_store(store: ResponseClient, live: LiveResponse) -> None:
     """Raises SERVICE_UNAVAILABLE where the store is down, before the stream begins: later it could not be a status."""
     await found_or_none(store.get(live.tenant, live.response_id))
 

@@ -32,14 +32,14 @@ _REFERENCE = "item_reference"
 
 
 class StoredResponses(Protocol):
-    """Reads responses that can be continued; see `ResponseStore`."""
+    """Reads responses that can be continued; see `ResponseClient`."""
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
         """Returns one response. Raises NOT_FOUND."""
         ...
 
     async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
-        """Returns the response and all those it continues, oldest first. Raises as `ResponseStore.chain`."""
+        """Returns the response and all those it continues, oldest first. Raises as `ResponseClient.chain`."""
         ...
 
 

@@ -14,7 +14,7 @@ from gateway.responses.history import items_to_store
 from gateway.responses.running import LiveResponse, RunningResponses
 from gateway.routing import collaborator
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
-from weft.durable.responses import ResponseStore, response_not_found
+from weft.durable.responses import ResponseClient, response_not_found
 from weft.kernel.errors import FieldError, WeftError, found_or_none, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -31,7 +31,7 @@ class Responses:
     """All responses of one gateway, and the collaborators of their endpoints."""
 
     deps: GatewayDeps
-    store: ResponseStore | None
+    store: ResponseClient | None
     """None: no responses are stored."""
     running: RunningResponses
     keeps: KeepResponses = KeepResponses.BY_DEFAULT

@@ -10,7 +10,7 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.dispatch.call import Call, Proceed
 from weft.dispatch.frames import Frame
-from weft.durable.responses import ResponseStore
+from weft.durable.responses import ResponseClient
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
 from weft.kernel.log import get_logger
@@ -31,7 +31,7 @@ class LiveResponse:
         tenant: str,
         partial: PartialResponse,
         *,
-        store: ResponseStore | None,
+        store: ResponseClient | None,
         items: bytes,
         previous_id: str,
         running: "RunningResponses | None",

@@ -36,7 +36,7 @@ from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.durable.tasks import (
     MAX_LISTED,
-    TaskPort,
+    TaskClient,
     failure_of,
     state_name,
 )
@@ -176,8 +176,8 @@ async def submission_of(
     return pb.SubmitTaskRequest(spec=spec, idempotency_key=key)
 
 
-async def submitted(tasks: TaskPort, scope: Scope, request: pb.SubmitTaskRequest) -> pb.SubmitTaskResponse:
-    """Submits the task. Raises as `TaskPort.submit`, with field names of the HTTP body."""
+async def submitted(tasks: TaskClient, scope: Scope, request: pb.SubmitTaskRequest) -> pb.SubmitTaskResponse:
+    """Submits the task. Raises as `TaskClient.submit`, with field names of the HTTP body."""
     with renaming_fields(_own_name):
         return await tasks.submit(tenant_of(scope), request, caller=facts_of(scope).principal.name)
 
@@ -290,6 +290,8 @@ def _failure(failure: WeftError | None) -> JsonObject | None:
 SURFACE = "tasks"
 PATH = f"{API}/inference-tasks"
 MAX_EVENT_NUMBER = 2**63 - 1
+ANSWER_SECONDS = 30.0
+"""How long reading the whole answer of a task may take."""
 LIST_PARAMETERS = ("state", "model", "caller", "request_id", "limit", "page_token")
 _STATES = {state_name(state).lower(): state for state in task_pb2.TaskState.values() if state}
 
@@ -299,7 +301,7 @@ class TaskDeps:
     """Collaborators of the endpoints of durable tasks."""
 
     gateway: GatewayDeps
-    tasks: TaskPort
+    tasks: TaskClient
     task_apis: TaskApis
 
 
@@ -350,7 +352,7 @@ async def get_task(deps: Tasks, request: Request) -> Response:
     body = task_json(details.task, deps.task_apis)
     body["attempts"] = [attempt_json(attempt) for attempt in details.attempts]
     if details.task.state == task_pb2.TASK_STATE_COMPLETED:
-        outputs = await _outputs(deps.tasks, details.task, deps.gateway.config.task_timeout_seconds)
+        outputs = await _outputs(deps.tasks, details.task)
         gateway, names = deps.gateway, has_links(details, deps.task_apis)
         base = "" if gateway.links is None else gateway.links.base_of(request.scope)
         try:
@@ -392,13 +394,13 @@ async def delete_task(deps: Tasks, request: Request) -> Response:
     return Response(status_code=204)
 
 
-async def _outputs(tasks: TaskPort, task: task_pb2.Task, timeout_seconds: float) -> Sequence[task_pb2.TaskOutput]:
+async def _outputs(tasks: TaskClient, task: task_pb2.Task) -> Sequence[task_pb2.TaskOutput]:
     """Returns the stored output of a completed task.
 
     Raises SERVICE_UNAVAILABLE where it is late or incomplete: the task was deleted meanwhile.
     """
     try:
-        async with asyncio.timeout(timeout_seconds), aclosing(tasks.watch(task.tenant, task.id)) as news:
+        async with asyncio.timeout(ANSWER_SECONDS), aclosing(tasks.watch(task.tenant, task.id)) as news:
             pieces = [item.piece async for item in news if item.HasField("piece")]
     except TimeoutError:
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the task's answer could not be read in time") from None

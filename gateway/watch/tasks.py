@@ -11,7 +11,7 @@ from gateway.tasks.handlers import task_json
 from gateway.tasks.task_apis import TaskApis
 from gateway.watch.source import Change, WatchCaller, WatchSource, delete, put, synced
 from weft.api.router.v1 import task_pb2
-from weft.durable.tasks import TaskPort
+from weft.durable.tasks import TaskClient
 from weft.kernel.principal import Access, Resource, Role
 
 PAST_TASKS = 100
@@ -24,7 +24,7 @@ class TasksOfTenant(WatchSource):
     access = Access(Resource.INFERENCE, Role.VIEW)
     by_name = False
 
-    def __init__(self, tasks: TaskPort, task_apis: TaskApis) -> None:
+    def __init__(self, tasks: TaskClient, task_apis: TaskApis) -> None:
         self._tasks = tasks
         self._task_apis = task_apis
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import Metric
 
-from router_svc.durable.tasks.store_port import StateCount
+from router_svc.durable.tasks.task_records import StateCount
 from weft.kernel.metrics import MetricsPage
 
 

@@ -13,7 +13,7 @@ from router_svc.durable.sweeper import Sweeper, Sweeps, sweep_once
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2, stored_response_service_pb2_grpc
 from weft.api.router.v1 import stored_response_service_pb2 as pb
-from weft.durable.responses import MAX_CHAIN, ResponseStore, response_not_found
+from weft.durable.responses import MAX_CHAIN, ResponseClient, response_not_found
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
@@ -42,8 +42,8 @@ class Usage:
     """Bytes."""
 
 
-class ResponseManager(ResponseStore):
-    """The response store of a router, with its quotas."""
+class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServiceServicer):
+    """StoredResponseService of a router, with its quotas."""
 
     def __init__(self, database: RouterDatabase, limits: ResponseLimits, clock: Clock) -> None:
         self._database = database
@@ -55,16 +55,23 @@ class ResponseManager(ResponseStore):
         """Bytes of all tenants."""
 
     @override
-    async def save(self, response: pb.StoredResponse) -> None:
+    @answers
+    async def SaveResponse(self, request: pb.SaveResponseRequest, context: Context) -> pb.SaveResponseResponse:
+        response = _checked(request.response)
         size = len(response.body) + len(response.items)
         if size > self._limits.max_bytes:
             raise WeftError(Reason.REQUEST_TOO_LARGE, f"a stored response has at most {self._limits.max_bytes} bytes")
         if self._refusal(response.tenant, Usage(1, size)):
             await self._require_replacement(response, size)
         self._add(response.tenant, await self._write(response, size))
+        return pb.SaveResponseResponse()
 
     @override
-    async def get(self, tenant: str, response_id: str) -> pb.StoredResponse:
+    @answers
+    async def GetResponse(self, request: pb.GetResponseRequest, context: Context) -> pb.GetResponseResponse:
+        return pb.GetResponseResponse(response=await self._get(*_named(request)))
+
+    async def _get(self, tenant: str, response_id: str) -> pb.StoredResponse:
         row = await self._database.row(
             "SELECT * FROM responses WHERE id = :id AND tenant = :tenant", id=response_id, tenant=tenant
         )
@@ -79,8 +86,11 @@ class ResponseManager(ResponseStore):
             items=row.items,
         )
 
-    async def chain(self, tenant: str, response_id: str) -> Sequence[pb.StoredResponse]:
-        """Returns a conversation, oldest first. Also raises INVALID_ARGUMENT beyond `max_chain_bytes`."""
+    @override
+    @answers
+    async def ListChain(self, request: pb.ListChainRequest, context: Context) -> pb.ListChainResponse:
+        """Returns a conversation, oldest first. Raises INVALID_ARGUMENT beyond `max_chain_bytes`."""
+        tenant, response_id = _named(request)
         steps = await self._steps(tenant, response_id)
         if len(steps) > MAX_CHAIN:
             raise invalid_field("previous_response_id", f"continues more than {MAX_CHAIN} responses")
@@ -88,15 +98,18 @@ class ResponseManager(ResponseStore):
             raise invalid_field(
                 "previous_response_id", f"continues more than {self._limits.max_chain_bytes} bytes of responses"
             )
-        return [await self.get(tenant, step) for step, _ in reversed(steps)]
+        return pb.ListChainResponse(responses=[await self._get(tenant, step) for step, _ in reversed(steps)])
 
     @override
-    async def delete(self, tenant: str, response_id: str) -> None:
+    @answers
+    async def DeleteResponse(self, request: pb.DeleteResponseRequest, context: Context) -> pb.DeleteResponseResponse:
+        tenant, response_id = _named(request)
         remove = "DELETE FROM responses WHERE id = :id AND tenant = :tenant RETURNING size"
         size: int | None = await self._database.run(lambda tx: tx.value(remove, id=response_id, tenant=tenant))
         if size is None:
             raise response_not_found(response_id)
         self._add(tenant, Usage(-1, -size))
+        return pb.DeleteResponseResponse()
 
     async def sweep(self) -> None:
         """Purges expired responses and counts the usage of all tenants."""
@@ -184,35 +197,6 @@ class ResponseManager(ResponseStore):
         self._total_bytes += more.size
 
 
-class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServiceServicer):
-    """StoredResponseService over the response store; translation only."""
-
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store
-
-    @override
-    @answers
-    async def SaveResponse(self, request: pb.SaveResponseRequest, context: Context) -> pb.SaveResponseResponse:
-        await self._store.save(_checked(request.response))
-        return pb.SaveResponseResponse()
-
-    @override
-    @answers
-    async def GetResponse(self, request: pb.GetResponseRequest, context: Context) -> pb.GetResponseResponse:
-        return pb.GetResponseResponse(response=await self._store.get(*_named(request)))
-
-    @override
-    @answers
-    async def ListChain(self, request: pb.ListChainRequest, context: Context) -> pb.ListChainResponse:
-        return pb.ListChainResponse(responses=await self._store.chain(*_named(request)))
-
-    @override
-    @answers
-    async def DeleteResponse(self, request: pb.DeleteResponseRequest, context: Context) -> pb.DeleteResponseResponse:
-        await self._store.delete(*_named(request))
-        return pb.DeleteResponseResponse()
-
-
 def _named(request: pb.GetResponseRequest | pb.ListChainRequest | pb.DeleteResponseRequest) -> tuple[str, str]:
     tenant = require_token(request.tenant, "tenant", MAX_TENANT_CHARS)
     return tenant, require_token(request.id, "id", MAX_REQUEST_ID_CHARS)
@@ -239,14 +223,11 @@ class ResponseService(Service):
 
     def __init__(self, database: RouterDatabase, limits: ResponseLimits, clock: Clock) -> None:
         self._database = database
-        self._manager = ResponseManager(database, limits, clock)
-        self._sweeps: Sweeps = {"responses": self._manager.sweep}
+        self._servicer = StoredResponseServicer(database, limits, clock)
+        self.store = ResponseClient(self._servicer)
+        """The client of the service in this process."""
+        self._sweeps: Sweeps = {"responses": self._servicer.sweep}
         self._sweeper = Sweeper("response-sweeper", self._sweeps, limits.sweep_interval_seconds, clock)
-
-    @property
-    def store(self) -> ResponseStore:
-        """The response store for gateways in this process."""
-        return self._manager
 
     @override
     @property
@@ -255,9 +236,7 @@ class ResponseService(Service):
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
-        stored_response_service_pb2_grpc.add_StoredResponseServiceServicer_to_server(
-            StoredResponseServicer(self._manager), server
-        )
+        stored_response_service_pb2_grpc.add_StoredResponseServiceServicer_to_server(self._servicer, server)
 
     @override
     async def start(self) -> None:

@@ -16,7 +16,7 @@ from router_svc.usage import COLUMNS, HOUR_SECONDS, UsageRecorder, UsageSums, ho
 from weft.api.router.v1 import usage_pb2, usage_service_pb2, usage_service_pb2_grpc
 from weft.api.router.v1 import usage_service_pb2 as pb
 from weft.api.router.v1.usage_pb2 import UsageGroup
-from weft.durable.usage import DEFAULT_ROWS, MAX_ROWS, UsageSource
+from weft.durable.usage import DEFAULT_ROWS, MAX_ROWS, UsageClient
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -65,8 +65,8 @@ def ignore_usage(_added: Mapping[UsageKey, UsageSums]) -> None:
     """An ObserveUsage of a router without a page of metrics."""
 
 
-class UsageStore(UsageSource):
-    """The usage in a router's database, that of earlier leaders included."""
+class UsageServicer(usage_service_pb2_grpc.UsageServiceServicer):
+    """UsageService over a router's database, with the usage of earlier leaders."""
 
     def __init__(
         self,
@@ -99,7 +99,9 @@ class UsageStore(UsageSource):
         await self._database.change("DELETE FROM usage_hours WHERE hour < :oldest", oldest=oldest)
 
     @override
-    async def usage(self, wanted: pb.ListUsageRequest) -> pb.ListUsageResponse:
+    @answers
+    async def ListUsage(self, request: pb.ListUsageRequest, context: Context) -> pb.ListUsageResponse:
+        wanted = _checked(request)
         await self.flush()
         first, end = _hours_of(wanted)
         limit = min(wanted.limit or DEFAULT_ROWS, MAX_ROWS)
@@ -171,6 +173,24 @@ def _hours_of(wanted: pb.ListUsageRequest) -> tuple[int, int]:
     return first, min(_MAX_HOUR, -(-until // HOUR_SECONDS))
 
 
+def _checked(request: pb.ListUsageRequest) -> pb.ListUsageRequest:
+    """Returns what the caller may ask for. Raises INVALID_ARGUMENT naming the field."""
+    wanted = pb.ListUsageRequest()
+    wanted.CopyFrom(request)
+    if wanted.limit < 0:
+        raise invalid_field("limit", "must not be negative")
+    if len(set(wanted.by)) < len(wanted.by) or any(group not in _GROUPED for group in wanted.by):
+        raise invalid_field("by", "must be groups, each once")
+    if wanted.tenant:
+        require_token(wanted.tenant, "tenant", MAX_TENANT_CHARS)
+    if wanted.model:
+        require_token(wanted.model, "model", MAX_NAME_CHARS)
+    known = caller()
+    if not known.names_tenants:
+        wanted.tenant = known.tenant_for(wanted.tenant, "tenant")
+    return wanted
+
+
 def _where(wanted: pb.ListUsageRequest) -> str:
     tenant, model = " AND tenant = :tenant" if wanted.tenant else "", " AND model = :model" if wanted.model else ""
     return f"hour >= :first AND hour < :end{tenant}{model}"
@@ -205,31 +225,6 @@ def _entry_of(row: Row) -> tuple[UsageKey, UsageSums]:
     return UsageKey(*(getattr(row, each) for each in _KEY)), UsageSums(*(getattr(row, name) for name in COLUMNS))
 
 
-class UsageServicer(usage_service_pb2_grpc.UsageServiceServicer):
-    """Implements UsageService; translation only."""
-
-    def __init__(self, source: UsageSource) -> None:
-        self._source = source
-
-    @override
-    @answers
-    async def ListUsage(self, request: pb.ListUsageRequest, context: Context) -> pb.ListUsageResponse:
-        wanted = pb.ListUsageRequest()
-        wanted.CopyFrom(request)
-        if wanted.limit < 0:
-            raise invalid_field("limit", "must not be negative")
-        if len(set(wanted.by)) < len(wanted.by) or any(group not in _GROUPED for group in wanted.by):
-            raise invalid_field("by", "must be groups, each once")
-        if wanted.tenant:
-            require_token(wanted.tenant, "tenant", MAX_TENANT_CHARS)
-        if wanted.model:
-            require_token(wanted.model, "model", MAX_NAME_CHARS)
-        known = caller()
-        if not known.names_tenants:
-            wanted.tenant = known.tenant_for(wanted.tenant, "tenant")
-        return await self._source.usage(wanted)
-
-
 def build(
     database: RouterDatabase,
     recorder: UsageRecorder,
@@ -259,11 +254,12 @@ class UsageService(Service):
         self._database = database
         self._recorder = recorder
         self._settings = settings
-        self.store = UsageStore(database, recorder, settings, clock, observe)
-        """The usage, for gateways in this process."""
-        self._sweeps: Sweeps = {"usage": self.store.sweep}
+        self.servicer = UsageServicer(database, recorder, settings, clock, observe)
+        self.store = UsageClient(self.servicer)
+        """The client of the service in this process."""
+        self._sweeps: Sweeps = {"usage": self.servicer.sweep}
         self._sweeper = Sweeper("usage-sweeper", self._sweeps, settings.sweep_interval_seconds, clock)
-        self._writer = Sweeper("usage-writer", {"usage": self.store.flush}, settings.flush_interval_seconds, clock)
+        self._writer = Sweeper("usage-writer", {"usage": self.servicer.flush}, settings.flush_interval_seconds, clock)
 
     @override
     @property
@@ -272,7 +268,7 @@ class UsageService(Service):
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
-        usage_service_pb2_grpc.add_UsageServiceServicer_to_server(UsageServicer(self.store), server)
+        usage_service_pb2_grpc.add_UsageServiceServicer_to_server(self.servicer, server)
 
     @override
     async def start(self) -> None:
@@ -291,7 +287,7 @@ class UsageService(Service):
         await self._sweeper.stop()
         await self._writer.stop()
         try:
-            await self.store.flush()
+            await self.servicer.flush()
         except WeftError as error:
             log.error("usage not written", reason=error.reason.name)  # noqa: TRY400 - the cause is logged
         await self._database.close()

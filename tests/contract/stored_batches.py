@@ -20,7 +20,7 @@ from weft.kernel.timestamps import stamp_of
 from weft_testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:
-    from router_svc.durable.tasks.store_port import StoreEvent
+    from router_svc.durable.tasks.task_records import StoreEvent
 
 NEW_FILE = file_service_pb2.File(tenant="ann", name="lines.jsonl", purpose=BATCH_INPUT)
 DAY_SECONDS = 86_400.0

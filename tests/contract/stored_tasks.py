@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import Claim, Lane, NewChunk, PendingTask, TaskOutcome, TaskRow, TaskStore
+from router_svc.durable.tasks.task_records import Claim, Lane, NewChunk, PendingTask, TaskOutcome, TaskRow
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
@@ -53,38 +53,38 @@ def _event(word: str) -> event_pb2.InferenceEvent:
     return event_pb2.InferenceEvent(delta=event_pb2.Delta(text=word))
 
 
-async def claimed(store: TaskStore, name: str, owner: str = "r1", now: float = NOW) -> Claim:
+async def claimed(store: SqlTaskStore, name: str, owner: str = "r1", now: float = NOW) -> Claim:
     """It is, for LEASE seconds."""
     claim = await store.claim(name, owner, now, now + LEASE)
     assert claim is not None
     return claim
 
 
-async def begun(store: TaskStore, name: str, owner: str = "r1", **changes: Any) -> Claim:
+async def begun(store: SqlTaskStore, name: str, owner: str = "r1", **changes: Any) -> Claim:
     """Submitted and claimed."""
     await store.submit(a_row(name, **changes))
     return await claimed(store, name, owner)
 
 
-async def seen(store: TaskStore, name: str, tenant: str = "ann") -> task_pb2.Task:
+async def seen(store: SqlTaskStore, name: str, tenant: str = "ann") -> task_pb2.Task:
     """As it is."""
     task = await store.get(tenant, name)
     assert task is not None
     return task
 
 
-async def said(store: TaskStore, name: str, attempt: int, after: int = 0, max_bytes: int = MUCH) -> list[str]:
+async def said(store: SqlTaskStore, name: str, attempt: int, after: int = 0, max_bytes: int = MUCH) -> list[str]:
     """What is kept of an answer, word by word."""
     kept = await store.chunks(name, attempt, after, max_bytes)
     return [event.delta.text for chunk in kept for event in chunk.output.events]
 
 
-async def waiting(store: TaskStore, lane: Lane = LANE, now: float = NOW, limit: int = 100) -> list[PendingTask]:
+async def waiting(store: SqlTaskStore, lane: Lane = LANE, now: float = NOW, limit: int = 100) -> list[PendingTask]:
     """Who may be begun, in order."""
     return list(await store.pending(lane, now, limit, MUCH))
 
 
-async def reverted(store: TaskStore, claim: Claim, now: float = NOW, **changes: Any) -> bool:
+async def reverted(store: SqlTaskStore, claim: Claim, now: float = NOW, **changes: Any) -> bool:
     """An attempt that counts came to nothing, and the task may be begun at once."""
     fields: dict[str, Any] = {"receipt": b"", "counts": True, "now": now, "ready_at": now}
     return await store.revert(claim, CRASH, **(fields | changes))

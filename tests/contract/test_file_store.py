@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from stored_batches import NEW_FILE, World, content, refused, running
 
-from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS
+from router_svc.durable.uploads import UPLOAD_LIMIT_SECONDS
 from weft.api.router.v1 import file_service_pb2
 from weft.durable.batches import BATCH_OUTPUT, MAX_PIECE_BYTES
 from weft.kernel.reasons import Reason
@@ -62,11 +62,11 @@ async def test_a_tenant_sees_and_deletes_only_its_own(world: World) -> None:
 
 
 @pytest.mark.parametrize("file_id", ["", "a\0b", "x" * 500, "ä"])
-async def test_an_id_that_no_file_can_have_is_not_found(world: World, file_id: str) -> None:
-    await refused(Reason.NOT_FOUND, world.files.get("ann", file_id))
-    await refused(Reason.NOT_FOUND, world.files.delete("ann", file_id))
+async def test_an_id_that_no_file_can_have_is_refused(world: World, file_id: str) -> None:
+    await refused(Reason.INVALID_ARGUMENT, world.files.get("ann", file_id))
+    await refused(Reason.INVALID_ARGUMENT, world.files.delete("ann", file_id))
     if file_id:
-        await refused(Reason.NOT_FOUND, world.files.list_page("ann", after=file_id))
+        await refused(Reason.INVALID_ARGUMENT, world.files.list_page("ann", after=file_id))
 
 
 async def test_files_are_listed_newest_first_page_by_page_and_by_purpose(world: World) -> None:
@@ -83,7 +83,7 @@ async def test_files_are_listed_newest_first_page_by_page_and_by_purpose(world: 
     page = await world.files.list_page("ann", purpose="batch")
     assert [file.name for file in page.files] == ["3", "2", "0"]
     await refused(Reason.NOT_FOUND, world.files.list_page("ann", after="file-none"))
-    for limit in (0, 1001):
+    for limit in (-1, 1001):
         await refused(Reason.INVALID_ARGUMENT, world.files.list_page("ann", limit=limit))
     await refused(Reason.INVALID_ARGUMENT, world.files.list_page("ann", purpose="video"))
 

@@ -12,7 +12,7 @@ from router_svc.durable.limits import ResponseLimits
 from router_svc.durable.stored_responses import ResponseService
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2
-from weft.durable.responses import ResponseStore
+from weft.durable.responses import ResponseClient
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
@@ -39,7 +39,7 @@ def built(database_url: str, clock: FakeClock | None = None, **limits: Any) -> R
 
 
 @pytest.fixture
-async def kept(database_url: str) -> AsyncIterator[ResponseStore]:
+async def kept(database_url: str) -> AsyncIterator[ResponseClient]:
     """Open, empty, closed afterwards."""
     service = built(database_url)
     await service.start()
@@ -72,7 +72,7 @@ async def test_what_is_kept_comes_back_byte_for_byte_in_the_next_life(database_u
         await service.stop(0)
 
 
-async def test_a_tenant_sees_and_overwrites_and_deletes_only_its_own(kept: ResponseStore) -> None:
+async def test_a_tenant_sees_and_overwrites_and_deletes_only_its_own(kept: ResponseClient) -> None:
     await kept.save(response("resp_1"))
     await kept.save(response("resp_1", size=20))
     for asked in (kept.get, kept.chain, kept.delete):
@@ -84,7 +84,7 @@ async def test_a_tenant_sees_and_overwrites_and_deletes_only_its_own(kept: Respo
     await refused(Reason.NOT_FOUND, kept.delete("ann", "resp_1"))
 
 
-async def test_a_conversation_is_read_oldest_first_and_ends_where_one_is_gone(kept: ResponseStore) -> None:
+async def test_a_conversation_is_read_oldest_first_and_ends_where_one_is_gone(kept: ResponseClient) -> None:
     await kept.save(response("resp_1"))
     await kept.save(response("resp_2", previous="resp_1"))
     await kept.save(response("resp_b", tenant="bob", previous="resp_2"))
@@ -115,7 +115,7 @@ async def test_what_is_too_old_is_gone_and_what_is_left_is_counted(database_url:
     await service.stop(0)
 
 
-async def test_many_at_once_are_all_kept_and_counted(kept: ResponseStore) -> None:
+async def test_many_at_once_are_all_kept_and_counted(kept: ResponseClient) -> None:
     await asyncio.gather(*(kept.save(response(f"resp_{number}", tenant=f"t{number % 3}")) for number in range(30)))
     found = await asyncio.gather(*(kept.get(f"t{number % 3}", f"resp_{number}") for number in range(30)))
     assert [each.id for each in found] == [f"resp_{number}" for number in range(30)]

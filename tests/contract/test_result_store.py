@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from stored_batches import NEW_FILE, content, refused
 
-from router_svc.durable.batches.files import FileManager
-from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS
+from router_svc.durable.files import FileManager
 from router_svc.durable.limits import BatchLimits, ResultLimits, TaskLimits
 from router_svc.durable.tasks.spec_validation import checked_row
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import Claim, TaskOutcome
 from router_svc.durable.tasks.task_media import TaskMedia
+from router_svc.durable.tasks.task_records import Claim, TaskOutcome
+from router_svc.durable.uploads import UPLOAD_LIMIT_SECONDS
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2
 from weft.api.router.v1 import file_service_pb2 as pb

@@ -11,11 +11,11 @@ import pytest
 from kit.messages import news_of
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.failpoints import NoFailpoints
+from router_svc.durable.tasks.failpoints import Failpoints
 from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import PendingTask
 from router_svc.durable.tasks.task_call import CallMaker, Gate
+from router_svc.durable.tasks.task_records import PendingTask
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
@@ -72,7 +72,7 @@ class Calls:
 @asynccontextmanager
 async def router(url: str, calls: CallMaker, limits: TaskLimits = LASTING) -> AsyncIterator[TaskService]:
     store = SqlTaskStore(RouterDatabase(url))
-    service = TaskService(store, limits, calls, SystemClock(), NoFailpoints())
+    service = TaskService(store, limits, calls, SystemClock(), Failpoints())
     await service.start()
     try:
         yield service
@@ -130,7 +130,7 @@ async def test_a_router_whose_clock_is_wrong_takes_nothing_from_others(postgres_
         task = (await works.tasks.submit(TENANT, a_task())).task
         await noticed(busy.has_begun)
         store = SqlTaskStore(RouterDatabase(postgres_url))
-        wrong = TaskService(store, LASTING, Calls(may_end=True), WrongClock(), NoFailpoints())
+        wrong = TaskService(store, LASTING, Calls(may_end=True), WrongClock(), Failpoints())
         await wrong.start()
         await wrong.engine._lease_renewer.renew()
         assert (await works.tasks.get(TENANT, task.id)).attempt == 1

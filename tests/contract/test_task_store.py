@@ -24,7 +24,7 @@ from stored_tasks import (
 
 from router_svc.durable.tasks.sql_rows import STAGED, insert_rows
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import Lane, TaskOutcome, TaskStore
+from router_svc.durable.tasks.task_records import Lane, TaskOutcome
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import task_error
@@ -55,7 +55,7 @@ async def test_what_is_acknowledged_is_there_in_the_next_life(database_url: str)
         await store.stop()
 
 
-async def test_another_tenants_task_is_not_there(kept: TaskStore) -> None:
+async def test_another_tenants_task_is_not_there(kept: SqlTaskStore) -> None:
     await kept.submit(a_row("task-1"))
     assert await kept.get("bob", "task-1") is None
     assert await kept.details("bob", "task-1") is None
@@ -65,7 +65,7 @@ async def test_another_tenants_task_is_not_there(kept: TaskStore) -> None:
     assert (await seen(kept, "task-1")).state == task_pb2.TASK_STATE_PENDING
 
 
-async def test_the_same_key_is_the_same_task_until_it_is_forgotten(kept: TaskStore) -> None:
+async def test_the_same_key_is_the_same_task_until_it_is_forgotten(kept: SqlTaskStore) -> None:
     first = await kept.submit(a_row("task-1", idempotency_key="k"))
     again = await kept.submit(a_row("task-2", idempotency_key="k"))
     assert (first.existed, again.existed) == (False, True)
@@ -79,13 +79,13 @@ async def test_the_same_key_is_the_same_task_until_it_is_forgotten(kept: TaskSto
     assert not (await kept.submit(a_row("task-5", idempotency_key="k"))).existed
 
 
-async def test_the_same_key_with_another_request_is_a_conflict(kept: TaskStore) -> None:
+async def test_the_same_key_with_another_request_is_a_conflict(kept: SqlTaskStore) -> None:
     await kept.submit(a_row("task-1", idempotency_key="k"))
     await refused(Reason.IDEMPOTENCY_CONFLICT, kept.submit(a_row("task-2", idempotency_key="k", prompt="bye")))
     assert (await kept.list_page("ann", task_service_pb2.ListTasksRequest())).tasks == [await seen(kept, "task-1")]
 
 
-async def test_of_many_with_one_key_at_once_one_is_kept(kept: TaskStore, beside: RouterDatabase) -> None:
+async def test_of_many_with_one_key_at_once_one_is_kept(kept: SqlTaskStore, beside: RouterDatabase) -> None:
     rows = [a_row(f"task-{n}", idempotency_key="k", prompt="bye" if n % 5 == 4 else "hi") for n in range(20)]
     found = await all_of(*(kept.submit(row) for row in rows))
     ids = {each.task.id for each in found if not isinstance(each, WeftError)}
@@ -96,7 +96,7 @@ async def test_of_many_with_one_key_at_once_one_is_kept(kept: TaskStore, beside:
     assert await count(beside, "task_specs") == 1
 
 
-async def test_one_that_cannot_be_kept_spoils_no_other(kept: TaskStore) -> None:
+async def test_one_that_cannot_be_kept_spoils_no_other(kept: SqlTaskStore) -> None:
     rows = [a_row(f"task-{n}") for n in range(10)]
     found = await all_of(*(kept.submit(row) for row in [*rows, rows[3]]))
     assert [type(each) for each in found].count(WeftError) == 1
@@ -106,7 +106,7 @@ async def test_one_that_cannot_be_kept_spoils_no_other(kept: TaskStore) -> None:
 # -- pages
 
 
-async def test_pages_are_the_newest_first_and_each_task_is_on_one(kept: TaskStore) -> None:
+async def test_pages_are_the_newest_first_and_each_task_is_on_one(kept: SqlTaskStore) -> None:
     for number in range(7):
         await kept.submit(a_row(f"task-{number}"))
     query, names = task_service_pb2.ListTasksRequest(page_size=3), []
@@ -120,7 +120,7 @@ async def test_pages_are_the_newest_first_and_each_task_is_on_one(kept: TaskStor
     assert names == [["task-6", "task-5", "task-4"], ["task-3", "task-2", "task-1"], ["task-0"]]
 
 
-async def test_a_page_is_of_what_was_asked_for(kept: TaskStore) -> None:
+async def test_a_page_is_of_what_was_asked_for(kept: SqlTaskStore) -> None:
     await kept.submit(a_row("task-1"))
     await kept.submit(a_row("task-2", lane=LANE._replace(model="other")))
     await begun(kept, "task-3")
@@ -139,7 +139,7 @@ async def test_a_page_is_of_what_was_asked_for(kept: TaskStore) -> None:
         assert [task.id for task in (await kept.list_page("ann", query)).tasks] == expected
 
 
-async def test_a_token_of_another_query_or_of_nobody_is_refused(kept: TaskStore) -> None:
+async def test_a_token_of_another_query_or_of_nobody_is_refused(kept: SqlTaskStore) -> None:
     for number in range(3):
         await kept.submit(a_row(f"task-{number}"))
     token = (await kept.list_page("ann", task_service_pb2.ListTasksRequest(page_size=1))).next_page_token
@@ -156,7 +156,7 @@ async def test_a_token_of_another_query_or_of_nobody_is_refused(kept: TaskStore)
     )
 
 
-async def test_a_line_of_a_batch_that_is_being_taken_in_is_nowhere(kept: TaskStore, beside: RouterDatabase) -> None:
+async def test_a_line_of_a_batch_that_is_being_taken_in_is_nowhere(kept: SqlTaskStore, beside: RouterDatabase) -> None:
     await beside.run(lambda tx: insert_rows(tx, [a_row("task-1", batch="batch-1")], state=STAGED))
     assert await kept.get("ann", "task-1") is None
     assert await kept.details("ann", "task-1") is None
@@ -175,7 +175,7 @@ async def test_a_line_of_a_batch_that_is_being_taken_in_is_nowhere(kept: TaskSto
 # -- who waits
 
 
-async def test_lanes_are_all_found_in_pages_however_many_wait_in_each(kept: TaskStore) -> None:
+async def test_lanes_are_all_found_in_pages_however_many_wait_in_each(kept: SqlTaskStore) -> None:
     lanes = sorted(
         Lane(m, t, b) for m in ("m1", "m2") for t in ("ann", "bob") for b in (Priority.LOW, Priority.DURABLE)
     )
@@ -187,7 +187,7 @@ async def test_lanes_are_all_found_in_pages_however_many_wait_in_each(kept: Task
     assert found == lanes
 
 
-async def test_a_lane_in_which_nobody_may_be_begun_is_none(kept: TaskStore) -> None:
+async def test_a_lane_in_which_nobody_may_be_begun_is_none(kept: SqlTaskStore) -> None:
     for model, ready_at in (("a", NOW + 5), ("b", NOW), ("c", NOW + 3)):
         claim = await begun(kept, f"task-{model}", lane=LANE._replace(model=model))
         await reverted(kept, claim, ready_at=ready_at)
@@ -200,7 +200,7 @@ async def test_a_lane_in_which_nobody_may_be_begun_is_none(kept: TaskStore) -> N
     assert await kept.lanes(NOW + 3600, None, 10) == []
 
 
-async def test_of_a_lane_the_oldest_are_read_first_and_as_many_as_fit(kept: TaskStore) -> None:
+async def test_of_a_lane_the_oldest_are_read_first_and_as_many_as_fit(kept: SqlTaskStore) -> None:
     for number in range(5):
         await kept.submit(a_row(f"task-{number}", prompt="x" * 1000, caller=f"c{number}"))
     await kept.submit(a_row("task-b", lane=LANE._replace(tenant="bob")))
@@ -213,7 +213,7 @@ async def test_of_a_lane_the_oldest_are_read_first_and_as_many_as_fit(kept: Task
     assert len(await kept.pending(LANE, NOW, 5, 1)) == 1
 
 
-async def test_open_tasks_are_counted_by_tenant(kept: TaskStore) -> None:
+async def test_open_tasks_are_counted_by_tenant(kept: SqlTaskStore) -> None:
     await kept.submit(a_row("task-1"))
     await begun(kept, "task-2")
     await begun(kept, "task-3", lane=LANE._replace(tenant="bob"))
@@ -221,7 +221,7 @@ async def test_open_tasks_are_counted_by_tenant(kept: TaskStore) -> None:
     assert await kept.open_counts() == {"ann": 1, "bob": 1}
 
 
-async def test_tasks_are_counted_by_state_with_the_time_of_the_oldest_open_one(kept: TaskStore) -> None:
+async def test_tasks_are_counted_by_state_with_the_time_of_the_oldest_open_one(kept: SqlTaskStore) -> None:
     await kept.submit(a_row("task-1"))
     await begun(kept, "task-2")
     await kept.submit(a_row("task-3", lane=LANE._replace(tenant="bob")))
@@ -237,7 +237,7 @@ async def test_tasks_are_counted_by_state_with_the_time_of_the_oldest_open_one(k
 # -- ends from outside
 
 
-async def test_a_cancelled_task_is_over_at_once_and_stays_so(kept: TaskStore) -> None:
+async def test_a_cancelled_task_is_over_at_once_and_stays_so(kept: SqlTaskStore) -> None:
     await kept.submit(a_row("task-1"))
     claim = await begun(kept, "task-2")
     await kept.append(claim, [a_chunk(1, "a")])
@@ -264,7 +264,7 @@ async def test_a_cancelled_task_is_over_at_once_and_stays_so(kept: TaskStore) ->
     assert attempt.end_time == again.end_time
 
 
-async def test_only_what_is_over_is_deleted(kept: TaskStore, beside: RouterDatabase) -> None:
+async def test_only_what_is_over_is_deleted(kept: SqlTaskStore, beside: RouterDatabase) -> None:
     await refused(Reason.RESOURCE_IN_USE, kept.delete("ann", (await kept.submit(a_row("task-1"))).task.id))
     claim = await claimed(kept, "task-1")
     await refused(Reason.RESOURCE_IN_USE, kept.delete("ann", "task-1"))
@@ -277,7 +277,7 @@ async def test_only_what_is_over_is_deleted(kept: TaskStore, beside: RouterDatab
         assert await count(beside, table) == 0
 
 
-async def test_a_reason_of_a_newer_release_is_a_fault(kept: TaskStore, beside: RouterDatabase) -> None:
+async def test_a_reason_of_a_newer_release_is_a_fault(kept: SqlTaskStore, beside: RouterDatabase) -> None:
     await kept.end(await begun(kept, "task-1"), failed(), NOW)
     await beside.change("UPDATE tasks SET error_reason = 9999")
     await beside.change("UPDATE task_attempts SET reason = 9999")
@@ -330,7 +330,7 @@ async def test_a_stop_writes_what_waits_first(database_url: str) -> None:
 # -- who submitted it
 
 
-async def test_who_submitted_a_task_and_with_what_words_is_told_as_it_was_acknowledged(kept: TaskStore) -> None:
+async def test_who_submitted_a_task_and_with_what_words_is_told_as_it_was_acknowledged(kept: SqlTaskStore) -> None:
     labels = task_pb2.TaskSpec(user="ä\x00b", metadata={"job": "42", "": "\x00"}).SerializeToString()
     submitted = await kept.submit(a_row("task-1", caller="key:k1", request_id="req-1", labels=labels))
     task = await seen(kept, "task-1")
@@ -345,7 +345,7 @@ async def test_who_submitted_a_task_and_with_what_words_is_told_as_it_was_acknow
     assert (plain.caller, plain.user, len(plain.metadata), plain.request_id) == ("local", "", 0, "")
 
 
-async def test_a_callers_tasks_are_listed_and_those_of_a_request(kept: TaskStore) -> None:
+async def test_a_callers_tasks_are_listed_and_those_of_a_request(kept: SqlTaskStore) -> None:
     for number, (caller, request) in enumerate([("key:a", "r1"), ("key:b", "r1"), ("key:a", ""), ("key:a", "r2")]):
         await kept.submit(a_row(f"task-{number}", caller=caller, request_id=request))
     wanted = task_service_pb2.ListTasksRequest(caller="key:a", page_size=2)
@@ -359,7 +359,7 @@ async def test_a_callers_tasks_are_listed_and_those_of_a_request(kept: TaskStore
     assert [task.id for task in of_request.tasks] == ["task-1", "task-0"]
 
 
-async def test_the_unfinished_tasks_of_a_request_are_found_of_every_tenant(kept: TaskStore) -> None:
+async def test_the_unfinished_tasks_of_a_request_are_found_of_every_tenant(kept: SqlTaskStore) -> None:
     for name, tenant in (("task-1", "ann"), ("task-2", "bob"), ("task-3", "ann"), ("task-4", "ann")):
         await kept.submit(a_row(name, lane=Lane("demo", tenant, Priority.NORMAL), request_id="r1"))
     await kept.submit(a_row("task-5", request_id="r2"))

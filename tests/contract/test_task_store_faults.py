@@ -15,7 +15,7 @@ import pytest
 from stored_tasks import DONE, NOW, a_chunk, a_row, begun, said, seen, store_on
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import TaskOutcome
+from router_svc.durable.tasks.task_records import TaskOutcome
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.kernel.errors import WeftError

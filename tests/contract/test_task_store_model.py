@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from stored_tasks import CRASH, LANE, LEASE, MUCH, NOW, a_chunk, a_row, failed, said
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import Claim, Lane, TaskOutcome, TaskRow
+from router_svc.durable.tasks.task_records import Claim, Lane, TaskOutcome, TaskRow
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import event_number

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from router_svc.durable.tasks.sql_rows import values_of
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import Claim, Lane
+from router_svc.durable.tasks.task_records import Claim, Lane
 from router_svc.policy.task_release import Release, ReleaseBound
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_pb2, task_service_pb2

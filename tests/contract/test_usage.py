@@ -12,7 +12,7 @@ from stored_tasks import CRASH, LEASE, NOW, a_row
 
 from router_svc.durable.limits import UsageLimits
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import Claim, Lane, TaskOutcome
+from router_svc.durable.tasks.task_records import Claim, Lane, TaskOutcome
 from router_svc.durable.usage import UsageService, build
 from router_svc.policy.usage_rows import OTHER
 from router_svc.store.database import RouterDatabase
@@ -260,7 +260,7 @@ class Chaos:
             await self.routers[place].start()
 
     async def _write(self, place: int) -> None:
-        await self.routers[place].usage.store.flush()
+        await self.routers[place].usage.servicer.flush()
         self.live += self.unwritten[place]
         self.unwritten[place].clear()
 
@@ -302,7 +302,7 @@ async def test_a_killed_router_loses_only_the_live_requests_since_its_last_write
     await router.start()
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="demo")
     router.live_end(receipt, "ann")
-    await router.usage.store.flush()
+    await router.usage.servicer.flush()
     router.live_end(receipt, "ann")
     await router.kill()
     after = Router(sqlite_url)
@@ -322,7 +322,7 @@ async def test_hours_past_their_time_are_deleted(sqlite_url: str) -> None:
     router.live_end(receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="demo"), "ann")
     assert (await router.listed()).total.completed_count == 1
     await router.clock.advance(86_400.0 + 2 * 3_600.0)
-    await router.usage.store.sweep()
+    await router.usage.servicer.sweep()
     assert (await router.listed()).total.completed_count == 0
     await router.stop()
 
@@ -334,7 +334,7 @@ async def test_the_rows_of_an_hour_are_bounded_across_writes_and_restarts(databa
         await router.start()
         for number in range(8):
             router.live_end(receipt, f"t{start}-{number}")
-            await router.usage.store.flush()
+            await router.usage.servicer.flush()
         rows = (await router.listed("tenant", "key")).rows
         assert len(rows) == 7
         assert sum(row.counts.completed_count for row in rows) == 8 * (start + 1)

@@ -1,4 +1,4 @@
-"""Batches, and the files of batches and tasks: the ports to the batch store and the file store.
+"""Batches, and the files of batches and tasks: the clients of the batch store and the file store.
 
 The caller speaks the API of the lines: it makes tasks of them, and writes the files of results. Every method takes the
 tenant: another tenant's batch or file is NOT_FOUND. Every method raises SERVICE_UNAVAILABLE when the store cannot be
@@ -6,18 +6,24 @@ reached. The records are the messages of `router.v1`, which are never changed: b
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
+from weft.api.router.v1 import batch_service_pb2_grpc, file_service_pb2_grpc, task_pb2
 from weft.api.router.v1 import file_service_pb2 as file_pb
-from weft.api.router.v1 import task_pb2
+from weft.durable.store_calls import COMMIT_TIMEOUT_SECONDS, TIMEOUT_SECONDS, store_calls
+from weft.durable.tasks import require_known_states
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 BATCH_PREFIX = "batch"
 MAX_CUSTOM_ID_CHARS = 256
 MAX_LINE_ERRORS = 100
+MAX_LINES_PER_MESSAGE = 256
+MAX_LINE_BYTES_PER_MESSAGE = 3 * 1024 * 1024
+"""Unless one line alone is longer."""
 MAX_METADATA = 16
 MAX_METADATA_NAME_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
@@ -35,8 +41,12 @@ class LineResult:
     """Outputs of a completed line."""
 
 
-class BatchPort(Protocol):
+class BatchClient:
     """The batch store."""
+
+    def __init__(self, store: Any, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        """`store`: a channel to the router, or its servicer in this process."""
+        self._calls = store_calls(store, batch_service_pb2_grpc.BatchServiceStub, "batch store", timeout_seconds)
 
     async def create(
         self, new: batch_pb.Batch, lines: AsyncIterator[batch_pb.BatchLine], *, caller: str = "local"
@@ -44,31 +54,105 @@ class BatchPort(Protocol):
         """Accepts a batch; returns once it and all its lines are durable. Until then none of them is started.
 
         `new` has the tenant and what `CreateBatchRequest.batch` has first; with errors it is stored as failed, without
-        lines. `caller` is stored with the tasks; a store behind a channel authenticates the caller itself. A batch with
-        incomplete lines is discarded. Raises INVALID_ARGUMENT naming `lines[n].field`, TOO_MANY_RESOURCES,
-        REQUEST_TOO_LARGE for too many lines, and what `lines` raises.
+        lines. `caller` is stored with the tasks. A batch with incomplete lines is discarded. Raises INVALID_ARGUMENT
+        naming `lines[n].field`, TOO_MANY_RESOURCES, REQUEST_TOO_LARGE for too many lines, and what `lines` raises.
         """
-        ...
+        answer = await self._calls.upload("CreateBatch", _line_messages(new, lines, caller), new.tenant)
+        return _known(answer.batch)
 
     async def get(self, tenant: str, batch_id: str) -> batch_pb.Batch:
         """Returns one batch. Raises NOT_FOUND."""
-        ...
+        return _known((await self._calls.ask("GetBatch", batch_pb.GetBatchRequest(id=batch_id), tenant)).batch)
 
     async def list_page(self, tenant: str, *, after: str = "", limit: int = 20) -> batch_pb.ListBatchesResponse:
         """Returns batches older than `after` (empty: the newest). Raises NOT_FOUND."""
-        ...
+        request = batch_pb.ListBatchesRequest(after=after, limit=limit)
+        page: batch_pb.ListBatchesResponse = await self._calls.ask("ListBatches", request, tenant)
+        for batch in page.batches:
+            _known(batch)
+        return page
 
     async def cancel(self, tenant: str, batch_id: str) -> batch_pb.Batch:
         """Cancels every unfinished line. Raises NOT_FOUND."""
-        ...
+        request = batch_pb.CancelBatchRequest(id=batch_id)
+        answer = await self._calls.ask("CancelBatch", request, tenant, timeout_seconds=COMMIT_TIMEOUT_SECONDS)
+        return _known(answer.batch)
 
-    def results(self, tenant: str, batch_id: str) -> AsyncGenerator[LineResult]:
+    async def results(self, tenant: str, batch_id: str) -> AsyncGenerator[LineResult]:
         """Yields every line in order. Raises NOT_FOUND."""
-        ...
+        request = batch_pb.ReadBatchResultsRequest(id=batch_id)
+        first: batch_pb.ReadBatchResultsResponse | None = None
+        outputs: list[task_pb2.TaskOutput] = []
+        async with aclosing(self._calls.read("ReadBatchResults", request, tenant)) as messages:
+            async for message in messages:
+                if message.HasField("task"):
+                    if first is not None:
+                        yield _result_of(first, outputs)
+                    first, outputs = message, []
+                if first is not None and message.HasField("output"):
+                    outputs.append(message.output)
+        if first is not None:
+            yield _result_of(first, outputs)
 
-    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> batch_pb.Batch:
-        """Sets the files of the results; only the first call counts. Raises NOT_FOUND, RESOURCE_IN_USE."""
-        ...
+    async def ended(self) -> AsyncGenerator[batch_pb.Batch]:
+        """Yields batches of all tenants whose results are to be written; it has no end.
+
+        Each is yielded to one caller, until it calls `finish` or closes the generator.
+        """
+        request = batch_pb.WatchEndedBatchesRequest()
+        async with aclosing(self._calls.read("WatchEndedBatches", request, "", is_timed=False)) as messages:
+            async for message in messages:
+                yield _known(message.batch)
+
+    async def finish(
+        self,
+        tenant: str,
+        batch_id: str,
+        *,
+        output_file: str = "",
+        error_file: str = "",
+        problem: batch_pb.BatchLineError | None = None,
+    ) -> batch_pb.Batch:
+        """Sets the files of the results; only the first call counts. Raises NOT_FOUND, RESOURCE_IN_USE.
+
+        `problem`: why they could not be written; the batch is handed out again in a while.
+        """
+        request = batch_pb.FinishBatchRequest(
+            id=batch_id, output_file=output_file, error_file=error_file, problem=problem
+        )
+        return _known((await self._calls.ask("FinishBatch", request, tenant)).batch)
+
+
+_BATCH_STATES = frozenset(batch_pb.BatchState.values()) - {batch_pb.BATCH_STATE_UNSPECIFIED}
+
+
+def _known(batch: batch_pb.Batch) -> batch_pb.Batch:
+    """Returns the batch. Raises INTERNAL for a state that this release does not know."""
+    if batch.state not in _BATCH_STATES:
+        raise WeftError(Reason.INTERNAL, "the router is of a newer release, whose batches this one cannot read")
+    return batch
+
+
+def _result_of(first: batch_pb.ReadBatchResultsResponse, outputs: Sequence[task_pb2.TaskOutput]) -> LineResult:
+    require_known_states([first.task])
+    return LineResult(custom_id=first.custom_id, task=first.task, origin=first.origin, outputs=tuple(outputs))
+
+
+async def _line_messages(
+    new: batch_pb.Batch, lines: AsyncIterator[batch_pb.BatchLine], caller: str
+) -> AsyncGenerator[batch_pb.CreateBatchRequest]:
+    yield batch_pb.CreateBatchRequest(batch=new, requested_by=caller)
+    some: list[batch_pb.BatchLine] = []
+    size, count = 0, 0
+    async for line in lines:
+        length = line.ByteSize()
+        if some and (len(some) >= MAX_LINES_PER_MESSAGE or size + length > MAX_LINE_BYTES_PER_MESSAGE):
+            yield batch_pb.CreateBatchRequest(lines=some)
+            some, size = [], 0
+        some.append(line)
+        size += length
+        count += 1
+    yield batch_pb.CreateBatchRequest(batch=batch_pb.Batch(total_count=count), lines=some)
 
 
 def batch_not_found(batch_id: str) -> WeftError:
@@ -90,21 +174,26 @@ RESULT = "result"
 """Purpose of an image or a recording that a model has made."""
 
 
-class FilePort(Protocol):
+class FileClient:
     """The file store."""
+
+    def __init__(self, store: Any, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        """`store`: a channel to the router, or its servicer in this process."""
+        self._calls = store_calls(store, file_service_pb2_grpc.FileServiceStub, "file store", timeout_seconds)
 
     async def save(self, new: file_pb.File, content: AsyncIterator[bytes]) -> file_pb.File:
         """Stores a file, of whose message tenant, name, purpose and media type are read; returns once it is durable.
 
-        A file with incomplete content is discarded.
-
-        Raises REQUEST_TOO_LARGE, TOO_MANY_RESOURCES at the tenant's limit, and the errors of `content`.
+        A file with incomplete content is discarded. Raises REQUEST_TOO_LARGE, TOO_MANY_RESOURCES at the tenant's limit,
+        and the errors of `content`.
         """
-        ...
+        file: file_pb.File = (await self._calls.upload("UploadFile", _content_messages(new, content), new.tenant)).file
+        return file
 
     async def get(self, tenant: str, file_id: str) -> file_pb.File:
         """Returns a file's metadata. Raises NOT_FOUND."""
-        ...
+        file: file_pb.File = (await self._calls.ask("GetFile", file_pb.GetFileRequest(id=file_id), tenant)).file
+        return file
 
     async def list_page(
         self, tenant: str, *, purpose: str = "", after: str = "", limit: int = 100
@@ -113,15 +202,31 @@ class FilePort(Protocol):
 
         No purpose: those that callers upload, and results of batches.
         """
-        ...
+        request = file_pb.ListFilesRequest(purpose=purpose, after=after, limit=limit)
+        page: file_pb.ListFilesResponse = await self._calls.ask("ListFiles", request, tenant)
+        return page
 
-    def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
+    async def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
         """Yields the content in chunks. Raises NOT_FOUND."""
-        ...
+        async with aclosing(self._calls.read("ReadFile", file_pb.ReadFileRequest(id=file_id), tenant)) as messages:
+            async for message in messages:
+                yield message.data
 
     async def delete(self, tenant: str, file_id: str) -> None:
         """Deletes a file. Raises NOT_FOUND."""
-        ...
+        await self._calls.ask("DeleteFile", file_pb.DeleteFileRequest(id=file_id), tenant)
+
+
+async def _content_messages(
+    new: file_pb.File, content: AsyncIterator[bytes]
+) -> AsyncGenerator[file_pb.UploadFileRequest]:
+    yield file_pb.UploadFileRequest(file=new)
+    size = 0
+    async for data in content:
+        for start in range(0, len(data), MAX_PIECE_BYTES):
+            yield file_pb.UploadFileRequest(data=data[start : start + MAX_PIECE_BYTES])
+        size += len(data)
+    yield file_pb.UploadFileRequest(file=file_pb.File(byte_count=size))
 
 
 def file_not_found(file_id: str) -> WeftError:

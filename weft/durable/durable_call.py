@@ -17,9 +17,9 @@ from weft.dispatch.call import Call, Layer, Proceed
 from weft.dispatch.frames import Frame, has_content
 from weft.dispatch.operations import EMBEDDING, SPEECH, SpeechPiece
 from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
-from weft.durable.batches import FilePort
+from weft.durable.batches import FileClient
 from weft.durable.media import filled, referring_part
-from weft.durable.tasks import TaskPayload, TaskPort, failure_of, is_terminal
+from weft.durable.tasks import TaskClient, TaskPayload, failure_of, is_terminal
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, with_field
 from weft.kernel.log import get_logger
@@ -55,10 +55,10 @@ class DurableCallConfig:
 class DurableCallDeps:
     """Dependencies of every durable request of one gateway."""
 
-    tasks: TaskPort
+    tasks: TaskClient
     clock: Clock
     config: DurableCallConfig
-    files: FilePort | None = None
+    files: FileClient | None = None
     """Keeps the images and recordings of tasks; None: requests with such are not tasks."""
 
     def can_run(self, operation: Operation) -> bool:
@@ -152,7 +152,7 @@ class WatchedTask:
     async def events(self) -> AsyncGenerator[task_service_pb2.WatchTaskResponse]:
         """Submits the task and yields its events, its final state last.
 
-        Closing the iterator earlier means that the caller has left. Raises as `TaskPort.submit`, and
+        Closing the iterator earlier means that the caller has left. Raises as `TaskClient.submit`, and
         SERVICE_UNAVAILABLE for a longer outage of the task store.
         """
         try:
@@ -272,7 +272,7 @@ def _noted(submitting: "asyncio.Future[task_service_pb2.SubmitTaskResponse]") ->
 
 
 def durable_calls(
-    tasks: TaskPort, clock: Clock, config: DurableCallConfig | None = None, *, files: FilePort | None = None
+    tasks: TaskClient, clock: Clock, config: DurableCallConfig | None = None, *, files: FileClient | None = None
 ) -> Layer[Any]:
     """Returns the layer that runs requests with a journal as tasks.
 

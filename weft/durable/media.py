@@ -1,11 +1,11 @@
 """Images and recordings of tasks: where a payload and an answer have them, and their content from the file store."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2
 from weft.api.router.v1 import task_pb2
-from weft.durable.batches import FilePort
 from weft.durable.tasks import TaskPayload
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
@@ -23,7 +23,15 @@ def media_parts(payload: TaskPayload | None) -> list[tuple[str, chat_pb2.MediaPa
             return []
 
 
-async def content_of(files: FilePort, tenant: str, file_id: str, *, max_bytes: int) -> bytes:
+class FileReader(Protocol):
+    """The client of the file store, or the store itself."""
+
+    def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
+        """Yields the content. Raises NOT_FOUND."""
+        ...
+
+
+async def content_of(files: FileReader, tenant: str, file_id: str, *, max_bytes: int) -> bytes:
     """Returns the content of a file. Raises NOT_FOUND, REQUEST_TOO_LARGE for a longer one."""
     content = bytearray()
     async with aclosing(files.read(tenant, file_id)) as pieces:
@@ -40,7 +48,7 @@ async def pieces_of(data: bytes, size: int) -> AsyncIterator[bytes]:
         yield data[start : start + size]
 
 
-async def fill_inputs(files: FilePort, tenant: str, payload: TaskPayload, *, max_bytes: int) -> None:
+async def fill_inputs(files: FileReader, tenant: str, payload: TaskPayload, *, max_bytes: int) -> None:
     """Puts the content of files into a payload in place of their ids.
 
     Raises NOT_FOUND for a file that is gone, REQUEST_TOO_LARGE where all of them have more than `max_bytes`.
@@ -57,7 +65,7 @@ async def fill_inputs(files: FilePort, tenant: str, payload: TaskPayload, *, max
 
 
 async def filled(
-    files: FilePort, tenant: str, outputs: Iterable[task_pb2.TaskOutput], *, max_bytes: int
+    files: FileReader, tenant: str, outputs: Iterable[task_pb2.TaskOutput], *, max_bytes: int
 ) -> Sequence[task_pb2.TaskOutput]:
     """Returns copies of stored outputs with the content of their files. Raises NOT_FOUND for what has expired."""
     whole: list[task_pb2.TaskOutput] = []

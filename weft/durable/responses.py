@@ -1,22 +1,32 @@
-"""Stored responses: the port to the response store.
+"""Stored responses: the client of the response store.
 
 A response and its input are JSON that the store never parses. Every method takes the tenant: another tenant's response
 is NOT_FOUND. A `StoredResponse` is never changed: build a new one.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
+from weft.api.router.v1 import stored_response_service_pb2 as pb
+from weft.api.router.v1 import stored_response_service_pb2_grpc
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
+from weft.durable.store_calls import store_calls
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
+TIMEOUT_SECONDS = 5.0
+"""Timeout of every call: a response that cannot be stored is still answered."""
 MAX_CHAIN = 256
 """Maximum number of responses of one conversation."""
 
 
-class ResponseStore(Protocol):
+class ResponseClient:
     """The response store. Every method raises SERVICE_UNAVAILABLE when it cannot be reached."""
+
+    def __init__(self, store: Any, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        """`store`: a channel to the router, or its servicer in this process."""
+        stub = stored_response_service_pb2_grpc.StoredResponseServiceStub
+        self._calls = store_calls(store, stub, "response store", timeout_seconds)
 
     async def save(self, response: StoredResponse) -> None:
         """Stores a response; returns once it is durable. One of the same id and tenant is replaced.
@@ -24,22 +34,26 @@ class ResponseStore(Protocol):
         Raises REQUEST_TOO_LARGE beyond the size limit, TOO_MANY_RESOURCES at the tenant's limit, ALREADY_EXISTS where
         the id is another tenant's.
         """
-        ...
+        await self._calls.ask("SaveResponse", pb.SaveResponseRequest(response=response))
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
         """Returns one response. Raises NOT_FOUND."""
-        ...
+        request = pb.GetResponseRequest(tenant=tenant, id=response_id)
+        response: StoredResponse = (await self._calls.ask("GetResponse", request)).response
+        return response
 
     async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
         """The response and all those it continues, oldest first.
 
         Raises NOT_FOUND where one of them is gone, INVALID_ARGUMENT for more than MAX_CHAIN.
         """
-        ...
+        request = pb.ListChainRequest(tenant=tenant, id=response_id)
+        responses: Sequence[StoredResponse] = (await self._calls.ask("ListChain", request)).responses
+        return responses
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Deletes a response. Raises NOT_FOUND."""
-        ...
+        await self._calls.ask("DeleteResponse", pb.DeleteResponseRequest(tenant=tenant, id=response_id))
 
 
 def response_not_found(response_id: str) -> WeftError:

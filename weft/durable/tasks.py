@@ -1,20 +1,23 @@
-"""Durable tasks: the port to the task store, and what its users compute from the messages of a task.
+"""Durable tasks: the client of the task store, and what its users compute from the messages of a task.
 
 A task is executed at least once and has exactly one terminal state. Every method takes the tenant: another tenant's
 task is NOT_FOUND. Every method raises SERVICE_UNAVAILABLE when the store cannot be reached. The records are the
 messages of `router.v1`; a message that was returned may be held by others: build a new one to change it.
 """
 
-from collections.abc import AsyncGenerator
-from typing import Protocol
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import Any
 
 from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, embedding_pb2, error_reason_pb2, image_pb2
-from weft.api.router.v1 import task_pb2
+from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
+from weft.durable.store_calls import TIMEOUT_SECONDS, store_calls
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason, reason_of
 
 TASK_PREFIX = "task"
+TASK_STATES = frozenset(task_pb2.TaskState.values()) - {task_pb2.TASK_STATE_UNSPECIFIED}
 MAX_IDEMPOTENCY_KEY_CHARS = 255
 MAX_ORIGIN_KIND_CHARS = 64
 MAX_LISTED = 1_000
@@ -32,8 +35,12 @@ TaskPayload = (
 )
 
 
-class TaskPort(Protocol):
+class TaskClient:
     """The task store and its execution."""
+
+    def __init__(self, store: Any, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        """`store`: a channel to the router, or its servicer in this process."""
+        self._calls = store_calls(store, task_service_pb2_grpc.TaskServiceStub, "task store", timeout_seconds)
 
     async def submit(
         self, tenant: str, request: pb.SubmitTaskRequest, *, caller: str = "local"
@@ -43,42 +50,69 @@ class TaskPort(Protocol):
         Raises INVALID_ARGUMENT naming the field, REQUEST_TOO_LARGE, IDEMPOTENCY_CONFLICT, TOO_MANY_RESOURCES at the
         tenant's limit.
         """
-        ...
+        request.requested_by = caller
+        answer: pb.SubmitTaskResponse = await self._calls.ask("SubmitTask", request, tenant)
+        require_known_states([answer.task])
+        return answer
 
     async def get(self, tenant: str, task_id: str) -> task_pb2.Task:
         """Returns one task. Raises NOT_FOUND."""
-        ...
+        return copy_of((await self.details(tenant, task_id)).task)
 
     async def details(self, tenant: str, task_id: str) -> pb.GetTaskResponse:
         """Returns one task with its spec and attempts. Raises NOT_FOUND."""
-        ...
+        answer: pb.GetTaskResponse = await self._calls.ask("GetTask", pb.GetTaskRequest(id=task_id), tenant)
+        require_known_states([answer.task])
+        return answer
 
     async def list_page(self, tenant: str, request: pb.ListTasksRequest) -> pb.ListTasksResponse:
         """Returns a page of tasks, the newest first. Raises INVALID_ARGUMENT naming the field."""
-        ...
+        answer: pb.ListTasksResponse = await self._calls.ask("ListTasks", request, tenant)
+        require_known_states(answer.tasks)
+        return answer
 
     async def cancel(self, tenant: str, task_id: str) -> task_pb2.Task:
         """Cancels the task, with its backend where it runs; a finished one stays as it is. Raises NOT_FOUND."""
-        ...
+        answer: pb.CancelTaskResponse = await self._calls.ask("CancelTask", pb.CancelTaskRequest(id=task_id), tenant)
+        require_known_states([answer.task])
+        return answer.task
 
     async def delete(self, tenant: str, task_id: str) -> None:
         """Deletes a finished task. Raises NOT_FOUND, RESOURCE_IN_USE."""
-        ...
+        await self._calls.ask("DeleteTask", pb.DeleteTaskRequest(id=task_id), tenant)
 
-    def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[pb.WatchTaskResponse]:
+    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[pb.WatchTaskResponse]:
         """Yields the task, every piece after that event, and the task at each change; ends with the finished task.
 
         An event of a lost attempt counts as none. Raises NOT_FOUND, and TOO_MANY_RESOURCES at the limit of watches.
         """
-        ...
+        request = pb.WatchTaskRequest(id=task_id, after_event=after_event)
+        async with aclosing(self._calls.read("WatchTask", request, tenant, is_timed=False)) as messages:
+            async for message in messages:
+                if message.HasField("task"):
+                    require_known_states([message.task])
+                # Of an unknown kind otherwise.
+                if message.WhichOneof("news") is not None:
+                    yield message
 
-    def watch_all(self, tenant: str, past_count: int = 0) -> AsyncGenerator[pb.WatchTasksResponse]:
+    async def watch_all(self, tenant: str, past_count: int = 0) -> AsyncGenerator[pb.WatchTasksResponse]:
         """Yields the newest tasks of a tenant, oldest first, `synced`, then every task that is new or changes.
 
         Deleted ones are named. It has no end. `past_count`: 0 means 100, more than 1,000 means 1,000. Raises
         TOO_MANY_RESOURCES as `watch`.
         """
-        ...
+        request = pb.WatchTasksRequest(past_count=past_count)
+        async with aclosing(self._calls.read("WatchTasks", request, tenant, is_timed=False)) as messages:
+            async for message in messages:
+                if message.HasField("task"):
+                    require_known_states([message.task])
+                yield message
+
+
+def require_known_states(tasks: Iterable[task_pb2.Task]) -> None:
+    """Raises INTERNAL for a task of a state that this release does not know."""
+    if not all(task.state in TASK_STATES for task in tasks):
+        raise WeftError(Reason.INTERNAL, "the router is of a newer release, whose tasks this one cannot read")
 
 
 def is_terminal(task: task_pb2.Task) -> bool:

@@ -1,26 +1,20 @@
-"""The port of usage: what tenants, keys and models used, by hour."""
+"""The client of usage: what tenants, keys and models used, by hour."""
 
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
-import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
-from typing_extensions import override
 
 from weft.api.router.v1 import usage_service_pb2 as pb
 from weft.api.router.v1 import usage_service_pb2_grpc
 from weft.api.router.v1.usage_pb2 import UsageGroup
+from weft.durable.store_calls import store_calls
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import enum_words
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import calling
 from weft.kernel.timestamps import stamp_of
-
-if TYPE_CHECKING:
-    from weft.api.router.v1.usage_service_pb2_grpc import UsageServiceAsyncStub
 
 Group: TypeAlias = UsageGroup.ValueType
 GROUPS: Mapping[str, Group] = MappingProxyType(
@@ -33,24 +27,18 @@ MAX_ROWS = 10_000
 USAGE_TIMEOUT_SECONDS = 30.0
 
 
-class UsageSource(Protocol):
+class UsageClient:
     """Source of usage. Raises SERVICE_UNAVAILABLE for a lost router or database."""
+
+    def __init__(self, store: Any) -> None:
+        """`store`: a channel to the router, or its servicer in this process."""
+        stub = usage_service_pb2_grpc.UsageServiceStub
+        self._calls = store_calls(store, stub, "usage store", USAGE_TIMEOUT_SECONDS)
 
     async def usage(self, wanted: pb.ListUsageRequest) -> pb.ListUsageResponse:
         """Returns the usage that is asked for. Raises INVALID_ARGUMENT naming the field."""
-        ...
-
-
-class RemoteUsage(UsageSource):
-    """A UsageSource whose router is behind a channel."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = cast("UsageServiceAsyncStub", usage_service_pb2_grpc.UsageServiceStub(channel))
-
-    @override
-    async def usage(self, wanted: pb.ListUsageRequest) -> pb.ListUsageResponse:
-        with calling(Reason.SERVICE_UNAVAILABLE):
-            return await self._stub.ListUsage(wanted, timeout=USAGE_TIMEOUT_SECONDS)
+        answer: pb.ListUsageResponse = await self._calls.ask("ListUsage", wanted)
+        return answer
 
 
 def groups_of(text: str, field: str) -> list[Group]:

@@ -315,12 +315,25 @@ def error_from_details(status: status_pb2.Status) -> WeftError | None:
     return found
 
 
+class DirectContext:
+    """The context of a call of a servicer in this process: its errors are raised to the caller unchanged."""
+
+    __slots__ = ("_metadata",)
+
+    def __init__(self, metadata: Sequence[tuple[str, str]] = ()) -> None:
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
+        """Returns the metadata of the call."""
+        return self._metadata
+
+
 class answering:  # noqa: N801 - reads as a statement: `async with answering(context):`
     """Wraps the body of an rpc: a WeftError becomes its status, anything unforeseen becomes INTERNAL and is logged."""
 
     __slots__ = ("_context",)
 
-    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any] | DirectContext) -> None:
         self._context = context
 
     async def __aenter__(self) -> None:
@@ -329,7 +342,9 @@ class answering:  # noqa: N801 - reads as a statement: `async with answering(con
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or not isinstance(error, Exception) or isinstance(error, grpc.aio.AbortError):
+        if not isinstance(error, Exception) or isinstance(error, grpc.aio.AbortError):
+            return
+        if isinstance(self._context, DirectContext):
             return
         if not isinstance(error, WeftError):
             log.error("rpc failed unexpectedly", exc_info=error)

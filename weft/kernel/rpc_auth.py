@@ -7,8 +7,8 @@ mesh have.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -140,6 +140,16 @@ def caller() -> Principal:
 def set_caller(principal: Principal) -> None:
     """Sets the principal for the rest of this task, which serves one call."""
     _CALLER.set(principal)
+
+
+@contextmanager
+def as_caller(principal: Principal) -> Iterator[None]:
+    """Sets the principal for a block, such as a call of a servicer in this process."""
+    before = _CALLER.set(principal)
+    try:
+        yield
+    finally:
+        _CALLER.reset(before)
 
 
 _OPEN = frozenset({"grpc.health.v1.Health"})

@@ -8,8 +8,8 @@ import router_svc.durable.records
 import router_svc.durable.stored_responses
 import router_svc.durable.tasks.service
 import router_svc.durable.usage
-from router_svc.durable.batches.files import FileManager
 from router_svc.durable.batches.service import BatchService
+from router_svc.durable.files import FileManager
 from router_svc.durable.limits import (
     BatchLimits,
     BatchSettings,
@@ -140,7 +140,10 @@ def router_stores(
         files=files,
     )
     tasks = router_svc.durable.tasks.service.build(database, limits, parts)
-    router.journal_to(tasks.tasks, files)
+    batches = router_svc.durable.batches.service.build(
+        database, batch_limits, limits, tasks.events, clock=clock, names=KnownNames(router), files=files
+    )
+    router.journal_to(tasks.tasks, batches.files, tasks.servicer)
     if page is not None:
         from router_svc.durable.metrics import add_task_metrics  # noqa: PLC0415 - only where there is a page
 
@@ -153,9 +156,7 @@ def router_stores(
             database, ResponseLimits(**values_of(ResponseSettings, config.router.responses))
         ),
         tasks=tasks,
-        batches=router_svc.durable.batches.service.build(
-            database, batch_limits, limits, tasks.events, clock=clock, names=KnownNames(router), files=files
-        ),
+        batches=batches,
     )
 
 

@@ -59,12 +59,11 @@ from weft.dispatch.placement import QueueSource
 from weft.dispatch.reconnecting_placement import ReconnectConfig
 from weft.dispatch.remote_router import RemotePlacement, RemoteRequests, RequestSource, RouterSource, RouterWatch
 from weft.dispatch.router_links import RouterLinks
-from weft.durable.batches import BatchPort, FilePort
+from weft.durable.batches import BatchClient, FileClient
 from weft.durable.journal_policy import JournalPolicy
-from weft.durable.remote_stores import RemoteBatches, RemoteFiles, RemoteResponses, RemoteTasks
-from weft.durable.responses import ResponseStore
-from weft.durable.tasks import TaskPort
-from weft.durable.usage import RemoteUsage, UsageSource
+from weft.durable.responses import ResponseClient
+from weft.durable.tasks import TaskClient
+from weft.durable.usage import UsageClient
 from weft.kernel.chosen_channel import PickedChannel
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
@@ -196,11 +195,11 @@ class MeshClients:
     channels: ChannelPool
     queues: QueueSource
     requests: RequestSource
-    responses: ResponseStore
-    usage: UsageSource
-    tasks: TaskPort
-    files: FilePort
-    batches: BatchPort
+    responses: ResponseClient
+    usage: UsageClient
+    tasks: TaskClient
+    files: FileClient
+    batches: BatchClient
     keys: KeyCheck | None
     """None: no keys are required."""
     clock: Clock
@@ -296,8 +295,7 @@ class _RemoteMesh:
 
     def clients(self, health: HealthSource, page: MetricsPage) -> MeshClients:
         """Returns what a gateway is built over."""
-        edge, routers = gateway_config(self._config), self.routers
-        batch_seconds = edge.batches.store_timeout_seconds
+        routers = self.routers
         return MeshClients(
             dispatcher=self._dispatcher(),
             fleet=self.fleet,
@@ -311,11 +309,11 @@ class _RemoteMesh:
             channels=self.channels,
             queues=routers.queues,
             requests=routers.requests,
-            responses=RemoteResponses(routers.channel, timeout_seconds=edge.response_store_timeout_seconds),
-            usage=RemoteUsage(routers.channel),
-            tasks=RemoteTasks(routers.channel, timeout_seconds=edge.task_timeout_seconds),
-            files=RemoteFiles(routers.channel, timeout_seconds=batch_seconds),
-            batches=RemoteBatches(routers.channel, timeout_seconds=batch_seconds),
+            responses=ResponseClient(routers.channel),
+            usage=UsageClient(routers.channel),
+            tasks=TaskClient(routers.channel),
+            files=FileClient(routers.channel),
+            batches=BatchClient(routers.channel),
             keys=self.keys,
             clock=self.clock,
             router=routers,

@@ -18,10 +18,10 @@ from typing_extensions import override
 
 import router_svc.durable.tasks.service
 import router_svc.service
-from router_svc.durable.tasks.failpoints import Failpoint, Failpoints, NoFailpoints
+from router_svc.durable.tasks.failpoints import Failpoint, Failpoints
 from router_svc.durable.tasks.service import TaskService, TaskServiceDeps
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import Claim, TaskOutcome
+from router_svc.durable.tasks.task_records import Claim, TaskOutcome
 from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_pb2
@@ -133,7 +133,7 @@ def broken_tasks(
         subscribe=router.subscribe,
         router_name=router.name,
     )
-    failpoints: Failpoints = NoFailpoints() if breakage.kill_at is None else DeadlyFailpoint(*breakage.kill_at)
+    failpoints: Failpoints = Failpoints() if breakage.kill_at is None else DeadlyFailpoint(*breakage.kill_at)
     kind = SleepyTaskStore if breakage.is_fenced else UnfencedTaskStore
     store = kind(database, stop_before_end=breakage.stop_before_end)
     return router_svc.durable.tasks.service.build(database, limits, parts, failpoints=failpoints, store=store)

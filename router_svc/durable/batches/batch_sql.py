@@ -1,4 +1,4 @@
-"""The store of batches and of their items, which are rows of the task table; decisions are in `batch_manager`.
+"""The store of batches and of their items, which are rows of the task table; decisions are in `batch_servicer`.
 
 Every method raises SERVICE_UNAVAILABLE. Batches that are being received or deleted are not visible.
 """
@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router_svc.durable.batches.files import is_kept
+from router_svc.durable.files import is_kept
 from router_svc.durable.tasks.sql_rows import NO_SEQ, READY_NOW, SPECS, STAGED, insert_rows, task_of
-from router_svc.durable.tasks.store_port import TaskRow
+from router_svc.durable.tasks.task_records import TaskRow
 from router_svc.durable.usage_entries import add_entries, ended_without_receipt
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import receipt_pb2
@@ -117,6 +117,7 @@ class BatchStore:
             **dict.fromkeys(COUNT_COLUMNS, 0),
             "created_at": now,
             "window_ends_at": datetime_of(batch.window_end_time).timestamp(),
+            "result_base": batch.result_base,
             "ended_at": now if batch.errors else None,
         }
         await self._database.run(lambda tx: tx.insert("batches", values))
@@ -187,6 +188,15 @@ class BatchStore:
             after=after_seq,
             limit=limit,
         )
+
+    async def unwritten(self, limit: int) -> Sequence[batch_pb.Batch]:
+        """Returns batches of all tenants whose items have ended and whose results are not written, oldest first."""
+        found = await self._database.rows(
+            "SELECT * FROM batches WHERE state = :finalizing ORDER BY seq LIMIT :limit",
+            finalizing=batch_pb.BATCH_STATE_FINALIZING,
+            limit=limit,
+        )
+        return [_batch_of(row) for row in found]
 
     async def incomplete(self, before: float, limit: int) -> Sequence[str]:
         """Returns ids of incomplete batches that were begun before a time, oldest first."""
@@ -341,6 +351,7 @@ def _batch_of(row: Row) -> batch_pb.Batch:
         lines_end_time=optional_stamp(row.lines_ended_at),
         end_time=optional_stamp(row.ended_at),
         total_count=row.total_count,
+        result_base=row.result_base,
         **{name: getattr(row, name) for name in COUNT_COLUMNS},
     )
 

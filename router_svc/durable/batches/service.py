@@ -1,157 +1,45 @@
 """The batch service: batches and files over gRPC, and their composition."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 import grpc
 from typing_extensions import override
 
 from router_svc.call_metadata import metadata_of, tenant_of
-from router_svc.durable.batches.batch_manager import BatchManager
+from router_svc.durable.batches.batch_servicer import BatchServicer
 from router_svc.durable.batches.batch_sql import BatchStore
-from router_svc.durable.batches.files import FileManager
-from router_svc.durable.batches.uploads import IDLE_SECONDS, incomplete_stream, with_idle_timeout
+from router_svc.durable.files import FileManager
 from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.sweeper import Sweeper, Sweeps, sweep_once
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.durable.tasks.task_media import TaskMedia
+from router_svc.durable.uploads import IDLE_SECONDS, incomplete_stream, with_idle_timeout
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
-from weft.api.router.v1 import batch_service_pb2_grpc, file_service_pb2_grpc, task_pb2
+from weft.api.router.v1 import batch_service_pb2_grpc, file_service_pb2_grpc
 from weft.api.router.v1 import file_service_pb2 as file_pb
-from weft.dispatch.agents import KnownNames, name_asked_for
-from weft.dispatch.aliases import name_asked_model
-from weft.durable.batches import BATCH_OUTPUT, MAX_PIECE_BYTES, RESULT, TASK_INPUT, BatchPort, FilePort, LineResult
-from weft.durable.remote_stores import MAX_LINES_PER_MESSAGE
+from weft.dispatch.agents import KnownNames
+from weft.durable.batches import (
+    BATCH_OUTPUT,
+    MAX_PIECE_BYTES,
+    RESULT,
+    TASK_INPUT,
+    BatchClient,
+    FileClient,
+)
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
-from weft.kernel.principal import MAY_LEAVE, MESH_ACCESS, USE_MODELS
+from weft.kernel.principal import MESH_ACCESS
 from weft.kernel.rpc import answering, answers
 from weft.kernel.rpc_auth import caller
 from weft.kernel.service import Service
 
-DEFAULT_LISTED_BATCHES = 20
 DEFAULT_LISTED_FILES = 100
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
-    """BatchService over the batch port."""
-
-    def __init__(
-        self, batches: BatchPort, *, idle_seconds: float = IDLE_SECONDS, names: KnownNames | None = None
-    ) -> None:
-        """`names`: what ids and aliases of models stand for; None: lines name models by their names alone."""
-        self._batches = batches
-        self._names = names
-        self._idle_seconds = idle_seconds
-
-    @override
-    @answers
-    async def CreateBatch(
-        self, request_iterator: AsyncIterator[batch_pb.CreateBatchRequest], context: Context
-    ) -> batch_pb.CreateBatchResponse:
-        tenant = _tenant(context)
-        async with aclosing(with_idle_timeout(aiter(request_iterator), idle_seconds=self._idle_seconds)) as messages:
-            first = await anext(messages, None)
-            if first is None:
-                raise incomplete_stream()
-            async with aclosing(_lines(first, messages, partial(self._name, tenant))) as lines:
-                batch = await self._batches.create(_new(tenant, first.batch), lines, caller=caller().name)
-        return batch_pb.CreateBatchResponse(batch=batch)
-
-    def _name(self, tenant: str, spec: task_pb2.TaskSpec) -> None:
-        """Puts what a line means by its model into its spec."""
-        if not caller().names_tenants:
-            spec.ClearField("asked_model")
-        if self._names is not None:
-            name_asked_model(self._names.view, spec, tenant)
-
-    @override
-    @answers
-    async def GetBatch(self, request: batch_pb.GetBatchRequest, context: Context) -> batch_pb.GetBatchResponse:
-        batch = await self._batches.get(_tenant(context), _id(request.id))
-        return batch_pb.GetBatchResponse(batch=batch)
-
-    @override
-    @answers
-    async def ListBatches(self, request: batch_pb.ListBatchesRequest, context: Context) -> batch_pb.ListBatchesResponse:
-        return await self._batches.list_page(
-            _tenant(context),
-            after=_id(request.after, "after") if request.after else "",
-            limit=request.limit or DEFAULT_LISTED_BATCHES,
-        )
-
-    @override
-    @answers
-    async def CancelBatch(self, request: batch_pb.CancelBatchRequest, context: Context) -> batch_pb.CancelBatchResponse:
-        batch = await self._batches.cancel(_tenant(context), _id(request.id))
-        return batch_pb.CancelBatchResponse(batch=batch)
-
-    @override
-    async def ReadBatchResults(
-        self, request: batch_pb.ReadBatchResultsRequest, context: Context
-    ) -> AsyncGenerator[batch_pb.ReadBatchResultsResponse]:
-        async with (
-            answering(context),
-            aclosing(self._batches.results(_tenant(context), _id(request.id))) as results,
-        ):
-            async for result in results:
-                for message in _result_messages(result):
-                    yield message
-
-    @override
-    @answers
-    async def FinishBatch(self, request: batch_pb.FinishBatchRequest, context: Context) -> batch_pb.FinishBatchResponse:
-        batch = await self._batches.finish(
-            _tenant(context),
-            _id(request.id),
-            output_file=_id(request.output_file, "output_file") if request.output_file else "",
-            error_file=_id(request.error_file, "error_file") if request.error_file else "",
-        )
-        return batch_pb.FinishBatchResponse(batch=batch)
-
-
-def _new(tenant: str, batch: batch_pb.Batch) -> batch_pb.Batch:
-    if not batch.HasField("window_end_time"):
-        raise invalid_field("batch.window_end_time", "is required")
-    batch.tenant = tenant
-    return batch
-
-
-async def _lines(
-    first: batch_pb.CreateBatchRequest,
-    messages: AsyncIterator[batch_pb.CreateBatchRequest],
-    name_model: Callable[[task_pb2.TaskSpec], None],
-) -> AsyncGenerator[batch_pb.BatchLine]:
-    """Yields the items; the last message states their count, because a broken connection may look like an end."""
-    count = 0
-    message: batch_pb.CreateBatchRequest | None = first
-    last = first
-    while message is not None:
-        if len(message.lines) > MAX_LINES_PER_MESSAGE:
-            raise invalid_field("lines", f"must be at most {MAX_LINES_PER_MESSAGE} in one message")
-        for line in message.lines:
-            if line.spec.options.allow_remote:
-                caller().require(MAY_LEAVE)
-            name_model(line.spec)
-            caller().require_name(USE_MODELS, name_asked_for(line.spec.model))
-            yield line
-        count += len(message.lines)
-        last, message = message, await anext(messages, None)
-    if not last.HasField("batch"):
-        raise incomplete_stream()
-    if last.batch.total_count != count:
-        raise invalid_field("batch.total_count", f"must be how many lines were sent, which is {count}")
-
-
-def _result_messages(result: LineResult) -> list[batch_pb.ReadBatchResultsResponse]:
-    first = batch_pb.ReadBatchResultsResponse(task=result.task, custom_id=result.custom_id, origin=result.origin)
-    return [first, *(batch_pb.ReadBatchResultsResponse(output=output) for output in result.outputs)]
 
 
 _OF_SERVICES = frozenset({BATCH_OUTPUT, RESULT})
@@ -159,9 +47,9 @@ _OF_SERVICES = frozenset({BATCH_OUTPUT, RESULT})
 
 
 class FileServicer(file_service_pb2_grpc.FileServiceServicer):
-    """FileService over the file port."""
+    """FileService over the file manager."""
 
-    def __init__(self, files: FilePort, *, idle_seconds: float = IDLE_SECONDS) -> None:
+    def __init__(self, files: FileManager, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._files = files
         self._idle_seconds = idle_seconds
 
@@ -269,8 +157,8 @@ def build(
     chosen = clock or SystemClock()
     files = files or FileManager(database, limits, chosen)
     media = TaskMedia(files)
-    batches = BatchManager(BatchStore(database), limits, task_limits, events, chosen, names=names, media=media)
-    return BatchService(database, files, batches, limits.sweep_interval_seconds, chosen, names)
+    batches = BatchServicer(BatchStore(database), limits, task_limits, events, chosen, names=names, media=media)
+    return BatchService(database, files, batches, limits.sweep_interval_seconds, chosen)
 
 
 class BatchService(Service):
@@ -280,28 +168,19 @@ class BatchService(Service):
         self,
         database: RouterDatabase,
         files: FileManager,
-        batches: BatchManager,
+        batches: BatchServicer,
         sweep_interval_seconds: float,
         clock: Clock,
-        names: KnownNames | None = None,
     ) -> None:
-        self._names = names
         self._database = database
         self._files = files
         self._batches = batches
+        self._file_servicer = FileServicer(files)
+        self.files, self.batches = FileClient(self._file_servicer), BatchClient(batches)
+        """The clients of the services in this process."""
         self._sweeps: Sweeps = {"files": self._files.sweep, "batches": self._batches.sweep}
         self._sweeper = Sweeper("batch-sweeper", self._sweeps, sweep_interval_seconds, clock)
         self._is_open = False
-
-    @property
-    def files(self) -> FilePort:
-        """The file port for gateways in this process."""
-        return self._files
-
-    @property
-    def batches(self) -> BatchPort:
-        """The batch port for gateways in this process."""
-        return self._batches
 
     @override
     @property
@@ -313,16 +192,15 @@ class BatchService(Service):
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
-        file_service_pb2_grpc.add_FileServiceServicer_to_server(FileServicer(self._files), server)
-        batch_service_pb2_grpc.add_BatchServiceServicer_to_server(
-            BatchServicer(self._batches, names=self._names), server
-        )
+        file_service_pb2_grpc.add_FileServiceServicer_to_server(self._file_servicer, server)
+        batch_service_pb2_grpc.add_BatchServiceServicer_to_server(self._batches, server)
 
     @override
     async def start(self) -> None:
         await self._database.open()
         self._is_open = True
         await sweep_once(self._sweeps)
+        self._batches.start()
         self._sweeper.start()
 
     @override

@@ -1,130 +1,37 @@
-"""The task service: composition of the task engine, its gRPC servicer, and their life cycle."""
+"""The task service of a router: composition of engine, sweeps and servicer, and their life cycle."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 from typing_extensions import override
 
-from router_svc.call_metadata import metadata_of, tenant_of
+from router_svc.durable.files import FileManager
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.sweeper import Sweeper
-from router_svc.durable.tasks.failpoints import Failpoints, NoFailpoints
-from router_svc.durable.tasks.local_tasks import LocalTasks
-from router_svc.durable.tasks.sql_rows import MAX_CALLER_CHARS
+from router_svc.durable.tasks.failpoints import Failpoints
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import DatabaseClock, OpenableTaskStore, StateCount
 from router_svc.durable.tasks.sweeper import OpenTaskCounts, TaskSweeps
 from router_svc.durable.tasks.task_call import CallMaker, DispatchedCalls
 from router_svc.durable.tasks.task_engine import TaskEngine
 from router_svc.durable.tasks.task_events import TaskEventBus
-from router_svc.durable.tasks.task_media import MediaFiles, TaskMedia
+from router_svc.durable.tasks.task_media import TaskMedia
+from router_svc.durable.tasks.task_records import DatabaseClock, StateCount
 from router_svc.durable.tasks.task_run import TaskDeps
+from router_svc.durable.tasks.task_servicer import TaskServicer
 from router_svc.durable.tasks.task_spans import TaskSpans
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_service_pb2, task_service_pb2_grpc
-from weft.api.router.v1 import task_service_pb2 as pb
-from weft.dispatch.agents import KnownNames, name_asked_for
-from weft.dispatch.aliases import name_asked_model
+from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.placement import PlacementPort
-from weft.durable.tasks import TaskPort, state_name
+from weft.durable.tasks import TaskClient, state_name
 from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import invalid_field
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, new_process_id, require_token
-from weft.kernel.principal import MAY_LEAVE, USE_MODELS
-from weft.kernel.rpc import ChannelPool, answering, answers
-from weft.kernel.rpc_auth import caller
+from weft.kernel.names import new_process_id
+from weft.kernel.rpc import ChannelPool
 from weft.kernel.service import Service
-from weft.kernel.telemetry import TRACEPARENT, valid_traceparent
 from weft.kernel.tracing import NO_TRACING, Tracing
-
-Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
-    """TaskService over the task port; translation only."""
-
-    def __init__(self, tasks: TaskPort, names: KnownNames | None = None) -> None:
-        """`names` finds the name for the id of a model; None: ids are not known."""
-        self._tasks = tasks
-        self._names = names
-
-    @override
-    @answers
-    async def SubmitTask(self, request: pb.SubmitTaskRequest, context: Context) -> pb.SubmitTaskResponse:
-        metadata = metadata_of(context)
-        spec = request.spec
-        if spec.options.allow_remote:
-            caller().require(MAY_LEAVE)
-        if not caller().names_tenants:
-            spec.ClearField("asked_model")
-        if self._names is not None:
-            name_asked_model(self._names.view, spec, tenant_of(metadata))
-        caller().require_name(USE_MODELS, name_asked_for(spec.model))
-        # Resubmissions with a key must have the same digest, so no trace is added to them.
-        if not spec.traceparent and not request.idempotency_key:
-            spec.traceparent = valid_traceparent(metadata.get(TRACEPARENT)) or ""
-        if request.request_id:
-            require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
-        known = caller()
-        asks = request.requested_by if known.names_tenants and request.requested_by else known.name
-        if len(asks) > MAX_CALLER_CHARS or not asks.isprintable():
-            raise invalid_field("requested_by", f"must have at most {MAX_CALLER_CHARS} printable characters")
-        return await self._tasks.submit(tenant_of(metadata), request, caller=asks)
-
-    @override
-    @answers
-    async def GetTask(self, request: pb.GetTaskRequest, context: Context) -> pb.GetTaskResponse:
-        return await self._tasks.details(_tenant(context), _id(request.id))
-
-    @override
-    @answers
-    async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
-        return await self._tasks.list_page(_tenant(context), request)
-
-    @override
-    @answers
-    async def CancelTask(self, request: pb.CancelTaskRequest, context: Context) -> pb.CancelTaskResponse:
-        return pb.CancelTaskResponse(task=await self._tasks.cancel(_tenant(context), _id(request.id)))
-
-    @override
-    async def WatchTask(self, request: pb.WatchTaskRequest, context: Context) -> AsyncGenerator[pb.WatchTaskResponse]:
-        async with answering(context):
-            if request.after_event < 0:
-                raise invalid_field("after_event", "must not be negative")
-            watched = self._tasks.watch(_tenant(context), _id(request.id), request.after_event)
-            async with aclosing(watched) as events:
-                async for each in events:
-                    yield each
-
-    @override
-    async def WatchTasks(
-        self, request: pb.WatchTasksRequest, context: Context
-    ) -> AsyncGenerator[pb.WatchTasksResponse]:
-        async with answering(context):
-            if request.past_count < 0:
-                raise invalid_field("past_count", "must not be negative")
-            async with aclosing(self._tasks.watch_all(_tenant(context), request.past_count)) as events:
-                async for each in events:
-                    yield each
-
-    @override
-    @answers
-    async def DeleteTask(self, request: pb.DeleteTaskRequest, context: Context) -> pb.DeleteTaskResponse:
-        await self._tasks.delete(_tenant(context), _id(request.id))
-        return pb.DeleteTaskResponse()
-
-
-def _tenant(context: Context) -> str:
-    return tenant_of(metadata_of(context))
-
-
-def _id(text: str) -> str:
-    return require_token(text, "id", MAX_REQUEST_ID_CHARS)
-
 
 UNNAMED_ROUTER = "router"
 """What claims of a router say that has no name among others."""
@@ -142,7 +49,7 @@ class TaskServiceDeps:
     """Registers a listener for every new view of the mesh."""
     tracing: Tracing = NO_TRACING
     """Where the spans of tasks go."""
-    files: MediaFiles | None = None
+    files: FileManager | None = None
     """Keeps the images and recordings of tasks; None: tasks with such are refused."""
     router_name: str = ""
     """The name of the router, for the owner of claims; empty: it has none."""
@@ -155,7 +62,7 @@ def build(
     *,
     clock: Clock | None = None,
     failpoints: Failpoints | None = None,
-    store: OpenableTaskStore | None = None,
+    store: SqlTaskStore | None = None,
 ) -> "TaskService":
     """Returns a task service on a database, not started. `store` replaces the SQL store."""
     clock = clock or SystemClock()
@@ -175,7 +82,7 @@ def build(
         limits,
         calls,
         clock,
-        failpoints or NoFailpoints(),
+        failpoints or Failpoints(),
         names=names,
         spans=TaskSpans(kept, deps.tracing),
         media=media,
@@ -190,7 +97,7 @@ class TaskService(Service):
 
     def __init__(  # noqa: PLR0913 - what a router provides, each with a default for tests
         self,
-        store: OpenableTaskStore,
+        store: SqlTaskStore,
         limits: TaskLimits,
         calls: CallMaker,
         clock: Clock,
@@ -203,7 +110,6 @@ class TaskService(Service):
     ) -> None:
         """`names`: models, routes and agents that tasks may name; None: any name is accepted."""
         self._store = store
-        self._names = names
         database_clock = DatabaseClock(clock, store.database_now)
         self._database_clock = database_clock
         self._limits = limits
@@ -225,12 +131,10 @@ class TaskService(Service):
         self._sweeps = TaskSweeps(deps, self._counts)
         sweeps = {"tasks": self._sweeps.sweep}
         self._sweeper = Sweeper("task-sweeper", sweeps, limits.sweep_interval_seconds, clock)
-        self._tasks = LocalTasks(deps, self._engine, self._counts, names)
-
-    @property
-    def tasks(self) -> LocalTasks:
-        """The task port for callers in this process."""
-        return self._tasks
+        self.servicer = TaskServicer(deps, self._engine, self._counts, names)
+        """The task service."""
+        self.tasks = TaskClient(self.servicer)
+        """The client of it in this process."""
 
     @property
     def released(self) -> Mapping[str, int]:
@@ -268,7 +172,7 @@ class TaskService(Service):
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
-        task_service_pb2_grpc.add_TaskServiceServicer_to_server(TaskServicer(self._tasks, self._names), server)
+        task_service_pb2_grpc.add_TaskServiceServicer_to_server(self.servicer, server)
 
     async def start(self) -> None:
         """Starts the store, the engine and the sweeper. Raises SERVICE_UNAVAILABLE."""

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.store_port import Lane, TaskRow
+from router_svc.durable.tasks.task_records import Lane, TaskRow
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.agents import require_model_name
 from weft.dispatch.operations import operation_of

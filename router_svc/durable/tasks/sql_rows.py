@@ -6,7 +6,7 @@ from binascii import Error as Base64Error
 from collections.abc import Sequence
 from typing import Any
 
-from router_svc.durable.tasks.store_port import LOST_LEASE, Claim, Lane, NewChunk, PendingTask, TaskRow
+from router_svc.durable.tasks.task_records import LOST_LEASE, Claim, Lane, NewChunk, PendingTask, TaskRow
 from weft.api.common.v1 import error_reason_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb

@@ -1,4 +1,8 @@
-"""The task store on a router's database, SQLite or PostgreSQL.
+"""The task store on a router's database, SQLite or PostgreSQL. Its test suite: `tests/contract/test_task_store.py`.
+
+Times are UTC seconds since the epoch, passed in as `now`. Every write is durable when it returns; every method raises
+SERVICE_UNAVAILABLE when the database fails, and then nothing was acknowledged. A claim is a fencing token: a write
+under a claim that the task no longer has is discarded, and returns False.
 
 Each statement that runs all the time uses an index: `tests/contract/test_task_store_plans.py`.
 """
@@ -6,11 +10,9 @@ Each statement that runs all the time uses an index: `tests/contract/test_task_s
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from typing_extensions import override
-
 from router_svc.durable.tasks import sql_rows
 from router_svc.durable.tasks.sql_rows import NO_SEQ, SPECS, STAGED, lane_of, task_of
-from router_svc.durable.tasks.store_port import (
+from router_svc.durable.tasks.task_records import (
     Claim,
     ExpiredLease,
     Lane,
@@ -18,9 +20,7 @@ from router_svc.durable.tasks.store_port import (
     PendingTask,
     StateCount,
     TaskOutcome,
-    TaskReads,
     TaskRow,
-    TaskStore,
 )
 from router_svc.durable.usage_entries import add_entries, ended_attempt, ended_without_receipt
 from router_svc.policy.task_release import KeptTasks, Release
@@ -85,26 +85,49 @@ _LANES = _lanes_from(f"(SELECT seq FROM tasks WHERE {_MAY_START} ORDER BY model,
 _LANES_AFTER = _lanes_from(_first_after(":model", ":tenant", ":band"))
 
 
-class SqlTaskReads(TaskReads):
-    """The reads of a task store."""
+class SqlTaskStore:
+    """Tasks, their claims and their answers. Life cycle: start, stop; it keeps the shared database open in between.
+
+    After a cancellation, or SERVICE_UNAVAILABLE from a broken connection, a writer does not know whether its write is
+    on disk. `append` and `end` may then be repeated. A claim that is on disk without its owner knowing
+    is renewed with the others; the owner finds it in the result of `renew` and reverts it.
+    """
+
+    fence: ClassVar[str] = "id = :id AND owner = :owner AND attempt = :attempt AND state = 2"
+    """The condition of every write under a claim: it selects the task while the claim is the task's. An attribute, so
+    that a negative control can remove it."""
 
     def __init__(self, database: RouterDatabase) -> None:
         self._database = database
+        self._is_open = False
 
-    @override
+    async def start(self) -> None:
+        """Opens the database. Raises SERVICE_UNAVAILABLE."""
+        await self._database.open()
+        self._is_open = True
+
+    async def stop(self) -> None:
+        """Closes after all waiting writes are done. Safe to call twice, or when never started."""
+        if self._is_open:
+            # The database counts its users: each one that opened it closes it once.
+            self._is_open = False
+            await self._database.close()
+
     async def submitted(self, row: TaskRow) -> pb.SubmitTaskResponse | None:
+        """Returns the stored task with the row's idempotency key; None: there is none. Raises IDEMPOTENCY_CONFLICT."""
         if not row.idempotency_key:
             return None
         found = await self._database.row(_WITH_KEY, tenant=row.lane.tenant, key=row.idempotency_key)
         return None if found is None else sql_rows.submission_of(row, found)
 
-    @override
     async def get(self, tenant: str, task_id: str) -> task_pb2.Task | None:
+        """Returns a task; None, here and below: the tenant has no task with this id."""
         row = await self._database.row(_TASK, id=task_id, tenant=tenant)
         return None if row is None else task_of(row)
 
-    @override
     async def details(self, tenant: str, task_id: str) -> pb.GetTaskResponse | None:
+        """Returns a task with its spec and its attempts."""
+
         def read(tx: Tx) -> pb.GetTaskResponse | None:
             row = tx.row(_TASK, id=task_id, tenant=tenant)
             if row is None:
@@ -117,8 +140,8 @@ class SqlTaskReads(TaskReads):
 
         return await self._database.read(read)
 
-    @override
     async def list_page(self, tenant: str, request: pb.ListTasksRequest) -> pb.ListTasksResponse:
+        """Returns a page of tasks, newest first. Raises INVALID_ARGUMENT for a page token of another query."""
         size = max(1, min(request.page_size or DEFAULT_LISTED, MAX_LISTED))
         mark = sql_rows.mark_of(tenant, request)
         before = sql_rows.seq_of(request.page_token, mark) if request.page_token else NO_SEQ
@@ -140,10 +163,11 @@ class SqlTaskReads(TaskReads):
             tasks=map(task_of, rows[:size]), next_page_token=token, notice=self._database.notice
         )
 
-    @override
     async def chunks(
         self, task_id: str, attempt: int, after_index: int, max_bytes: int
     ) -> Sequence[task_pb2.TaskPiece]:
+        """Returns the stored chunks of an attempt after an event, in order; as many as fit, but at least one."""
+
         def read(tx: Tx) -> Sequence[task_pb2.TaskPiece]:
             # The next event may be inside the piece that begins last before it: the rest of that one is returned.
             this = {"id": task_id, "attempt": attempt}
@@ -170,8 +194,11 @@ class SqlTaskReads(TaskReads):
 
         return await self._database.read(read)
 
-    @override
     async def lanes(self, now: float, after: Lane | None, limit: int) -> Sequence[Lane]:
+        """Returns lanes with a task that may start now, in order, after a given one (None: from the first on).
+
+        The cost does not depend on how many tasks wait in each lane.
+        """
         values: dict[str, Any] = {"now": now, "limit": limit}
         if after is None:
             found = await self._database.rows(_LANES, **values)
@@ -180,8 +207,9 @@ class SqlTaskReads(TaskReads):
         # The database's order, not Python's: the next page begins after the last of these.
         return [lane_of(row) for row in sorted(found, key=lambda row: row.place)]
 
-    @override
     async def pending(self, lane: Lane, now: float, limit: int, max_bytes: int) -> Sequence[PendingTask]:
+        """Returns the first tasks of a lane that may start now: as many as fit, at least one if there is one."""
+
         def read(tx: Tx) -> Sequence[PendingTask]:
             # BETWEEN instead of an equality, so that only one index has the order: with an equality PostgreSQL may
             # scan all tasks by `seq` until it has met enough of the lane.
@@ -201,15 +229,15 @@ class SqlTaskReads(TaskReads):
 
         return await self._database.read(read)
 
-    @override
     async def next_ready_at(self, now: float) -> float | None:
+        """Returns when the next retry pause ends; None: no task pauses."""
         found = await self._database.row(
             "SELECT ready_at FROM tasks WHERE state = 1 AND ready_at > :now ORDER BY ready_at LIMIT 1", now=now
         )
         return None if found is None else float(found.ready_at)
 
-    @override
     async def open_of_request(self, request_id: str, limit: int) -> Sequence[task_pb2.Task]:
+        """Returns unfinished tasks of the requests with this id, of any tenant, oldest first."""
         found = await self._database.rows(
             "SELECT * FROM tasks WHERE request_id = :request_id AND state IN (1, 2) LIMIT :limit",
             request_id=request_id,
@@ -217,16 +245,17 @@ class SqlTaskReads(TaskReads):
         )
         return [task_of(row) for row in sorted(found, key=lambda row: row.seq)]
 
-    @override
     async def kept_counts(self) -> Mapping[str, KeptTasks]:
+        """Returns how many finished tasks there are and how long they are, by tenant."""
         found = await self._database.rows(
             """SELECT tenant, count(*) AS number, sum(result_size + request_size) AS size FROM tasks
             WHERE state > 2 GROUP BY tenant"""
         )
         return {row.tenant: KeptTasks(count=row.number, size=int(row.size)) for row in found}
 
-    @override
     async def state_counts(self) -> Mapping["task_pb2.TaskState.ValueType", StateCount]:
+        """Returns how many tasks there are in each state but STAGED, by the state's number."""
+
         def read(tx: Tx) -> Mapping["task_pb2.TaskState.ValueType", StateCount]:
             counts: dict[task_pb2.TaskState.ValueType, StateCount] = dict.fromkeys(_STATES, StateCount(0))
             for state in (task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_RUNNING):
@@ -238,8 +267,9 @@ class SqlTaskReads(TaskReads):
 
         return await self._database.read(read)
 
-    @override
     async def open_counts(self) -> Mapping[str, int]:
+        """Returns the number of tasks that are not terminal, by tenant."""
+
         def read(tx: Tx) -> Mapping[str, int]:
             counts: dict[str, int] = {}
             for state in (task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_RUNNING):
@@ -257,37 +287,9 @@ class SqlTaskReads(TaskReads):
         """
         return await self._database.read(time_of) if self._database.is_shared else None
 
-
-class SqlTaskStore(SqlTaskReads, TaskStore):
-    """A TaskStore on a database. Life cycle: start, stop; it keeps the shared database open in between.
-
-    After a cancellation, or SERVICE_UNAVAILABLE from a broken connection, a writer does not know whether its write is
-    on disk. `append` and `end` may then be repeated. A claim that is on disk without its owner knowing
-    is renewed with the others; the owner finds it in the result of `renew` and reverts it.
-    """
-
-    fence: ClassVar[str] = "id = :id AND owner = :owner AND attempt = :attempt AND state = 2"
-    """The condition of every write under a claim: it selects the task while the claim is the task's. An attribute, so
-    that a negative control can remove it."""
-
-    def __init__(self, database: RouterDatabase) -> None:
-        super().__init__(database)
-        self._is_open = False
-
-    async def start(self) -> None:
-        """Opens the database. Raises SERVICE_UNAVAILABLE."""
-        await self._database.open()
-        self._is_open = True
-
-    async def stop(self) -> None:
-        """Closes after all waiting writes are done. Safe to call twice, or when never started."""
-        if self._is_open:
-            # The database counts its users: each one that opened it closes it once.
-            self._is_open = False
-            await self._database.close()
-
-    @override
     async def submit(self, row: TaskRow) -> pb.SubmitTaskResponse:
+        """Stores a task. Raises IDEMPOTENCY_CONFLICT. Concurrent submissions share one commit."""
+
         def submit(tx: Tx) -> pb.SubmitTaskResponse:
             values = sql_rows.values_of(row, task_pb2.TASK_STATE_PENDING)
             add = f"{insert('tasks', *values)} ON CONFLICT (tenant, idempotency_key) DO NOTHING"
@@ -301,8 +303,9 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
 
     # -- claims
 
-    @override
     async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> Claim | None:
+        """Claims a pending task; None: another router has it, or it is not pending. Never waits for a row lock."""
+
         def take(tx: Tx) -> Claim | None:
             taken = tx.row(
                 f"""UPDATE tasks SET state = 2, owner = :owner, attempt = attempt + 1, lease_until = :lease_until,
@@ -325,14 +328,14 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
 
         return await self._database.run(take, vital=True)
 
-    @override
     async def renew(self, owner: str, lease_until: float) -> frozenset[Claim]:
+        """Renews the leases of all claims of an owner; returns the claims that it still has."""
         extend = "UPDATE tasks SET lease_until = :end WHERE state = 2 AND owner = :owner RETURNING id, attempt"
         renewed = await self._database.run(lambda tx: tx.rows(extend, owner=owner, end=lease_until), vital=True)
         return frozenset(Claim(row.id, owner, row.attempt) for row in renewed)
 
-    @override
     async def append(self, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
+        """Appends chunks to an answer. False: the claim is lost, and nothing was stored."""
         return await self._database.run(lambda tx: self._append(tx, claim, chunks), vital=True)
 
     def _append(self, tx: Tx, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
@@ -354,8 +357,9 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
         tx.insert("task_pieces", *(sql_rows.piece_values(claim, chunk) for chunk in chunks))
         return True
 
-    @override
     async def end(self, claim: Claim, outcome: TaskOutcome, now: float) -> bool:
+        """Ends the task with its attempt. False: the claim is lost, and nothing was stored."""
+
         def finish(tx: Tx) -> bool:
             failure = outcome.failure or task_pb2.TaskError()
             values: dict[str, Any] = sql_rows.claim_parameters(claim) | sql_rows.failure_parameters(failure)
@@ -380,10 +384,14 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
 
         return await self._database.run(finish, vital=True)
 
-    @override
     async def revert(
         self, claim: Claim, failure: task_pb2.TaskError, *, receipt: bytes, counts: bool, now: float, ready_at: float
     ) -> bool:
+        """Discards a failed attempt and its chunks: the task is pending again and may start from `ready_at` on.
+
+        `counts`: whether the attempt counts toward `max_attempts`. False: the claim is lost, and nothing was done.
+        """
+
         def give_back(tx: Tx) -> bool:
             row = tx.row(
                 f"""UPDATE tasks SET failures = failures + :failures, ready_at = :ready_at, {_AGAIN} WHERE {self.fence}
@@ -404,8 +412,9 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
 
     # -- ends without a claim
 
-    @override
     async def cancel(self, tenant: str, task_id: str, now: float) -> task_pb2.Task | None:
+        """Cancels a task unless it is terminal; returns it, with `owner` still naming the router that ran it."""
+
         def stop(tx: Tx) -> task_pb2.Task | None:
             row = tx.row(_TASK, id=task_id, tenant=tenant)
             if row is None or row.state >= task_pb2.TASK_STATE_COMPLETED:
@@ -422,8 +431,9 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
 
         return await self._database.run(stop)
 
-    @override
     async def delete(self, tenant: str, task_id: str) -> task_pb2.Task | None:
+        """Deletes a terminal task and returns it as it was. Raises RESOURCE_IN_USE if it is not terminal."""
+
         def remove(tx: Tx) -> task_pb2.Task | None:
             row = tx.row(_TASK, id=task_id, tenant=tenant)
             if row is None:
@@ -435,8 +445,12 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
 
         return await self._database.run(remove)
 
-    @override
     async def revert_expired(self, now: float, limit: int, *, except_of: str = "") -> Sequence[ExpiredLease]:
+        """Takes back claims with expired leases: each task is pending again, or fails if it has no attempt left.
+
+        `except_of`: an owner whose claims are left to it.
+        """
+
         def take_back(tx: Tx) -> Sequence[ExpiredLease]:
             rows = tx.rows(
                 """SELECT * FROM tasks WHERE state = 2 AND lease_until <= :now AND owner <> :owner
@@ -470,8 +484,9 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
 
         return await self._database.run(take_back, vital=True)
 
-    @override
     async def fail_expired(self, now: float, limit: int) -> Sequence[str]:
+        """Fails expired pending tasks: QUEUE_TIMEOUT, or DEADLINE_EXCEEDED after a batch window. Returns their ids."""
+
         def fail(tx: Tx) -> Sequence[str]:
             rows = tx.rows(
                 """SELECT seq, id, attempt, window_ends_at, pending_limit_seconds, tenant, caller, model FROM tasks
@@ -487,8 +502,8 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
 
         return await self._database.run(fail)
 
-    @override
     async def purge_ended(self, before: float, limit: int) -> int:
+        """Deletes tasks that ended before a time, except items of batches without written results; returns how many."""
         return await self._database.change(
             f"""DELETE FROM tasks WHERE seq IN (SELECT seq FROM tasks WHERE state > 2 AND ended_at < :before
             AND {_NOT_AWAITED} ORDER BY ended_at LIMIT :limit)""",
@@ -496,8 +511,11 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
             limit=limit,
         )
 
-    @override
     async def release_oldest(self, wanted: Release, limit: int) -> KeptTasks:
+        """Deletes the oldest finished tasks until `wanted` is reached, at most `limit`; returns what was deleted.
+
+        Of items of batches only those whose results are written.
+        """
         # As in `pending`: with an equality PostgreSQL may scan the finished tasks of all tenants.
         of_tenant, order = ("AND tenant BETWEEN :tenant AND :tenant", "tenant, ") if wanted.tenant else ("", "")
         oldest = f"""SELECT seq, result_size + request_size AS size FROM tasks WHERE state > 2 {of_tenant}
@@ -516,8 +534,12 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
 
         return await self._database.run(release)
 
-    @override
     async def bring_back(self, now: float, longest_pause_seconds: float, limit: int) -> int:
+        """Moves times that lie further in the future than they can after a clock was set back; returns how many.
+
+        A lease ends within its length, a pause within the longest one, a wait within its limit; no end time is in the
+        future. At most `limit` of each kind are moved.
+        """
         moments = _moments_of(longest_pause_seconds)
         # Nearly always there is nothing to do; a read finds that out without a commit.
         if not await self._database.read(lambda tx: is_any_ahead(tx, moments, now)):

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.store_port import ManyChanged, StateCount, TaskChanged, TaskReads
+from router_svc.durable.tasks.sql_store import SqlTaskStore
+from router_svc.durable.tasks.task_records import ItemEnded, ManyChanged, StateCount, TaskChanged
 from router_svc.durable.tasks.task_run import TaskDeps
 from router_svc.policy.task_release import KeepBounds, Release, ReleaseBound, releases
 from weft.api.router.v1 import task_pb2
@@ -28,7 +29,7 @@ class OpenTaskCounts:
     Counted with every sweep; in between only additions are known, so that the count is rather too high than too low.
     """
 
-    def __init__(self, store: TaskReads, limits: TaskLimits, clock: Clock) -> None:
+    def __init__(self, store: SqlTaskStore, limits: TaskLimits, clock: Clock) -> None:
         self._store = store
         self._limits = limits
         self._clock = clock
@@ -148,6 +149,8 @@ class TaskSweeps:
                 # The failure of the task names the limit.
                 log.info("task ended", task=task_id, state=state_name(task_pb2.TASK_STATE_FAILED), reason="EXPIRED")
                 self._events.publish(TaskChanged(task_id))
+            if failed:
+                self._events.publish(ItemEnded(""))
             if len(failed) < self._limits.sweep_batch:
                 return
             await asyncio.sleep(0)

@@ -13,8 +13,8 @@ from typing import Any, Protocol, Self
 from google.protobuf.message import DecodeError
 from typing_extensions import override
 
-from router_svc.durable.tasks.store_port import PendingTask
 from router_svc.durable.tasks.task_media import TaskMedia
+from router_svc.durable.tasks.task_records import PendingTask
 from router_svc.durable.tasks.task_spans import traceparent_of_task
 from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2

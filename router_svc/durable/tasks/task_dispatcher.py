@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.store_port import Lane, PendingTask
+from router_svc.durable.tasks.task_records import Lane, PendingTask
 from router_svc.policy.task_retry import OfferAgain, after_refused_offer
 from weft.kernel.errors import WeftError
 

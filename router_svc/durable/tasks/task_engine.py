@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from router_svc.durable.tasks.store_port import (
+from router_svc.durable.tasks.task_dispatcher import LaneState, TaskDispatcher
+from router_svc.durable.tasks.task_events import wait_for_event
+from router_svc.durable.tasks.task_records import (
     LOST_LEASE,
     Claim,
     ExpiredLease,
+    ItemEnded,
     LaneFilled,
     ManyChanged,
     PendingTask,
     StoreEvent,
     TaskChanged,
 )
-from router_svc.durable.tasks.task_dispatcher import LaneState, TaskDispatcher
-from router_svc.durable.tasks.task_events import wait_for_event
 from router_svc.durable.tasks.task_run import RunHost, StopReason, TaskDeps, TaskRun
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
@@ -33,7 +34,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, start_task, stop_tasks
 
 if TYPE_CHECKING:
-    from router_svc.durable.tasks.store_port import Lane
+    from router_svc.durable.tasks.task_records import Lane
 
 
 log = get_logger("weft.tasks")
@@ -436,6 +437,7 @@ class LeaseRenewer:
                 state=state_name(lease.state),
                 reason=LOST_LEASE.name,
             )
+            self._engine.publish(ItemEnded(""))
         self._engine.lose(claim)
         self._engine.publish(TaskChanged(claim.task_id))
         if lease.state == task_pb2.TASK_STATE_PENDING:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
-from router_svc.durable.tasks.store_port import ManyChanged, StoreEvent, TaskChanged
+from router_svc.durable.tasks.task_records import ManyChanged, StoreEvent, TaskChanged
 from weft.kernel.clock import Clock
 
 Listener = Callable[[StoreEvent], None]

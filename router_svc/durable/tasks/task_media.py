@@ -8,14 +8,13 @@ are deleted with the attempt, or by a sweep.
 import asyncio
 from collections.abc import Container, Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from router_svc.durable.limits import ResultLimits
-from router_svc.durable.tasks.store_port import Claim, TaskRow
+from router_svc.durable.files import FileManager
+from router_svc.durable.tasks.task_records import Claim, TaskRow
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.api.router.v1 import task_pb2
-from weft.durable.batches import MAX_PIECE_BYTES, RESULT, TASK_INPUT, FilePort
+from weft.durable.batches import MAX_PIECE_BYTES, RESULT, TASK_INPUT
 from weft.durable.media import fill_inputs, media_parts, pieces_of
 from weft.durable.tasks import TaskPayload, payload_of
 from weft.kernel.clock import Clock
@@ -48,23 +47,6 @@ _SUFFIXES = {
 }
 
 
-class MediaFiles(FilePort, Protocol):
-    """The file store of tasks."""
-
-    @property
-    def results(self) -> ResultLimits:
-        """The bounds of images and recordings of tasks."""
-        ...
-
-    async def require_room(self, tenant: str, purpose: str, size: int) -> None:
-        """Raises TOO_MANY_RESOURCES where one more file of so many bytes would not fit."""
-        ...
-
-    async def release(self, tenant: str, task_id: str, attempts: Container[int] = ...) -> None:
-        """Deletes the inputs (attempt 0) and the results of a task, of these attempts."""
-        ...
-
-
 class ResultsFullError(WeftError):
     """A result did not fit into the store of results: another attempt would do the work again for nothing."""
 
@@ -72,7 +54,7 @@ class ResultsFullError(WeftError):
 class TaskMedia:
     """The images and recordings of the tasks of one router."""
 
-    def __init__(self, files: MediaFiles | None) -> None:
+    def __init__(self, files: FileManager | None) -> None:
         """None: there is no file store, and tasks with images and recordings are refused."""
         self._files = files
         self._saving = asyncio.Semaphore(MAX_SAVED_AT_ONCE)
@@ -199,7 +181,7 @@ class TaskMedia:
                     Reason.REQUEST_TOO_LARGE,
                 )
 
-    def _required(self) -> MediaFiles:
+    def _required(self) -> FileManager:
         if self._files is None:
             raise WeftError(Reason.UNSUPPORTED_OPERATION, "this router keeps no images and recordings of tasks")
         return self._files

@@ -9,17 +9,7 @@ from typing import Protocol
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoint, Failpoints
-from router_svc.durable.tasks.store_port import (
-    Claim,
-    DatabaseClock,
-    LaneFilled,
-    NewChunk,
-    PendingTask,
-    StoreEvent,
-    TaskChanged,
-    TaskOutcome,
-    TaskStore,
-)
+from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.task_call import CallMaker, ClaimMissedError, TaskCall
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.durable.tasks.task_media import (
@@ -29,6 +19,17 @@ from router_svc.durable.tasks.task_media import (
     MediaRecorder,
     ResultsFullError,
     TaskMedia,
+)
+from router_svc.durable.tasks.task_records import (
+    Claim,
+    DatabaseClock,
+    ItemEnded,
+    LaneFilled,
+    NewChunk,
+    PendingTask,
+    StoreEvent,
+    TaskChanged,
+    TaskOutcome,
 )
 from router_svc.durable.tasks.task_spans import TaskSpans
 from router_svc.policy.task_retry import (
@@ -193,7 +194,7 @@ class TaskDeps:
 
     owner: str
     """Id of this router process, the owner of its claims."""
-    store: TaskStore
+    store: SqlTaskStore
     events: TaskEventBus
     database_clock: DatabaseClock
     limits: TaskLimits
@@ -457,6 +458,8 @@ class TaskRun:
         reason = None if failure is None else reason_of(failure.reason).name
         log.info("task ended", task=claim.task_id, attempt=claim.attempt, state=state_name(state), reason=reason)
         self._host.publish(TaskChanged(claim.task_id))
+        if self.task.batch:
+            self._host.publish(ItemEnded(self.task.batch))
         await deps.spans.task_ended(self.task, has_failed=state == task_pb2.TASK_STATE_FAILED)
 
     async def _revert(self, claim: Claim, failure: task_pb2.TaskError, again: TryAgain) -> None:

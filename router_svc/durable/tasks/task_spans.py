@@ -5,7 +5,8 @@ weft.task                      linked to it; its id follows from the task's, so 
 chat <model>                 one per attempt, with the spans of every request
 """
 
-from router_svc.durable.tasks.store_port import PendingTask, TaskStore
+from router_svc.durable.tasks.sql_store import SqlTaskStore
+from router_svc.durable.tasks.task_records import PendingTask
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import state_name
 from weft.kernel.errors import WeftError
@@ -54,7 +55,7 @@ def traceparent_of_task(task_id: str, spec: task_pb2.TaskSpec, tracing: Tracing)
 class TaskSpans:
     """Records the spans of tasks that end in this router."""
 
-    def __init__(self, store: TaskStore, tracing: Tracing = NO_TRACING) -> None:
+    def __init__(self, store: SqlTaskStore, tracing: Tracing = NO_TRACING) -> None:
         self._store = store
         self._tracing = tracing
 

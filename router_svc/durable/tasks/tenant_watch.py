@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
-from router_svc.durable.tasks.store_port import StoreEvent, TaskChanged
 from router_svc.durable.tasks.task_events import TaskEventBus, wait_for_event
+from router_svc.durable.tasks.task_records import ItemEnded, StoreEvent, TaskChanged
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.durable.tasks import DEFAULT_LISTED, MAX_LISTED, is_terminal
@@ -42,6 +42,8 @@ class ChangedTasks:
 
     def note(self, event: StoreEvent) -> None:
         """Notes an event of the bus."""
+        if isinstance(event, ItemEnded):
+            return
         if isinstance(event, TaskChanged) and len(self._ids) < MAX_CHANGED:
             self._ids[event.task_id] = None
         else:
@@ -74,7 +76,7 @@ class TenantTaskWatcher:
         self._poll_seconds = poll_seconds
 
     async def watch(self, tenant: str, past_count: int) -> AsyncGenerator[pb.WatchTasksResponse]:
-        """Yields what `TaskPort.watch_all` promises."""
+        """Yields what `TaskClient.watch_all` promises."""
         changed = ChangedTasks()
         newest = pb.ListTasksRequest(page_size=min(past_count or DEFAULT_LISTED, MAX_LISTED))
         sent = _SentTasks()

@@ -1,5 +1,6 @@
 """A file store and a batch store in memory: tests set the outcome of lines."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -8,7 +9,7 @@ from gateway_script import delta, finished, started, usage
 from kit.messages import changed
 
 from weft.api.router.v1 import batch_service_pb2, file_service_pb2, task_pb2
-from weft.durable.batches import MAX_PIECE_BYTES, LineResult, batch_not_found, file_not_found
+from weft.durable.batches import MAX_PIECE_BYTES, BatchClient, FileClient, LineResult, batch_not_found, file_not_found
 from weft.durable.tasks import is_terminal, task_error
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -20,8 +21,8 @@ HELLO = (task_pb2.TaskOutput(events=[started(), delta("Hello"), delta(finish="ST
 
 
 @dataclass
-class MemoryFiles:
-    """A FilePort. `failure` is raised by every method but `save`, which raises `save_failure`."""
+class MemoryFiles(FileClient):
+    """The file store of a router. `failure` is raised by every method but `save`, which raises `save_failure`."""
 
     kept: dict[str, tuple[file_service_pb2.File, list[bytes]]] = field(default_factory=dict)
     failure: WeftError | None = None
@@ -96,8 +97,11 @@ class KeptBatch:
 
 
 @dataclass
-class MemoryBatches:
-    """A BatchPort. `line_failure` is raised by `create` once it has all lines, `failure` by every other method."""
+class MemoryBatches(BatchClient):
+    """The batch store of a router.
+
+    `line_failure` is raised by `create` once it has all lines, `failure` by every other method.
+    """
 
     kept: dict[str, KeptBatch] = field(default_factory=dict)
     callers: list[str] = field(default_factory=list)
@@ -107,6 +111,8 @@ class MemoryBatches:
     keeps_nothing: bool = False
     reads: int = 0
     """How many times reading the results has begun."""
+    in_hand: set[str] = field(default_factory=set)
+    """Batches whose results are being written, or could not be; a test removes them to have them tried again."""
 
     async def create(
         self,
@@ -170,14 +176,34 @@ class MemoryBatches:
         for result in self._find(tenant, batch_id).results:
             yield result
 
-    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> batch_service_pb2.Batch:
+    async def ended(self) -> AsyncGenerator[batch_service_pb2.Batch]:
+        while True:
+            for kept in list(self.kept.values()):
+                if kept.batch.state == batch_service_pb2.BATCH_STATE_FINALIZING and kept.batch.id not in self.in_hand:
+                    self.in_hand.add(kept.batch.id)
+                    yield kept.batch
+            await asyncio.sleep(0.001)
+
+    async def finish(
+        self,
+        tenant: str,
+        batch_id: str,
+        *,
+        output_file: str = "",
+        error_file: str = "",
+        problem: batch_service_pb2.BatchLineError | None = None,
+    ) -> batch_service_pb2.Batch:
         kept = self._find(tenant, batch_id)
+        if problem is not None:
+            kept.batch = changed(kept.batch, problem=problem)
+            return kept.batch
         if kept.batch.state == batch_service_pb2.BATCH_STATE_FINALIZING:
             kept.batch = changed(
                 kept.batch,
                 state=batch_service_pb2.BATCH_STATE_FINISHED,
                 output_file=output_file,
                 error_file=error_file,
+                problem=None,
                 end_time=NOW + timedelta(minutes=2),
             )
         return kept.batch

@@ -17,7 +17,6 @@ from gateway.admin.operations import AdminPorts
 from gateway.admin.secrets import SecretsPort
 from gateway.app import GatewayPorts, app_over, gateway_deps
 from gateway.auth.authentication import KeyRingSource
-from gateway.batches.finishing import FinishingJobs
 from gateway.config import GatewayConfig
 from gateway.media import MediaSource
 from gateway.ports import RegistryPort
@@ -31,10 +30,10 @@ from weft.dispatch.fleet import FleetSource, FleetView, ModelView
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, SpeechPiece
 from weft.dispatch.remote_router import RequestSource, RouterSource
 from weft.dispatch.request_trace import RequestContext
-from weft.durable.batches import BatchPort, FilePort
-from weft.durable.responses import ResponseStore
-from weft.durable.tasks import TaskPort
-from weft.durable.usage import UsageSource
+from weft.durable.batches import BatchClient, FileClient
+from weft.durable.responses import ResponseClient
+from weft.durable.tasks import TaskClient
+from weft.durable.usage import UsageClient
 from weft.kernel.health import HealthSource
 from weft.kernel.request import Operation
 
@@ -289,7 +288,7 @@ def unchunked(raw: bytes) -> bytes:
 
 def app_of(config: GatewayConfig, ports: GatewayPorts) -> EdgeApp:
     """The application of a gateway alone."""
-    return app_over(gateway_deps(config, ports), ports, FinishingJobs(config.batches.max_finishing))
+    return app_over(gateway_deps(config, ports), ports)
 
 
 @asynccontextmanager
@@ -307,12 +306,12 @@ async def serving(
     join_tokens: JoinTokensPort | None = None,
     join_command: JoinCommands = lambda _token: None,
     media: MediaSource | None = None,
-    responses: ResponseStore | None = None,
-    files: FilePort | None = None,
+    responses: ResponseClient | None = None,
+    files: FileClient | None = None,
     result_key: bytes | None = None,
-    batches: BatchPort | None = None,
-    tasks: TaskPort | None = None,
-    usage_source: UsageSource | None = None,
+    batches: BatchClient | None = None,
+    tasks: TaskClient | None = None,
+    usage_source: UsageClient | None = None,
     router: RouterSource | None = None,
     health: HealthSource | None = None,
     watched: Sequence[WatchSource] = (),

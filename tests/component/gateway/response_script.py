@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from weft.api.router.v1 import stored_response_service_pb2
-from weft.durable.responses import MAX_CHAIN, response_not_found
+from weft.durable.responses import MAX_CHAIN, ResponseClient, response_not_found
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -12,8 +12,8 @@ MAX_KEPT = 1000
 
 
 @dataclass
-class MemoryResponses:
-    """A ResponseStore. `failure` is raised by every method, `save_failure` by `save` alone."""
+class MemoryResponses(ResponseClient):
+    """A response store. `failure` is raised by every method, `save_failure` by `save` alone."""
 
     kept: dict[str, stored_response_service_pb2.StoredResponse] = field(default_factory=dict)
     failure: WeftError | None = None

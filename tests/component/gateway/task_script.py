@@ -10,7 +10,15 @@ from kit.messages import changed
 
 from weft.api.common.v1 import embedding_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
-from weft.durable.tasks import DEFAULT_LISTED, TASK_PREFIX, event_number, is_terminal, task_error, task_not_found
+from weft.durable.tasks import (
+    DEFAULT_LISTED,
+    TASK_PREFIX,
+    TaskClient,
+    event_number,
+    is_terminal,
+    task_error,
+    task_not_found,
+)
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
@@ -52,8 +60,8 @@ class Kept:
 
 
 @dataclass
-class ScriptedTasks:
-    """A TaskPort. `at_once` completes each task with these outputs as it is submitted.
+class ScriptedTasks(TaskClient):
+    """The tasks of a router. `at_once` completes each task with these outputs as it is submitted.
 
     `failure` is raised by every method, each of `watch_failures` by one watch, after the task's first state.
     """

@@ -29,17 +29,18 @@ async def test_outputs_whose_errors_take_too_long_are_taken_back() -> None:
         made = await at.make(line("a"), line("b"))
         at.batches.end(made["id"], 0, outputs=HELLO)
         await at.batches.cancel("default", made["id"])
-        found = await at.get(made["id"])
+        async with asyncio.timeout(10):
+            while (found := await at.get(made["id"]))["errors"] is None:
+                pass
         assert [error["code"] for error in found["errors"]["data"]] == ["deadline_exceeded"]
         assert [file.purpose for file, _ in at.files.kept.values()] == [BATCH_INPUT]
 
 
 async def test_outputs_are_taken_back_when_the_gateway_stops_before_their_errors_are_written() -> None:
     files = SlowErrors()
-    async with stage(files, finish_wait_seconds=0.01) as at:
+    async with stage(files) as at:
         made = await at.make(line("a"), line("b"))
         at.batches.end(made["id"], 0, outputs=HELLO)
         await at.batches.cancel("default", made["id"])
-        await at.get(made["id"])
         await files.entered.wait()
     assert [file.purpose for file, _ in files.kept.values()] == [BATCH_INPUT]

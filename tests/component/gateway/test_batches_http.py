@@ -32,6 +32,7 @@ async def test_the_openai_client_has_a_file_of_requests_done() -> None:
         at.batches.end(made.id, 0, outputs=HELLO)
         at.batches.end(made.id, 1, outputs=HELLO)
         at.batches.close(made.id)
+        await at.until(made.id, "completed")
         done = await sdk.batches.retrieve(made.id)
         assert (done.status, done.error_file_id) == ("completed", None)
         assert done.output_file_id is not None
@@ -120,7 +121,7 @@ async def test_other_surfaces_have_batches_too() -> None:
             made = await at.make(line(url=endpoint, body=body), endpoint=endpoint)
             at.batches.end(made["id"], 0, outputs=(output,))
             at.batches.close(made["id"])
-            done = await at.get(made["id"])
+            done = await at.until(made["id"], "completed")
             (found,) = at.lines_of(done["output_file_id"])
             assert found["response"]["body"]["object"] == kind
 

@@ -282,18 +282,6 @@ async def test_what_the_keeper_says_is_the_answer() -> None:
         assert error_of(await gateway.request("GET", f"{PATH}/file-1"))[:2] == (503, "service_unavailable")
 
 
-async def test_a_keeper_who_does_not_answer_is_not_waited_for() -> None:
-    class Silent(MemoryFiles):
-        async def get(self, tenant: str, file_id: str) -> file_service_pb2.File:
-            await asyncio.Event().wait()
-            raise AssertionError
-
-    config = GatewayConfig(port=0, batches=BatchEdgeConfig(store_timeout_seconds=0.02))
-    async with serving(files=Silent(), config=config) as gateway:
-        answer = await gateway.request("GET", f"{PATH}/file-1")
-    assert error_of(answer)[:2] == (503, "service_unavailable")
-
-
 async def test_another_tenant_finds_nothing() -> None:
     other = {"X-Tenant-ID": "other"}
     async with serving(files=MemoryFiles()) as gateway:

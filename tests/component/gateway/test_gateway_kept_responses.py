@@ -186,17 +186,6 @@ async def test_a_chain_that_cannot_be_read_is_a_status() -> None:
     assert not gateway.dispatcher.payloads
 
 
-async def test_a_keeper_that_does_not_answer_is_not_waited_for() -> None:
-    class Silent(MemoryResponses):
-        async def save(self, response: object) -> None:
-            await asyncio.Event().wait()
-
-    config = GatewayConfig(port=0, response_store_timeout_seconds=0.02)
-    async with serving(responses=Silent(), config=config) as gateway:
-        answer = await answer_of(gateway)
-    assert (answer["store"], answer["output"][0]["content"][0]["text"]) == (False, "Hello, world")
-
-
 async def test_a_response_on_its_way_can_be_read_and_cancelled_and_is_kept_as_it_was() -> None:
     steps: list[Step] = [[delta("Hel")], asyncio.Event(), *hello()]
     async with (

@@ -374,14 +374,6 @@ async def test_a_watch_that_fails_before_its_first_event_is_a_status() -> None:
         assert error_of(await submit(gateway))[:2] == (503, "service_unavailable")
 
 
-async def test_whoever_runs_tasks_and_does_not_answer_is_unavailable() -> None:
-    tasks = ScriptedTasks(submit_gate=asyncio.Event())
-    async with serving(tasks=tasks, config=replace(GatewayConfig(port=0), task_timeout_seconds=0.05)) as gateway:
-        answer = await submit(gateway)
-        assert error_of(answer)[:2] == (503, "service_unavailable")
-        assert answer.headers["retry-after"] == "2"
-
-
 async def test_images_are_in_the_task_before_it_is_accepted() -> None:
     media = ScriptedMedia()
     media.may_answer.set()

@@ -19,8 +19,10 @@ from gateway.admin.secrets import SecretsClient
 from gateway.operations import OperationsClient
 from gateway.resources.registry_client import RegistryClient
 from weft.dispatch.remote_router import RemoteRequests
-from weft.durable.remote_stores import RemoteBatches, RemoteFiles, RemoteResponses, RemoteTasks
-from weft.durable.usage import RemoteUsage
+from weft.durable.batches import BatchClient, FileClient
+from weft.durable.responses import ResponseClient
+from weft.durable.tasks import TaskClient
+from weft.durable.usage import UsageClient
 from weft.kernel.principal import key_text
 
 CHAT = {"model": "zz-m", "messages": [{"role": "user", "content": "hi"}]}
@@ -111,11 +113,11 @@ async def test_a_refused_field_has_the_name_that_the_caller_gave_it(
             api_keys=KeysClient(channel, timeout_seconds=5.0),
             secrets=SecretsClient(channel, timeout_seconds=5.0),
             join_tokens=JoinTokensClient(channel, timeout_seconds=5.0),
-            responses=RemoteResponses(channel),
-            files=RemoteFiles(channel),
-            batches=RemoteBatches(channel),
-            tasks=RemoteTasks(channel),
-            usage_source=RemoteUsage(channel),
+            responses=ResponseClient(channel),
+            files=FileClient(channel),
+            batches=BatchClient(channel),
+            tasks=TaskClient(channel),
+            usage_source=UsageClient(channel),
         ) as gateway:
             while refusing.place == 0 or refusing.place < len(refusing.typed):
                 answer = await gateway.request(method, path, raw, headers)

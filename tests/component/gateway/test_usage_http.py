@@ -11,7 +11,7 @@ from gateway_script import RunningGateway, serving
 from weft.api.router.v1 import usage_pb2
 from weft.api.router.v1 import usage_service_pb2 as pb
 from weft.documents.codec import document_of
-from weft.durable.usage import GROUPS, UsageSource, moment_of
+from weft.durable.usage import GROUPS, UsageClient, moment_of
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 from weft.kernel.timestamps import datetime_of
@@ -44,7 +44,7 @@ class Ring:
 
 
 @dataclass
-class ScriptedUsage(UsageSource):
+class ScriptedUsage(UsageClient):
     """Answers always the same; records what is asked for."""
 
     asked: list[pb.ListUsageRequest] = field(default_factory=list)

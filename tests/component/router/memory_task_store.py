@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kit.messages import changed
 
-from router_svc.durable.tasks.store_port import (
+from router_svc.durable.tasks.task_records import (
     LOST_LEASE,
     Claim,
     ExpiredLease,

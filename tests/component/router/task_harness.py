@@ -4,21 +4,25 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
 
 from memory_task_store import MemoryTaskStore
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.failpoints import Failpoint
+from router_svc.durable.tasks.failpoints import Failpoint, Failpoints
 from router_svc.durable.tasks.service import TaskService
-from router_svc.durable.tasks.store_port import Lane, LaneFilled, OpenableTaskStore, PendingTask, TaskRow
 from router_svc.durable.tasks.task_call import Gate
 from router_svc.durable.tasks.task_media import TaskMedia
+from router_svc.durable.tasks.task_records import Lane, LaneFilled, PendingTask, TaskRow
 from weft.api.common.v1 import chat_pb2, embedding_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft_testing.fake_clock import FakeClock, let_all_run
+
+if TYPE_CHECKING:
+    from router_svc.durable.tasks.sql_store import SqlTaskStore
 
 NOTICE_SECONDS = 10.0
 TENANT = "ann"
@@ -125,7 +129,7 @@ class ScriptedCalls:
         return self._fresh.qsize()
 
 
-class Failpoints:
+class NotedFailpoints(Failpoints):
     """Notes where tasks were, and lets the test do something there."""
 
     def __init__(self) -> None:
@@ -146,7 +150,7 @@ class TaskBench:
     store: MemoryTaskStore
     calls: ScriptedCalls
     service: TaskService
-    failpoints: Failpoints
+    failpoints: NotedFailpoints
 
     async def submit(
         self, spec: task_pb2.TaskSpec | None = None, *, tenant: str = TENANT, key: str = ""
@@ -237,9 +241,13 @@ async def task_bench(
     media: TaskMedia | None = None,
 ) -> AsyncIterator[TaskBench]:
     """Tasks of one router; `store` and `clock` of an earlier life, or of another router."""
-    clock, store, calls, failpoints = clock or FakeClock(), store or MemoryTaskStore(), ScriptedCalls(), Failpoints()
-    kept: OpenableTaskStore = store
-    service = TaskService(kept, limits or TaskLimits(), calls, clock, failpoints, media=media)
+    clock, store, calls, failpoints = (
+        clock or FakeClock(),
+        store or MemoryTaskStore(),
+        ScriptedCalls(),
+        NotedFailpoints(),
+    )
+    service = TaskService(cast("SqlTaskStore", store), limits or TaskLimits(), calls, clock, failpoints, media=media)
     await service.start()
     try:
         yield TaskBench(clock, store, calls, service, failpoints)

@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,9 +15,10 @@ from kit.messages import LineCounts, counts_of
 from structlog.testing import capture_logs
 
 import router_svc.durable.batches.service
-from router_svc.durable.batches.service import BatchServicer, FileServicer
+from router_svc.durable.batches.service import FileServicer
 from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.tasks.task_events import TaskEventBus
+from router_svc.durable.tasks.task_records import ItemEnded
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.api.router.v1 import (
@@ -29,8 +30,7 @@ from weft.api.router.v1 import (
 )
 from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetView
-from weft.durable.batches import MAX_PIECE_BYTES, BatchPort, FilePort
-from weft.durable.remote_stores import MAX_LINES_PER_MESSAGE, RemoteBatches, RemoteFiles
+from weft.durable.batches import MAX_LINES_PER_MESSAGE, MAX_PIECE_BYTES, BatchClient, FileClient
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import LOCAL, MESH_ACCESS, Access, Principal, Resource, Role
 from weft.kernel.reasons import Reason
@@ -52,9 +52,10 @@ GATEWAY = Principal(name="key:gateway", access=frozenset({MESH_ACCESS}), names_t
 class Kept:
     """Where files and batches are kept."""
 
-    files: FilePort
-    batches: BatchPort
+    files: FileClient
+    batches: BatchClient
     path: Path
+    events: TaskEventBus
     channel: grpc.aio.Channel | None = None
 
     def count(self, table: str) -> int:
@@ -68,20 +69,21 @@ class Kept:
 
 
 def built(
-    path: Path, clock: FakeClock | None = None, **limits: Any
+    path: Path, clock: FakeClock | None = None, events: TaskEventBus | None = None, **limits: Any
 ) -> "router_svc.durable.batches.service.BatchService":
     database = RouterDatabase(f"sqlite:///{path}")
     return router_svc.durable.batches.service.build(
-        database, BatchLimits(**limits), TaskLimits(), TaskEventBus(), clock=clock
+        database, BatchLimits(**limits), TaskLimits(), events or TaskEventBus(), clock=clock
     )
 
 
 @asynccontextmanager
 async def in_process(path: Path, clock: FakeClock | None = None, **limits: Any) -> AsyncIterator[Kept]:
-    service = built(path, clock, **limits)
+    events = TaskEventBus()
+    service = built(path, clock, events, **limits)
     await service.start()
     try:
-        yield Kept(files=service.files, batches=service.batches, path=path)
+        yield Kept(files=service.files, batches=service.batches, path=path, events=events)
     finally:
         await service.stop(1)
 
@@ -90,10 +92,12 @@ async def in_process(path: Path, clock: FakeClock | None = None, **limits: Any) 
 async def behind_a_channel(path: Path, guard: RpcGuard | None = None) -> AsyncIterator[Kept]:
     host = GrpcHost(guard=guard)
     address = host.bind(f"unix:{path.parent}/s")
-    await host.start([built(path)])
+    events = TaskEventBus()
+    await host.start([built(path, events=events)])
     channel = open_channel(address)
     try:
-        yield Kept(files=RemoteFiles(channel), batches=RemoteBatches(channel), path=path, channel=channel)
+        files, batches = FileClient(channel), BatchClient(channel)
+        yield Kept(files=files, batches=batches, path=path, events=events, channel=channel)
     finally:
         await channel.close()
         await host.stop(1)
@@ -145,7 +149,7 @@ async def said(call: Any) -> WeftError:
     return error_from_call(found.value, Reason.SERVICE_UNAVAILABLE)
 
 
-async def read(files: FilePort, file_id: str, tenant: str = "ann") -> bytes:
+async def read(files: FileClient, file_id: str, tenant: str = "ann") -> bytes:
     return b"".join([data async for data in files.read(tenant, file_id)])
 
 
@@ -325,6 +329,49 @@ async def test_a_batch_is_made_counted_cancelled_and_its_results_are_written(mak
 
 
 @BOTH
+async def test_a_batch_whose_last_line_ended_is_handed_to_one_writer_and_again_if_that_one_leaves(
+    make: Make, path: Path
+) -> None:
+    """It was found only when a caller asked for the batch."""
+    async with make(path) as kept:
+        made = await kept.batches.create(
+            new_batch(result_base="https://weft.example.org"), stream(line("a"), line("b"))
+        )
+        async with aclosing(kept.batches.ended()) as first, aclosing(kept.batches.ended()) as second:
+            waiting = [asyncio.ensure_future(anext(each)) for each in (first, second)]
+            await asyncio.sleep(SILENCE_SECONDS)
+            for number in (0, 1):
+                kept.write(f"UPDATE tasks SET state = 3, ended_at = 1e9 WHERE line = {number}")
+                kept.events.publish(ItemEnded(made.id))
+                await asyncio.sleep(0)
+            done, left = await asyncio.wait(waiting, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+            (handed,) = [each.result() for each in done]
+            assert (handed.id, handed.result_base) == (made.id, "https://weft.example.org")
+            assert (handed.state, handed.completed_count) == (batch_service_pb2.BATCH_STATE_FINALIZING, 2)
+            problem = batch_service_pb2.BatchLineError(code="too_many_resources", message="full")
+            told = await kept.batches.finish("ann", made.id, problem=problem)
+            assert told.problem == (await kept.batches.get("ann", made.id)).problem == problem
+            for each in left:
+                each.cancel()
+            await asyncio.wait(left)
+        finished = await kept.batches.finish("ann", made.id)
+        assert (finished.state, finished.HasField("problem")) == (batch_service_pb2.BATCH_STATE_FINISHED, False)
+
+
+@BOTH
+async def test_a_batch_that_waits_for_a_writer_is_handed_out_after_a_restart_and_when_its_writer_leaves(
+    make: Make, path: Path
+) -> None:
+    async with make(path) as kept:
+        made = await kept.batches.create(new_batch(), stream(line("a")))
+        kept.write(f"UPDATE tasks SET state = 3, ended_at = {datetime.now(UTC).timestamp()}")
+    async with make(path) as kept:
+        for _ in range(2):
+            async with asyncio.timeout(10), aclosing(kept.batches.ended()) as ended:
+                assert (await anext(ended)).id == made.id
+
+
+@BOTH
 async def test_a_batch_of_another_tenant_is_not_there(make: Make, path: Path) -> None:
     async with make(path) as kept:
         made = await kept.batches.create(new_batch(), stream(line("a")))
@@ -406,8 +453,8 @@ async def test_what_an_earlier_life_left_unfinished_is_gone_when_the_router_has_
 
 
 async def test_as_many_come_in_at_once_as_may(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router_svc.durable.batches.files.MAX_UPLOADS", 1)
-    monkeypatch.setattr("router_svc.durable.batches.batch_manager.MAX_CREATIONS", 1)
+    monkeypatch.setattr("router_svc.durable.files.MAX_UPLOADS", 1)
+    monkeypatch.setattr("router_svc.durable.batches.batch_servicer.MAX_CREATIONS", 1)
     waiting, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(last: Any) -> AsyncIterator[Any]:
@@ -450,6 +497,20 @@ async def test_what_cannot_be_swept_is_said_and_swept_the_next_time(path: Path) 
         assert kept.count("files") == 0
 
 
+class SilentBatches(batch_service_pb2_grpc.BatchServiceServicer):
+    """A batch service that says nothing."""
+
+    def __init__(self, hear: Callable[[str, str], Awaitable[None]]) -> None:
+        self._hear = hear
+
+    async def GetBatch(self, request: Any, context: Any) -> Any:  # noqa: N802 - the name of the rpc
+        await self._hear("", request.id)
+
+    async def ReadBatchResults(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802 - as above
+        await self._hear("", request.id)
+        yield None
+
+
 class Silent:
     """Two services that hear, and say nothing."""
 
@@ -464,7 +525,7 @@ class Silent:
         file_service_pb2_grpc.add_FileServiceServicer_to_server(
             FileServicer(port, idle_seconds=self._idle_seconds), server
         )
-        batch_service_pb2_grpc.add_BatchServiceServicer_to_server(BatchServicer(port), server)
+        batch_service_pb2_grpc.add_BatchServiceServicer_to_server(SilentBatches(self.get), server)  # type: ignore[abstract]  # nobody asks it anything else
 
     async def start(self) -> None: ...
 
@@ -478,10 +539,6 @@ class Silent:
     async def read(self, tenant: str, file_id: str) -> AsyncIterator[bytes]:
         yield b"a"
         await self.get(tenant, file_id)
-
-    async def results(self, tenant: str, batch_id: str) -> AsyncIterator[None]:
-        await self.get(tenant, batch_id)
-        yield None
 
     async def get(self, tenant: str, name: str) -> None:
         self.called.set()
@@ -508,9 +565,9 @@ async def test_a_keeper_behind_a_channel_that_is_silent_or_stops_is_unavailable(
     silent = Silent()
     async with serving(silent, tmp_path) as (host, channel):
         with monkeypatch.context() as patch:
-            patch.setattr("weft.durable.remote_stores.COMMIT_TIMEOUT_SECONDS", SILENCE_SECONDS)
-            files = RemoteFiles(channel, timeout_seconds=SILENCE_SECONDS)
-            batches = RemoteBatches(channel, timeout_seconds=SILENCE_SECONDS)
+            patch.setattr("weft.durable.store_calls.COMMIT_TIMEOUT_SECONDS", SILENCE_SECONDS)
+            files = FileClient(channel, timeout_seconds=SILENCE_SECONDS)
+            batches = BatchClient(channel, timeout_seconds=SILENCE_SECONDS)
             for asked in (
                 files.get("ann", "file-1"),
                 files.save(NEW_FILE, stream(b"a")),
@@ -520,7 +577,7 @@ async def test_a_keeper_behind_a_channel_that_is_silent_or_stops_is_unavailable(
             ):
                 await refused(Reason.SERVICE_UNAVAILABLE, asked)
         silent.called.clear()
-        uploading = asyncio.create_task(RemoteFiles(channel).save(NEW_FILE, stream(b"a")))
+        uploading = asyncio.create_task(FileClient(channel).save(NEW_FILE, stream(b"a")))
         await silent.called.wait()
         await host.stop(0)
         await refused(Reason.SERVICE_UNAVAILABLE, uploading)

@@ -11,9 +11,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from task_harness import Failpoints, ScriptedCalls, chat_spec
+from task_harness import ScriptedCalls, chat_spec
 
 from router_svc.durable.limits import TaskLimits
+from router_svc.durable.tasks.failpoints import Failpoints
 from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.policy.promises import LossKind

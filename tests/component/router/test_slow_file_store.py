@@ -8,8 +8,7 @@ from pathlib import Path
 from test_batch_service import NEW_FILE, SILENCE_SECONDS, Silent, serving
 
 from weft.api.router.v1 import file_service_pb2
-from weft.durable.batches import MAX_PIECE_BYTES
-from weft.durable.remote_stores import RemoteFiles
+from weft.durable.batches import MAX_PIECE_BYTES, FileClient
 from weft.kernel.timestamps import stamp_of
 
 PIECES = 16
@@ -45,7 +44,7 @@ async def test_a_store_that_writes_for_longer_than_an_answer_may_take_is_waited_
 
     slow = Slow()
     async with serving(slow, tmp_path) as (_, channel):
-        saving = asyncio.create_task(RemoteFiles(channel, timeout_seconds=SILENCE_SECONDS).save(NEW_FILE, content()))
+        saving = asyncio.create_task(FileClient(channel, timeout_seconds=SILENCE_SECONDS).save(NEW_FILE, content()))
         await slow.called.wait()
         over, _ = await asyncio.wait({saving}, timeout=4 * SILENCE_SECONDS)
         assert not over

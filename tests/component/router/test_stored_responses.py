@@ -7,17 +7,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 import router_svc.durable.stored_responses
 from router_svc.durable.limits import ResponseLimits
-from router_svc.durable.stored_responses import StoredResponseServicer
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2, stored_response_service_pb2_grpc
-from weft.durable.remote_stores import RemoteResponses
-from weft.durable.responses import MAX_CHAIN, ResponseStore
+from weft.durable.responses import MAX_CHAIN, ResponseClient
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
@@ -43,7 +42,7 @@ def url_of(tmp_path: Path) -> str:
 @asynccontextmanager
 async def keeping(
     tmp_path: Path, *, limits: ResponseLimits | None = None, clock: FakeClock | None = None
-) -> AsyncIterator[ResponseStore]:
+) -> AsyncIterator[ResponseClient]:
     service = router_svc.durable.stored_responses.build(
         RouterDatabase(url_of(tmp_path)), limits or ResponseLimits(), clock=clock
     )
@@ -55,14 +54,14 @@ async def keeping(
 
 
 @asynccontextmanager
-async def keeping_behind_a_channel(tmp_path: Path) -> AsyncIterator[ResponseStore]:
+async def keeping_behind_a_channel(tmp_path: Path) -> AsyncIterator[ResponseClient]:
     service = router_svc.durable.stored_responses.build(RouterDatabase(url_of(tmp_path)), ResponseLimits())
     host = GrpcHost()
     address = host.bind(f"unix:{tmp_path}/s")
     await host.start([service])
     channel = open_channel(address)
     try:
-        yield RemoteResponses(channel)
+        yield ResponseClient(channel)
     finally:
         await channel.close()
         await host.stop(0)
@@ -188,28 +187,29 @@ async def test_bytes_are_bounded_for_all_tenants_together(tmp_path: Path) -> Non
 async def test_a_keeper_behind_a_channel_that_is_silent_or_stops_is_unavailable(tmp_path: Path) -> None:
     called = asyncio.Event()
 
+    class SilentResponses(stored_response_service_pb2_grpc.StoredResponseServiceServicer):
+        async def ListChain(self, request: object, context: object) -> Any:  # noqa: N802 - the name of the rpc
+            called.set()
+            await asyncio.Event().wait()
+
     class Silent:
         service_names = ()
 
         def register(self, server: grpc.aio.Server) -> None:
-            servicer = StoredResponseServicer(self)  # type: ignore[arg-type] # nobody asks it anything else
+            servicer = SilentResponses()  # type: ignore[abstract]  # nobody asks it anything else
             stored_response_service_pb2_grpc.add_StoredResponseServiceServicer_to_server(servicer, server)
 
         async def start(self) -> None: ...
 
         async def stop(self, grace_seconds: float) -> None: ...
 
-        async def chain(self, tenant: str, response_id: str) -> None:
-            called.set()
-            await asyncio.Event().wait()
-
     host = GrpcHost()
     address = host.bind(f"unix:{tmp_path}/s")
     await host.start([Silent()])
     channel = open_channel(address)
-    await refused(Reason.SERVICE_UNAVAILABLE, RemoteResponses(channel, timeout_seconds=0.05).chain("ann", "resp_1"))
+    await refused(Reason.SERVICE_UNAVAILABLE, ResponseClient(channel, timeout_seconds=0.05).chain("ann", "resp_1"))
     called.clear()
-    asked = asyncio.create_task(RemoteResponses(channel).chain("ann", "resp_1"))
+    asked = asyncio.create_task(ResponseClient(channel).chain("ann", "resp_1"))
     await called.wait()
     await host.stop(0)
     await refused(Reason.SERVICE_UNAVAILABLE, asked)

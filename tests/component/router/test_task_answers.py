@@ -9,8 +9,8 @@ import pytest
 from memory_task_store import MemoryTaskStore
 from task_harness import NOTICE_SECONDS, TENANT, TaskBench, chat_spec, task_bench
 
-from router_svc.durable.tasks.local_tasks import MAX_REMEMBERED, MonotonicReads
-from router_svc.durable.tasks.store_port import TaskRow
+from router_svc.durable.tasks.task_records import TaskRow
+from router_svc.durable.tasks.task_servicer import MAX_REMEMBERED, MonotonicReads
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import is_terminal
 from weft.kernel.errors import WeftError

@@ -30,7 +30,7 @@ from weft.api.runner.v1 import (
 )
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.dispatch.placement import Grant
-from weft.durable.tasks import TaskPort, is_terminal
+from weft.durable.tasks import TaskClient, is_terminal
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.names import process_name
@@ -152,7 +152,7 @@ class Mesh:
 
 
 @asynccontextmanager
-async def mesh_of(tmp_path: Path, limits: TaskLimits = FAST) -> AsyncIterator[tuple[Mesh, TaskPort]]:
+async def mesh_of(tmp_path: Path, limits: TaskLimits = FAST) -> AsyncIterator[tuple[Mesh, TaskClient]]:
     """A router's tasks, and a runner that the mesh does not know yet."""
     runner = Runner(f"unix:{tmp_path}/r")
     server = new_server()
@@ -180,11 +180,11 @@ async def mesh_of(tmp_path: Path, limits: TaskLimits = FAST) -> AsyncIterator[tu
         await server.stop(grace=None)
 
 
-async def submit(tasks: TaskPort, spec: task_pb2.TaskSpec | None = None) -> str:
+async def submit(tasks: TaskClient, spec: task_pb2.TaskSpec | None = None) -> str:
     return (await tasks.submit(TENANT, task_service_pb2.SubmitTaskRequest(spec=spec or chat_spec()))).task.id
 
 
-async def end_of(tasks: TaskPort, task_id: str) -> tuple[task_pb2.Task, list[event_pb2.InferenceEvent]]:
+async def end_of(tasks: TaskClient, task_id: str) -> tuple[task_pb2.Task, list[event_pb2.InferenceEvent]]:
     """The task at its end, and what is kept of its answer."""
     events: list[event_pb2.InferenceEvent] = []
     async with asyncio.timeout(NOTICE_SECONDS):
@@ -350,7 +350,7 @@ async def test_a_slot_that_was_granted_for_a_task_that_is_gone_is_free_at_once(t
                 while mesh.loop.waiting < 2:
                     await let_all_run()
             # As another router would do it: nobody tells this one.
-            store = tasks._deps.store  # type: ignore[attr-defined]
+            store = tasks._calls._servicer._deps.store  # type: ignore[attr-defined]
             assert await store.cancel(TENANT, gone, SystemClock().utc_now().timestamp()) is not None
         mesh.runner.say(FINISHED)
         task, _ = await end_of(tasks, next_one)

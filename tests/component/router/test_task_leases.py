@@ -6,8 +6,8 @@ from memory_task_store import Kept, MemoryTaskStore
 from task_harness import TENANT, ScriptedCall, TaskBench, task_bench, text
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.store_port import Claim, ManyChanged, TaskChanged
 from router_svc.durable.tasks.task_media import WRITE_PATIENCE_SECONDS
+from router_svc.durable.tasks.task_records import Claim, ManyChanged, TaskChanged
 from weft.api.router.v1 import task_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.reasons import Reason

@@ -8,7 +8,7 @@ from task_harness import TENANT, chat_spec, embedding_spec, task_bench, text
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoint
-from router_svc.durable.tasks.store_port import LaneFilled
+from router_svc.durable.tasks.task_records import LaneFilled
 from weft.api.common.v1 import embedding_pb2, event_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import event_number

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from task_harness import FINISHED, NOTICE_SECONDS, TENANT, TaskBench, task_bench
 
-from router_svc.durable.batches.files import FileManager
+from router_svc.durable.files import FileManager
 from router_svc.durable.limits import BatchLimits, ResultLimits, TaskLimits
 from router_svc.durable.tasks.task_media import TaskMedia
 from router_svc.store.database import RouterDatabase

@@ -7,7 +7,7 @@ import pytest
 from task_harness import TENANT, TaskBench, chat_spec, task_bench
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.store_port import Claim
+from router_svc.durable.tasks.task_records import Claim
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.kernel.errors import WeftError

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from kit.messages import news_of
-from task_harness import Failpoints, ScriptedCalls, chat_spec, task_bench, text
+from task_harness import ScriptedCalls, chat_spec, task_bench, text
 
 from router_svc.durable.limits import TaskLimits
+from router_svc.durable.tasks.failpoints import Failpoints
 from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.store.database import RouterDatabase
@@ -17,8 +18,7 @@ from weft.api.common.v1 import priority_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetView
-from weft.durable.remote_stores import RemoteTasks
-from weft.durable.tasks import TaskPort, state_name
+from weft.durable.tasks import TaskClient, state_name
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -27,7 +27,7 @@ from weft_app.compose.grpc_host import GrpcHost
 from weft_testing.fake_clock import let_all_run
 
 ANN, BOB = "ann", "bob"
-Opened = tuple[TaskPort, ScriptedCalls]
+Opened = tuple[TaskClient, ScriptedCalls]
 Open = Callable[..., AbstractAsyncContextManager[Opened]]
 
 
@@ -55,7 +55,7 @@ async def behind_a_channel(tmp_path: Path, limits: TaskLimits | None = None) -> 
     await host.start([service_on_disk(tmp_path, limits or TaskLimits(), calls)])
     channel = open_channel(address)
     try:
-        yield RemoteTasks(channel), calls
+        yield TaskClient(channel), calls
     finally:
         await channel.close()
         await host.stop(0)
@@ -123,7 +123,7 @@ class Mesh:
 
 
 @asynccontextmanager
-async def watching_all(tasks: TaskPort, tenant: str) -> AsyncIterator[Callable[[], Awaitable[str]]]:
+async def watching_all(tasks: TaskClient, tenant: str) -> AsyncIterator[Callable[[], Awaitable[str]]]:
     """What is new of all tasks of a tenant, in words: `<id> <state>`, `<id> deleted`, `synced`."""
     async with aclosing(tasks.watch_all(tenant)) as watched:
 
@@ -324,7 +324,7 @@ async def test_a_router_that_is_silent_is_unavailable(tmp_path: Path) -> None:
     async with behind_a_channel(tmp_path) as (tasks, _):
         task = (await tasks.submit(ANN, new())).task
     channel = open_channel(f"unix:{tmp_path}/s")
-    gone = RemoteTasks(channel, timeout_seconds=0.2)
+    gone = TaskClient(channel, timeout_seconds=0.2)
     await refused(Reason.SERVICE_UNAVAILABLE, gone.get(ANN, task.id))
     await refused(Reason.SERVICE_UNAVAILABLE, gone.submit(ANN, new()))
     await refused(Reason.SERVICE_UNAVAILABLE, anext(gone.watch(ANN, task.id)))

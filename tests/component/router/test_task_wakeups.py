@@ -2,18 +2,18 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from memory_task_store import MemoryTaskStore
 from task_harness import FINISHED, TENANT, ScriptedCalls, chat_spec, task_bench, text
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.failpoints import NoFailpoints
+from router_svc.durable.tasks.failpoints import Failpoints
 from router_svc.durable.tasks.service import TaskService
-from router_svc.durable.tasks.store_port import Claim, Lane, PendingTask
 from router_svc.durable.tasks.sweeper import OpenTaskCounts
 from router_svc.durable.tasks.task_call import DispatchedCalls
+from router_svc.durable.tasks.task_records import Claim, Lane, PendingTask
 from weft.api.router.v1 import task_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -21,6 +21,9 @@ from weft.kernel.request import Priority
 from weft_testing.fake_clock import FakeClock, let_all_run
 
 NO_MODEL = WeftError(Reason.MODEL_NOT_FOUND, "no model is called qwen")
+
+if TYPE_CHECKING:
+    from router_svc.durable.tasks.sql_store import SqlTaskStore
 
 
 class SlowReads(MemoryTaskStore):
@@ -176,7 +179,7 @@ async def test_who_sends_a_key_again_gets_the_task_though_the_tenant_has_as_many
 
 async def test_tasks_that_are_being_counted_count_and_a_count_that_is_given_up_forgets_none() -> None:
     store = SlowReads()
-    counts = OpenTaskCounts(store, TaskLimits(max_open_per_tenant=1), FakeClock())
+    counts = OpenTaskCounts(cast("SqlTaskStore", store), TaskLimits(max_open_per_tenant=1), FakeClock())
     counts.add(TENANT)
     store.answers.clear()
     counting = asyncio.create_task(counts.count())
@@ -221,7 +224,7 @@ async def test_a_database_that_was_away_for_long_is_tried_again_every_second() -
 async def test_a_start_that_fails_leaves_no_store_open() -> None:
     store = SlowReads()
     store.is_failing = True
-    service = TaskService(store, TaskLimits(), ScriptedCalls(), FakeClock(), NoFailpoints())
+    service = TaskService(cast("SqlTaskStore", store), TaskLimits(), ScriptedCalls(), FakeClock(), Failpoints())
     with pytest.raises(WeftError):
         await service.start()
     assert not store.is_open

@@ -39,7 +39,7 @@ DELTA = st.builds(
 
 
 class SingleTenantStore:
-    """A ResponseStore with the responses of one tenant."""
+    """A ResponseClient with the responses of one tenant."""
 
     def __init__(self, *responses: stored_response_service_pb2.StoredResponse) -> None:
         self._responses = {response.id: response for response in responses}

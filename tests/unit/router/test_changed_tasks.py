@@ -3,7 +3,7 @@
 import pytest
 
 from router_svc.durable.tasks import tenant_watch
-from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, TaskChanged
+from router_svc.durable.tasks.task_records import Lane, LaneFilled, ManyChanged, TaskChanged
 from router_svc.durable.tasks.tenant_watch import ChangedTasks
 from weft.kernel.request import Priority
 

@@ -3,7 +3,7 @@
 from prometheus_client import generate_latest
 
 from router_svc.durable.metrics import add_task_metrics
-from router_svc.durable.tasks.store_port import StateCount
+from router_svc.durable.tasks.task_records import StateCount
 from weft.kernel.metrics import MetricsPage
 
 

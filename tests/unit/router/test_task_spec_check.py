@@ -6,7 +6,7 @@ import pytest
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.spec_validation import checked_row
-from router_svc.durable.tasks.store_port import TaskRow
+from router_svc.durable.tasks.task_records import TaskRow
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, priority_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.operations import operation_of

@@ -124,6 +124,8 @@ class Batch(google.protobuf.message.Message):
     LINES_END_TIME_FIELD_NUMBER: builtins.int
     END_TIME_FIELD_NUMBER: builtins.int
     METADATA_FIELD_NUMBER: builtins.int
+    RESULT_BASE_FIELD_NUMBER: builtins.int
+    PROBLEM_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"batch-" and 24 characters."""
     tenant: builtins.str
@@ -148,6 +150,10 @@ class Batch(google.protobuf.message.Message):
     """Lines that were cancelled."""
     expired_count: builtins.int
     """Lines that failed because the window was over before they were begun."""
+    result_base: builtins.str
+    """How addresses of images and recordings in its results begin, such as "https://models.example.com". Empty: with a
+    path.
+    """
     @property
     def errors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BatchLineError]:
         """What is wrong with the lines, of a failed one; at most 100."""
@@ -176,6 +182,10 @@ class Batch(google.protobuf.message.Message):
     def metadata(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """What its caller wants to remember; at most 16, of at most 64 and 512 characters."""
 
+    @property
+    def problem(self) -> global___BatchLineError:
+        """Why the results could not be written at the last attempt. Not set: no attempt has failed."""
+
     def __init__(
         self,
         *,
@@ -198,9 +208,11 @@ class Batch(google.protobuf.message.Message):
         lines_end_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         end_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         metadata: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        result_base: builtins.str = ...,
+        problem: global___BatchLineError | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cancel_time", b"cancel_time", "create_time", b"create_time", "end_time", b"end_time", "lines_end_time", b"lines_end_time", "window_end_time", b"window_end_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cancel_time", b"cancel_time", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "create_time", b"create_time", "end_time", b"end_time", "endpoint", b"endpoint", "error_file", b"error_file", "errors", b"errors", "expired_count", b"expired_count", "failed_count", b"failed_count", "id", b"id", "input_file", b"input_file", "lines_end_time", b"lines_end_time", "metadata", b"metadata", "output_file", b"output_file", "state", b"state", "tenant", b"tenant", "total_count", b"total_count", "window_end_time", b"window_end_time"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["cancel_time", b"cancel_time", "create_time", b"create_time", "end_time", b"end_time", "lines_end_time", b"lines_end_time", "problem", b"problem", "window_end_time", b"window_end_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cancel_time", b"cancel_time", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "create_time", b"create_time", "end_time", b"end_time", "endpoint", b"endpoint", "error_file", b"error_file", "errors", b"errors", "expired_count", b"expired_count", "failed_count", b"failed_count", "id", b"id", "input_file", b"input_file", "lines_end_time", b"lines_end_time", "metadata", b"metadata", "output_file", b"output_file", "problem", b"problem", "result_base", b"result_base", "state", b"state", "tenant", b"tenant", "total_count", b"total_count", "window_end_time", b"window_end_time"]) -> None: ...
 
 global___Batch = Batch
 
@@ -212,9 +224,14 @@ class CreateBatchRequest(google.protobuf.message.Message):
 
     BATCH_FIELD_NUMBER: builtins.int
     LINES_FIELD_NUMBER: builtins.int
+    REQUESTED_BY_FIELD_NUMBER: builtins.int
+    requested_by: builtins.str
+    """In the first message: who asks, if the caller acts for others, at most 128 characters. Empty, or of a caller who does
+    not: the caller itself.
+    """
     @property
     def batch(self) -> global___Batch:
-        """In the first message: endpoint, input_file, metadata and window_end_time. With errors it is stored as failed, and
+        """In the first message: endpoint, input_file, metadata, result_base and window_end_time. With errors it is stored as failed, and
         has no lines. In the last one: total_count, the number of lines sent, which distinguishes an end from a broken
         connection. Other fields are ignored.
         """
@@ -228,9 +245,10 @@ class CreateBatchRequest(google.protobuf.message.Message):
         *,
         batch: global___Batch | None = ...,
         lines: collections.abc.Iterable[global___BatchLine] | None = ...,
+        requested_by: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["batch", b"batch"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "lines", b"lines"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "lines", b"lines", "requested_by", b"requested_by"]) -> None: ...
 
 global___CreateBatchRequest = CreateBatchRequest
 
@@ -458,6 +476,39 @@ class ReadBatchResultsResponse(google.protobuf.message.Message):
 global___ReadBatchResultsResponse = ReadBatchResultsResponse
 
 @typing.final
+class WatchEndedBatchesRequest(google.protobuf.message.Message):
+    """WatchEndedBatchesRequest asks for batches whose results are to be written."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___WatchEndedBatchesRequest = WatchEndedBatchesRequest
+
+@typing.final
+class WatchEndedBatchesResponse(google.protobuf.message.Message):
+    """WatchEndedBatchesResponse is one of them."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BATCH_FIELD_NUMBER: builtins.int
+    @property
+    def batch(self) -> global___Batch:
+        """The batch; the caller answers with FinishBatch."""
+
+    def __init__(
+        self,
+        *,
+        batch: global___Batch | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["batch", b"batch"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch"]) -> None: ...
+
+global___WatchEndedBatchesResponse = WatchEndedBatchesResponse
+
+@typing.final
 class FinishBatchRequest(google.protobuf.message.Message):
     """FinishBatchRequest says where the results lie."""
 
@@ -466,20 +517,27 @@ class FinishBatchRequest(google.protobuf.message.Message):
     ID_FIELD_NUMBER: builtins.int
     OUTPUT_FILE_FIELD_NUMBER: builtins.int
     ERROR_FILE_FIELD_NUMBER: builtins.int
+    PROBLEM_FIELD_NUMBER: builtins.int
     id: builtins.str
     """The batch."""
     output_file: builtins.str
     """The file with the answers. Empty: no line has one."""
     error_file: builtins.str
     """The file with the failed lines. Empty: there are none."""
+    @property
+    def problem(self) -> global___BatchLineError:
+        """Why the results could not be written. Set: the batch is not finished, and is handed out again in a while."""
+
     def __init__(
         self,
         *,
         id: builtins.str = ...,
         output_file: builtins.str = ...,
         error_file: builtins.str = ...,
+        problem: global___BatchLineError | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["error_file", b"error_file", "id", b"id", "output_file", b"output_file"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["problem", b"problem"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error_file", b"error_file", "id", b"id", "output_file", b"output_file", "problem", b"problem"]) -> None: ...
 
 global___FinishBatchRequest = FinishBatchRequest
 

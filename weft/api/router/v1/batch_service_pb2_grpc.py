@@ -62,6 +62,11 @@ class BatchServiceStub(object):
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_batch__service__pb2.ReadBatchResultsRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_router_dot_v1_dot_batch__service__pb2.ReadBatchResultsResponse.FromString,
                 _registered_method=True)
+        self.WatchEndedBatches = channel.unary_stream(
+                '/weft.api.router.v1.BatchService/WatchEndedBatches',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_batch__service__pb2.WatchEndedBatchesRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_batch__service__pb2.WatchEndedBatchesResponse.FromString,
+                _registered_method=True)
         self.FinishBatch = channel.unary_unary(
                 '/weft.api.router.v1.BatchService/FinishBatch',
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_batch__service__pb2.FinishBatchRequest.SerializeToString,
@@ -111,6 +116,14 @@ class BatchServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchEndedBatches(self, request, context):
+        """WatchEndedBatches hands out batches of all tenants whose lines have ended, to write their results: each to one
+        caller at a time, and to another one if that caller's stream ends first. It has no end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FinishBatch(self, request, context):
         """FinishBatch says where the results lie; the first one to say so counts. Returns the batch as it is then.
         FAILED_PRECONDITION / RESOURCE_IN_USE while lines are not at their end.
@@ -146,6 +159,11 @@ def add_BatchServiceServicer_to_server(servicer, server):
                     servicer.ReadBatchResults,
                     request_deserializer=weft_dot_api_dot_router_dot_v1_dot_batch__service__pb2.ReadBatchResultsRequest.FromString,
                     response_serializer=weft_dot_api_dot_router_dot_v1_dot_batch__service__pb2.ReadBatchResultsResponse.SerializeToString,
+            ),
+            'WatchEndedBatches': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEndedBatches,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_batch__service__pb2.WatchEndedBatchesRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_batch__service__pb2.WatchEndedBatchesResponse.SerializeToString,
             ),
             'FinishBatch': grpc.unary_unary_rpc_method_handler(
                     servicer.FinishBatch,
@@ -291,6 +309,33 @@ class BatchService(object):
             '/weft.api.router.v1.BatchService/ReadBatchResults',
             weft_dot_api_dot_router_dot_v1_dot_batch__service__pb2.ReadBatchResultsRequest.SerializeToString,
             weft_dot_api_dot_router_dot_v1_dot_batch__service__pb2.ReadBatchResultsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEndedBatches(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.api.router.v1.BatchService/WatchEndedBatches',
+            weft_dot_api_dot_router_dot_v1_dot_batch__service__pb2.WatchEndedBatchesRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_batch__service__pb2.WatchEndedBatchesResponse.FromString,
             options,
             channel_credentials,
             insecure,

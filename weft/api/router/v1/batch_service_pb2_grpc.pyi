@@ -56,6 +56,14 @@ class BatchServiceStub:
     ]
     """ReadBatchResults streams every line with its task and its answer, in order of the lines."""
 
+    WatchEndedBatches: grpc.UnaryStreamMultiCallable[
+        weft.api.router.v1.batch_service_pb2.WatchEndedBatchesRequest,
+        weft.api.router.v1.batch_service_pb2.WatchEndedBatchesResponse,
+    ]
+    """WatchEndedBatches hands out batches of all tenants whose lines have ended, to write their results: each to one
+    caller at a time, and to another one if that caller's stream ends first. It has no end.
+    """
+
     FinishBatch: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.batch_service_pb2.FinishBatchRequest,
         weft.api.router.v1.batch_service_pb2.FinishBatchResponse,
@@ -101,6 +109,14 @@ class BatchServiceAsyncStub:
         weft.api.router.v1.batch_service_pb2.ReadBatchResultsResponse,
     ]
     """ReadBatchResults streams every line with its task and its answer, in order of the lines."""
+
+    WatchEndedBatches: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.router.v1.batch_service_pb2.WatchEndedBatchesRequest,
+        weft.api.router.v1.batch_service_pb2.WatchEndedBatchesResponse,
+    ]
+    """WatchEndedBatches hands out batches of all tenants whose lines have ended, to write their results: each to one
+    caller at a time, and to another one if that caller's stream ends first. It has no end.
+    """
 
     FinishBatch: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.batch_service_pb2.FinishBatchRequest,
@@ -157,6 +173,16 @@ class BatchServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.batch_service_pb2.ReadBatchResultsResponse], collections.abc.AsyncIterator[weft.api.router.v1.batch_service_pb2.ReadBatchResultsResponse]]:
         """ReadBatchResults streams every line with its task and its answer, in order of the lines."""
+
+    @abc.abstractmethod
+    def WatchEndedBatches(
+        self,
+        request: weft.api.router.v1.batch_service_pb2.WatchEndedBatchesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.batch_service_pb2.WatchEndedBatchesResponse], collections.abc.AsyncIterator[weft.api.router.v1.batch_service_pb2.WatchEndedBatchesResponse]]:
+        """WatchEndedBatches hands out batches of all tenants whose lines have ended, to write their results: each to one
+        caller at a time, and to another one if that caller's stream ends first. It has no end.
+        """
 
     @abc.abstractmethod
     def FinishBatch(

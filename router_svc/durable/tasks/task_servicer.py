@@ -1,4 +1,4 @@
-"""The task port inside the router's own process: submit, read, list, cancel, delete and watch tasks.
+"""The task service of a router: submit, read, list, cancel, delete and watch tasks.
 
 Its reads are monotonic: no answer of this router shows an older state of a task than an answer that it gave before.
 Time passes between the snapshot that a read takes and its answer; a change that is committed and acknowledged in
@@ -10,31 +10,32 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from typing import Any
 
+import grpc
 from typing_extensions import override
 
+from router_svc.call_metadata import metadata_of, tenant_of
 from router_svc.durable.limits import MEBIBYTE
 from router_svc.durable.tasks.failpoints import Failpoint
 from router_svc.durable.tasks.spec_validation import checked_row
-from router_svc.durable.tasks.store_port import (
-    LaneFilled,
-    TaskChanged,
-    TaskRow,
-)
+from router_svc.durable.tasks.sql_rows import MAX_CALLER_CHARS
 from router_svc.durable.tasks.sweeper import OpenTaskCounts
 from router_svc.durable.tasks.task_engine import TaskEngine
 from router_svc.durable.tasks.task_events import wait_for_event
 from router_svc.durable.tasks.task_media import INPUTS, is_of_media
+from router_svc.durable.tasks.task_records import ItemEnded, LaneFilled, TaskChanged, TaskRow
 from router_svc.durable.tasks.task_run import TaskDeps
 from router_svc.durable.tasks.tenant_watch import TenantTaskWatcher
-from weft.api.router.v1 import task_pb2
+from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
-from weft.dispatch.agents import KnownNames
+from weft.dispatch.agents import KnownNames, name_asked_for
+from weft.dispatch.aliases import name_asked_model
 from weft.durable.tasks import (
     DEFAULT_LISTED,
     MAX_IDEMPOTENCY_KEY_CHARS,
     MAX_LISTED,
-    TaskPort,
+    TASK_STATES,
     attempt_of,
     copy_of,
     index_of,
@@ -45,7 +46,14 @@ from weft.durable.tasks import (
 )
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
+from weft.kernel.principal import MAY_LEAVE, USE_MODELS
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc import answering, answers
+from weft.kernel.rpc_auth import caller
+from weft.kernel.telemetry import TRACEPARENT, valid_traceparent
+
+Context = grpc.aio.ServicerContext[Any, Any]
 
 log = get_logger("weft.tasks")
 
@@ -138,7 +146,7 @@ class TaskWatcher:
         self._watches = 0
 
     async def watch(self, tenant: str, task_id: str, after_event: int) -> AsyncGenerator[pb.WatchTaskResponse]:
-        """Yields what `TaskPort.watch` promises."""
+        """Yields what `TaskClient.watch` promises."""
         with self.counted(), self._events.watching(task_id) as event:
             shown: task_pb2.Task | None = None
             last = after_event
@@ -197,34 +205,52 @@ _OF_NEW_TASKS = frozenset({Reason.TOO_MANY_RESOURCES, Reason.MODEL_NOT_FOUND, Re
 """Reasons that refuse new tasks only; a resubmission of a stored task is answered with that task."""
 
 
-class LocalTasks(TaskPort):
-    """The TaskPort of the router that runs the tasks, with monotonic reads."""
+class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
+    """TaskService of the router that runs the tasks, with monotonic reads."""
 
     def __init__(
         self, deps: TaskDeps, engine: TaskEngine, counts: OpenTaskCounts, names: KnownNames | None = None
     ) -> None:
-        """`names`: models, routes and agents that tasks may name; None: any name is accepted."""
+        """`names`: models, routes and agents that tasks may name; None: any name is accepted, and ids are not known."""
         self._deps = deps
         self._store = deps.store
         self._engine = engine
         self._counts = counts
         self._names = names
         self._shown = MonotonicReads()
-        self._watcher = TaskWatcher(deps, self.get)
+        self._watcher = TaskWatcher(deps, self._get_described)
         clock, poll_seconds = deps.database_clock.clock, deps.limits.watch_poll_seconds
-        self._tenants = TenantTaskWatcher(deps.events, self.list_page, self.get, clock, poll_seconds=poll_seconds)
+        self._tenants = TenantTaskWatcher(
+            deps.events, self._page, self._get_described, clock, poll_seconds=poll_seconds
+        )
 
     @override
-    async def submit(
-        self, tenant: str, request: pb.SubmitTaskRequest, *, caller: str = "local"
-    ) -> pb.SubmitTaskResponse:
+    @answers
+    async def SubmitTask(self, request: pb.SubmitTaskRequest, context: Context) -> pb.SubmitTaskResponse:
+        metadata, known, spec = metadata_of(context), caller(), request.spec
+        tenant = tenant_of(metadata)
+        if spec.options.allow_remote:
+            known.require(MAY_LEAVE)
+        if not known.names_tenants:
+            spec.ClearField("asked_model")
+        if self._names is not None:
+            name_asked_model(self._names.view, spec, tenant)
+        known.require_name(USE_MODELS, name_asked_for(spec.model))
+        # Resubmissions with a key must have the same digest, so no trace is added to them.
+        if not spec.traceparent and not request.idempotency_key:
+            spec.traceparent = valid_traceparent(metadata.get(TRACEPARENT)) or ""
+        if request.request_id:
+            require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
+        return await self._submit(tenant, request, asking_caller(request.requested_by))
+
+    async def _submit(self, tenant: str, request: pb.SubmitTaskRequest, asks: str) -> pb.SubmitTaskResponse:
         deps = self._deps
         row = checked_row(
             request.spec,
             deps.limits,
             "spec",
             tenant=tenant,
-            caller=caller,
+            caller=asks,
             created_at=deps.database_clock.now(),
             idempotency_key=request.idempotency_key,
         )
@@ -247,7 +273,7 @@ class LocalTasks(TaskPort):
         await deps.failpoints.reach(Failpoint.SUBMITTED, task.id)
         if not submitted.existed:
             self._counts.add(tenant)
-            log.info("task accepted", task=task.id, tenant=tenant, model=task.model, caller=caller)
+            log.info("task accepted", task=task.id, tenant=tenant, model=task.model, caller=asks)
             deps.events.publish(LaneFilled(row.lane))
         return submitted
 
@@ -275,12 +301,10 @@ class LocalTasks(TaskPort):
         return submitted
 
     @override
-    async def get(self, tenant: str, task_id: str) -> task_pb2.Task:
-        return self._described(await self._get(tenant, task_id))
-
-    @override
-    async def details(self, tenant: str, task_id: str) -> pb.GetTaskResponse:
-        """As TaskPort.details. Raises SERVICE_UNAVAILABLE if the task changes during every read."""
+    @answers
+    async def GetTask(self, request: pb.GetTaskRequest, context: Context) -> pb.GetTaskResponse:
+        """Raises SERVICE_UNAVAILABLE if the task changes during every read."""
+        tenant, task_id = _tenant(context), _id(request.id)
         for _ in range(MAX_READINGS):
             with self._shown.reading():
                 found = await self._store.details(tenant, task_id)
@@ -294,16 +318,20 @@ class LocalTasks(TaskPort):
         )
 
     @override
-    async def list_page(self, tenant: str, request: pb.ListTasksRequest) -> pb.ListTasksResponse:
-        """As TaskPort.list_page; a task that has left the requested states meanwhile is omitted."""
+    @answers
+    async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
+        return await self._page(_tenant(context), request)
+
+    async def _page(self, tenant: str, request: pb.ListTasksRequest) -> pb.ListTasksResponse:
+        """Returns a page; a task that has left the requested states meanwhile is omitted."""
         if not 1 <= (request.page_size or DEFAULT_LISTED) <= MAX_LISTED:
             raise invalid_field("page_size", f"must be 1 to {MAX_LISTED}")
-        if any(state not in _STATES for state in request.states):
+        if any(state not in TASK_STATES for state in request.states):
             raise invalid_field("states", "must be states of tasks")
         with self._shown.reading():
             page = await self._store.list_page(tenant, request)
             newest = [self._shown.show(task) for task in page.tasks]
-            states = request.states or _STATES
+            states = request.states or TASK_STATES
             kept = [self._described(task) for task in newest if task is not None and task.state in states]
             return pb.ListTasksResponse(tasks=kept, next_page_token=page.next_page_token, notice=page.notice)
 
@@ -313,7 +341,12 @@ class LocalTasks(TaskPort):
         return [task for task in found if tenant in ("", task.tenant)]
 
     @override
+    @answers
+    async def CancelTask(self, request: pb.CancelTaskRequest, context: Context) -> pb.CancelTaskResponse:
+        return pb.CancelTaskResponse(task=await self.cancel(_tenant(context), _id(request.id)))
+
     async def cancel(self, tenant: str, task_id: str) -> task_pb2.Task:
+        """Cancels a task; one that has ended stays unchanged. Raises NOT_FOUND."""
         before = await self._get(tenant, task_id)
         if is_terminal(before):
             return before
@@ -325,29 +358,46 @@ class LocalTasks(TaskPort):
             log.info("task cancelled", task=task_id, attempt=task.attempt, owner=owner)
         self._engine.withdraw(task_id)
         self._deps.events.publish(TaskChanged(task_id))
+        if task.batch:
+            self._deps.events.publish(ItemEnded(task.batch))
         await self._deps.media.release(tenant, task_id, INPUTS)
         return task
 
     @override
-    async def delete(self, tenant: str, task_id: str) -> None:
+    @answers
+    async def DeleteTask(self, request: pb.DeleteTaskRequest, context: Context) -> pb.DeleteTaskResponse:
+        tenant, task_id = _tenant(context), _id(request.id)
         with self._shown.reading():
             self._found(tenant, task_id, await self._store.delete(tenant, task_id))
             self._shown.show_gone(tenant, task_id)
         self._deps.events.publish(TaskChanged(task_id))
         await self._deps.media.release_all(tenant, task_id)
+        return pb.DeleteTaskResponse()
 
     @override
-    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[pb.WatchTaskResponse]:
-        async with aclosing(self._watcher.watch(tenant, task_id, after_event)) as watched:
-            async for event in watched:
-                yield event
+    async def WatchTask(self, request: pb.WatchTaskRequest, context: Context) -> AsyncGenerator[pb.WatchTaskResponse]:
+        async with answering(context):
+            if request.after_event < 0:
+                raise invalid_field("after_event", "must not be negative")
+            watched = self._watcher.watch(_tenant(context), _id(request.id), request.after_event)
+            async with aclosing(watched) as events:
+                async for each in events:
+                    yield each
 
     @override
-    async def watch_all(self, tenant: str, past_count: int = 0) -> AsyncGenerator[pb.WatchTasksResponse]:
-        with self._watcher.counted():
-            async with aclosing(self._tenants.watch(tenant, past_count)) as watched:
-                async for event in watched:
-                    yield event
+    async def WatchTasks(
+        self, request: pb.WatchTasksRequest, context: Context
+    ) -> AsyncGenerator[pb.WatchTasksResponse]:
+        async with answering(context):
+            if request.past_count < 0:
+                raise invalid_field("past_count", "must not be negative")
+            with self._watcher.counted():
+                async with aclosing(self._tenants.watch(_tenant(context), request.past_count)) as events:
+                    async for each in events:
+                        yield each
+
+    async def _get_described(self, tenant: str, task_id: str) -> task_pb2.Task:
+        return self._described(await self._get(tenant, task_id))
 
     async def _get(self, tenant: str, task_id: str) -> task_pb2.Task:
         with self._shown.reading():
@@ -386,7 +436,21 @@ class LocalTasks(TaskPort):
         return self._engine.waiting_for(task) if task.state == task_pb2.TASK_STATE_PENDING else ""
 
 
-_STATES = frozenset(task_pb2.TaskState.values()) - {task_pb2.TASK_STATE_UNSPECIFIED}
+def asking_caller(requested_by: str) -> str:
+    """Returns who asks: whom the caller acts for, if it may, else the caller itself. Raises INVALID_ARGUMENT."""
+    known = caller()
+    asks = requested_by if known.names_tenants and requested_by else known.name
+    if len(asks) > MAX_CALLER_CHARS or not asks.isprintable():
+        raise invalid_field("requested_by", f"must have at most {MAX_CALLER_CHARS} printable characters")
+    return asks
+
+
+def _tenant(context: Context) -> str:
+    return tenant_of(metadata_of(context))
+
+
+def _id(text: str) -> str:
+    return require_token(text, "id", MAX_REQUEST_ID_CHARS)
 
 
 def _check_key(key: str) -> None:

@@ -1,39 +1,65 @@
-"""The batch manager: creates batches completely or not at all, counts and cancels items, and purges old batches.
+"""The batch service: creates batches completely or not at all, counts and cancels items, and purges old batches.
 
 The intake validates the items of a new batch as they arrive, and turns each into a task row.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
+from typing import Any
 
-from router_svc.durable.batches.batch_sql import CHANGED_AT_ONCE, BatchStore, Item, ItemContent, ItemTally
-from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS, Uploads, upload_timed_out
+import grpc
+from typing_extensions import override
+
+from router_svc.call_metadata import metadata_of, tenant_of
+from router_svc.durable.batches.batch_sql import CHANGED_AT_ONCE, BatchStore, Item, ItemTally
 from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.tasks.spec_validation import checked_row
-from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, StoreEvent, TaskRow
-from router_svc.durable.tasks.task_events import TaskEventBus
+from router_svc.durable.tasks.task_events import TaskEventBus, wait_for_event
 from router_svc.durable.tasks.task_media import TaskMedia
+from router_svc.durable.tasks.task_records import ItemEnded, Lane, LaneFilled, ManyChanged, StoreEvent, TaskRow
+from router_svc.durable.tasks.task_servicer import asking_caller
+from router_svc.durable.uploads import (
+    IDLE_SECONDS,
+    UPLOAD_LIMIT_SECONDS,
+    Uploads,
+    incomplete_stream,
+    upload_timed_out,
+    with_idle_timeout,
+)
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
-from weft.api.router.v1 import task_pb2
-from weft.dispatch.agents import KnownNames
+from weft.api.router.v1 import batch_service_pb2_grpc, task_pb2
+from weft.dispatch.agents import KnownNames, name_asked_for
+from weft.dispatch.aliases import name_asked_model
 from weft.durable.batches import (
     BATCH_PREFIX,
     MAX_CUSTOM_ID_CHARS,
     MAX_LINE_ERRORS,
+    MAX_LINES_PER_MESSAGE,
     MAX_METADATA,
     MAX_METADATA_NAME_CHARS,
     MAX_METADATA_VALUE_CHARS,
-    LineResult,
     batch_not_found,
 )
 from weft.durable.tasks import payload_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token, new_id, require_token
+from weft.kernel.log import get_logger
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, new_id, require_token
+from weft.kernel.principal import MAY_LEAVE, USE_MODELS
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc import answering, answers
+from weft.kernel.rpc_auth import caller
+from weft.kernel.service import start_restarting, stop_tasks
 from weft.kernel.timestamps import datetime_of, stamp_of
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+log = get_logger("weft.router")
 
 MAX_WINDOW_SECONDS = 7 * 86_400.0
 """Longest completion window of a batch."""
@@ -161,6 +187,7 @@ class ItemIntake:
 
 
 MAX_ENDPOINT_CHARS = 64
+MAX_BASE_CHARS = 512
 MAX_ERROR_CHARS = 1_000
 """Characters of an error that are stored."""
 CLOCK_SLACK_SECONDS = 60.0
@@ -176,6 +203,8 @@ def accepted(new: batch_pb.Batch, now: float, max_window_seconds: float) -> batc
         raise invalid_field("batch.endpoint", f"must be 1 to {MAX_ENDPOINT_CHARS} printable characters")
     if new.input_file:
         require_token(new.input_file, "batch.input_file", MAX_REQUEST_ID_CHARS)
+    if len(new.result_base) > MAX_BASE_CHARS or not new.result_base.isascii():
+        raise invalid_field("batch.result_base", f"must have at most {MAX_BASE_CHARS} ASCII characters")
     _check_metadata(new.metadata)
     window_seconds = datetime_of(new.window_end_time).timestamp() - now
     if not 0 < window_seconds <= max_window_seconds + CLOCK_SLACK_SECONDS:
@@ -188,6 +217,7 @@ def accepted(new: batch_pb.Batch, now: float, max_window_seconds: float) -> batc
         input_file=new.input_file,
         errors=_cut(new.errors),
         metadata=new.metadata,
+        result_base=new.result_base,
         create_time=stamp_of(now),
         window_end_time=new.window_end_time,
         end_time=stamp_of(now) if new.errors else None,
@@ -218,7 +248,10 @@ def _cut(errors: Sequence[batch_pb.BatchLineError]) -> Sequence[batch_pb.BatchLi
     )
 
 
+COUNT_PAUSE_SECONDS = 1.0
+"""Pause after the database has failed."""
 MAX_LISTED = 100
+DEFAULT_LISTED = 20
 MAX_CREATIONS = 16
 """Batches that are created at once."""
 READ_AT_ONCE = 64
@@ -228,12 +261,18 @@ MAX_READ_BYTES = 4 * 1024 * 1024
 SWEPT_AT_ONCE = 100
 SETTLED_AT_ONCE = 10
 """Batches whose items a sweep counts at once."""
+RETRY_SECONDS = 15.0
+"""How long after a failed attempt to write its results a batch is handed out again."""
+WRITING_SECONDS = 3_600.0
+"""How long a batch is left to the caller that writes its results."""
+MAX_PROBLEMS = 1_000
+"""Failed attempts that are remembered; beyond that the oldest is forgotten."""
 
 
-class BatchManager:
-    """The batch port of a router."""
+class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
+    """BatchService of a router."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a router provides
         self,
         store: BatchStore,
         limits: BatchLimits,
@@ -243,8 +282,11 @@ class BatchManager:
         *,
         names: KnownNames | None = None,
         media: TaskMedia | None = None,
+        idle_seconds: float = IDLE_SECONDS,
     ) -> None:
+        """`names`: what items may name, ids and aliases included; None: any name is accepted, and stands for itself."""
         self._media = media
+        self._idle_seconds = idle_seconds
         self._store = store
         self._limits = limits
         self._task_limits = task_limits
@@ -252,13 +294,47 @@ class BatchManager:
         self._clock = clock
         self._names = names
         self._creations = Uploads("batches", MAX_CREATIONS)
+        self._ended: Counter[str] = Counter()
+        """Items that have ended since the last look at their batch, by its id."""
+        self._has_ended = asyncio.Event()
+        self._open: dict[str, int] = {}
+        """At least how many items of a batch are open; it is counted again when this says none."""
+        self._settling: asyncio.Task[None] | None = None
+        self._in_hand: dict[str, float] = {}
+        """Until when a batch is left to the caller that writes its results (monotonic), by its id."""
+        self._problems: dict[str, tuple[batch_pb.BatchLineError, float]] = {}
+        """Why the results of a batch could not be written, and when it is handed out again (monotonic), by its id."""
+        self._has_unwritten = asyncio.Event()
         self._began_at = self._now()
         """Incomplete batches from before are those of a router that ended."""
 
-    async def create(
-        self, new: batch_pb.Batch, lines: AsyncIterator[batch_pb.BatchLine], *, caller: str = "local"
-    ) -> batch_pb.Batch:
-        """Creates a batch. Also raises DEADLINE_EXCEEDED if the items do not arrive in time."""
+    def start(self) -> None:
+        """Starts to count the items of batches as they end."""
+        self._events.subscribe(self._note_event)
+        self._settling = start_restarting(self._settle_ended, name="batch-settler", clock=self._clock)
+
+    @override
+    @answers
+    async def CreateBatch(
+        self, request_iterator: AsyncIterator[batch_pb.CreateBatchRequest], context: Context
+    ) -> batch_pb.CreateBatchResponse:
+        tenant = _tenant(context)
+        async with aclosing(with_idle_timeout(aiter(request_iterator), idle_seconds=self._idle_seconds)) as messages:
+            first = await anext(messages, None)
+            if first is None:
+                raise incomplete_stream()
+            async with aclosing(_lines(first, messages, partial(self._name, tenant))) as lines:
+                batch = await self._create(_new(tenant, first.batch), lines, asking_caller(first.requested_by))
+        return batch_pb.CreateBatchResponse(batch=batch)
+
+    def _name(self, tenant: str, spec: task_pb2.TaskSpec) -> None:
+        """Puts what a line means by its model into its spec."""
+        if not caller().names_tenants:
+            spec.ClearField("asked_model")
+        if self._names is not None:
+            name_asked_model(self._names.view, spec, tenant)
+
+    async def _create(self, new: batch_pb.Batch, lines: AsyncIterator[batch_pb.BatchLine], asks: str) -> batch_pb.Batch:
         now = self._now()
         batch = accepted(new, now, MAX_WINDOW_SECONDS)
         if await self._store.count(batch.tenant) >= self._limits.max_batches_per_tenant:
@@ -273,40 +349,56 @@ class BatchManager:
             await self._store.begin(batch, now)
             return batch
         async with self._creations.slot(lambda: self._store.drop(batch.id)):
-            batch.total_count = await self._receive(batch, caller, lines)
+            batch.total_count = await self._receive(batch, asks, lines)
         return batch
 
-    async def get(self, tenant: str, batch_id: str) -> batch_pb.Batch:
+    @override
+    @answers
+    async def GetBatch(self, request: batch_pb.GetBatchRequest, context: Context) -> batch_pb.GetBatchResponse:
+        return batch_pb.GetBatchResponse(batch=await self._get(_tenant(context), _id(request.id)))
+
+    async def _get(self, tenant: str, batch_id: str) -> batch_pb.Batch:
         """Returns a batch. The first read after the last item ended stores the final counts."""
-        found = await self._store.get(tenant, batch_id) if is_token(batch_id, MAX_REQUEST_ID_CHARS) else None
+        found = await self._store.get(tenant, batch_id)
         if found is None:
             raise batch_not_found(batch_id)
         return (await self._with_counts([found]))[0]
 
-    async def list_page(self, tenant: str, *, after: str = "", limit: int = 20) -> batch_pb.ListBatchesResponse:
-        """Returns a page of batches. Also raises INVALID_ARGUMENT."""
+    @override
+    @answers
+    async def ListBatches(self, request: batch_pb.ListBatchesRequest, context: Context) -> batch_pb.ListBatchesResponse:
+        tenant, limit = _tenant(context), request.limit or DEFAULT_LISTED
         if not 1 <= limit <= MAX_LISTED:
             raise invalid_field("limit", f"must be 1 to {MAX_LISTED}")
-        if after and not is_token(after, MAX_REQUEST_ID_CHARS):
-            raise batch_not_found(after)
-        found = await self._store.list_page(tenant, after, limit + 1)
+        found = await self._store.list_page(tenant, _id(request.after, "after") if request.after else "", limit + 1)
         if found is None:
-            raise batch_not_found(after)
+            raise batch_not_found(request.after)
         return batch_pb.ListBatchesResponse(batches=await self._with_counts(found[:limit]), has_more=len(found) > limit)
 
-    async def cancel(self, tenant: str, batch_id: str) -> batch_pb.Batch:
-        """Cancels a batch. One whose items have all ended stays as it is."""
-        batch = await self.get(tenant, batch_id)
-        if batch.state != batch_pb.BATCH_STATE_IN_PROGRESS or not await self._store.mark_cancelled(
-            batch_id, self._now()
-        ):
-            return batch
-        await self._cancel_items(batch_id)
-        return await self.get(tenant, batch_id)
+    @override
+    @answers
+    async def CancelBatch(self, request: batch_pb.CancelBatchRequest, context: Context) -> batch_pb.CancelBatchResponse:
+        """Cancels a batch. One whose items have all ended stays unchanged."""
+        tenant, batch_id = _tenant(context), _id(request.id)
+        batch = await self._get(tenant, batch_id)
+        is_open = batch.state == batch_pb.BATCH_STATE_IN_PROGRESS
+        if is_open and await self._store.mark_cancelled(batch_id, self._now()):
+            await self._cancel_items(batch_id)
+            batch = await self._get(tenant, batch_id)
+        return batch_pb.CancelBatchResponse(batch=batch)
 
-    async def results(self, tenant: str, batch_id: str) -> AsyncGenerator[LineResult]:
+    @override
+    async def ReadBatchResults(
+        self, request: batch_pb.ReadBatchResultsRequest, context: Context
+    ) -> AsyncGenerator[batch_pb.ReadBatchResultsResponse]:
+        async with answering(context):
+            await self._get(_tenant(context), _id(request.id))
+            async with aclosing(self._results(request.id)) as results:
+                async for each in results:
+                    yield each
+
+    async def _results(self, batch_id: str) -> AsyncGenerator[batch_pb.ReadBatchResultsResponse]:
         """Yields the results of a batch, without items whose tasks were deleted or purged."""
-        await self.get(tenant, batch_id)
         after = -1
         while page := await self._store.page(batch_id, after, READ_AT_ONCE):
             for some in _read_groups(page):
@@ -314,24 +406,81 @@ class BatchManager:
                 for line in some:
                     content = contents.get(line.task.id)
                     if content is not None:
-                        yield _result_of(line, content)
+                        origin = task_pb2.TaskSpec.FromString(content.spec).origin
+                        yield batch_pb.ReadBatchResultsResponse(task=line.task, custom_id=line.custom_id, origin=origin)
+                        for output in content.outputs:
+                            yield batch_pb.ReadBatchResultsResponse(output=task_pb2.TaskOutput.FromString(output))
             after = page[-1].task.line
 
-    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> batch_pb.Batch:
-        """Finishes a batch. Also raises INVALID_ARGUMENT for files that are not result files of the tenant."""
-        batch = await self.get(tenant, batch_id)
+    @override
+    async def WatchEndedBatches(
+        self, request: batch_pb.WatchEndedBatchesRequest, context: Context
+    ) -> AsyncGenerator[batch_pb.WatchEndedBatchesResponse]:
+        async with answering(context), aclosing(self._hand_out()) as batches:
+            async for batch in batches:
+                yield batch_pb.WatchEndedBatchesResponse(batch=batch)
+
+    async def _hand_out(self) -> AsyncGenerator[batch_pb.Batch]:
+        """Yields batches whose results are to be written, each to one caller until FinishBatch or the caller's end."""
+        mine: set[str] = set()
+        try:
+            while True:
+                self._has_unwritten.clear()
+                while (batch := await self._next_unwritten()) is not None:
+                    mine.add(batch.id)
+                    yield batch
+                await wait_for_event(self._has_unwritten, self._clock, RETRY_SECONDS)
+        finally:
+            for batch_id in mine:
+                self._in_hand.pop(batch_id, None)
+            self._has_unwritten.set()
+
+    async def _next_unwritten(self) -> batch_pb.Batch | None:
+        """Takes the oldest batch that nobody writes; None: there is none."""
+        now, taken = self._clock.monotonic(), len(self._in_hand) + len(self._problems)
+        for batch in await self._store.unwritten(taken + 1):
+            _, retry_at = self._problems.get(batch.id, (None, now))
+            if max(retry_at, self._in_hand.get(batch.id, now)) <= now:
+                self._in_hand[batch.id] = now + WRITING_SECONDS
+                return batch
+        return None
+
+    @override
+    @answers
+    async def FinishBatch(self, request: batch_pb.FinishBatchRequest, context: Context) -> batch_pb.FinishBatchResponse:
+        tenant, batch_id = _tenant(context), _id(request.id)
+        try:
+            if request.HasField("problem"):
+                self._note_problem(batch_id, request.problem)
+                batch = await self._get(tenant, batch_id)
+            else:
+                results = {"output_file": request.output_file, "error_file": request.error_file}
+                batch = await self._finish(tenant, batch_id, results)
+        finally:
+            self._in_hand.pop(batch_id, None)
+        return batch_pb.FinishBatchResponse(batch=batch)
+
+    def _note_problem(self, batch_id: str, problem: batch_pb.BatchLineError) -> None:
+        (told,) = _cut([problem])
+        self._problems[batch_id] = told, self._clock.monotonic() + RETRY_SECONDS
+        if len(self._problems) > MAX_PROBLEMS:
+            del self._problems[next(iter(self._problems))]
+
+    async def _finish(self, tenant: str, batch_id: str, results: dict[str, str]) -> batch_pb.Batch:
+        """Finishes a batch. Raises INVALID_ARGUMENT for files that are not result files of the tenant."""
+        batch = await self._get(tenant, batch_id)
         if batch.state == batch_pb.BATCH_STATE_FINISHED:
             return batch
         if batch.state != batch_pb.BATCH_STATE_FINALIZING:
             raise WeftError(Reason.RESOURCE_IN_USE, f"batch {batch_id} has lines that have not ended")
-        results = {"output_file": output_file, "error_file": error_file}
         for name, file_id in results.items():
-            if file_id and not is_token(file_id, MAX_REQUEST_ID_CHARS):
-                raise invalid_field(name, "must be the id of a file")
+            if file_id:
+                _id(file_id, name)
+        self._problems.pop(batch_id, None)
         missing = await self._store.finish(tenant, batch_id, results, self._now())
         if missing:
             raise invalid_field(missing, f"there is no result file {results[missing]}")
-        return await self.get(tenant, batch_id)
+        return await self._get(tenant, batch_id)
 
     async def sweep(self) -> None:
         """Purges old and incomplete batches, and completes interrupted cancellations and counts."""
@@ -346,6 +495,9 @@ class BatchManager:
 
     async def stop(self, grace_seconds: float) -> None:
         """Waits for the removal of failed creations."""
+        if self._settling is not None:
+            settling, self._settling = self._settling, None
+            await stop_tasks([settling])
         await self._creations.stop(grace_seconds)
 
     async def _receive(self, batch: batch_pb.Batch, caller: str, lines: AsyncIterator[batch_pb.BatchLine]) -> int:
@@ -379,7 +531,41 @@ class BatchManager:
             if ended_at is not None:
                 batch.state = batch_pb.BATCH_STATE_FINALIZING
                 batch.lines_end_time.CopyFrom(stamp_of(ended_at))
+        for batch in found:
+            if batch.state == batch_pb.BATCH_STATE_FINALIZING and batch.id in self._problems:
+                batch.problem.CopyFrom(self._problems[batch.id][0])
         return found
+
+    def _note_event(self, event: StoreEvent) -> None:
+        if isinstance(event, ItemEnded):
+            self._ended[event.batch_id] += 1
+            self._has_ended.set()
+
+    async def _settle_ended(self) -> None:
+        """Stores the final counts of each batch when its last item has ended, until cancelled."""
+        while True:
+            await self._has_ended.wait()
+            self._has_ended.clear()
+            ended, self._ended = self._ended, Counter()
+            try:
+                if ended.pop("", 0):
+                    await self._count_open_batches()
+                for batch_id, count in ended.items():
+                    self._open[batch_id] = self._open.get(batch_id, 0) - count
+                    if self._open[batch_id] <= 0:
+                        await self._count_again(batch_id)
+            except WeftError as error:
+                log.warning("ended batches were not counted", reason=error.reason.name)
+                await self._clock.sleep(COUNT_PAUSE_SECONDS)
+                self._ended[""] += 1
+                self._has_ended.set()
+
+    async def _count_again(self, batch_id: str) -> None:
+        tally = (await self._store.tallies([batch_id]))[batch_id]
+        if await self._store_counts(batch_id, tally) is None:
+            self._open[batch_id] = tally.open
+        else:
+            del self._open[batch_id]
 
     async def _store_counts(self, batch_id: str, tally: ItemTally) -> float | None:
         """Stores the final counts; returns when the last item ended, None if some are open."""
@@ -387,6 +573,7 @@ class BatchManager:
             return None
         ended_at = self._now() if tally.last_ended_at is None else tally.last_ended_at
         await self._store.store_counts(batch_id, tally, ended_at)
+        self._has_unwritten.set()
         return ended_at
 
     async def _cancel_items(self, batch_id: str) -> None:
@@ -397,6 +584,7 @@ class BatchManager:
         finally:
             # The engines of items that run now stop their calls.
             self._events.publish(ManyChanged())
+            self._events.publish(ItemEnded(batch_id))
 
     async def _drop_incomplete(self, before: float) -> None:
         more = True
@@ -435,10 +623,42 @@ def _read_groups(lines: Sequence[Item]) -> Iterator[Sequence[Item]]:
         yield some
 
 
-def _result_of(line: Item, content: ItemContent) -> LineResult:
-    return LineResult(
-        custom_id=line.custom_id,
-        task=line.task,
-        origin=task_pb2.TaskSpec.FromString(content.spec).origin,
-        outputs=tuple(task_pb2.TaskOutput.FromString(output) for output in content.outputs),
-    )
+def _new(tenant: str, batch: batch_pb.Batch) -> batch_pb.Batch:
+    if not batch.HasField("window_end_time"):
+        raise invalid_field("batch.window_end_time", "is required")
+    batch.tenant = tenant
+    return batch
+
+
+async def _lines(
+    first: batch_pb.CreateBatchRequest,
+    messages: AsyncIterator[batch_pb.CreateBatchRequest],
+    name_model: Callable[[task_pb2.TaskSpec], None],
+) -> AsyncGenerator[batch_pb.BatchLine]:
+    """Yields the items; the last message states their count, because a broken connection may look like an end."""
+    count = 0
+    message: batch_pb.CreateBatchRequest | None = first
+    last = first
+    while message is not None:
+        if len(message.lines) > MAX_LINES_PER_MESSAGE:
+            raise invalid_field("lines", f"must be at most {MAX_LINES_PER_MESSAGE} in one message")
+        for line in message.lines:
+            if line.spec.options.allow_remote:
+                caller().require(MAY_LEAVE)
+            name_model(line.spec)
+            caller().require_name(USE_MODELS, name_asked_for(line.spec.model))
+            yield line
+        count += len(message.lines)
+        last, message = message, await anext(messages, None)
+    if not last.HasField("batch"):
+        raise incomplete_stream()
+    if last.batch.total_count != count:
+        raise invalid_field("batch.total_count", f"must be how many lines were sent, which is {count}")
+
+
+def _tenant(context: Context) -> str:
+    return tenant_of(metadata_of(context))
+
+
+def _id(text: str, field: str = "id") -> str:
+    return require_token(text, field, MAX_REQUEST_ID_CHARS)

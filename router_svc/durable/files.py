@@ -9,11 +9,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from typing_extensions import override
-
-from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS, Uploads, upload_timed_out
 from router_svc.durable.limits import BatchLimits, ResultLimits
-from router_svc.durable.tasks.sql_rows import NO_SEQ
+from router_svc.durable.uploads import UPLOAD_LIMIT_SECONDS, Uploads, upload_timed_out
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.durable.batches import (
@@ -25,7 +22,6 @@ from weft.durable.batches import (
     MEDIA_INPUTS,
     RESULT,
     TASK_INPUT,
-    FilePort,
     file_not_found,
 )
 from weft.kernel.clock import Clock
@@ -37,6 +33,8 @@ from weft.sql.connections import Row, Tx
 from weft.sql.moments import BoundedMoment, bring_back
 
 MAX_MEDIA_TYPE_CHARS = 128
+_NO_SEQ = 2**63 - 1
+"""A `seq` after every one that there is."""
 REMOVED_AT_ONCE = 16
 """Chunks that one transaction deletes; other writes run in between."""
 
@@ -144,8 +142,8 @@ class Shelf:
             )
 
 
-class FileManager(FilePort):
-    """The file port of a router, with the quotas of tenants."""
+class FileManager:
+    """The files of a router, with the quotas of tenants."""
 
     def __init__(
         self, database: RouterDatabase, limits: BatchLimits, clock: Clock, *, results: ResultLimits | None = None
@@ -166,7 +164,7 @@ class FileManager(FilePort):
         return self._results
 
     async def save(self, new: file_pb.File, content: AsyncIterator[bytes]) -> file_pb.File:
-        """Stores a file. Also raises INVALID_ARGUMENT, and DEADLINE_EXCEEDED if the upload is not complete in time."""
+        """Stores a file. Raises as `FileClient.save`, and DEADLINE_EXCEEDED if the upload is not complete in time."""
         _check(new)
         file_id, now = new_id(FILE_PREFIX), self._now()
         async with self._uploads.slot(lambda: self._remove(file_id)):
@@ -180,19 +178,19 @@ class FileManager(FilePort):
         shelf.require_room(Usage(usage.count + 1, usage.size + size))
         await self._require_total_room(shelf, size)
 
-    @override
     async def get(self, tenant: str, file_id: str) -> file_pb.File:
+        """Returns a file's metadata. Raises NOT_FOUND."""
         return _file_of(await self._row(tenant, file_id))
 
     async def list_page(
         self, tenant: str, *, purpose: str = "", after: str = "", limit: int = 100
     ) -> file_pb.ListFilesResponse:
-        """Returns a page of files. Also raises INVALID_ARGUMENT."""
+        """Returns a page of files; see `FileClient.list_page`. Raises INVALID_ARGUMENT, NOT_FOUND."""
         if not 1 <= limit <= MAX_LISTED:
             raise invalid_field("limit", f"must be 1 to {MAX_LISTED}")
         if purpose and purpose not in _PURPOSES:
             raise invalid_field("purpose", f"must be one of {', '.join(_PURPOSES)}")
-        before = (await self._row(tenant, after)).seq if after else NO_SEQ
+        before = (await self._row(tenant, after)).seq if after else _NO_SEQ
         found = await self._database.rows(
             """SELECT * FROM files WHERE tenant = :tenant AND is_whole AND seq < :before AND purpose IN :purposes
             ORDER BY seq DESC LIMIT :limit""",

@@ -1,0 +1,181 @@
+"""What the task store takes and returns, and the events of tasks. Times are UTC seconds since the epoch.
+
+`DatabaseClock` is the time by which all routers on one database compare leases.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from weft.api.router.v1 import task_pb2
+from weft.kernel.clock import Clock
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+
+
+class Lane(NamedTuple):
+    """A queue of tasks: those of one tenant for one model in one priority class start in order."""
+
+    model: str
+    """The name that was requested, before routes are resolved."""
+    tenant: str
+    band: Priority
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFilled:
+    """A task became pending in this lane."""
+
+    lane: Lane
+
+
+@dataclass(frozen=True, slots=True)
+class TaskChanged:
+    """The state of a task changed, or chunks were added to its answer."""
+
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ManyChanged:
+    """More changed than is published one by one, or events were missed: everything must be read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemEnded:
+    """A task that is an item of a batch reached its end."""
+
+    batch_id: str
+    """Empty: of batches that are not known here."""
+
+
+StoreEvent = LaneFilled | TaskChanged | ManyChanged | ItemEnded
+
+
+class Claim(NamedTuple):
+    """The fencing token: which router owns a task, in which attempt."""
+
+    task_id: str
+    owner: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow:
+    """A new task as it is stored."""
+
+    id: str
+    lane: Lane
+    idempotency_key: str = ""
+    digest: bytes
+    """SHA-256 of `spec`; a resubmission with the same idempotency key must have the same."""
+    spec: bytes
+    """A serialized TaskSpec."""
+    origin_kind: str = ""
+    caller: str = "local"
+    request_id: str = ""
+    """Id of the request whose caller waits for it; empty: nobody waits."""
+    labels: bytes = b""
+    """A serialized TaskSpec with user and metadata alone; empty: neither."""
+    batch: str = ""
+    line: int = 0
+    custom_id: str = ""
+    max_attempts: int
+    pending_limit_seconds: float
+    created_at: float
+    window_ends_at: float | None = None
+    """When it expires unless started, retries included; None: `pending_limit_seconds` after it became pending."""
+
+    @property
+    def expires_at(self) -> float:
+        """When it fails unless it has started by then."""
+        own = self.created_at + self.pending_limit_seconds
+        return own if self.window_ends_at is None else self.window_ends_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingTask:
+    """A pending task that may start."""
+
+    id: str
+    lane: Lane
+    spec: bytes
+    caller: str
+    attempt: int
+    """How many attempts were started so far."""
+    failures: int
+    """How many of those attempts failed and count."""
+    max_attempts: int
+    batch: str = ""
+    """The batch that it is an item of; empty: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewChunk:
+    """Consecutive events of a running attempt, to be stored."""
+
+    first_index: int
+    """Index of its first event, counted from 1 within the attempt."""
+    event_count: int
+    output: bytes
+    """A serialized TaskOutput."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOutcome:
+    """The terminal result of a task, by its last attempt."""
+
+    state: "task_pb2.TaskState.ValueType"
+    """COMPLETED or FAILED."""
+    chunks: Sequence[NewChunk] = ()
+    """The last chunks of its answer; committed together with the terminal state, or not at all."""
+    failure: task_pb2.TaskError | None = None
+    receipt: bytes = b""
+    """A serialized Receipt; empty: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiredLease:
+    """A claim whose lease expired."""
+
+    claim: Claim
+    lane: Lane
+    state: "task_pb2.TaskState.ValueType"
+    """PENDING again, or FAILED if it was the last attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateCount:
+    """The tasks in one state."""
+
+    count: int
+    oldest_at: float | None = None
+    """When the oldest one was submitted, UTC seconds since the epoch; None: none is open."""
+
+
+LOST_LEASE = Reason.WORKER_LOST
+"""Reason of an attempt whose lease expired."""
+
+
+class DatabaseClock:
+    """UTC of the database: this machine's clock plus an offset that `synchronize` measures."""
+
+    def __init__(self, clock: Clock, database_time: Callable[[], Awaitable[float | None]]) -> None:
+        self._clock = clock
+        self._database_time = database_time
+        self._offset_seconds = 0.0
+
+    @property
+    def clock(self) -> Clock:
+        """The process clock, for durations inside this process."""
+        return self._clock
+
+    def now(self) -> float:
+        """Returns UTC seconds since the epoch."""
+        return self._clock.utc_now().timestamp() + self._offset_seconds
+
+    async def synchronize(self) -> None:
+        """Measures the offset to the database's clock. Raises SERVICE_UNAVAILABLE."""
+        database_seconds = await self._database_time()
+        if database_seconds is not None:
+            self._offset_seconds = database_seconds - self._clock.utc_now().timestamp()

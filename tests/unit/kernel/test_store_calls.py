@@ -1,0 +1,61 @@
+"""Calls of a store in this process: their time limits, and whom they are made as."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import pytest
+
+from weft.api.router.v1 import file_service_pb2, task_pb2, task_service_pb2
+from weft.durable.batches import FileClient
+from weft.durable.tasks import TaskClient
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import LOCAL, Principal
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc_auth import as_caller, caller
+
+
+class Slow:
+    """Every call takes longer than it may."""
+
+    async def GetTask(self, request: object, context: object) -> None:  # noqa: N802 - the name of the rpc
+        await asyncio.sleep(5)
+
+    async def WatchTask(  # noqa: N802 - the name of the rpc
+        self, request: object, context: object
+    ) -> AsyncGenerator[task_service_pb2.WatchTaskResponse]:
+        await asyncio.sleep(0.02)
+        yield task_service_pb2.WatchTaskResponse(
+            task=task_pb2.Task(tenant=caller().name, state=task_pb2.TASK_STATE_PENDING)
+        )
+
+    async def UploadFile(  # noqa: N802 - the name of the rpc
+        self, requests: AsyncIterator[object], context: object
+    ) -> file_service_pb2.UploadFileResponse:
+        await asyncio.sleep(0.02)
+        return file_service_pb2.UploadFileResponse(
+            file=file_service_pb2.File(byte_count=len([1 async for _ in requests]))
+        )
+
+
+async def test_an_answer_that_takes_too_long_is_unavailable() -> None:
+    with pytest.raises(WeftError, match="task store timed out") as late:
+        await TaskClient(Slow(), timeout_seconds=0.01).get("ann", "task-1")
+    assert (late.value.reason, late.value.retry_after_seconds) == (Reason.SERVICE_UNAVAILABLE, 2)
+
+
+async def test_an_upload_and_a_watch_take_their_time() -> None:
+    async def content() -> AsyncGenerator[bytes]:
+        yield b"a"
+
+    file = await FileClient(Slow(), timeout_seconds=0.01).save(file_service_pb2.File(tenant="ann"), content())
+    assert file.byte_count == 3, "the file, its content and its length"
+    news = [item async for item in TaskClient(Slow(), timeout_seconds=0.01).watch("ann", "task-1")]
+    assert len(news) == 1
+
+
+async def test_a_call_in_this_process_is_made_as_local_whoever_is_served() -> None:
+    ann = Principal(name="key:ann", tenant="ann", access=frozenset(), names_tenants=False)
+    with as_caller(ann):
+        news = [item async for item in TaskClient(Slow()).watch("ann", "task-1")]
+        assert caller() is ann
+    assert news[0].task.tenant == LOCAL.name

@@ -1,0 +1,215 @@
+"""Calls of a router's stores: of a service behind a channel, or of the servicer in this process.
+
+A store that is slow or stopping counts as unreachable: SERVICE_UNAVAILABLE. The tenant is sent as metadata: the caller
+must be trusted with it.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+import grpc
+from typing_extensions import override
+
+from weft.kernel.errors import WeftError
+from weft.kernel.interrupt import task_is_cancelled
+from weft.kernel.principal import LOCAL
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import DirectContext, error_from_call
+from weft.kernel.rpc_auth import as_caller
+
+TIMEOUT_SECONDS = 30.0
+"""Timeout of an answer, and of the next message of a stream. A router whose database is locked answers within it."""
+RETRY_AFTER_SECONDS = 2.0
+"""When to call again a store that did not answer in time."""
+WRITE_TIMEOUT_SECONDS = 60.0
+"""Minimum timeout of a chunk of an upload: the store first writes the previous ones, on a disk that may be slow."""
+COMMIT_TIMEOUT_SECONDS = 600.0
+"""Minimum timeout of the final answer of an upload: after a timeout the outcome is unknown. A store that is gone is
+noticed long before, by its channel."""
+TENANT = "x-tenant-id"
+_WRITE_FAILED = "Internal error from Core"
+"""Details of a call in grpc.aio after a failed write."""
+
+
+def as_tenant(tenant: str) -> tuple[tuple[str, str], ...]:
+    """Returns the metadata of a call for a tenant; empty: the request names it."""
+    return ((TENANT, tenant),) if tenant else ()
+
+
+class StoreCalls(ABC):
+    """Calls of one store by the names of its rpcs."""
+
+    def __init__(self, what: str, timeout_seconds: float) -> None:
+        """`what`: the store's name in the error of one that does not answer in time."""
+        self._what = what
+        self._timeout_seconds = timeout_seconds
+
+    @abstractmethod
+    async def ask(self, rpc: str, request: object, tenant: str = "", *, timeout_seconds: float = 0.0) -> Any:
+        """Returns the response of a unary call; `tenant` is empty where the request names it.
+
+        `timeout_seconds`: the shortest timeout.
+        """
+
+    @abstractmethod
+    async def upload(self, rpc: str, messages: AsyncGenerator[object], tenant: str) -> Any:
+        """Sends all messages with back-pressure and returns the answer.
+
+        Raises the errors of `messages`; the store then sees a cancelled call and stores nothing.
+        """
+
+    @abstractmethod
+    def read(self, rpc: str, request: object, tenant: str, *, is_timed: bool = True) -> AsyncGenerator[Any]:
+        """Yields every message of a call. Leaving the iterator ends the call."""
+
+    @contextmanager
+    def _explained(self, first_status: "_FirstStatus | None" = None) -> Iterator[None]:
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            why = error if first_status is None else first_status.instead_of(error)
+            found = error_from_call(why, Reason.SERVICE_UNAVAILABLE)
+            if found.reason in {Reason.DEADLINE_EXCEEDED, Reason.CANCELLED}:
+                found = self._silent()
+            raise found from error
+        except TimeoutError as error:
+            raise self._silent() from error
+        except asyncio.CancelledError:
+            if task_is_cancelled():
+                raise
+            raise self._silent() from None
+
+    def _silent(self) -> WeftError:
+        return WeftError(Reason.SERVICE_UNAVAILABLE, f"{self._what} timed out", retry_after_seconds=RETRY_AFTER_SECONDS)
+
+
+def store_calls(store: Any, stub: Callable[[grpc.aio.Channel], Any], what: str, timeout_seconds: float) -> StoreCalls:
+    """Returns the calls of a store: `store` is a channel to its service, or its servicer in this process.
+
+    `stub`: the generated one.
+    """
+    if isinstance(store, grpc.aio.Channel):
+        return ChannelCalls(stub(store), what, timeout_seconds)
+    return DirectCalls(store, what, timeout_seconds)
+
+
+class DirectCalls(StoreCalls):
+    """Calls of a servicer in this process, without a channel: messages and errors are passed on unchanged."""
+
+    def __init__(self, servicer: Any, what: str, timeout_seconds: float) -> None:
+        super().__init__(what, timeout_seconds)
+        self._servicer = servicer
+
+    @override
+    async def ask(self, rpc: str, request: object, tenant: str = "", *, timeout_seconds: float = 0.0) -> Any:
+        with self._explained(), as_caller(LOCAL):
+            async with asyncio.timeout(max(self._timeout_seconds, timeout_seconds)):
+                return await getattr(self._servicer, rpc)(request, DirectContext(as_tenant(tenant)))
+
+    @override
+    async def upload(self, rpc: str, messages: AsyncGenerator[object], tenant: str) -> Any:
+        async with aclosing(messages):
+            with as_caller(LOCAL):
+                return await getattr(self._servicer, rpc)(messages, DirectContext(as_tenant(tenant)))
+
+    @override
+    async def read(self, rpc: str, request: object, tenant: str, *, is_timed: bool = True) -> AsyncGenerator[Any]:
+        async with aclosing(getattr(self._servicer, rpc)(request, DirectContext(as_tenant(tenant)))) as messages:
+            while True:
+                with self._explained(), as_caller(LOCAL):
+                    async with asyncio.timeout(self._timeout_seconds if is_timed else None):
+                        message = await anext(messages, None)
+                if message is None:
+                    return
+                yield message
+
+
+class ChannelCalls(StoreCalls):
+    """Calls by a generated stub."""
+
+    def __init__(self, stub: Any, what: str, timeout_seconds: float) -> None:
+        super().__init__(what, timeout_seconds)
+        self._stub = stub
+
+    @override
+    async def ask(self, rpc: str, request: object, tenant: str = "", *, timeout_seconds: float = 0.0) -> Any:
+        timeout = max(self._timeout_seconds, timeout_seconds)
+        with self._explained():
+            return await getattr(self._stub, rpc)(request, timeout=timeout, metadata=as_tenant(tenant))
+
+    @override
+    async def upload(self, rpc: str, messages: AsyncGenerator[object], tenant: str) -> Any:
+        call = getattr(self._stub, rpc)(metadata=as_tenant(tenant))
+        first_status = _FirstStatus(call)
+        try:
+            async with aclosing(messages):
+                async for message in messages:
+                    with self._explained(first_status):
+                        if not await _write(call, message, max(self._timeout_seconds, WRITE_TIMEOUT_SECONDS)):
+                            break
+            with self._explained(first_status):
+                async with asyncio.timeout(max(self._timeout_seconds, COMMIT_TIMEOUT_SECONDS)):
+                    if not call.done():
+                        await call.done_writing()
+                    return await call
+        finally:
+            # Cancelling a finished call has no effect.
+            call.cancel()
+
+    @override
+    async def read(self, rpc: str, request: object, tenant: str, *, is_timed: bool = True) -> AsyncGenerator[Any]:
+        call = getattr(self._stub, rpc)(request, metadata=as_tenant(tenant))
+        try:
+            while True:
+                with self._explained():
+                    async with asyncio.timeout(self._timeout_seconds if is_timed else None):
+                        message = await call.read()
+                if message is grpc.aio.EOF:
+                    return
+                yield message
+        finally:
+            call.cancel()
+
+
+async def _write(call: "grpc.aio.StreamUnaryCall[Any, Any]", message: object, timeout_seconds: float) -> bool:
+    """Writes one message. False: the call has ended, and its answer has the reason."""
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await call.write(message)
+    except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+        # A failed write does not have the reason: the status comes with the answer.
+        return False
+    return True
+
+
+class _FirstStatus:
+    """The first status of a call, even if a write is in flight at that moment.
+
+    The write then fails, and grpc.aio (1.85) replaces the status that has just arrived by that failure.
+    """
+
+    def __init__(self, call: "grpc.aio.StreamUnaryCall[Any, Any]") -> None:
+        self._first: grpc.aio.AioRpcError | None = None
+        call.add_done_callback(self._note)
+
+    def instead_of(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
+        """Returns the error with the call's status, where `error` may only report a failed write."""
+        return error if self._first is None or error.details() != _WRITE_FAILED else self._first
+
+    def _note(self, call: Any) -> None:
+        # The status of a finished call is available at once, though its accessors are coroutines.
+        code, details, trailer = (_at_once(each) for each in (call.code(), call.details(), call.trailing_metadata()))
+        if self._first is None and details != _WRITE_FAILED:
+            self._first = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailer, details)
+
+
+def _at_once(answer: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        answer.send(None)
+    except StopIteration as done:
+        return done.value
+    answer.close()
+    raise AssertionError("the call is over")
