@@ -111,6 +111,8 @@ CHANGED = {
     # Who cancelled a request by its id is new.
     "ReceiptDocument.properties.cancelledBy",
     "RequestDocument.properties.cancelledBy",
+    # Whether somebody answers for a lease is shown.
+    "LeaseDocument.properties.unowned",
     # No runner hibernates.
     "RunnerStatus.properties.state.enum",
     # The names of models and pools may have an owner before them.
