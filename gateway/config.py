@@ -141,12 +141,6 @@ class MediaSettings:
     """Whether `http://` addresses of those hosts are fetched, too."""
     max_bytes: Annotated[int, Ge(1024), Le(MAX_FETCHED_BYTES)] = 10 * MEBIBYTE
     """Size of one file, fetched or inline."""
-    max_total_bytes: Annotated[int, Ge(1024), Le(MAX_FETCHED_BYTES)] = 20 * MEBIBYTE
-    """Size of all files that are fetched for one request."""
-    max_files: Annotated[int, Ge(1), Le(256)] = 16
-    """Files that are fetched for one request."""
-    total_timeout_seconds: Seconds = 20.0
-    """For all files of one request, including the wait for a free fetch."""
     max_pixels: Annotated[int, Ge(1), Le(2**31)] = 64 * 1024 * 1024
     """Width times height times frames of an image, by its header: 8192 x 8192."""
     max_audio_seconds: Seconds = 3600.0
@@ -157,6 +151,12 @@ class MediaSettings:
 class MediaConfig(MediaSettings):
     """Every bound of images and recordings in requests."""
 
+    max_total_bytes: int = 20 * MEBIBYTE
+    """Size of all files that are fetched for one request."""
+    max_files: int = 16
+    """Files that are fetched for one request."""
+    total_timeout_seconds: float = 20.0
+    """For all files of one request, including the wait for a free fetch."""
     max_concurrent_fetches: int = 16
     """Files that are fetched at once; others wait, at most half of `total_timeout_seconds`."""
     connect_timeout_seconds: float = 5.0
@@ -171,14 +171,14 @@ class BatchEdgeSettings:
 
     max_file_bytes: Annotated[int, Ge(1024), Le(1024**5), PUBLIC] = 200 * MEBIBYTE
     """Size of an uploaded file."""
-    max_lines: Count = 50_000
-    """Requests of one batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEdgeConfig(BatchEdgeSettings):
     """Every bound of files and batches."""
 
+    max_lines: int = 50_000
+    """Requests of one batch."""
     max_uploads: int = 32
     """Uploads at once; one more is refused. Each holds about two chunks of a file in memory."""
     max_line_bytes: int = MEBIBYTE
@@ -209,14 +209,6 @@ class ResultConfig:
 class RequestSettings:
     """Limits of one request. docs/scheduling.md lists the errors above them."""
 
-    max_messages: Count = 10_000
-    """Messages of one conversation."""
-    max_choices: Annotated[int, Ge(1), Le(128)] = 8
-    """Answers per prompt (`n`)."""
-    max_embedding_inputs: Count = 2048
-    """Texts of one request for embeddings."""
-    max_tools: Count = 1024
-    """Tools of one request."""
     max_audio_bytes: Annotated[Bytes, PUBLIC] = 25 * MEBIBYTE
     """Body of an upload of audio."""
     max_image_bytes: Annotated[Bytes, PUBLIC] = 64 * MEBIBYTE
@@ -227,6 +219,14 @@ class RequestSettings:
 class RequestLimits(RequestSettings):
     """Every bound of one request."""
 
+    max_messages: int = 10_000
+    """Messages of one conversation."""
+    max_choices: int = 8
+    """Answers per prompt (`n`)."""
+    max_embedding_inputs: int = 2048
+    """Texts of one request for embeddings."""
+    max_tools: int = 1024
+    """Tools of one request."""
     max_json_depth: int = 64
     """Nesting of arrays and objects in a body."""
     max_json_members: int = 200_000
@@ -260,9 +260,6 @@ class ConnectionSettings:
     max_connections: Annotated[int, Ge(1), Le(1_000_000), PUBLIC] = 2048
     """Open connections; one more is answered 503 and closed. Never more than half of the files that the process may
     have open."""
-    max_connections_per_address: Annotated[int, Ge(1), Le(1_000_000)] = 256
-    """Open connections from one address, or one /64 network of IPv6; one more is answered 429 and closed. Loopback is
-    not counted: a local proxy connects for all its callers."""
     max_header_bytes: Annotated[int, Ge(1024), Le(1_048_576)] = 32 * 1024
     """Size of the request line and headers."""
     idle_seconds: Annotated[int, Ge(1), Le(86_400)] = 75
@@ -273,6 +270,9 @@ class ConnectionSettings:
 class ConnectionLimits(ConnectionSettings):
     """Every bound of one connection."""
 
+    max_connections_per_address: int = 256
+    """Open connections from one address, or one /64 network of IPv6; one more is answered 429 and closed. Loopback is
+    not counted: a local proxy connects for all its callers."""
     max_body_pieces: int = 20_000
     """Chunks or segments that one body may arrive in: a 10 MiB body in chunks of 525 bytes."""
     header_timeout_seconds: float = HEADER_TIMEOUT_SECONDS

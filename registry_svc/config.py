@@ -5,7 +5,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from annotated_types import Ge, Gt, Le, MaxLen, MinLen
+from annotated_types import Ge, Le, MaxLen, MinLen
 
 from weft.kernel.alias_rules import check_alias
 from weft.kernel.errors import FieldError
@@ -107,8 +107,6 @@ class GovernanceSettings:
     """Who may agree."""
     required_signers: Annotated[int, Ge(1), Le(64), PUBLIC] = 1
     """How many different signers must agree."""
-    token_lifetime_seconds: Annotated[float, Gt(0), Le(300)] = 300.0
-    """Longest time from issue to expiry of a token; five minutes at most."""
     policy_version: Annotated[str, MinLen(1), MaxLen(64)] = "1"
     """Signed by signers; a change of it refuses every token made before."""
     audience: Annotated[str, MaxLen(128)] | None = None
@@ -130,6 +128,8 @@ class GovernanceSettings:
 class GovernanceConfig(GovernanceSettings):
     """Governance with its key at hand. `build_gate` checks that everything fits together."""
 
+    token_lifetime_seconds: float = 300.0
+    """Longest time from issue to expiry of a token; five minutes at most."""
     clock_skew_seconds: float = 30.0
     """How far the clocks of signers may be ahead of the registry's."""
     shared_key: bytes = field(default=b"", repr=False)
@@ -148,8 +148,6 @@ class OperationSettings:
 
     keep_seconds: Seconds = 604_800.0
     """How long a finished operation is kept."""
-    timeout_seconds: Seconds = 3_600.0
-    """Longest time that one operation may take; then it is cancelled, and failed."""
     max_audit_entries: Annotated[int, Ge(1_000), Le(100_000_000)] = 1_000_000
     """Entries of the audit log, which is never truncated automatically; at the limit operations are refused."""
 
@@ -161,6 +159,8 @@ class OperationSettings:
 class OperationLimits(OperationSettings):
     """Every bound of operations."""
 
+    timeout_seconds: float = 3_600.0
+    """Longest time that one operation may take; then it is cancelled, and failed."""
     max_running: int = 32
     """Operations that are carried out at once; more wait."""
     max_unfinished: int = 1_000
@@ -177,10 +177,6 @@ class LedgerSettings:
     """How often holders renew their leases and report what they observe."""
     device_margin_mb: Annotated[int, Ge(0), Le(1_048_576), PUBLIC] = 512
     """Memory of each device, in MiB, that is never leased: the driver needs some."""
-    max_wait_seconds: Seconds = 300.0
-    """Longest wait for memory."""
-    max_leases: Annotated[int, Ge(1), Le(1_000_000)] = 10_000
-    """Leases that may exist at once, in all of the mesh."""
 
     def __post_init__(self) -> None:
         require_positive(
@@ -194,6 +190,10 @@ class LedgerSettings:
 class LedgerConfig(LedgerSettings):
     """The VRAM ledger. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
 
+    max_wait_seconds: float = 300.0
+    """Longest wait for memory."""
+    max_leases: int = 10_000
+    """Leases that may exist at once, in all of the mesh."""
     watch_interval_seconds: float = 0.25
     """How often they do while a request waits for memory on their host."""
     reclaim_wait_seconds: float = 2.0

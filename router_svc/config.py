@@ -9,18 +9,21 @@ from router_svc.policy.figures import FigureLimits
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.request_log import RequestLogLimits
-from router_svc.settings import RelayLimits
 from weft.durable.journal_policy import JournalRules
 from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.tls_channel import ChannelSecurity
 
+MAX_LINKS = 1000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelayConfig(RelayLimits):
+class RelayConfig:
     """The relay of one router, for runners that dial out."""
 
     address: str
     """This router's own gRPC target, at which runners behind the relay are reached."""
+    max_links: int = MAX_LINKS
+    """Links that may be open at once."""
     max_calls_per_link: int = 1024
     """Calls that may run at once on one link."""
     open_timeout_seconds: float = 10.0

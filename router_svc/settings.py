@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le, MaxLen
+from annotated_types import MaxLen
 
 from router_svc.durable.limits import (
     BatchSettings,
@@ -19,14 +19,6 @@ from router_svc.policy.settings import ClientName, ClientProfile, Settings, Tena
 from weft.kernel.settings import PUBLIC, SECRET, Name
 
 WakeRecipeKind = Literal["wake_on_lan", "http", "command"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayLimits:
-    """Bounds of the links of dial-out runners."""
-
-    max_links: Annotated[int, Ge(1), Le(100_000)] = 1000
-    """Links that may be open at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

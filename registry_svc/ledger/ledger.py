@@ -342,7 +342,7 @@ class Ledger:
         if len(self._table) + len(self._queue) >= self._config.max_leases:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                f"there are {self._config.max_leases} leases already, the most that registry.ledger.max_leases allows",
+                f"there are {self._config.max_leases} leases already, as many as a mesh may have",
             )
         waiting = [each.request.holder for host in self._queue.hosts() for each in self._queue.on(host)]
         require_place(request.holder, [*waiting, *(lease.grant.holder for lease in self._table)])

@@ -25,22 +25,22 @@ class QueueLimits:
     """Attempts on runners that took the request and failed before any content, failed wakes included."""
     max_cold_wait_seconds: Annotated[Seconds, PUBLIC] = 20.0
     """How long requests wait for a model that is not loaded before models in use are evicted for it."""
-    min_turn_seconds: Seconds = 2.0
-    """How long a model that was loaded and is in demand stays loaded at least ..."""
-    swap_quantum_ratio: Annotated[float, Ge(0), Le(1_000)] = 2.0
-    """... and for how many times as long as its load took, but no longer than `max_cold_wait_seconds`. At 2.0 loads
-    take no more than a third of the time; the shares of tenants may differ by as much before a swap evens them."""
-    durable_share: Annotated[float, Ge(0), Le(0.5)] = 0.1
-    """Share of a pool's requests that are durable tasks while tasks and other requests wait. 0: idle capacity only."""
-    max_load_pause_seconds: Seconds = 900.0
-    """How long the queue timeout stands still in all for loads, of one request and of those that wait with it. A wake
-    that has begun is waited for until its own `max_wait_seconds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingLimits:
     """Bounds that no operator sets; tests and simulations try others."""
 
+    min_turn_seconds: float = 2.0
+    """How long a model that was loaded and is in demand stays loaded at least ..."""
+    swap_quantum_ratio: float = 2.0
+    """... and for how many times as long as its load took, but no longer than `max_cold_wait_seconds`. At 2.0 loads
+    take no more than a third of the time; the shares of tenants may differ by as much before a swap evens them."""
+    durable_share: float = 0.1
+    """Share of a pool's requests that are durable tasks while tasks and other requests wait. 0: idle capacity only."""
+    max_load_pause_seconds: float = 900.0
+    """How long the queue timeout stands still in all for loads, of one request and of those that wait with it. A wake
+    that has begun is waited for until its own `max_wait_seconds`."""
     wake_settle_seconds: float = 10.0
     """Longest time from the end of a wake until the model is reported ready."""
     max_bounces: int = 8

@@ -1,7 +1,7 @@
 """Images, transcriptions and speech from a server with OpenAI's routes for them."""
 
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
 
@@ -78,8 +78,12 @@ class _TranscriptionReply(msgspec.Struct):
 
 async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
     """See Backend.generate_images. The steps are those that were asked for, the pixels those of PNGs that came."""
+    path, body, warnings = _image_call(http, payload)
+    if warnings:
+        yield warnings
     pixels: list[int] = []
-    async with aclosing(_images(http, payload, call)) as frames:
+    answers = http.post_for_events(path, body, call, MAX_IMAGE_BODY_BYTES)
+    async with aclosing(_frames(answers, ImageEvents(), _whole_images, call)) as frames:
         async for frame in frames:
             pixels += (_pixels(event.image.image.data) for event in frame if event.HasField("image"))
             if frame[-1].HasField("finished"):
@@ -90,15 +94,17 @@ async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, cal
             yield frame
 
 
-async def _images(http: OpenAiHttp, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
-    path, body, warnings = _image_call(http, payload)
-    if warnings:
-        yield warnings
-    events = ImageEvents()
-    async with aclosing(http.post_for_events(path, body, call, MAX_IMAGE_BODY_BYTES)) as answers:
+async def _frames(
+    answers: AsyncGenerator[tuple[bool, bytes]],
+    events: ImageEvents | TranscriptEvents,
+    read_whole: Callable[[bytes], list[Frame]],
+    call: CallInfo,
+) -> AsyncGenerator[Frame]:
+    """Yields the frames of an answer, which comes in events or as a whole."""
+    async with aclosing(answers):
         async for is_event, data in answers:
             if not is_event:
-                for frame in _whole_images(data):
+                for frame in read_whole(data):
                     yield frame
                 return
             if frame := events.read(data):
@@ -159,19 +165,10 @@ async def transcribe(
 ) -> AsyncGenerator[Frame]:
     """See Backend.transcribe."""
     path, body = _transcription_call(http, payload, call)
-    events = TranscriptEvents()
-    async with aclosing(http.post_for_events(path, body, call, MAX_TRANSCRIPT_BODY_BYTES)) as answers:
-        async for is_event, data in answers:
-            if not is_event:
-                for frame in _whole_transcription(data):
-                    yield frame
-                return
-            if frame := events.read(data):
-                if has_content(frame):
-                    call.on_token()
-                yield frame
-    events.require_end()
-    yield _end(events.usage, events.work_seconds)
+    answers = http.post_for_events(path, body, call, MAX_TRANSCRIPT_BODY_BYTES)
+    async with aclosing(_frames(answers, TranscriptEvents(), _whole_transcription, call)) as frames:
+        async for frame in frames:
+            yield frame
 
 
 def _transcription_call(

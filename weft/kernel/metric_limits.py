@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge, Gt, Le, MaxLen, MinLen
+from annotated_types import Ge, Le, MaxLen, MinLen
 
 from weft.kernel.settings import PUBLIC
 
@@ -11,19 +11,25 @@ TenantName = Annotated[str, MinLen(1), MaxLen(128)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricLimits:
-    """Bounds of what `/metrics` shows."""
+class MetricSettings:
+    """What an operator sets of `/metrics`."""
 
-    max_label_sets: Annotated[int, Ge(1), Le(100_000)] = 100
-    """Label sets of one histogram, such as its models; counters and gauges have twenty times as many. What comes beyond
-    them is counted with `_other` in place of its model. A label set that was not used for `idle_seconds` makes room."""
-    idle_seconds: Annotated[float, Gt(0), Le(1e6)] = 3600.0
-    """How long a label set must have been unused to make room for a new one."""
     tenants: Annotated[tuple[TenantName, ...], MaxLen(1000), PUBLIC] = ()
     """Tenants whose accounts of fair share are shown by name. Default: no tenant is a label."""
     max_engine_series: Annotated[int, Ge(0), Le(100_000), PUBLIC] = 2000
     """Series of one engine's own metrics that its runner passes on; 0: none. Families beyond them are left out, and
     counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricLimits(MetricSettings):
+    """Every bound of what `/metrics` shows."""
+
+    max_label_sets: int = 100
+    """Label sets of one histogram, such as its models; counters and gauges have twenty times as many. What comes beyond
+    them is counted with `_other` in place of its model. A label set that was not used for `idle_seconds` makes room."""
+    idle_seconds: float = 3600.0
+    """How long a label set must have been unused to make room for a new one."""
 
     @property
     def max_single_series(self) -> int:

@@ -127,7 +127,6 @@ def router_stores(
     batch_limits = BatchLimits(
         **values_of(BatchSettings, config.router.batches),
         max_file_bytes=config.gateway.batches.max_file_bytes,
-        max_lines=config.gateway.batches.max_lines,
     )
     files = FileManager(database, batch_limits, clock, results=config.router.results)
     parts = TaskServiceDeps(

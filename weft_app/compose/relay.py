@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 from typing_extensions import override
 
+from router_svc.config import MAX_LINKS
 from router_svc.relay import RELAY_SERVICE, Relay, add_relay_to_server
 from weft.kernel.address import is_any_host
 from weft.kernel.errors import WeftError, invalid_field
@@ -69,7 +70,7 @@ class RelayListener(Service):
         listen = self._section.listen or ""
         host, port = split_address(listen, "relay.listen")
         certificate = relay_certificate(self._section, self._home, host)
-        most = self._section.max_links + MAX_CALLS_BESIDE_LINKS
+        most = MAX_LINKS + MAX_CALLS_BESIDE_LINKS
         server = grpc.aio.server(options=LINK_SERVER_OPTIONS, maximum_concurrent_rpcs=most)
         self._server, self._host = server, GrpcHost(server, is_public=True)
         bound = self._host.bind(listen, None if certificate is None else certificate.credentials())

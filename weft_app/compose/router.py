@@ -13,7 +13,7 @@ from router_svc.client_registry import ClientsConfig
 from router_svc.config import RelayConfig, RouterConfig
 from router_svc.policy.limits import QueueLimits, SchedulerLimits
 from router_svc.policy.settings import RateLimitConfig, TenantRates
-from router_svc.settings import RelayLimits, RouterSettings
+from router_svc.settings import RouterSettings
 from weft.kernel.clock import SystemClock
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.rpc import open_channel
@@ -77,7 +77,7 @@ def scheduler_limits(section: RouterSettings) -> SchedulerLimits:
 def _relay_config(config: WeftConfig, address: str) -> RelayConfig | None:
     if config.relay.listen is None:
         return None
-    return RelayConfig(**values_of(RelayLimits, config.relay), address=address)
+    return RelayConfig(address=address)
 
 
 def _wake_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,11 +8,11 @@ from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
 from gateway.config import GatewaySettings
 from registry_svc.config import RegistrySettings
-from router_svc.settings import RelayLimits, RouterSettings
+from router_svc.settings import RouterSettings
 from runner_svc.publishers.settings import PublisherTerms
 from runner_svc.settings import ModelStoreSettings
 from weft.kernel.health import HealthLimits
-from weft.kernel.metric_limits import MetricLimits
+from weft.kernel.metric_limits import MetricSettings
 from weft.kernel.settings import PUBLIC, Before, PathText, Pattern, Port, Read, Seconds, word_for_flag
 from weft.kernel.tls import TlsFiles
 from weft_app.config.edge import EdgeSettings
@@ -47,7 +47,7 @@ class AuthSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelaySettings(RelayLimits):
+class RelaySettings:
     """Where dial-out runners join. It is part of the router."""
 
     listen: Annotated[str | None, PUBLIC] = None
@@ -179,7 +179,7 @@ class TlsSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsSettings(MetricLimits):
+class MetricsSettings(MetricSettings):
     """Figures for Prometheus: see metrics.md."""
 
     listen: Annotated[str | None, PUBLIC] = None

@@ -13,7 +13,7 @@ from weft_testing.conformance.backend import BackendConformance, Engine
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from weft_ngram.backend import NgramBackend
-from weft_ngram.settings import NgramModel
+from weft_ngram.runtime import NgramModel
 
 pytestmark = pytest.mark.slow("starts engine processes")
 

@@ -5,9 +5,11 @@ import sys
 from typing_extensions import override
 
 from runner_svc.backend.port import LoadOrder
+from runner_svc.runtimes.flags import flags_of
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 from runner_svc.runtimes.started_server import StartedServer
-from weft_ngram.parameters import PARAMETERS
-from weft_ngram.settings import NgramModel
+from weft.kernel.request import Operation
+from weft_ngram.runtime import PARAMETERS, NgramModel
 
 
 class NgramBackend(StartedServer[NgramModel]):
@@ -21,7 +23,23 @@ class NgramBackend(StartedServer[NgramModel]):
     def arguments(self, order: LoadOrder, port: int) -> list[str]:
         model = self.model
         return [
-            *("--text", str(model.text.expanduser()), "--order", str(model.order), "--port", str(port)),
-            *("--context-tokens", str(model.slot_context_tokens), "--tokens-per-second", str(model.tokens_per_second)),
+            *("--text", str(model.text.expanduser()), "--port", str(port)),
+            *("--context-tokens", str(model.slot_context_tokens), *flags_of(model, order.parameters)),
             *model.extra_arguments,
         ]
+
+
+def build(model: NgramModel, context: ModelContext) -> ModelEngine:
+    """Returns the engine of a model; see Runtime.build."""
+    text = model.text.expanduser()
+    if not text.is_file():
+        raise context.refuse("text", f"there is no file {text}")
+    return ModelEngine(
+        make_backend=lambda: NgramBackend(model, context),
+        operations=frozenset({Operation.CHAT, Operation.COMPLETION}),
+        slots=model.slots,
+        context_tokens=model.slot_context_tokens,
+        model_path=text,
+        remote=bool(model.remote),
+        timeouts=context.timeouts,
+    )

@@ -1,43 +1,42 @@
-"""The descriptor of the runtime `ngram`: what weft reads from the entry point `weft.runtimes`.
+"""The runtime `ngram`: what weft reads from the entry point `weft.runtimes`.
 
 Keep this module cheap to import: weft imports it to read a configuration that names the runtime. What serves requests
-is imported in `_build`.
+is in `backend.py`, which `deferred` imports.
 """
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Annotated
 
-from runner_svc.runtimes.runtime import Requirement, Runtime
-from weft.kernel.request import Operation
-from weft_ngram.parameters import PARAMETERS
-from weft_ngram.settings import NgramModel
+from annotated_types import Ge, Gt, Le
 
-if TYPE_CHECKING:
-    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+from runner_svc.policy.parameters import EngineParameters
+from runner_svc.runtimes.flags import Argument
+from runner_svc.runtimes.runtime import Requirement, Runtime, deferred
+from runner_svc.runtimes.settings import StartedModelSettings
+from weft.kernel.settings import PathText
 
-
-def _build(model: NgramModel, context: "ModelContext") -> "ModelEngine":
-    # Only a process that serves models needs these.
-    from runner_svc.runtimes.model_engine import ModelEngine  # noqa: PLC0415
-    from weft_ngram.backend import NgramBackend  # noqa: PLC0415
-
-    text = model.text.expanduser()
-    if not text.is_file():
-        raise context.refuse("text", f"there is no file {text}")
-    return ModelEngine(
-        make_backend=lambda: NgramBackend(model, context),
-        operations=frozenset({Operation.CHAT, Operation.COMPLETION}),
-        slots=model.slots,
-        context_tokens=model.slot_context_tokens,
-        model_path=text,
-        remote=bool(model.remote),
-        timeouts=context.timeouts,
-    )
+PARAMETERS = EngineParameters(
+    engine="the n-gram server",
+    untaken=frozenset({"min_p", "top_k", "top_p", "repeat_penalty", "presence_penalty", "frequency_penalty"}),
+)
 
 
-def _find_aiohttp(_: tuple[str, ...] | None) -> str:
-    import aiohttp  # noqa: PLC0415 - asked by `weft doctor` alone
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NgramModel(StartedModelSettings):
+    """A model of this runtime in weft.yaml: what weft lets every started model say, and these."""
 
-    return f"aiohttp {aiohttp.__version__}"
+    text: PathText
+    """The text that it learns from; `~` is your home folder."""
+    order: Annotated[int, Ge(1), Le(5), Argument("--order")] = 2
+    """Words that the next one depends on."""
+    tokens_per_second: Annotated[float, Gt(0), Le(100_000), Argument("--tokens-per-second")] = 200.0
+    """How fast it writes."""
+
+    @property
+    def location(self) -> str:
+        """The file."""
+        return str(self.text)
 
 
 RUNTIME = Runtime(
@@ -45,8 +44,10 @@ RUNTIME = Runtime(
     summary="word n-grams of a text file, in a server that weft starts",
     docs="https://example.com/weft-ngram",
     settings=NgramModel,
-    build=_build,
+    build=deferred("weft_ngram.backend:build"),
     parameters=PARAMETERS,
-    requirement=Requirement(name="n-gram server", find=_find_aiohttp, remedy="pip install aiohttp"),
+    requirement=Requirement(
+        name="n-gram server", find=lambda _: f"aiohttp {version('aiohttp')}", remedy="pip install aiohttp"
+    ),
     advice={"path": "this runtime learns from a text file: set text"},
 )

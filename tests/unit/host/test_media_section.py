@@ -6,10 +6,10 @@ from weft_app.config.loader import parse_config
 
 
 def test_what_the_file_says_reaches_the_gateway() -> None:
-    section = {"allowed_hosts": ["*.Example.org", "a.example.net:8443"], "max_files": 3, "total_timeout_seconds": 1.5}
+    section = {"allowed_hosts": ["*.Example.org", "a.example.net:8443"], "max_bytes": 2048, "max_audio_seconds": 1.5}
     media = gateway_config(parse_config({"gateway": {"media": section}})).media
     assert media.allowed_hosts == ("*.example.org", "a.example.net:8443")
-    assert (media.max_files, media.total_timeout_seconds) == (3, 1.5)
+    assert (media.max_bytes, media.max_audio_seconds) == (2048, 1.5)
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,7 @@ def test_what_the_file_says_reaches_the_gateway() -> None:
         {"allowed_hosts": "example.org"},
         {"max_bytes": 0},
         {"max_bytes": 64 * 1024 * 1024},
-        {"max_files": 0},
-        {"total_timeout_seconds": 0},
+        {"max_audio_seconds": 0},
         {"max_pixels": 0},
         {"allow_http": True},
     ],

@@ -18,15 +18,13 @@ from gateway.config import (
     ResultConfig,
 )
 from registry_svc.config import LedgerConfig, LedgerSettings, RegistryConfig, RegistrySettings
-from router_svc.config import RelayConfig
 from router_svc.durable.limits import BatchSettings, ResultLimits, TaskLimits, TaskSettings
 from router_svc.policy.limits import QueueLimits, SchedulerLimits
-from router_svc.settings import RelayLimits
 from weft_app.compose.durable_services import task_limits
 from weft_app.compose.gateway import gateway_config
 from weft_app.compose.home import WeftHome
 from weft_app.compose.registry import registry_config
-from weft_app.compose.router import router_config, scheduler_limits
+from weft_app.compose.router import scheduler_limits
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config
 
@@ -110,14 +108,6 @@ def test_what_the_file_says_of_batches_arrives(name: str) -> None:
 def test_what_the_file_says_of_results_arrives(name: str) -> None:
     other = getattr(ResultLimits(), name) + 1
     assert getattr(parse_config({"router": {"results": {name: other}}}).router.results, name) == other
-
-
-@pytest.mark.parametrize("name", [field.name for field in fields(RelayLimits)])
-def test_what_the_file_says_of_the_relay_arrives(name: str) -> None:
-    other = _other(getattr(RelayLimits(), name))
-    relay = router_config(parse_config({"relay": {"listen": "127.0.0.1:0", name: other}}), "unix:/registry").relay
-    assert isinstance(relay, RelayConfig)
-    assert getattr(relay, name) == other
 
 
 @pytest.mark.parametrize(
