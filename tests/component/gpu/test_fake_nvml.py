@@ -32,17 +32,18 @@ print(json.dumps({
 """
 _HANG = """
 import json, sys, time
-import weft.gpu.observer, weft.gpu.observer
-weft.gpu.observer.HANG_SECONDS = 0.3
+import weft.gpu.observer
 from pathlib import Path
 from weft.gpu.observer import HostObserver
 observer = HostObserver(poll_interval_seconds=0.0)
 said = [observer.look_blocking()]
 Path(sys.argv[1]).touch()
+usual, weft.gpu.observer.HANG_SECONDS = weft.gpu.observer.HANG_SECONDS, 0.3
 began = time.monotonic()
 said += [observer.look_blocking(fresh=True), observer.look_blocking(fresh=True)]
 took = time.monotonic() - began
 Path(sys.argv[1]).unlink()
+weft.gpu.observer.HANG_SECONDS = usual
 deadline = time.monotonic() + 10.0
 while observer.look_blocking(fresh=True).source != 1 and time.monotonic() < deadline:
     time.sleep(0.01)

@@ -10,39 +10,42 @@ pytestmark = pytest.mark.skipif(not Path(STATISTICS).exists(), reason="Linux cou
 pytest_plugins = ("pytester",)
 
 SUITE = """
-import time
-
 import pytest
+from kit import time_limit
+
+def wait(seconds): time_limit.clock["wall"] += seconds
+def compute(seconds):
+    wait(seconds)
+    time_limit.clock["running"] += seconds
 
 @pytest.fixture(scope="module")
-def shared():
-    time.sleep(0.2)
+def shared(): wait(0.2)
 
 @pytest.fixture
-def own():
-    time.sleep(0.6)
+def own(): wait(0.6)
 
-# Others that make this thread ten times as slow do not make it quick enough.
-def test_waits(): time.sleep(0.6)
-def test_computes():
-    began = time.thread_time()
-    while time.thread_time() < began + 0.2: pass
+def test_waits(): wait(0.6)
+def test_computes(): compute(0.2)
 def test_has_a_slow_fixture(own): pass
 def test_shares_one(shared): pass
 @pytest.mark.main_path
-def test_may(): time.sleep(0.2)
+def test_may(): wait(0.2)
 def test_hurries_the_second_time(runs=[]):
     runs.append(None)
-    time.sleep(0.2 if len(runs) == 1 else 0)
+    wait(0.2 if len(runs) == 1 else 0)
 def test_fails_the_second_time(runs=[]):
     runs.append(None)
-    test_computes()
+    compute(0.2)
     assert len(runs) == 1
 """
 
 
 @pytest.mark.slow("runs pytest in pytest")
 def test_a_test_over_the_limit_fails_and_is_named(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    # With the clocks of the machine, others could slow this process so much that no wait counts.
+    clock = {"wall": 0.0, "running": 1.0, "waiting_for_processor": 0.0}
+    monkeypatch.setattr(time_limit, "clock", clock, raising=False)
+    monkeypatch.setattr(time_limit.TimeLimit, "_now", lambda _: Moment(**clock))
     monkeypatch.setattr(time_limit, "LIMIT_SECONDS", 0.05)
     pytester.makeini("[pytest]\nmarkers = main_path: may take longer")
     pytester.makepyfile(SUITE)
