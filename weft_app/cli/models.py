@@ -60,32 +60,30 @@ SourceArgument = Annotated[
 ]
 
 _COLUMNS = (
-    Column("SOURCE", "{source}"),
-    Column("QUANT", "[{quantization}|{form}]"),
-    Column("SIZE", "[{size_bytes:size}]"),
-    Column("PULLED", "{pull_time:ago}"),
-    Column("USED BY", "[{used_by}]"),
+    Column("SOURCE", "source"),
+    Column("QUANT", "quantization|form"),
+    Column("SIZE", "sizeBytes", "size"),
+    Column("PULLED", "pullTime", "ago"),
+    Column("USED BY", lambda model: ", ".join(model.get("usedBy", ()))),
 )
 _MODELS = Listing(
     columns=_COLUMNS,
     empty="no model was pulled yet; pull one: weft pull hf:Qwen/Qwen3-0.6B-GGUF, or see weft models ls --found",
-    wide=(*_COLUMNS, Column("DIGEST", "{digest}"), Column("REVISION", "[{revision}]"), Column("PATH", "{path}")),
+    wide=(*_COLUMNS, Column("DIGEST", "digest"), Column("REVISION", "revision"), Column("PATH", "path")),
     kind="StoredModelList",
-    document=document_of,
 )
 
 
 _FOUND_COLUMNS = (
-    Column("SOURCE", "{source}"),
-    Column("QUANT", "[{quantization}|{form}]"),
-    Column("SIZE", "[{size_bytes:size}]"),
+    Column("SOURCE", "source"),
+    Column("QUANT", "quantization|form"),
+    Column("SIZE", "sizeBytes", "size"),
 )
 _FOUND = Listing(
     columns=_FOUND_COLUMNS,
     empty="no models of Ollama, LM Studio or the hub's cache were found",
-    wide=(*_FOUND_COLUMNS, Column("PROJECTOR", "[{projector_path}]"), Column("PATH", "{path}")),
+    wide=(*_FOUND_COLUMNS, Column("PROJECTOR", "projectorPath"), Column("PATH", "path")),
     kind="FoundModelList",
-    document=document_of,
 )
 
 
@@ -190,7 +188,7 @@ def list_models(
     Example: weft models ls --found
     """
     if found:
-        _FOUND.print(found_models(program_folders()), output)
+        _FOUND.print(map(document_of, found_models(program_folders())), output)
         return
     store = _store(home)
     models, damaged = store.models()
@@ -199,7 +197,7 @@ def list_models(
         model.used_by.extend([*_users(model, store, configured), *_added_users(model, store, home)])
     for manifest in damaged:
         note(f"{manifest.file} {manifest.why}")
-    _MODELS.print(models, output)
+    _MODELS.print(map(document_of, models), output)
 
 
 @app.command("rm")

@@ -384,7 +384,6 @@ _COLUMNS = (
 _OPERATIONS = Listing(
     columns=_COLUMNS,
     name=lambda one: one["name"],
-    kind="OperationList",
     plural="operations",
     empty="there are no such operations; weft load MODEL begins one",
 )
@@ -412,7 +411,8 @@ def list_operations(
             _watch_operations(home, limit, output, unfinished=unfinished)
     with connect(home) as api:
         pages = api.pages("/v1/admin/operations", pageSize=min(limit, MAX_PAGE), unfinished=unfinished)
-        _OPERATIONS.print(islice(pages, limit), output)
+        found = list(islice(pages, limit))
+    _OPERATIONS.print(found, output, lambda: {"kind": "OperationList", "items": found, "nextPageToken": ""})
 
 
 def _watch_operations(home: Path, limit: int, output: OutputFormat, *, unfinished: bool) -> None:

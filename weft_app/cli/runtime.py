@@ -46,16 +46,15 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The environme
 
 _ENVIRONMENTS = Listing(
     columns=(
-        Column("NAME", "{name}"),
-        Column("STATE", "{state:spaced}"),
-        Column("VARIANT", "[{installed.variant}]"),
-        Column("PYTHON", "[{installed.python_version}]"),
-        Column("SIZE", "[{installed.installed_bytes:size}]"),
-        Column("RUNTIMES", "{runtimes}"),
-        Column("DETAIL", "[{detail}|{summary}]"),
+        Column("NAME", "name"),
+        Column("STATE", "state", "spaced"),
+        Column("VARIANT", "installed.variant"),
+        Column("PYTHON", "installed.pythonVersion"),
+        Column("SIZE", "installed.installedBytes", "size"),
+        Column("RUNTIMES", lambda environment: ", ".join(environment["runtimes"])),
+        Column("DETAIL", "detail|summary"),
     ),
     kind="EngineEnvironmentList",
-    document=document_of,
 )
 
 
@@ -134,7 +133,7 @@ def list_environments(home: HomeOption = DEFAULT_HOME, output: OutputOption = Ou
     Example: weft runtime list -o json
     """
     folder = _home(home)
-    _ENVIRONMENTS.print([_status(environment, folder) for environment in environments()], output)
+    _ENVIRONMENTS.print([document_of(_status(environment, folder)) for environment in environments()], output)
 
 
 @app.command("remove")

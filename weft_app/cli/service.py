@@ -35,12 +35,12 @@ ScopeOption = Annotated[
 
 _UNITS = Listing(
     columns=(
-        Column("UNIT", "{unit}"),
-        Column("STATE", "{state}"),
-        Column("DETAIL", "[{detail}]"),
+        Column("UNIT", "unit"),
+        Column("STATE", "state"),
+        Column("DETAIL", "detail"),
         Column("PID", lambda state: str(state.process) if state.process else None),
         Column("RESTARTS", lambda state: str(state.restarts)),
-        Column("SINCE", "[{since}]"),
+        Column("SINCE", "since"),
     ),
     kind="ServiceList",
     document=asdict,
