@@ -121,11 +121,14 @@ def routers(tmp_path: Path, postgres_url: str) -> Iterator[Routers]:
 
 
 async def refusal_of(address: str) -> WeftError:
-    """What a router answers to a call of another one."""
-    async with open_channel(address) as channel:
-        with pytest.raises(WeftError) as refused:
-            await RemotePlacement(channel).queues()
-    return refused.value
+    """What a router answers to a call of another one, once it has read in the database where the leader serves."""
+    async with open_channel(address) as channel, asyncio.timeout(10):
+        while True:
+            with pytest.raises(WeftError) as refused:
+                await RemotePlacement(channel).queues()
+            if "address" in refused.value.metadata:
+                return refused.value
+            await asyncio.sleep(0.05)
 
 
 async def test_one_router_leads_and_the_others_say_that_they_stand_by(routers: Routers) -> None:

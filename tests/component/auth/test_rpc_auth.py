@@ -231,7 +231,7 @@ def test_every_rpc_of_the_contract_has_a_rule_of_its_own_and_a_new_one_is_for_se
     ours = {method for method in methods if access_of(method) == MESH_ACCESS}
     # Whoever adds an rpc decides: it stands here, or its option names a resource that keys are given.
     assert {method.rpartition(".")[2] for method in ours} == {
-        "BatchService/FinishBatch", "CentralModelService/WatchCentralModels",
+        "BatchService/FinishBatch", "BatchService/WatchEndedBatches", "CentralModelService/WatchCentralModels",
         "EmbeddingService/Embed", "GenerationService/Generate",
         "JoinTokenService/CheckJoinToken",
         "KeyService/WatchKeys", "LeaseService/ReleaseEarlierLives",

@@ -46,7 +46,6 @@ def test_signers_come_from_the_configuration(tmp_path: Path) -> None:
         mode="signatures",
         signers=[{"id": "a", "public_key": publics[0]}, {"id": "b", "public_key": publics[1], "revoked": True}],
         policy_version="2026-11",
-        token_lifetime_seconds=120.0,
         audience="reg-main",
     )
     config = governance_config(section, WeftHome(tmp_path), environment={})
@@ -54,7 +53,6 @@ def test_signers_come_from_the_configuration(tmp_path: Path) -> None:
         ("a", publics[0], False),
         ("b", publics[1], True),
     ]
-    assert config.token_lifetime_seconds == 120.0
     assert (config.policy_version, config.audience, config.required_signers) == ("2026-11", "reg-main", 1)
     assert config.witness_file is not None
     assert config.witness_file.parent == WeftHome(tmp_path).state
