@@ -13,7 +13,8 @@ MAX_NAME_CHARS = 64
 MAX_FUNCTIONS = 1024
 
 MAX_FUNCTION_NAME_CHARS = 128
-FunctionName = Annotated[str, Field(min_length=1, max_length=MAX_FUNCTION_NAME_CHARS, pattern=r"^[^\x00-\x1f\x7f]+$")]
+FUNCTION_NAME_PATTERN = r"^(?:[A-Za-z0-9_.-]+|[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:[/:][A-Za-z0-9_-][A-Za-z0-9_.-]*)+)$"
+FunctionName = Annotated[str, Field(min_length=1, max_length=MAX_FUNCTION_NAME_CHARS, pattern=FUNCTION_NAME_PATTERN)]
 """As MCP servers have it; the runner maps names that an engine does not take."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gateway.config import RequestLimits, ResponseEnvelope
 from gateway.media import RequestMedia
 from gateway.openai.chat_builder import FUNCTION, ChatBuilder, ChatTranslation, entries
-from gateway.openai.chat_schema import MAX_FUNCTION_NAME_CHARS, MAX_NAME_CHARS
+from gateway.openai.chat_schema import FUNCTION_NAME_PATTERN, MAX_FUNCTION_NAME_CHARS, MAX_NAME_CHARS
 from gateway.openai.extension_fields import unknown_extensions, unsupported
 from gateway.openai.sampling import fill_sampling, require_choices, require_stream_options_fit
 from gateway.responses.input_items import PART_TYPES, ItemReader
@@ -262,8 +262,10 @@ def fill_languages(payload: chat_pb2.ChatPayload, request: ResponsesRequest) -> 
             return
 
 
-_FUNCTION_NAME = re.compile(rf"[^\x00-\x1f\x7f]{{1,{MAX_FUNCTION_NAME_CHARS}}}")
-_FUNCTION_NAME_RULE = f"must be 1 to {MAX_FUNCTION_NAME_CHARS} characters, without control characters"
+_FUNCTION_NAME = re.compile(rf"(?=.{{1,{MAX_FUNCTION_NAME_CHARS}}}$){FUNCTION_NAME_PATTERN}")
+_FUNCTION_NAME_RULE = (
+    f"must be 1 to {MAX_FUNCTION_NAME_CHARS} letters, digits, '_', '-' or '.', with '/' or ':' between them"
+)
 _NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_CHARS}}}")
 _NAME_RULE = f"must be 1 to {MAX_NAME_CHARS} letters, digits, '_' or '-'"
 _MAX_SHOWN_CHARS = 64

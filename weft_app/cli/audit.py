@@ -33,7 +33,7 @@ _ENTRIES = Listing(
         Column("TIME", "time", "local"),
         Column("EVENT", "event"),
         Column("ACTOR", "actor", "actor"),
-        Column("OPERATION", lambda entry: entry["operation"].removeprefix("operations/")),
+        Column("OPERATION", lambda entry: entry.get("operation", "").removeprefix("operations/")),
         Column("DETAIL", "detail"),
     ),
 )

@@ -25,7 +25,7 @@ def test_a_part_of_a_tools_schema_that_no_engine_should_see_is_left_out_with_a_w
     assert "left out" in warning.message
 
 
-@pytest.mark.parametrize("name", ["files.read", "files/read", "a:b@c", "é n", "x" * 128])
+@pytest.mark.parametrize("name", ["files.read", "files/read", "server:files/read", "x" * 128])
 def test_a_tools_name_may_be_any_that_mcp_servers_have(name: str) -> None:
     payload, warnings = to_chat(_request({}, name=name), RequestLimits())
     assert payload.tools[1].function.name == name
