@@ -189,6 +189,8 @@ class SlotSnapshot:
     """Whether its cache is empty."""
     task: int | None
     """Its present or last task; None: unknown, or none yet."""
+    token_count: int = 0
+    """Tokens that it has cached; 0: none, or unknown."""
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, ErasedCache, SlotSnapshot
-from runner_svc.cache.prompt_keeper import PromptKeeper
+from runner_svc.cache.prompt_keeper import PromptKeeper, TokenSize
 from runner_svc.openai_upstream.request import choices_per_prompt
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState
 from weft.api.common.v1 import chat_pb2, event_pb2, usage_pb2, warning_pb2
@@ -42,10 +42,6 @@ class RunningTurn:
     """Warnings for the caller."""
     worked: bool = False
     """Set once the engine is known to have worked on the prompt."""
-
-
-TokenSize = Callable[[], Awaitable[int | None]]
-"""Returns the bytes that one cached token takes; None: unknown."""
 
 
 async def _unknown() -> int | None:
@@ -169,9 +165,12 @@ class ModelCache:
             return None
         if self._directory is None or life != self._incarnation:
             budget_bytes = self.backend.kept_prompt_bytes
-            self._keeper = PromptKeeper(self.model, self.backend, budget_bytes) if budget_bytes else None
+            self._keeper = self._keeper_of(budget_bytes) if budget_bytes else None
             self._incarnation, self._directory = life, CacheDirectory(count, keeps=budget_bytes > 0)
         return self._directory
+
+    def _keeper_of(self, budget_bytes: int) -> PromptKeeper:
+        return PromptKeeper(self.model, self.backend, budget_bytes, self.token_size)
 
     def _slot_count(self) -> int:
         match self.backend.cache_isolation:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections.abc import Awaitable, Callable
 
 from runner_svc.backend.port import Backend
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn
@@ -10,6 +11,8 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.service import start_task
 
+TokenSize = Callable[[], Awaitable[int | None]]
+"""Returns the bytes that one cached token takes; None: unknown."""
 Moment = tuple[int, int, int]
 """Loose turns, flushes, and the version of a slot."""
 
@@ -23,8 +26,9 @@ class PromptKeeper:
     or after the begin of a turn whose slot the engine chooses, is deleted: the slot may have other text by then.
     """
 
-    def __init__(self, model: str, backend: Backend, budget_bytes: int) -> None:
+    def __init__(self, model: str, backend: Backend, budget_bytes: int, token_size: TokenSize) -> None:
         self.kept = KeptPrompts(budget_bytes)
+        self._token_size = token_size
         self._model = model
         self._backend = backend
         self._numbers = itertools.count(1)
@@ -81,6 +85,10 @@ class PromptKeeper:
     async def _save(self, directory: CacheDirectory, turn: CacheTurn, begin: Moment) -> None:
         if turn.slot is None or turn.loses is None:
             return
+        room = self.kept.make_room(await self._expected_bytes(turn.slot))
+        if room is None:
+            return
+        self._delete(room)
         name = f"prompt-{next(self._numbers)}"
         try:
             byte_count = await self._backend.save_slot(turn.slot, name)
@@ -92,6 +100,13 @@ class PromptKeeper:
         kept = KeptPrompt(name=name, partition=turn.loses.partition, marks=turn.loses.marks, byte_count=byte_count)
         usable = byte_count > 0 and self.moment(directory, turn) == begin
         self._delete(self.kept.add(kept) if usable else [kept])
+
+    async def _expected_bytes(self, slot: int) -> int:
+        """Returns the bytes that the prompt of a slot takes; 0: unknown, its budget is checked once it is saved."""
+        if (per_token := await self._token_size()) is None:
+            return 0
+        snapshots = await self._backend.slot_snapshots()
+        return per_token * next((one.token_count for one in snapshots if one.number == slot), 0)
 
     def _delete(self, prompts: list[KeptPrompt]) -> None:
         self._backend.delete_saved([kept.name for kept in prompts])

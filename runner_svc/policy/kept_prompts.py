@@ -48,6 +48,17 @@ class KeptPrompts:
         if (known := self._prompts.pop(kept.name, None)) is not None:
             self._prompts[kept.name] = known
 
+    def make_room(self, byte_count: int) -> list[KeptPrompt] | None:
+        """Remove the oldest prompts until this many bytes fit, and return them. None: they never fit."""
+        if byte_count > self.budget_bytes:
+            return None
+        dropped: list[KeptPrompt] = []
+        while self.byte_count + byte_count > self.budget_bytes:
+            oldest = next(iter(self._prompts.values()))
+            self._remove(oldest)
+            dropped.append(oldest)
+        return dropped
+
     def add(self, kept: KeptPrompt) -> list[KeptPrompt]:
         """Add a prompt. Returns the prompts to delete: earlier turns of it, and the oldest beyond the budget.
 
@@ -64,11 +75,7 @@ class KeptPrompts:
         self.byte_count += kept.byte_count
         for known in dropped:
             self._remove(known)
-        while self.byte_count > self.budget_bytes:
-            oldest = next(iter(self._prompts.values()))
-            self._remove(oldest)
-            dropped.append(oldest)
-        return dropped
+        return dropped + (self.make_room(0) or [])
 
     def drop(self, kept: KeptPrompt) -> None:
         """Remove a prompt that could not be restored."""

@@ -135,7 +135,7 @@ def doctor(
 
 
 def _printed(findings: Iterator[Finding], output: OutputFormat) -> list[Finding]:
-    """Prints findings, on a terminal each as soon as it is known, and returns them."""
+    """Prints and returns findings; on a terminal, each is printed as soon as it is known."""
     if output is not OutputFormat.TABLE or not sys.stdout.isatty():
         found = list(findings)
         _FINDINGS.print(found, output)

@@ -79,7 +79,7 @@ class RecordWatch:
     """Prints records, then each one that is new, has changed or is gone, as successive readings show it."""
 
     def __init__(self, listing: Listing, output: StrEnum, read: Callable[[], Iterable[Any]]) -> None:
-        """`read` returns the records as they are now; the listing's `name` identifies each."""
+        """`read` returns the current records; the listing's `name` identifies each."""
         self._changes = RecordChanges(listing, output)
         self._read = read
 

@@ -88,7 +88,7 @@ def _piped(document: Mapping[str, Any], output: OutputFormat) -> str:
 
 
 class TopSource:
-    """The state of the mesh, as it is read."""
+    """Reads the state of the mesh for one page."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -269,7 +269,7 @@ class TopScreen:
 
 @contextmanager
 def _keys_at_once() -> Iterator[None]:
-    """Reads keys as they are pressed, without echo; Ctrl-C stays a signal. Does nothing if stdin is not a terminal."""
+    """Delivers key presses without Enter and without echo; Ctrl-C stays a signal. Does nothing without a terminal."""
     if not sys.stdin.isatty():
         yield
         return

@@ -74,12 +74,12 @@ class CentralModelsFollower(Service):
 
     @override
     async def start(self) -> None:
-        """Begin to follow; returns at once."""
+        """Start following the central models in a background task."""
         self._task = start_critical(self._follow(), name="central-models")
 
     @override
     async def stop(self, grace_seconds: float) -> None:
-        """Stop following; the models stay as they are. Idempotent."""
+        """Stop following the central models, which stay loaded. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             await stop_tasks([task])

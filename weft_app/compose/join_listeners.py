@@ -1,4 +1,4 @@
-"""The listeners of a router at which runners and publishers join, as far as they are configured."""
+"""The configured listeners of a router for dial-out runners and publishers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class JoinListeners(Service):
-    """Where runners and publishers join, as far as it is configured, as one service: both drain at the same time."""
+    """The configured listeners for runners and publishers as one service: both drain at the same time."""
 
     service_names: Sequence[str] = ()
 

@@ -44,7 +44,7 @@ class ModelSources:
     settings: ModelStoreSettings
 
     def served(self, model: ModelSettings, build: Build) -> ServedModel:
-        """Returns a model as it is served; one whose source was not pulled yet is pulled with its first load."""
+        """Returns a served model. If its source was not pulled yet, the first load pulls it."""
         if not isinstance(model, SourcedModelSettings) or model.source is None:
             return build(model)
         source = parse_source(model.source, f"{model.name}.source")

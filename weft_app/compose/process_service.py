@@ -73,7 +73,7 @@ class SchemaLooks:
         ]
 
     async def stop(self) -> None:
-        """Ends the looks that still go on."""
+        """Cancels the schema checks that still run."""
         looks = list(self._looks.values())
         for look in looks:
             look.cancel()

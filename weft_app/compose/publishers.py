@@ -89,7 +89,7 @@ class PublisherRunner:
         self.session.end(WeftError(Reason.SHUTTING_DOWN, "the publisher has left the mesh"))
 
     async def stop(self, error: WeftError) -> None:
-        """Ends the session, its tasks and its link at once. Idempotent."""
+        """Ends the session, its tasks and its link immediately. Idempotent."""
         self.session.end(error)
         if self._following is not None:
             await stop_tasks([self._following])

@@ -88,7 +88,7 @@ class RelayListener(Service):
 
     @override
     async def stop(self, grace_seconds: float) -> None:
-        """Stops listening at once, so that runners dial another router; links end as the relay drains them."""
+        """Stops listening immediately, so that runners dial another router; the relay drains the existing links."""
         host, self._host = self._host, None
         if host is None or self._server is None:
             return

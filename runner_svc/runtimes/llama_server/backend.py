@@ -113,6 +113,7 @@ class _Slot(msgspec.Struct):
             is_busy=self.is_processing,
             is_empty=not self.is_processing and (is_unused or self.n_prompt_tokens == 0),
             task=None if self.id_task == NO_TASK else self.id_task,
+            token_count=max(0, self.n_prompt_tokens or 0),
         )
 
 

@@ -88,14 +88,17 @@ async def test_a_flush_deletes_kept_prompts(scope: tuple[str, dict[str, str]]) -
         assert [await ask.cached("a", _text(topic)) for topic in TOPICS] == [0] * 8
 
 
-async def test_the_memory_of_kept_prompts_counts_and_is_freed_with_the_engine() -> None:
+async def test_kept_prompts_are_private_count_as_memory_and_go_with_the_engine() -> None:
     backend = _backend()
     async with _Engine(backend) as ask:
         for topic in TOPICS:
             await ask.cached("a", _text(topic))
-        folder = backend._saved.folder  # type: ignore[union-attr]
+        saved = backend._saved
+        assert saved is not None
+        folder = saved.folder
         assert folder is not None
         files = [file.stat().st_size for file in folder.iterdir()]
         assert len(files) == 6
+        assert saved.byte_count == sum(files) > 0
         assert folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()

@@ -61,3 +61,13 @@ def test_a_flush_of_a_tenant_leaves_the_others() -> None:
     kept.add(other)
     assert kept.forget("b", None) == [other]
     assert kept.byte_count == 10
+
+
+def test_room_is_made_before_a_prompt_is_saved() -> None:
+    kept = KeptPrompts(30)
+    oldest = _kept("x")
+    kept.add(oldest)
+    kept.add(_kept("y"))
+    assert kept.make_room(20) == [oldest]
+    assert kept.make_room(31) is None
+    assert kept.byte_count == 10

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from runner_svc.backend.port import SlotSnapshot
 from runner_svc.cache.prompt_keeper import PromptKeeper
 from runner_svc.policy.cache_directory import CacheDirectory, Partition
 from weft.kernel.errors import WeftError
@@ -19,11 +20,15 @@ class Engine:
         self.saved: list[str] = []
         self.deleted: list[str] = []
         self.restored: list[str] = []
-        self.goes_on = asyncio.Event()
+        self.asked, self.goes_on = asyncio.Event(), asyncio.Event()
         self.fails = False
+
+    async def slot_snapshots(self) -> list[SlotSnapshot]:
+        return [SlotSnapshot(number=0, is_busy=False, is_empty=False, task=1, token_count=10)]
 
     async def save_slot(self, slot: int, name: str) -> int:
         self.saved.append(name)
+        self.asked.set()
         await self.goes_on.wait()
         if self.fails:
             raise WeftError(Reason.BACKEND_ERROR, "no")
@@ -43,10 +48,14 @@ class Stage:
 
     def __init__(self) -> None:
         self.engine = Engine()
+        self.bytes_per_token: int | None = 1
         backend: Any = self.engine
-        self.keeper = PromptKeeper("m", backend, budget_bytes=100)
+        self.keeper = PromptKeeper("m", backend, 100, self.token_size)
         self.directory = CacheDirectory(1, keeps=True)
         self.directory.end(self.directory.begin(A, SEA), worked=True)
+
+    async def token_size(self) -> int | None:
+        return self.bytes_per_token
 
     def begin(self, marks: tuple[bytes, ...], partition: Partition = A) -> "asyncio.Task[bool]":
         found, kept_marks = self.keeper.kept.best(partition, marks)
@@ -71,7 +80,7 @@ async def test_a_prompt_that_lost_its_slot_is_restored() -> None:
 async def test_what_was_saved_during_a_flush_is_deleted() -> None:
     stage = Stage()
     swapping = stage.begin(HILLS)
-    await asyncio.sleep(0)
+    await stage.engine.asked.wait()
     stage.keeper.forget("a", None)
     stage.engine.goes_on.set()
     await swapping
@@ -81,7 +90,7 @@ async def test_what_was_saved_during_a_flush_is_deleted() -> None:
 async def test_what_was_saved_while_the_engine_may_have_used_the_slot_for_another_turn_is_deleted() -> None:
     stage = Stage()
     swapping = stage.begin(HILLS)
-    await asyncio.sleep(0)
+    await stage.engine.asked.wait()
     stage.directory.begin_loose(B)
     stage.engine.goes_on.set()
     assert await swapping, "the slot may have the text of the other turn"
@@ -92,13 +101,28 @@ async def test_what_was_saved_while_the_engine_may_have_used_the_slot_for_anothe
 async def test_a_caller_that_leaves_while_its_slot_is_saved_leaves_no_file_behind() -> None:
     stage = Stage()
     swapping = stage.begin(HILLS)
-    await asyncio.sleep(0)
+    await stage.engine.asked.wait()
     swapping.cancel()
     await asyncio.wait([swapping])
     stage.engine.goes_on.set()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert len(stage.keeper.kept) + len(stage.engine.deleted) == 1
+
+
+async def test_a_prompt_beyond_the_budget_is_not_even_saved() -> None:
+    stage = Stage()
+    stage.bytes_per_token = 11
+    await stage.begin(HILLS)
+    assert stage.engine.saved == []
+
+
+async def test_a_prompt_of_unknown_size_is_saved() -> None:
+    stage = Stage()
+    stage.bytes_per_token = None
+    stage.engine.goes_on.set()
+    await stage.begin(HILLS)
+    assert len(stage.keeper.kept) == 1
 
 
 async def test_an_engine_that_cannot_save_is_not_asked_again() -> None:
