@@ -5,12 +5,13 @@ counted here but in the transaction that ends them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import TypeAlias
 
 from router_svc.policy.usage_rows import HourRows, UsageKey
 from router_svc.request_ended import RequestEnded
 from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import usage_pb2
 from weft.dispatch.accelerator_time import accelerator_time
 from weft.dispatch.agents import UNKNOWN_TARGET, TargetLabels
 from weft.dispatch.fleet import FleetView
@@ -38,61 +39,14 @@ UNKNOWN_CALLER = "unknown"
 Outcome: TypeAlias = "receipt_pb2.Outcome.ValueType"
 
 
-@dataclass(slots=True)
-class UsageSums:
-    """Sums of usage; see `UsageCounts` of the API. The fields are the columns of the table."""
+UsageSums: TypeAlias = dict[str, int]
+"""Sums of usage by column; columns that are 0 may be missing."""
 
-    completed_count: int = 0
-    failed_count: int = 0
-    cancelled_count: int = 0
-    rejected_count: int = 0
-    unknown_count: int = 0
-    retried_count: int = 0
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    completion_tokens: int = 0
-    unknown_tokens_count: int = 0
-    gpu_nanoseconds: int = 0
-    unknown_gpu_count: int = 0
-    remote_count: int = 0
-    remote_prompt_tokens: int = 0
-    remote_completion_tokens: int = 0
-    energy_millijoules: int = 0
-    measured_energy_count: int = 0
-    image_steps: int = 0
-    image_pixels: int = 0
-    audio_milliseconds: int = 0
-
-    def add(self, other: "UsageSums") -> None:
-        """Adds other sums to these."""
-        # Written out: each request ends with it, and a loop over the names took 5 us.
-        self.completed_count += other.completed_count
-        self.failed_count += other.failed_count
-        self.cancelled_count += other.cancelled_count
-        self.rejected_count += other.rejected_count
-        self.unknown_count += other.unknown_count
-        self.retried_count += other.retried_count
-        self.prompt_tokens += other.prompt_tokens
-        self.cached_prompt_tokens += other.cached_prompt_tokens
-        self.completion_tokens += other.completion_tokens
-        self.unknown_tokens_count += other.unknown_tokens_count
-        self.gpu_nanoseconds += other.gpu_nanoseconds
-        self.unknown_gpu_count += other.unknown_gpu_count
-        self.remote_count += other.remote_count
-        self.remote_prompt_tokens += other.remote_prompt_tokens
-        self.remote_completion_tokens += other.remote_completion_tokens
-        self.energy_millijoules += other.energy_millijoules
-        self.measured_energy_count += other.measured_energy_count
-        self.image_steps += other.image_steps
-        self.image_pixels += other.image_pixels
-        self.audio_milliseconds += other.audio_milliseconds
-
-    def values(self) -> dict[str, int]:
-        """Returns the sums by column."""
-        return {name: getattr(self, name) for name in COLUMNS}
-
-
-COLUMNS = tuple(field.name for field in fields(UsageSums))
+COLUMNS = tuple(
+    "gpu_nanoseconds" if field.name == "gpu_time" else field.name for field in usage_pb2.UsageCounts.DESCRIPTOR.fields
+)
+"""The columns of the table: the fields of `UsageCounts` of the API, with the time in nanoseconds."""
+NOTHING = MappingProxyType(dict.fromkeys(COLUMNS, 0))
 
 _COLUMN_OF_OUTCOME: Mapping[int, str] = {
     receipt_pb2.OUTCOME_COMPLETED: "completed_count",
@@ -109,46 +63,52 @@ def usage_of(receipt: receipt_pb2.Receipt) -> UsageSums:
     return sums
 
 
+def add_usage(sums: UsageSums, other: UsageSums) -> None:
+    """Adds other sums to these."""
+    for column, number in other.items():
+        sums[column] = sums.get(column, 0) + number
+
+
 def count_outcome(sums: UsageSums, outcome: Outcome) -> None:
     """Counts one request by its outcome."""
-    column = _COLUMN_OF_OUTCOME.get(outcome, "unknown_count")
-    setattr(sums, column, getattr(sums, column) + 1)
+    sums[_COLUMN_OF_OUTCOME.get(outcome, "unknown_count")] = 1
 
 
 def spent_of(receipt: receipt_pb2.Receipt) -> UsageSums:
     """Returns tokens, work on media, accelerator time and energy of a receipt, without its outcome."""
-    sums = UsageSums()
+    sums: UsageSums = {}
     was_worked_on = bool(receipt.attempts)
     if receipt.left_premises:
-        sums.remote_count = 1
+        sums["remote_count"] = 1
     if receipt.HasField("usage"):
         usage = receipt.usage
-        sums.prompt_tokens = _bounded(usage.prompt_tokens, MAX_COUNTED_TOKENS)
-        sums.cached_prompt_tokens = _bounded(usage.cached_prompt_tokens, MAX_COUNTED_TOKENS)
-        sums.completion_tokens = _bounded(usage.completion_tokens, MAX_COUNTED_TOKENS)
+        sums["prompt_tokens"] = _bounded(usage.prompt_tokens, MAX_COUNTED_TOKENS)
+        sums["cached_prompt_tokens"] = _bounded(usage.cached_prompt_tokens, MAX_COUNTED_TOKENS)
+        sums["completion_tokens"] = _bounded(usage.completion_tokens, MAX_COUNTED_TOKENS)
         if usage.image_steps or usage.image_pixels or usage.audio_milliseconds:
-            sums.image_steps = _bounded(usage.image_steps, MAX_COUNTED_STEPS)
-            sums.image_pixels = _bounded(usage.image_pixels, MAX_COUNTED_PIXELS)
-            sums.audio_milliseconds = _bounded(usage.audio_milliseconds, MAX_COUNTED_AUDIO_MILLISECONDS)
+            sums["image_steps"] = _bounded(usage.image_steps, MAX_COUNTED_STEPS)
+            sums["image_pixels"] = _bounded(usage.image_pixels, MAX_COUNTED_PIXELS)
+            sums["audio_milliseconds"] = _bounded(usage.audio_milliseconds, MAX_COUNTED_AUDIO_MILLISECONDS)
         if receipt.left_premises:
-            sums.remote_prompt_tokens, sums.remote_completion_tokens = sums.prompt_tokens, sums.completion_tokens
+            sums["remote_prompt_tokens"] = sums["prompt_tokens"]
+            sums["remote_completion_tokens"] = sums["completion_tokens"]
     elif was_worked_on:
-        sums.unknown_tokens_count = 1
+        sums["unknown_tokens_count"] = 1
     if (found := accelerator_time(receipt)) is not None:
         time, _ = found
         nanoseconds = time.seconds * _NANOSECONDS + time.nanos
-        sums.gpu_nanoseconds = _bounded(nanoseconds, MAX_COUNTED_GPU_NANOSECONDS)
+        sums["gpu_nanoseconds"] = _bounded(nanoseconds, MAX_COUNTED_GPU_NANOSECONDS)
     elif was_worked_on:
-        sums.unknown_gpu_count = 1
+        sums["unknown_gpu_count"] = 1
     if receipt.device_usage.HasField("energy_millijoules"):
-        sums.energy_millijoules = _bounded(receipt.device_usage.energy_millijoules, MAX_COUNTED_MILLIJOULES)
-        sums.measured_energy_count = 1
+        sums["energy_millijoules"] = _bounded(receipt.device_usage.energy_millijoules, MAX_COUNTED_MILLIJOULES)
+        sums["measured_energy_count"] = 1
     return sums
 
 
 def unknown_work() -> UsageSums:
     """Returns what an attempt without a receipt counts: neither tokens nor accelerator time are known."""
-    return UsageSums(unknown_tokens_count=1, unknown_gpu_count=1)
+    return {"unknown_tokens_count": 1, "unknown_gpu_count": 1}
 
 
 def hour_of(utc_seconds: float) -> int:
@@ -189,7 +149,7 @@ class UsageRecorder:
             model = receipt.model if receipt.attempts else ""
             self._add(self._key_of(request, model, view), usage_of(receipt))
             return
-        sums = UsageSums(rejected_count=1) if ended.refusal is not None else _without_receipt(ended)
+        sums = {"rejected_count": 1} if ended.refusal is not None else _without_receipt(ended)
         if sums is not None:
             self._add(self._key_of(request, "", view), sums)
 
@@ -252,7 +212,7 @@ class UsageRecorder:
         if known is None:
             self._sums[key] = sums
         else:
-            known.add(sums)
+            add_usage(known, sums)
 
 
 def _without_receipt(ended: RequestEnded) -> UsageSums | None:
@@ -260,13 +220,13 @@ def _without_receipt(ended: RequestEnded) -> UsageSums | None:
     refused, was_placed, is_closing = ended.last_error, ended.was_placed, ended.is_closing
     if refused is Reason.SERVICE_UNAVAILABLE and not (is_closing and was_placed):
         return None
-    sums = unknown_work() if was_placed else UsageSums()
+    sums = unknown_work() if was_placed else {}
     if refused is Reason.CANCELLED:
-        sums.cancelled_count = 1
+        sums["cancelled_count"] = 1
     elif refused is None or is_closing:
-        sums.unknown_count = 1
+        sums["unknown_count"] = 1
     elif was_placed:
-        sums.failed_count = 1
+        sums["failed_count"] = 1
     else:
-        sums.rejected_count = 1
+        sums["rejected_count"] = 1
     return sums

@@ -12,7 +12,7 @@ from router_svc.durable.limits import UsageLimits
 from router_svc.durable.sweeper import Sweeper, Sweeps, sweep_once
 from router_svc.policy.usage_rows import HourRows, UsageKey
 from router_svc.store.database import RouterDatabase
-from router_svc.usage import COLUMNS, HOUR_SECONDS, UsageRecorder, UsageSums, hour_of
+from router_svc.usage import COLUMNS, HOUR_SECONDS, NOTHING, UsageRecorder, UsageSums, add_usage, hour_of
 from weft.api.router.v1 import usage_pb2, usage_service_pb2, usage_service_pb2_grpc
 from weft.api.router.v1 import usage_service_pb2 as pb
 from weft.api.router.v1.usage_pb2 import UsageGroup
@@ -147,10 +147,10 @@ class UsageServicer(usage_service_pb2_grpc.UsageServiceServicer):
     def _fold(self, tx: Tx, counted: Mapping[UsageKey, UsageSums]) -> tuple[int, Mapping[UsageKey, UsageSums]]:
         """Adds what was counted and the oldest entries to their hours; returns how many entries, and what was added."""
         entries = tx.rows(_TAKE_ENTRIES)
-        sums: defaultdict[UsageKey, UsageSums] = defaultdict(UsageSums)
+        sums: defaultdict[UsageKey, UsageSums] = defaultdict(dict)
         for key, one in [*counted.items(), *map(_entry_of, entries)]:
-            sums[self._rows_of(tx, key).row_of(key)].add(one)
-        tx.many(_ADD, [{**key._asdict(), **sums[key].values()} for key in sorted(sums)])
+            add_usage(sums[self._rows_of(tx, key).row_of(key)], one)
+        tx.many(_ADD, [{**key._asdict(), **NOTHING, **sums[key]} for key in sorted(sums)])
         return len(entries), sums
 
     def _rows_of(self, tx: Tx, key: UsageKey) -> HourRows:
@@ -222,7 +222,7 @@ def _counts_of(row: Row) -> usage_pb2.UsageCounts:
 
 
 def _entry_of(row: Row) -> tuple[UsageKey, UsageSums]:
-    return UsageKey(*(getattr(row, each) for each in _KEY)), UsageSums(*(getattr(row, name) for name in COLUMNS))
+    return UsageKey(*(getattr(row, each) for each in _KEY)), {name: getattr(row, name) for name in COLUMNS}
 
 
 def build(

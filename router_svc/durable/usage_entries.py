@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from router_svc.usage import (
+    NOTHING,
     Outcome,
     UsageSums,
     asked_of,
@@ -32,7 +33,7 @@ def ended_attempt(task: Any, now: float, receipt: bytes, outcome: "Outcome | Non
     asked = asked_of(known.asked_model, task.model, model)
     if outcome is None:
         sums = spent_of(known)
-        sums.retried_count = 1
+        sums["retried_count"] = 1
     else:
         sums = usage_of(known)
     return _entry(task, now, model, asked, sums)
@@ -40,9 +41,9 @@ def ended_attempt(task: Any, now: float, receipt: bytes, outcome: "Outcome | Non
 
 def ended_without_receipt(task: Any, now: float, outcome: "Outcome | None", *, was_running: bool = True) -> Entry:
     """Returns the entry of an attempt, or of a task without one, that ended without a receipt; as above."""
-    sums = unknown_work() if was_running else UsageSums()
+    sums = unknown_work() if was_running else {}
     if outcome is None:
-        sums.retried_count = 1
+        sums["retried_count"] = 1
     else:
         count_outcome(sums, outcome)
     return _entry(task, now, task.model, "", sums)
@@ -55,4 +56,4 @@ def add_entries(tx: Tx, entries: Sequence[Entry]) -> None:
 
 def _entry(task: Any, now: float, model: str, asked: str, sums: UsageSums) -> Entry:
     names = {"tenant": task.tenant, "key": task.caller or "local", "model": model, "asked": asked}
-    return {"hour": hour_of(now), **names, **sums.values()}
+    return {"hour": hour_of(now), **names, **NOTHING, **sums}

@@ -59,7 +59,7 @@ def known(router: Router, request: PlacementRequest) -> EndedRequest | None:
 def counted(router: Router) -> tuple[int, int]:
     """What its usage has counted: completed requests and their tokens."""
     sums = list(router.records.usage.take().values())
-    return sum(each.completed_count for each in sums), sum(each.completion_tokens for each in sums)
+    return sum(each.get("completed_count", 0) for each in sums), sum(each.get("completion_tokens", 0) for each in sums)
 
 
 @pytest.mark.slow("kills or restarts a service")
