@@ -11,7 +11,7 @@ from registry_svc.keys.api_keys import ApiKeys
 from registry_svc.keys.join_tokens import JoinTokens
 from registry_svc.keys.key_store import SqlKeyStore
 from registry_svc.keys.servicer import JoinTokenServicer, KeyServicer
-from registry_svc.ledger.lease_store import SqlLeaseStore
+from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.lease_table import dial_out_lookup, owner_lookup, session_lookup
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant
@@ -171,7 +171,7 @@ class RegistryService:
         )
         """The heartbeats of the owner of the database."""
         self._calls = calls = GrpcRunnerCalls(core, self._channels, self.beats.until_current)
-        store, sessions = SqlLeaseStore(database), session_lookup(core)
+        store, sessions = LeaseStore(database), session_lookup(core)
         self.ledger = Ledger(
             store, core.clock, config.ledger, calls, sessions, dial_out_lookup(core), owner_lookup(core)
         )

@@ -1,11 +1,9 @@
-"""The store of leases: its port, and its implementation on SQL."""
+"""The store of leases in the registry's database."""
 
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from typing_extensions import override
+from typing import Any
 
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind
 from weft.gpu.snapshot import ProcessId
@@ -24,45 +22,21 @@ class StoredLedger:
     """The highest fencing number ever issued; 0: none."""
 
 
-class LeaseStore(Protocol):
+_COUNTER_ID = 1
+
+
+class LeaseStore:
     """Store of leases, from their grant to their end.
 
     Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
     database fails; then nothing was written, unless the acknowledgement of the commit was lost.
     """
 
-    async def load(self) -> StoredLedger:
-        """Everything there is."""
-        ...
-
-    async def grant(self, grant: Grant) -> None:
-        """Store a new lease and its fencing number, which is never issued again."""
-        ...
-
-    async def save_releasing(self, lease_ids: Sequence[str]) -> None:
-        """Mark these leases as releasing; unknown ids are ignored."""
-        ...
-
-    async def save_processes(self, lease_id: str, processes: Sequence[ProcessId]) -> None:
-        """Store the processes of a lease; an unknown id is ignored."""
-        ...
-
-    async def remove(self, lease_ids: Sequence[str]) -> None:
-        """Delete leases that have ended; unknown ids are ignored."""
-        ...
-
-
-_COUNTER_ID = 1
-
-
-class SqlLeaseStore(LeaseStore):
-    """See LeaseStore."""
-
     def __init__(self, database: Store) -> None:
         self._database = database
 
-    @override
     async def load(self) -> StoredLedger:
+        """Returns everything there is."""
         rows, last = await self._database.read(
             lambda tx: (
                 tx.rows("SELECT * FROM leases ORDER BY fencing_number"),
@@ -74,8 +48,8 @@ class SqlLeaseStore(LeaseStore):
             grants=grants, last_fencing_number=max([last or 0, *(each.fencing_number for each in grants)])
         )
 
-    @override
     async def grant(self, grant: Grant) -> None:
+        """Stores a new lease and its fencing number, which is never issued again."""
         row, count = _row_of(grant), {"id": _COUNTER_ID, "last_fencing_number": grant.fencing_number}
 
         def work(tx: Tx) -> None:
@@ -84,21 +58,21 @@ class SqlLeaseStore(LeaseStore):
 
         await self._database.run(work)
 
-    @override
     async def save_releasing(self, lease_ids: Sequence[str]) -> None:
+        """Marks these leases as releasing; unknown ids are ignored."""
         await self._database.run(
             lambda tx: tx.execute("UPDATE leases SET releasing = true WHERE id IN :ids", ids=list(lease_ids))
         )
 
-    @override
     async def save_processes(self, lease_id: str, processes: Sequence[ProcessId]) -> None:
+        """Stores the processes of a lease; an unknown id is ignored."""
         text = _processes_text(processes)
         await self._database.run(
             lambda tx: tx.execute("UPDATE leases SET processes = :text WHERE id = :id", text=text, id=lease_id)
         )
 
-    @override
     async def remove(self, lease_ids: Sequence[str]) -> None:
+        """Deletes leases that have ended; unknown ids are ignored."""
         await self._database.run(lambda tx: tx.delete("leases", "id", lease_ids))
 
 

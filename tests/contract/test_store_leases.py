@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from registry_svc.ledger.lease_store import LeaseStore, SqlLeaseStore, StoredLedger
+from registry_svc.ledger.lease_store import LeaseStore, StoredLedger
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind
 from registry_svc.mesh.store import SqlStore
 from weft.gpu.snapshot import ProcessId
@@ -41,9 +41,9 @@ def grant(number: int, *, lease_id: str = "") -> Grant:
 
 
 @pytest.fixture
-def leases(store: SqlStore) -> SqlLeaseStore:
+def leases(store: SqlStore) -> LeaseStore:
     """On an open, empty database."""
-    return SqlLeaseStore(store)
+    return LeaseStore(store)
 
 
 async def test_an_empty_store_holds_nothing(leases: LeaseStore) -> None:
@@ -61,11 +61,11 @@ async def test_a_grant_comes_back_whole_and_in_order(leases: LeaseStore) -> None
 
 
 async def test_what_was_committed_is_there_for_the_next_owner(store: SqlStore, database_url: str) -> None:
-    await SqlLeaseStore(store).grant(grant(1))
+    await LeaseStore(store).grant(grant(1))
     await store.close()
     again = SqlStore(database_url)
     await again.open()
-    assert await SqlLeaseStore(again).load() == StoredLedger(grants=(grant(1),), last_fencing_number=1)
+    assert await LeaseStore(again).load() == StoredLedger(grants=(grant(1),), last_fencing_number=1)
     await again.close()
 
 
@@ -116,14 +116,14 @@ async def test_more_leases_than_one_statement_takes_go_together(leases: LeaseSto
 
 
 async def test_a_store_whose_database_is_not_open_says_so(tmp_path: Path) -> None:
-    store = SqlLeaseStore(SqlStore(f"sqlite:///{tmp_path}/registry.db"))
+    store = LeaseStore(SqlStore(f"sqlite:///{tmp_path}/registry.db"))
     with pytest.raises(WeftError) as refusal:
         await store.load()
     assert refusal.value.reason is Reason.SERVICE_UNAVAILABLE
 
 
 async def test_a_database_that_fails_is_told_and_keeps_what_it_had(store: SqlStore) -> None:
-    leases = SqlLeaseStore(store)
+    leases = LeaseStore(store)
     await leases.grant(grant(1))
     await store.run(lambda tx: tx.execute("ALTER TABLE lease_counter RENAME TO hidden"))
     with pytest.raises(WeftError) as refusal:

@@ -14,7 +14,7 @@ from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoints
 from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.task_call import CallMaker, Gate
+from router_svc.durable.tasks.task_call import CallMaker, Gate, TaskCall
 from router_svc.durable.tasks.task_records import PendingTask
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
@@ -31,7 +31,7 @@ FAST = TaskLimits(lease_seconds=1.5, poll_interval_seconds=0.5, retry_delay_seco
 LASTING = dataclasses.replace(FAST, lease_seconds=NOTICE_SECONDS)
 
 
-class Call:
+class Call(TaskCall):
     """Runs a task at once, and ends it when it may."""
 
     receipt: receipt_pb2.Receipt | None = None
@@ -55,8 +55,8 @@ class Call:
         yield task_pb2.TaskOutput(events=[FINISHED])
 
 
-class Calls:
-    """A CallMaker for one router; every task has a slot."""
+class Calls(CallMaker):
+    """Those of one router; every task has a slot."""
 
     def __init__(self, *, may_end: bool) -> None:
         self.begun: Counter[str] = Counter()

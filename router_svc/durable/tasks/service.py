@@ -13,7 +13,7 @@ from router_svc.durable.sweeper import Sweeper
 from router_svc.durable.tasks.failpoints import Failpoints
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.sweeper import OpenTaskCounts, TaskSweeps
-from router_svc.durable.tasks.task_call import CallMaker, DispatchedCalls
+from router_svc.durable.tasks.task_call import CallMaker
 from router_svc.durable.tasks.task_engine import TaskEngine
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.durable.tasks.task_media import TaskMedia
@@ -67,7 +67,7 @@ def build(
     """Returns a task service on a database, not started. `store` replaces the SQL store."""
     clock = clock or SystemClock()
     media, names = TaskMedia(deps.files), KnownNames(deps.fleet)
-    calls = DispatchedCalls(
+    calls = CallMaker(
         placement=deps.placement,
         channels=deps.channels,
         fleet=deps.fleet,

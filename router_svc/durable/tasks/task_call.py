@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from google.protobuf.message import DecodeError
 from typing_extensions import override
@@ -120,37 +120,9 @@ class GatedPlace(Placement):
         return await self._place.report_finished(reason, receipt)
 
 
-class TaskCall(Protocol):
-    """The call of one task. It starts when its outputs are read."""
-
-    @property
-    def receipt(self) -> receipt_pb2.Receipt | None:
-        """The receipt of the finished call; None before that."""
-        ...
-
-    def set_unary(self, unary: bool) -> None:
-        """Sets whether the answer is requested unary rather than streamed, from the next attempt on."""
-        ...
-
-    def outputs(self) -> AsyncGenerator[task_pb2.TaskOutput]:
-        """Yields status messages and output, `finished` last; raises the call's error. Closing it cancels the call."""
-        ...
-
-
-class CallMaker(Protocol):
-    """Creates the calls of tasks."""
-
-    def make(self, task: PendingTask, gate: Gate) -> TaskCall:
-        """Returns the call of a task, whose first grant must pass the gate.
-
-        Raises if the stored spec is unusable, and MODEL_NOT_FOUND for a target that the mesh does not have now.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchedCalls(CallMaker):
-    """A CallMaker on the dispatcher that live requests use."""
+@dataclass(slots=True, kw_only=True)
+class CallMaker:
+    """Creates the calls of tasks, on the dispatcher that live requests use."""
 
     placement: PlacementPort
     channels: ChannelPool
@@ -162,8 +134,11 @@ class DispatchedCalls(CallMaker):
     media: TaskMedia = field(default_factory=lambda: TaskMedia(None))
     """Reads the images and recordings that tasks are given."""
 
-    @override
-    def make(self, task: PendingTask, gate: Gate) -> TaskCall:
+    def make(self, task: PendingTask, gate: Gate) -> "TaskCall":
+        """Returns the call of a task, whose first grant must pass the gate.
+
+        Raises if the stored spec is unusable, and MODEL_NOT_FOUND for a target that the mesh does not have now.
+        """
         if self.names is not None and not self.names.has(task.lane.model):
             # The scheduler would refuse it, too, and record a failed request each time; the task only waits.
             raise unknown_target(task.lane.model)
@@ -185,28 +160,28 @@ class DispatchedCalls(CallMaker):
         dispatcher = Dispatcher(gated, self.channels, clock=self.clock, fleet=self.fleet, tracing=self.tracing)
         operation = operation_of(payload)
         context = context_of(task, spec, operation.operation, traceparent_of_task(task.id, spec, self.tracing))
-        return DispatchedTask(dispatcher.call(operation, context, payload))
+        return TaskCall(dispatcher.call(operation, context, payload))
 
 
-class DispatchedTask(TaskCall):
-    """The call of a task through the dispatcher of live requests."""
+class TaskCall:
+    """The call of a task through the dispatcher of live requests. It starts when its outputs are read."""
 
     def __init__(self, call: Call[Any]) -> None:
         self._call = call
         # Nothing of an image or a recording is shown before it is complete: a lost runner then costs an attempt alone.
         self._call.whole = call.spec.operation in _WHOLE
 
-    @override
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
+        """The receipt of the finished call; None before that."""
         return self._call.receipt
 
-    @override
     def set_unary(self, unary: bool) -> None:
+        """Sets whether the answer is requested unary rather than streamed, from the next attempt on."""
         self._call.whole = unary or self._call.spec.operation in _WHOLE
 
-    @override
     async def outputs(self) -> AsyncGenerator[task_pb2.TaskOutput]:
+        """Yields status messages and output, `finished` last; raises the call's error. Closing it cancels the call."""
         spec = self._call.spec
         if not spec.streamed:
             result = await self._call.result()

@@ -12,7 +12,7 @@ from typing import Any
 from kit.warm_python import warm
 
 from registry_svc.config import LedgerConfig
-from registry_svc.ledger.lease_store import SqlLeaseStore
+from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import LeaseState
 from registry_svc.ledger.servicer import LeaseServicer
@@ -62,7 +62,7 @@ class LedgerHome:
         """The ledger, as it was left."""
         store = SqlStore(f"sqlite:///{self.home}/registry.db")
         await store.open()
-        ledger = Ledger(SqlLeaseStore(store), SystemClock(), self._config, NoRunners(), _no_session)
+        ledger = Ledger(LeaseStore(store), SystemClock(), self._config, NoRunners(), _no_session)
         await ledger.start()
         server = new_server()
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(ledger), server)

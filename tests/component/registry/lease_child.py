@@ -15,7 +15,7 @@ import structlog
 from lease_stage import GIB, MARGIN, ScriptedCalls, SimulatedHost, granted_lease, program, renewal, wanted
 
 from registry_svc.config import LedgerConfig
-from registry_svc.ledger.lease_store import SqlLeaseStore
+from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant, Lease
 from registry_svc.mesh.store import SqlStore
@@ -24,7 +24,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
-class DyingStore(SqlLeaseStore):
+class DyingStore(LeaseStore):
     """Dies when a grant is on disk and nobody knows."""
 
     async def grant(self, grant: Grant) -> None:
@@ -64,7 +64,7 @@ async def work(ledger: Ledger, host: SimulatedHost) -> None:
 async def main(database_url: str, what: str) -> None:
     store = SqlStore(database_url)
     await store.open()
-    leases = DyingStore(store) if what == "commit" else SqlLeaseStore(store)
+    leases = DyingStore(store) if what == "commit" else LeaseStore(store)
     config = LedgerConfig(device_margin_mb=MARGIN // 1024**2, renew_interval_seconds=0.01)
     ledger = Ledger(leases, SystemClock(), config, ScriptedCalls(), lambda _: None)
     await ledger.start()

@@ -35,8 +35,8 @@ SESSION = "session-of-"
 
 
 @dataclass
-class MemoryLeaseStore:
-    """See LeaseStore. Outlives the ledgers on it; can fail before a commit, and after one without telling."""
+class MemoryLeaseStore(LeaseStore):
+    """Leases in memory. Outlives the ledgers on it; can fail before a commit, and after one without telling."""
 
     grants: dict[str, Grant] = field(default_factory=dict)
     last_fencing_number: int = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from lease_stage import GIB, MARGIN, SimulatedHost, Stage, program
 
-from registry_svc.ledger.lease_store import SqlLeaseStore, StoredLedger
+from registry_svc.ledger.lease_store import LeaseStore, StoredLedger
 from registry_svc.mesh.store import SqlStore
 
 CHILD = Path(__file__).parent / "lease_child.py"
@@ -34,7 +34,7 @@ async def child(database_url: str, what: str) -> asyncio.subprocess.Process:
 async def stored(database_url: str) -> StoredLedger:
     store = SqlStore(database_url)
     await store.open()
-    found = await SqlLeaseStore(store).load()
+    found = await LeaseStore(store).load()
     await store.close()
     return found
 
@@ -103,7 +103,7 @@ async def test_killed_again_and_again_a_registry_books_nothing_twice_and_forgets
         # Its holders died with it; otherwise the devices would be full after a few lives.
         store = SqlStore(url)
         await store.open()
-        await SqlLeaseStore(store).remove([grant.id for grant in ledger.grants])
+        await LeaseStore(store).remove([grant.id for grant in ledger.grants])
         await store.close()
         told.clear()
     assert highest >= LIVES

@@ -7,7 +7,7 @@ from kit.messages import changed
 from lease_stage import GIB, ScriptedCalls, SimulatedHost, granted_lease, wanted
 
 from registry_svc.config import LedgerConfig, RegistryConfig
-from registry_svc.ledger.lease_store import SqlLeaseStore
+from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.lease_table import dial_out_lookup, session_lookup
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Holder, HolderKind
@@ -40,7 +40,7 @@ async def test_a_runner_leases_memory_with_the_session_that_it_opened() -> None:
     store, clock = SqlStore("sqlite://"), SystemClock()
     core = RegistryCore(store, clock, RegistryConfig(database_url="sqlite://"))
     sessions = session_lookup(core)
-    ledger = Ledger(SqlLeaseStore(store), clock, LedgerConfig(device_margin_mb=512), ScriptedCalls(), sessions)
+    ledger = Ledger(LeaseStore(store), clock, LedgerConfig(device_margin_mb=512), ScriptedCalls(), sessions)
     await core.start()
     await ledger.start()
     try:
@@ -50,7 +50,7 @@ async def test_a_runner_leases_memory_with_the_session_that_it_opened() -> None:
         assert sessions("r1") == (session.id, "life-1")
         async with aclosing(ledger.acquire(request("life-1", session.id))) as words:
             (granted,) = [word async for word in words]
-        assert (await SqlLeaseStore(store).load()).grants == (granted_lease(ledger, granted).grant,)
+        assert (await LeaseStore(store).load()).grants == (granted_lease(ledger, granted).grant,)
 
         again = await roster.open_session(opening("life-2", session.id))
         assert sessions("r1") == (again.id, "life-2")

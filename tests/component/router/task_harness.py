@@ -11,7 +11,7 @@ from memory_task_store import MemoryTaskStore
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoint, Failpoints
 from router_svc.durable.tasks.service import TaskService
-from router_svc.durable.tasks.task_call import Gate
+from router_svc.durable.tasks.task_call import CallMaker, Gate, TaskCall
 from router_svc.durable.tasks.task_media import TaskMedia
 from router_svc.durable.tasks.task_records import Lane, LaneFilled, PendingTask, TaskRow
 from weft.api.common.v1 import chat_pb2, embedding_pb2, event_pb2, receipt_pb2
@@ -46,7 +46,7 @@ def embedding_spec(model: str = "qwen") -> task_pb2.TaskSpec:
 
 
 @dataclass(slots=True)
-class ScriptedCall:
+class ScriptedCall(TaskCall):
     """One offer of a task; the test grants it, refuses it, and lets its runner speak."""
 
     task: PendingTask
@@ -106,8 +106,8 @@ class ScriptedCall:
             await self.claimed.wait()
 
 
-class ScriptedCalls:
-    """A CallMaker whose calls the test holds."""
+class ScriptedCalls(CallMaker):
+    """Its calls are held by the test."""
 
     def __init__(self) -> None:
         self.made: list[ScriptedCall] = []

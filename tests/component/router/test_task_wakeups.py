@@ -12,7 +12,7 @@ from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoints
 from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.sweeper import OpenTaskCounts
-from router_svc.durable.tasks.task_call import DispatchedCalls
+from router_svc.durable.tasks.task_call import CallMaker
 from router_svc.durable.tasks.task_records import Claim, Lane, PendingTask
 from weft.api.router.v1 import task_pb2
 from weft.kernel.errors import WeftError
@@ -232,7 +232,7 @@ async def test_a_start_that_fails_leaves_no_store_open() -> None:
 
 def test_a_task_of_which_nothing_readable_is_kept_is_malformed_and_not_the_routers_fault() -> None:
     nobody: Any = None
-    calls = DispatchedCalls(placement=nobody, fleet=nobody, channels=nobody, clock=FakeClock())
+    calls = CallMaker(placement=nobody, fleet=nobody, channels=nobody, clock=FakeClock())
     broken = PendingTask(
         id="t",
         lane=Lane("qwen", TENANT, Priority.DURABLE),
