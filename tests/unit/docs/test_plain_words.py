@@ -13,12 +13,10 @@ STILTED = re.compile(
     re.IGNORECASE,
 )
 _CODE = re.compile(r"^( *)```.*?^\1``` *$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
-_NOT_YET = frozenset({"clients"})
-"""Pages that are generated or not rewritten yet."""
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *(page for page in sorted(DOCS.glob("*.md")) if page.stem not in _NOT_YET),
-    *(page for page in sorted((DOCS / "decisions").glob("*.md")) if page.stem not in _NOT_YET),
+    *sorted(DOCS.glob("*.md")),
+    *sorted((DOCS / "decisions").glob("*.md")),
 ]
 
 
