@@ -6,16 +6,15 @@ The services are imported when it runs, see `weft_app.cli.serve`.
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.kernel.address import MAX_PORT
-from weft.kernel.clock import SystemClock
+from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.memory_tuning import large_imports
 from weft.kernel.service import start_critical, stop_tasks
@@ -44,7 +43,7 @@ from weft_app.cli.stages import StageDisplay
 from weft_app.compose.configuration import ConfigurationSource
 from weft_app.compose.discovery import Discovered, discovered_runners, keep_discovered
 from weft_app.compose.environment import environment_of_mesh
-from weft_app.compose.file_watch import watch_files
+from weft_app.compose.file_watch import look_of, watch_files
 from weft_app.compose.home import WeftHome
 from weft_app.compose.shutdown import (
     CriticalTasks,
@@ -149,6 +148,7 @@ def up(
             elif no_demo:
                 source = replace(source, runners=tuple)
             source = replace(source, http_port=_runner_port(runner_http_port, http_port))
+            watched = partial(watch_files, source.files, look_of(source.files())) if watch else None
             read = source.read()
         loaded = read.config
         folder.create()
@@ -160,7 +160,7 @@ def up(
 
         with folder.claim(), naming_fields(network.option_of):
             served = UpHost(source, read, folder, notify=note, is_discovered=found is not None)
-            starts_again = run_service(_run(served, loaded, folder, source.files if watch else None))
+            starts_again = run_service(_run(served, loaded, folder, watched))
         if starts_again:
             start_again()
 
@@ -193,9 +193,12 @@ def _runner_port(port: int | None, old: int | None) -> int | None:
 
 
 async def _run(
-    host: "UpHost", config: WeftConfig, home: WeftHome, watched: Callable[[], Sequence[Path]] | None = None
+    host: "UpHost",
+    config: WeftConfig,
+    home: WeftHome,
+    watch: Callable[[asyncio.Event, Clock], Coroutine[Any, Any, None]] | None,
 ) -> bool:
-    """Starts with progress, serves until a signal, shuts down. SIGHUP and changes of `watched` files reload.
+    """Starts with progress, serves until a signal, shuts down. SIGHUP and changes that `watch` sees reload.
 
     Returns whether it is to start again.
     """
@@ -209,8 +212,8 @@ async def _run(
             access = await first_access(host, home, is_terminal=is_terminal, invitation_days=days)
             say(ready_text(host, home, access))
             followers = [start_critical(_reload_when(reload, host), name="reloads")]
-            if watched is not None:
-                followers.append(start_critical(watch_files(watched, reload, SystemClock()), name="watched-files"))
+            if watch is not None:
+                followers.append(start_critical(watch(reload, SystemClock()), name="watched-files"))
             await stop.wait()
             await stop_tasks(followers)
         say(f"\nstopping: finishing running requests (at most {config.drain_seconds:.0f} s)\n")

@@ -25,9 +25,12 @@ def look_of(files: Iterable[Path]) -> Look:
     return tuple(found)
 
 
-async def watch_files(files: Callable[[], Iterable[Path]], changed: asyncio.Event, clock: Clock) -> None:
-    """Sets `changed` when the files of the moment have changed, and rest. Runs until it is cancelled."""
-    known = seen = await asyncio.to_thread(_look, files)
+async def watch_files(files: Callable[[], Iterable[Path]], known: Look, changed: asyncio.Event, clock: Clock) -> None:
+    """Sets `changed` when the files of the moment have changed, and rest. Runs until it is cancelled.
+
+    `known` is their look before they were read, so that a change during the start counts, too.
+    """
+    seen = known
     while True:
         await clock.sleep(WATCH_INTERVAL_SECONDS)
         now = await asyncio.to_thread(_look, files)
