@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Literal
 
-from runner_svc.policy.repetition import RepetitionLimits
 from runner_svc.policy.signals import SignalDescription, signal_catalogue
 
 if TYPE_CHECKING:
@@ -16,13 +15,10 @@ if TYPE_CHECKING:
 class ChatSettings:
     """Chat settings of one model."""
 
-    system_messages: Literal["joined", "separate"] = "joined"
-    """Whether several system prompts reach the model as one message or separately."""
     tools: tuple[str, ...] = ()
     """Tools that are offered in every chat."""
     repetition: Literal["off", "warn", "kill"] = "kill"
     """What happens to an answer that repeats itself, where its agent does not say."""
-    repetition_limits: RepetitionLimits = field(default_factory=RepetitionLimits)
     default_max_tokens: int | None = None
     """Maximum of an answer where neither the request nor its agent sets one; None: the rest of the context."""
     default_params: "sampling_pb2.SamplingParams | None" = None

@@ -62,10 +62,9 @@ def converse(work: ChatEngine, request: ChatRequest, setup: ChatSetup) -> AsyncG
     if not offer.is_plain:
         return ToolLoop(work, request, request.payload, setup, offer).frames()
     prompt = setup.prompt(request, offer, iterations_left=0, text_calls=False)
-    joined = setup.settings.system_messages == "joined"
     payload = request.payload
-    if needs_system_prompt(payload, prompt, joined=joined):
-        payload = with_system_prompt(payload, prompt, joined=joined)
+    if needs_system_prompt(payload, prompt):
+        payload = with_system_prompt(payload, prompt)
     watch = repetition_watch(request.behaviour, setup.settings, request.payload)
     return _single_turn(work, payload, request.call, watch)
 
@@ -180,8 +179,7 @@ class ToolLoop:
         behaviour = request.behaviour
         self._reads_text = not behaviour.HasField("parse_text_tool_calls") or behaviour.parse_text_tool_calls
         self._stops = not behaviour.HasField("stop_on_decision_request") or behaviour.stop_on_decision_request
-        joined = setup.settings.system_messages == "joined"
-        self._conversation = ConversationHistory(payload, offer, joined=joined)
+        self._conversation = ConversationHistory(payload, offer)
         self._call_ids: set[str] = set()
         self._has_begun = False
         self._has_answer = False
@@ -416,11 +414,9 @@ async def run_tools(box: ToolBox, calls: Sequence[CheckedCall]) -> AsyncGenerato
 class ConversationHistory:
     """The caller's payload, and the messages of the turns since."""
 
-    def __init__(self, payload: chat_pb2.ChatPayload, offer: Offer, *, joined: bool) -> None:
-        """`joined`: several leading system messages become one."""
+    def __init__(self, payload: chat_pb2.ChatPayload, offer: Offer) -> None:
         self._payload = payload
         self._offer = offer
-        self._joined = joined
         self._added: _Messages = []
 
     def turn(self, prompt: str, *, with_tools: bool, max_tokens: int | None) -> chat_pb2.ChatPayload:
@@ -429,7 +425,7 @@ class ConversationHistory:
         `prompt` is the platform prompt, empty for none; `with_tools` whether tools of the mesh are offered;
         `max_tokens` is the rest of the caller's limit, None where there is none.
         """
-        turn = with_system_prompt(self._payload, prompt, joined=self._joined)
+        turn = with_system_prompt(self._payload, prompt)
         turn.messages.extend(self._added)
         if max_tokens is not None:
             turn.sampling.max_tokens = max_tokens
@@ -469,13 +465,13 @@ class ConversationHistory:
         return choice.mode == chat_pb2.ToolChoice.MODE_REQUIRED and not self._offer.caller
 
 
-def needs_system_prompt(payload: chat_pb2.ChatPayload, prompt: str, *, joined: bool) -> bool:
+def needs_system_prompt(payload: chat_pb2.ChatPayload, prompt: str) -> bool:
     """Whether `with_system_prompt` would change anything."""
-    return bool(prompt) or (joined and _leading_systems(payload) > 1)
+    return bool(prompt) or _leading_systems(payload) > 1
 
 
-def with_system_prompt(payload: chat_pb2.ChatPayload, prompt: str, *, joined: bool) -> chat_pb2.ChatPayload:
-    """A copy of `payload` that begins with `prompt`, and with one system message where `joined`.
+def with_system_prompt(payload: chat_pb2.ChatPayload, prompt: str) -> chat_pb2.ChatPayload:
+    """A copy of `payload` that begins with `prompt`, joined with its first system messages, as every template takes it.
 
     System messages in mid-conversation stay where they are; so does a leading one that holds more than text.
     """
@@ -485,7 +481,7 @@ def with_system_prompt(payload: chat_pb2.ChatPayload, prompt: str, *, joined: bo
     systems = list(payload.messages[:count])
     if prompt:
         systems.insert(0, _system(prompt))
-    if joined and len(systems) > 1 and all(map(_is_text, systems)):
+    if len(systems) > 1 and all(map(_is_text, systems)):
         systems = [_system(join_system_texts([_text(message) for message in systems]))]
     del prepared.messages[:]
     prepared.messages.extend(systems)

@@ -360,7 +360,7 @@ def repetition_watch(
     if policy == "off":
         return None
     kills = policy == "kill"
-    return RepetitionWatch(kills=kills, limits=settings.repetition_limits, asked=_asked(payload) if kills else "")
+    return RepetitionWatch(kills=kills, asked=_asked(payload) if kills else "")
 
 
 def kills_repetition(behaviour: agent_behaviour_pb2.AgentBehaviour, settings: ChatSettings) -> bool:

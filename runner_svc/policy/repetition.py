@@ -10,7 +10,7 @@ cell, are no loops. The rates are in docs/agents.md.
 import re
 import zlib
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
@@ -81,26 +81,6 @@ class RepetitionLimits:
     """Window length from which n-grams are counted, again after every quarter of it."""
     ngram_share: float = 0.05
     """Prose with fewer different n-grams than this share of all is a loop. Prose has 0.9, songs with a refrain 0.4."""
-
-    def scaled(self, lines: int, characters: int) -> "RepetitionLimits":
-        """Returns limits with other values for prose, and all others scaled in proportion."""
-        by_lines, by_characters = lines / self.prose.lines, characters / self.prose.characters
-
-        def changed(limits: TextureLimits) -> TextureLimits:
-            return replace(
-                limits,
-                lines=max(2, round(limits.lines * by_lines)),
-                characters=max(_PROBE_CHARS, round(limits.characters * by_characters)),
-            )
-
-        return replace(
-            self,
-            prose=changed(self.prose),
-            structured=changed(self.structured),
-            marks=changed(self.marks),
-            short_lines=max(2, round(self.short_lines * by_lines)),
-            window_characters=max(self.window_characters, 2 * round(self.marks.characters * by_characters)),
-        )
 
     def of(self, texture: Texture) -> TextureLimits:
         """Returns the limits for a texture."""

@@ -195,8 +195,6 @@ class ModelSettings:
     """Languages that it translates from, such as `[nl, pt-BR]`. Default: as its engine reports them; else not known."""
     target_languages: Annotated[tuple[LanguageCode, ...], MaxLen(512)] = ()
     """Languages that it translates into; as above."""
-    system_messages: Literal["joined", "separate"] = "joined"
-    """How several system prompts reach the model: as one message, which every template takes, or one each."""
     platform_prompt: bool | None = None
     """Begin every chat with the platform's own prompt: the mesh, date and time, tool budget, how to signal. It stands
     before the agent's system prompt and the caller's. Default: the runner's `platform_prompt`."""
@@ -213,10 +211,6 @@ class ModelSettings:
     repetition: Repetition = "kill"
     """What happens to an answer that repeats a line or a piece of text over and over: it goes on unread (off), goes on
     with a warning (warn), or ends with `repeated_line_loop` (kill)."""
-    repetition_lines: Annotated[int, Ge(2), Le(100_000)] = 16
-    """So many equal lines of prose in a row are a loop; six times as many short ones, more of code and of figures."""
-    repetition_characters: Annotated[int, Ge(64), Le(100_000)] = 1_200
-    """So many characters of prose in which one passage repeats are a loop; more of code and of figures."""
 
     tried_by: ClassVar[str] = ""
     """The command that tries a model that does not chat, without its name; empty: it chats."""

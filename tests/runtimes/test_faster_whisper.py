@@ -250,7 +250,7 @@ async def test_a_recording_that_breaks_off_is_heard_up_to_there(fox: Path) -> No
 
 
 async def test_a_length_beyond_the_limit_is_refused_by_what_the_file_says_and_by_what_it_holds(fox: Path) -> None:
-    async with _running(max_audio_seconds=2.0) as (backend, _):
+    async with _running(extra_arguments=("--max-audio-seconds", "2")) as (backend, _):
         with pytest.raises(WeftError, match=r"file: lasts .* s; at most 2 s are transcribed"):
             await _words(backend, fox)
         # This format does not say how long it lasts: the sound itself is counted.
@@ -264,7 +264,7 @@ async def test_a_length_beyond_the_limit_is_refused_by_what_the_file_says_and_by
 
 async def test_ten_hours_of_silence_are_heard_in_bounded_memory(fox: Path) -> None:
     silence = _silence(SILENCE_HOURS)
-    async with _running(max_audio_seconds=SILENCE_HOURS * 3600 + 60.0) as (backend, _):
+    async with _running(extra_arguments=("--max-audio-seconds", str(SILENCE_HOURS * 3600 + 60))) as (backend, _):
         _require_fox((await _words(backend, fox))[0])
         process = psutil.Process(backend.process_id)
         before, most = process.memory_info().rss, 0

@@ -10,7 +10,6 @@ from runner_svc.chat.settings import ChatSettings
 from runner_svc.instance.settings import HibernationSettings, NoteFetch, ServedAdapter, ServedModel, SleepSettings
 from runner_svc.openai_upstream.address import is_http_url
 from runner_svc.policy.keep_alive import category_of
-from runner_svc.policy.repetition import RepetitionLimits
 from runner_svc.policy.signals import SignalDescription, reason_only, signal_catalogue
 from runner_svc.runtimes import settings
 from runner_svc.runtimes.model_engine import ModelContext, engine_environment
@@ -205,10 +204,8 @@ def chat_settings(section: RunnerSettings, model: ModelSettings) -> ChatSettings
                 f"{where}.models.{model.name}.tools[{index}]", f"{name} is not among the tools of runner {section.name}"
             )
     return ChatSettings(
-        system_messages=model.system_messages,
         tools=model.tools,
         repetition=model.repetition,
-        repetition_limits=RepetitionLimits().scaled(model.repetition_lines, model.repetition_characters),
         default_max_tokens=model.default_max_tokens,
         default_params=_default_params(model, f"{where}.models.{model.name}.default_params"),
         signals=signal_catalogue(_signals(section.signals, f"{where}.signals")),

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator
 
 from runner_svc.runtimes.settings import (
+    FileModelSettings,
     ModelSettings,
     PathModelSettings,
     SleepSettings,
@@ -15,7 +16,7 @@ from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.loader import LOCAL_SETTINGS_VARIABLE, SETTINGS_VARIABLE
 from weft_app.config.settings_tree import REQUIRED, Setting, descriptions_of, is_section, plain_value, settings_of
 
-SHARED_SETTINGS = (PathModelSettings, StartedModelSettings, ModelSettings)
+SHARED_SETTINGS = (FileModelSettings, PathModelSettings, StartedModelSettings, ModelSettings)
 """Settings that several runtimes have, the most special ones first; each has a table."""
 _INTRODUCTION = f"""# Configuration
 
@@ -93,6 +94,10 @@ def _models(path: str) -> Iterator[str]:
     readers = [runtime.name for runtime in built_in() if issubclass(runtime.settings, PathModelSettings)]
     yield f"With the runtimes {', '.join(f'`{name}`' for name in readers)}, besides the settings above.\n"
     yield from _tables(_of_class(PathModelSettings, StartedModelSettings))
+    yield f"## `{path}` that generate text, in files\n"
+    readers = [runtime.name for runtime in built_in() if issubclass(runtime.settings, FileModelSettings)]
+    yield f"With the runtimes {', '.join(f'`{name}`' for name in readers)}, besides the settings above.\n"
+    yield from _tables(_of_class(FileModelSettings, PathModelSettings))
     for runtime in built_in():
         yield f"## `{path}` with `runtime: {runtime.name}`\n"
         summary, docs = runtime.summary[0].upper() + runtime.summary[1:], runtime.docs.removeprefix("docs/")

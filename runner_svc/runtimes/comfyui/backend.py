@@ -43,6 +43,8 @@ log = get_logger("weft.comfyui")
 STATS = "/system_stats"
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
 PROBE_SECONDS = 5.0
+START_SECONDS = 600.0
+"""Longest start, however busy the program is; `load_stall_seconds` bounds the time without a sign of work."""
 LOAD_SAMPLE_SECONDS = 10.0
 FREED_SLACK_BYTES = 512 * 1024 * 1024
 """Accelerator memory that ComfyUI may keep after its models are unloaded."""
@@ -135,14 +137,14 @@ class ComfyUiBackend(ProcessBackend):
         folder_of_it = None if place is None else place.expanduser()
         await self._process.start(argv, environment, None, folder_of_it, limit_bytes)
         self._api = api = self._client(f"http://{LOOPBACK}:{self._port}")
-        timeout = asyncio.timeout(self.model.start_timeout_seconds)
+        timeout = asyncio.timeout(START_SECONDS)
         try:
             async with timeout:
                 await self._process.while_loading(_until_ready(api), self.context.load_stall_seconds)
         except TimeoutError as error:
             if not timeout.expired():
                 raise
-            message = f"ComfyUI was not ready within {self.model.start_timeout_seconds:g} s (start_timeout_seconds)"
+            message = f"ComfyUI was not ready within {START_SECONDS:g} s"
             raise WeftError(Reason.LOAD_STALLED, message) from error
         if not await self._process.listens_on(self._port):
             raise WeftError(Reason.CONNECT_FAILED, f"another program listens on port {self._port}, not ComfyUI")
@@ -438,7 +440,7 @@ def build(model: ComfyUiModel, context: ModelContext) -> ModelEngine:
         forecast=DeclaredForecast(manifest_bytes_of(model.memory_mb)),
         remote=bool(model.remote),
         timeouts=context.timeouts,
-        unload_keeps_process=model.unload_keeps_process or model.url is not None,
+        unload_keeps_process=model.url is not None,
     )
 
 

@@ -11,7 +11,7 @@ from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.comfyui.placeholders import check_placeholders
 from runner_svc.runtimes.runtime import ModelFault, Runtime, deferred
 from runner_svc.runtimes.settings import StartedModelSettings
-from weft.kernel.settings import PUBLIC, SECRET, Checked, PathText, Seconds
+from weft.kernel.settings import PUBLIC, SECRET, Checked, PathText
 
 PARAMETERS = EngineParameters(engine="ComfyUI")
 
@@ -48,11 +48,6 @@ class ComfyUiModel(StartedModelSettings):
     """Requests that are queued in it at once; ComfyUI works on one at a time."""
     memory_mb: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
     """Accelerator memory that it takes, in MiB. Default: unknown, and no memory is leased for it."""
-    start_timeout_seconds: Seconds = 600.0
-    """Longest start, however busy the program is; `load_stall_seconds` bounds the time without a sign of work."""
-    unload_keeps_process: bool = False
-    """Whether an explicit unload, such as `weft unload`, frees the memory of a ComfyUI that weft started and keeps its
-    process. Default: it ends the process. A ComfyUI at `url` always keeps running."""
 
     def __post_init__(self) -> None:
         if self.url is not None and self.command:

@@ -75,10 +75,8 @@ class CTranslate2Backend(TextServer[CTranslate2Model]):
 
 def build(model: CTranslate2Model, context: ModelContext) -> ModelEngine:
     """Returns the engine of a model; see Runtime.build."""
-    if model.unload_keeps_process and not model.sleeps_in_place:
-        raise context.refuse("unload_keeps_process", "needs sleeps_in_place: its process is ended otherwise")
     context = file_context(model, context, context.command)
-    engine = file_engine(
+    return file_engine(
         model,
         context,
         lambda: CTranslate2Backend(model, context),
@@ -87,4 +85,3 @@ def build(model: CTranslate2Model, context: ModelContext) -> ModelEngine:
         load_values=_load_values(model),
         abilities=text_abilities(context.templates),
     )
-    return replace(engine, unload_keeps_process=model.unload_keeps_process)

@@ -87,9 +87,6 @@ class CTranslate2Model(FileModelSettings):
     sleeps_in_place: bool = False
     """Whether it hibernates, when idle, by unloading the weights in its process, which wakes in a moment. Default: its
     process is ended, as it always is where it holds memory of accelerators."""
-    unload_keeps_process: bool = False
-    """Whether an explicit unload, such as `weft unload`, lets it sleep in its process too. Default: it ends the
-    process. Needs `sleeps_in_place`."""
 
     @override
     def weights_of(self, path: Path) -> Path:

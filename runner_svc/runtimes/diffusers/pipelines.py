@@ -18,7 +18,7 @@ from runner_svc.engine_host.http_server import (
     RefusedError,
 )
 from runner_svc.model_files.pipeline_folder import PipelineFolder, PipelineFolderError, read_pipeline_folder
-from runner_svc.runtimes.diffusers.families import FAMILIES, PIPELINE_CLASSES, Family, Mode
+from runner_svc.runtimes.diffusers.families import PIPELINE_CLASSES, Family, Mode
 
 AUTO = "auto"
 NONE = "none"
@@ -58,9 +58,6 @@ def read_folder(options: argparse.Namespace) -> tuple[PipelineFolder, Family, Mo
         names = ", ".join(sorted(PIPELINE_CLASSES))
         raise RefusedError(f"pipelines of the class {folder.class_name} are not loaded; {names} are")
     family, mode = known
-    if options.family not in (AUTO, family.name):
-        message = f"the folder has a pipeline of {family.title}, not of {FAMILIES[options.family].title}"
-        raise FieldRefusedError("family", message)
     return folder, family, mode
 
 

@@ -33,7 +33,6 @@ PARAMETERS = EngineParameters(
 
 
 Device = Literal["cpu", "cuda", "auto"]
-FamilyName = Literal["auto", "sd", "sdxl", "sd3", "flux"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 DeviceMap = Literal["none", "balanced"]
 CpuOffload = Literal["none", "model", "sequential"]
@@ -46,9 +45,6 @@ class DiffusersModel(MediaModelSettings):
 
     tried_by: ClassVar[str] = 'weft image "a lighthouse" -o lighthouse.png'
 
-    family: Annotated[FamilyName, Argument("--family"), PUBLIC] = "auto"
-    """Family of pipelines: Stable Diffusion 1 and 2, XL, 3 and 3.5, FLUX. Default: as `model_index.json` says; another
-    one is refused."""
     device: Annotated[Device, Argument("--device"), PUBLIC] = "auto"
     """Where it computes; `auto` takes an accelerator if there is one."""
     dtype: Annotated[Dtype, Argument("--dtype"), PUBLIC] = "auto"

@@ -296,7 +296,7 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the flags of this program."""
     parser = program_parser("diffusers_server", __doc__)
-    for name in ("family", "device", "dtype"):
+    for name in ("device", "dtype"):
         parser.add_argument(f"--{name}", default="auto")
     for name in ("device-map", "cpu-offload", "quantization"):
         parser.add_argument(f"--{name}", default="none")

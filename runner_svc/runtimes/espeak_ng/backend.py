@@ -1,7 +1,6 @@
 """The backend of the runtime espeak_ng: the program of Debian, run by a server program that the runner starts."""
 
 import shutil
-from pathlib import Path
 
 from typing_extensions import override
 
@@ -9,7 +8,7 @@ from runner_svc.backend.port import LoadOrder
 from runner_svc.environments.speech.environment import ENVIRONMENT
 from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.runtimes.espeak_ng.runtime import PARAMETERS, PROGRAM, EspeakModel
-from runner_svc.runtimes.espeak_ng.speaker import MIN_WORDS_PER_MINUTE
+from runner_svc.runtimes.espeak_ng.speaker import MIN_WORDS_PER_MINUTE, USUAL_WORDS_PER_MINUTE
 from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 from runner_svc.runtimes.speech_server import SpeechServer, speech_engine
@@ -31,11 +30,11 @@ class EspeakBackend(SpeechServer[EspeakModel]):
 
     @override
     def own_arguments(self, order: LoadOrder) -> list[str]:
-        return ["--program", find_program(self.model.program)]
+        return ["--program", shutil.which(PROGRAM) or PROGRAM]  # the server program says what is missing
 
     @override
     def further_warnings(self, payload: audio_pb2.SpeechPayload) -> list[ParameterWarning]:
-        slowest = MIN_WORDS_PER_MINUTE / self.model.words_per_minute
+        slowest = MIN_WORDS_PER_MINUTE / USUAL_WORDS_PER_MINUTE
         if not payload.HasField("speed") or payload.speed >= slowest:
             return []
         message = (
@@ -49,11 +48,6 @@ class EspeakBackend(SpeechServer[EspeakModel]):
             await super().prepare(order)
         except WeftError:
             self.command = program_command(self.program)  # without encoders, in weft's own environment
-
-
-def find_program(configured: Path | None) -> str:
-    """Returns the program's path, or its name where it is not found: the server program says what is missing."""
-    return str(configured.expanduser()) if configured is not None else shutil.which(PROGRAM) or PROGRAM
 
 
 def build(model: EspeakModel, context: ModelContext) -> ModelEngine:

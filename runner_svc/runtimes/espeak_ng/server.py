@@ -8,20 +8,19 @@ from typing import Any
 
 from runner_svc.engine_host.http_server import import_library, program_parser, serve
 from runner_svc.engine_host.speech import SpeechEngine
-from runner_svc.runtimes.espeak_ng.speaker import USUAL_WORDS_PER_MINUTE, EspeakSpeaker
+from runner_svc.runtimes.espeak_ng.speaker import EspeakSpeaker
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the flags of this program."""
     parser = program_parser("espeak_ng_server", __doc__, needs_model=False)
     parser.add_argument("--program", default="espeak-ng")
-    parser.add_argument("--words-per-minute", type=int, default=USUAL_WORDS_PER_MINUTE, help="at the speed 1")
     return parser.parse_args(argv)
 
 
 def load(options: argparse.Namespace) -> SpeechEngine:
     """Lists the voices. Raises ImportError, RefusedError."""
-    return SpeechEngine(EspeakSpeaker(options.program, options.words_per_minute), _encoders(), options.slots)
+    return SpeechEngine(EspeakSpeaker(options.program), _encoders(), options.slots)
 
 
 def _encoders() -> Any | None:

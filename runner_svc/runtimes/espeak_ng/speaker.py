@@ -34,10 +34,9 @@ VARIANT_MARK = "+"
 class EspeakSpeaker:
     """See Speaker."""
 
-    def __init__(self, program: str, words_per_minute: int = USUAL_WORDS_PER_MINUTE) -> None:
+    def __init__(self, program: str) -> None:
         """Raises ImportError where there is no such program, RefusedError where it does not work."""
         self._program = program
-        self._words_per_minute = words_per_minute
         rows = listed_voices(self._list("--voices"))
         self.voices: Sequence[Voice] = [row.voice for row in rows]
         """See Speaker.voices."""
@@ -90,7 +89,7 @@ class EspeakSpeaker:
     def _command(self, voice: str, speed: float) -> Sequence[str]:
         return (
             *(self._program, "--stdin", "--stdout", "-b", "1", "-v", self._program_voice(voice)),
-            *("-s", str(words_per_minute(self._words_per_minute, speed))),
+            *("-s", str(words_per_minute(USUAL_WORDS_PER_MINUTE, speed))),
         )
 
     def _program_voice(self, voice: str) -> str:

@@ -26,6 +26,8 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.load_parameters import LoadParameter, LoadValue
 
 SERVER_PROGRAM = "runner_svc.runtimes.exllamav3.server"
+CHUNK_TOKENS = 2048
+"""Tokens of a prompt that the server computes at once, unless `--chunk-tokens` says otherwise."""
 QUANT_WORDS = (*map(str, range(2, 9)), str(FULL_BITS))
 
 
@@ -66,7 +68,7 @@ class ExllamaV3Forecast(FileForecast):
             slots=settings.slots,
             cache_type_k=_cache_type(keys),
             cache_type_v=_cache_type(values),
-            ubatch_tokens=model.chunk_tokens,
+            ubatch_tokens=CHUNK_TOKENS,
         )
 
 
@@ -100,7 +102,7 @@ class ExllamaV3Backend(TextServer[ExllamaV3Model]):
     @property
     @override
     def cache_isolation(self) -> CacheIsolation:
-        return CacheIsolation.NONE if self.model.shared_cache else CacheIsolation.SALT
+        return CacheIsolation.SALT
 
     @override
     def own_arguments(self, order: LoadOrder) -> list[str]:
@@ -117,9 +119,8 @@ class ExllamaV3Backend(TextServer[ExllamaV3Model]):
 
 def _check(model: ExllamaV3Model, context: ModelContext) -> None:
     """Raises INVALID_ARGUMENT naming a setting that contradicts another."""
-    for name in ("chunk_tokens", "cache_tokens"):
-        if (getattr(model, name) or 0) % PAGE_TOKENS:
-            raise context.refuse(name, f"must be a multiple of {PAGE_TOKENS}")
+    if (model.cache_tokens or 0) % PAGE_TOKENS:
+        raise context.refuse("cache_tokens", f"must be a multiple of {PAGE_TOKENS}")
     if cache_tokens_of(model.cache_tokens, model.slot_context_tokens, model.slots) <= model.slot_context_tokens:
         raise context.refuse("cache_tokens", f"must be above context_tokens, {model.slot_context_tokens}")
     if model.gpu_split and not any(model.gpu_split):

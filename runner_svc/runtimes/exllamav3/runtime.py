@@ -4,7 +4,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from annotated_types import Ge, Le, MaxLen
 from typing_extensions import override
@@ -62,7 +62,6 @@ FULL_BITS = 16
 """Bits of a number in a cache that is not quantized."""
 WEIGHTS_FILE = "model.safetensors"
 Gibibytes = Annotated[float, Ge(0), Le(1024)]
-TensorBackend = Literal["native", "nccl"]
 
 
 def _text_of_number(value: Any) -> Any:
@@ -89,19 +88,8 @@ class ExllamaV3Model(FileModelSettings):
     ] = ()
     """Most memory on each device, in GiB; 0 leaves one out. Default: one device after the other is filled."""
     tensor_parallel: Annotated[bool, Argument("--tensor-parallel"), PUBLIC] = False
-    """Whether each layer is split over the devices; some architectures cannot be."""
-    tp_backend: Annotated[TensorBackend, Argument("--tp-backend")] = "native"
-    """How the devices exchange their parts with `tensor_parallel`."""
-    chunk_tokens: Annotated[int, Ge(PAGE_TOKENS), Le(65_536), Argument("--chunk-tokens")] = 2048
-    """Tokens of a prompt that are computed at once (`max_chunk_size`); a multiple of 256."""
-    step_tokens: Annotated[int, Ge(1), Le(64), Argument("--step-tokens")] = 8
-    """Most tokens of one request that are evaluated at once in an answer (`max_q_size`)."""
-    requeue_tokens: Annotated[int, Ge(PAGE_TOKENS), Le(16_777_216), Argument("--requeue-tokens")] | None = None
-    """Tokens of an answer for which pages are taken at a time (`max_rq_tokens`): with fewer, more requests fit a small
-    cache. Default: for the whole answer."""
-    shared_cache: Annotated[bool, Argument("--shared-cache")] = False
-    """Whether all callers share prefixes, so that a caller may learn from the time to the first token what another has
-    asked. Default: requests of one tenant work side by side, those of different tenants one after the other."""
+    """Whether each layer is split over the devices; some architectures cannot be. How they exchange their parts:
+    `extra_arguments: [--tp-backend, nccl]`."""
 
     @override
     def weights_of(self, path: Path) -> Path:

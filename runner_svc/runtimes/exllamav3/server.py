@@ -256,7 +256,7 @@ class ExllamaV3Engine(TextEngine):
         body = answering.body
         salt = object() if body.get("cache_prompt") is False else body.get("cache_salt", "")
         # Of a cache that all share there is one salt.
-        async with self._turns.turn("" if self._options.shared_cache else salt):
+        async with self._turns.turn(salt):
             answering.has_begun = True
             for choice in range(len(answering.prompts) * answering.count):
                 tokens = answering.prompts[choice // answering.count]
@@ -355,7 +355,6 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--requeue-tokens", type=int, default=0, help="0: none are queued again")
     parser.add_argument("--loop-tokens", type=int, default=4096, help="repeats that end an answer; 0: never")
     parser.add_argument("--loop-repeats", type=int, default=16, help="fewest repeats among these tokens")
-    parser.add_argument("--shared-cache", action="store_true")
     return parser.parse_args(argv)
 
 

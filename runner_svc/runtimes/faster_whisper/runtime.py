@@ -55,8 +55,6 @@ class FasterWhisperModel(MediaModelSettings):
     """Type of the weights. One that the device does not have becomes the nearest that it has."""
     beam_size: Annotated[int, Ge(1), Le(16), Argument("--beam-size"), PUBLIC] = 5
     """Beams of the search for the words; 1 is quicker and less exact."""
-    max_audio_seconds: Annotated[float, Ge(1), Le(604_800), Argument("--max-audio-seconds"), PUBLIC] = 14_400.0
-    """Longest recording. A longer one is refused at once by what its file says, else when its sound goes on."""
     sleeps_in_place: bool = False
     """Whether it hibernates, when idle, by unloading the weights in its process, which wakes in a moment. Default: its
     process is ended, as it always is where it holds memory of accelerators."""

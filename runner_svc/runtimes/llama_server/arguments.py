@@ -17,7 +17,6 @@ from runner_svc.backend.llama_flags import (
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_plan import context_parameter, whole_parameter, word_parameter
 from runner_svc.policy.memory_estimate import EngineHabits, ModelShape, settings_for, tokens_at_once
-from runner_svc.runtimes.flags import flags_of
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.kernel.errors import invalid_field
 from weft.kernel.load_parameters import LoadParameter, LoadValue
@@ -131,14 +130,12 @@ def server_arguments(
         arguments += ["--mmproj", str(model.projector_file)]
     if model.draft_file is not None:
         arguments += ["--model-draft", str(model.draft_file)]
-        is_named = model.spec_type is not None or names_flag(model.extra_arguments, ("--spec-type",))
-        if "spec_type" not in order.parameters and not is_named:
+        if "spec_type" not in order.parameters and not names_flag(model.extra_arguments, ("--spec-type",)):
             # Without a type the server loads the model and does not use it.
             arguments += ["--spec-type", DRAFT_BY_MODEL]
     for adapter in model.adapters:
         # Without an effect of its own: each request says which one is applied, and embeddings cannot.
         arguments += ["--lora-scaled", f"{adapter.file}:0"]
-    arguments += flags_of(model, {})
     # Options of a load are last: the last of two equal flags counts.
     if order.parameters.keys() & {"slots", "context_tokens"} and model.extra_arguments:
         arguments += [*model.extra_arguments, "--parallel", str(slots), "--ctx-size", str(slots * context)]
@@ -185,27 +182,16 @@ def load_parameters(model: LlamaServerModel, trained_context_tokens: int = 0) ->
         word_parameter("cache_type_v", "Type of the values in the prefix cache.", CACHE_TYPES),
         whole_parameter("batch_tokens", "Tokens that are handed over at once.", 1, MAX_BATCH_TOKENS),
         whole_parameter("ubatch_tokens", "Tokens that are computed at once.", 1, MAX_BATCH_TOKENS),
-        whole_parameter(
-            "image_max_tokens",
-            "Tokens that one image may take; for vision models.",
-            1,
-            MAX_IMAGE_TOKENS,
-            model.image_max_tokens,
-        ),
+        whole_parameter("image_max_tokens", "Tokens that one image may take; for vision models.", 1, MAX_IMAGE_TOKENS),
         word_parameter("spec_type", "Speculative decoding; draft-mtp needs a model that was made for it.", SPECULATION),
-        whole_parameter(
-            "spec_draft_n_max", "Tokens that are guessed at a time.", 1, MAX_DRAFT_TOKENS, model.spec_draft_n_max
-        ),
+        whole_parameter("spec_draft_n_max", "Tokens that are guessed at a time.", 1, MAX_DRAFT_TOKENS),
         LoadParameter(
             name="spec_draft_p_min",
             description="How probable a guess must be for guessing to go on.",
             minimum=0,
             maximum=1,
-            default=model.spec_draft_p_min,
         ),
-        whole_parameter(
-            "spec_draft_ngl", "Layers of the draft model on accelerators.", 0, MAX_GPU_LAYERS, model.spec_draft_ngl
-        ),
+        whole_parameter("spec_draft_ngl", "Layers of the draft model on accelerators.", 0, MAX_GPU_LAYERS),
     )
 
 

@@ -5,10 +5,8 @@ from pathlib import Path
 
 from runner_svc.model_files.gguf import is_gguf, read_gguf_header
 from runner_svc.policy.template_abilities import abilities_of_templates
-from runner_svc.runtimes.flags import marked_settings
 from runner_svc.runtimes.llama_server.arguments import (
     ADAPTER_FLAGS,
-    DRAFT_BY_MODEL,
     DRAFT_FLAGS,
     PROJECTOR_FLAGS,
     configured_parameters,
@@ -117,11 +115,6 @@ def build(model: LlamaServerModel, context: ModelContext) -> ModelEngine:
         if file is not None and names_flag(model.extra_arguments, flags):
             raise context.refuse(setting, f"is also given by {flags[0]} among extra_arguments; leave one of them out")
         context.require_file(setting, file)
-    for setting, flag in marked_settings(LlamaServerModel):
-        if getattr(model, setting) is not None and names_flag(model.extra_arguments, (flag,)):
-            raise context.refuse(setting, f"is also given by {flag} among extra_arguments; leave one of them out")
-    if model.spec_type == DRAFT_BY_MODEL and model.draft_file is None:
-        raise context.refuse("spec_type", f"{DRAFT_BY_MODEL} needs draft_model_path")
     check_adapters(model, context)
     return file_engine(
         model,

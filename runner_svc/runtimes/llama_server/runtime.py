@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from annotated_types import Ge, Gt, Le, MaxLen
 from typing_extensions import override
@@ -26,7 +26,6 @@ from runner_svc.policy.parameters import (
     Schema,
     Texts,
 )
-from runner_svc.runtimes.flags import Argument
 from runner_svc.runtimes.runtime import Requirement, Runtime, deferred
 from runner_svc.runtimes.settings import MAX_ADAPTERS, AdapterSettings, GgufModelSettings
 from weft.kernel.errors import WeftError
@@ -70,11 +69,6 @@ PARAMETERS = EngineParameters(
 )
 
 
-SpeculationKind = Literal[
-    "none", "draft-simple", "draft-mtp", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"
-]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaAdapter(AdapterSettings):
     """An adapter of a model of llama.cpp's server: a model of its own, which shares the engine of that model."""
@@ -105,19 +99,8 @@ class LlamaServerModel(GgufModelSettings):
     mmproj_path: Annotated[PathText, PUBLIC] | None = None
     """The projector (GGUF) with which it takes images or audio: what of both, its header tells."""
     draft_model_path: Annotated[PathText, PUBLIC] | None = None
-    """A smaller model (GGUF) with the same vocabulary, which drafts tokens that this one checks many at a time."""
-    spec_type: Annotated[SpeculationKind, Argument("--spec-type"), PUBLIC] | None = None
-    """Speculative decoding: `draft-simple` with `draft_model_path`, `draft-mtp` with a model that was made for it, the
-    others by repetitions of the text. Default: `draft-simple` where there is a draft model, else the server's."""
-    spec_draft_n_max: Annotated[int, Ge(1), Le(6), Argument("--spec-draft-n-max")] | None = None
-    """Tokens that are guessed at a time. Default: the server's."""
-    spec_draft_p_min: Annotated[float, Ge(0), Le(1), Argument("--spec-draft-p-min")] | None = None
-    """How probable a guess must be for guessing to go on. Default: the server's."""
-    spec_draft_ngl: Annotated[int, Ge(0), Le(999), Argument("--spec-draft-ngl")] | None = None
-    """Layers of the draft model on accelerators; 0: none. Default: as many as fit."""
-    image_max_tokens: Annotated[int, Ge(1), Le(65_536), Argument("--image-max-tokens")] | None = None
-    """Tokens that one image may take; for vision models. Default: the server's."""
-
+    """A smaller model (GGUF) with the same vocabulary, which drafts tokens that this one checks many at a time. How:
+    `extra_arguments` such as `[--spec-type, draft-mtp]`."""
     kept_prompts_mb: Annotated[int, Ge(0), Le(1_048_576)] = 1024
     """Memory of the host in MiB for prompts that no slot holds any more, so that a conversation that comes again is not
     computed again; 0: none. At most an eighth of the machine's memory and half of the free memory of `/dev/shm`."""

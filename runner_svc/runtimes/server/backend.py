@@ -301,7 +301,6 @@ def build(model: ServerModel, context: ModelContext) -> ModelEngine:
         forecast=DeclaredForecast(manifest_bytes_of(model.memory_mb)),
         remote=bool(model.remote),
         timeouts=context.timeouts,
-        unload_keeps_process=model.unload_keeps_process,
     )
 
 
@@ -336,5 +335,3 @@ def _check(model: ServerModel, context: ModelContext) -> None:
 def _check_sleep(model: ServerModel, preset: ServerPreset, context: ModelContext) -> None:
     if model.sleeps_in_place and (preset.sleep is None or (preset.wake or preset.load) is None):
         raise context.refuse("sleeps_in_place", f"needs a preset with routes to sleep and to wake, not {preset.title}")
-    if model.unload_keeps_process and not model.sleeps_in_place:
-        raise context.refuse("unload_keeps_process", "needs sleeps_in_place: its process is ended otherwise")

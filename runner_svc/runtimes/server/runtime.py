@@ -90,11 +90,8 @@ class ServerModel(StartedModelSettings):
     the preset says, else no."""
     sleeps_in_place: bool = False
     """Whether it hibernates, when idle, by the route of its preset that frees the memory of accelerators, in its
-    process, which wakes faster than it starts. Default: its process is ended. A `command` of your own needs the
-    arguments that the program demands for it, such as `--enable-memory-saver` of SGLang."""
-    unload_keeps_process: bool = False
-    """Whether an explicit unload, such as `weft unload`, lets it sleep in its process too. Default: it ends the
-    process. Needs `sleeps_in_place`."""
+    process, which wakes faster than it starts. Default: its process is ended, as always by `weft unload`. A `command`
+    of your own needs the arguments that the program demands for it, such as `--enable-memory-saver` of SGLang."""
     memory_mb: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
     """Accelerator memory that it takes, in MiB. Default: unknown, and no memory is leased for it."""
 

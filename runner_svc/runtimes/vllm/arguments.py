@@ -26,8 +26,8 @@ SMALL_UTILIZATION = "0.01"
 another engine, whatever it needs."""
 CACHE_TYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 METHODS = ("none", "mtp", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "ngram", "suffix")
-MOE_BACKENDS = ("auto", "triton", "marlin", "cutlass", "deep_gemm", "flashinfer_cutlass", "flashinfer_trtllm", "aiter")
-ATTENTION_BACKENDS = ("TRITON_ATTN", "FLASH_ATTN", "FLASHINFER", "FLEX_ATTENTION")
+LORA_RANKS = (16, 32, 64, 128, 256, 320, 512)
+"""Ranks that the server can be started for; a smaller one makes room for adapters whose rank is not known."""
 NO_SPECULATION = "none"
 OWN_FLAGS: Mapping[str, str] = {
     "--host": "it is weft's",
@@ -38,7 +38,7 @@ OWN_FLAGS: Mapping[str, str] = {
     "--max-model-len": "use context_tokens",
     "--max-num-seqs": "use slots",
     "--kv-cache-memory-bytes": "use kv_cache_memory_bytes",
-    "--speculative-config": "use the settings that begin with speculative_",
+    "--speculative-config": "use speculative_config",
 }
 """Flags that are not taken as `extra_arguments`, and why."""
 NO_STATISTICS = "--disable-log-stats"
@@ -61,7 +61,7 @@ def operations_of(model: VllmModel) -> frozenset[Operation]:
 
 def load_parameters(model: VllmModel, trained_context_tokens: int = 0) -> tuple[LoadParameter, ...]:
     """Returns the load parameters of a model; `trained_context_tokens`: see ModelContext."""
-    drafts = tuple(dict.fromkeys(filter(None, (model.speculative_model, *model.speculative_models))))
+    pixels, drafting = model.mm_processor_kwargs.get("max_pixels"), model.speculative_config
     return (
         context_parameter(model.slot_context_tokens, trained_context_tokens),
         whole_parameter("slots", "Requests it works on at once.", 1, MAX_SLOTS, model.slots),
@@ -69,34 +69,28 @@ def load_parameters(model: VllmModel, trained_context_tokens: int = 0) -> tuple[
             "kv_cache_memory_bytes", "KV cache on each device.", 1, MAX_CACHE_BYTES, model.kv_cache_memory_bytes
         ),
         _words("kv_cache_dtype", "Type of keys and values in the cache.", CACHE_TYPES, model.kv_cache_dtype),
-        whole_parameter("max_pixels", "Pixels that an image is scaled down to.", 1, MAX_PIXELS, model.max_pixels),
-        _words("speculative_method", "How tokens are drafted; none: not at all.", METHODS, model.speculative_method),
-        *((_words("speculative_model", "Drafting model.", drafts, model.speculative_model),) if drafts else ()),
-        _words("speculative_moe_backend", "Kernels for its experts.", MOE_BACKENDS, model.speculative_moe_backend),
-        _words(
-            "speculative_attention_backend",
-            "Kernels for its attention.",
-            ATTENTION_BACKENDS,
-            model.speculative_attention_backend,
-        ),
+        whole_parameter("max_pixels", "Pixels that an image is scaled down to.", 1, MAX_PIXELS, pixels),
+        _words("speculative_method", "How tokens are drafted; none: not at all.", METHODS, drafting.get("method")),
         whole_parameter(
-            "speculative_tokens", "Tokens drafted at a time.", 1, MAX_DRAFT_TOKENS, model.speculative_tokens
+            "speculative_tokens",
+            "Tokens drafted at a time.",
+            1,
+            MAX_DRAFT_TOKENS,
+            drafting.get("num_speculative_tokens"),
         ),
     )
 
 
-def _words(name: str, description: str, known: Sequence[str], configured: str | None) -> LoadParameter:
+def _words(name: str, description: str, known: Sequence[str], configured: LoadValue | None) -> LoadParameter:
     """Returns a parameter that may be a known word or the configured one."""
-    words = (*known, configured) if configured is not None and configured not in known else tuple(known)
+    words = tuple(known) if configured is None else tuple(dict.fromkeys((*known, str(configured))))
     return LoadParameter(name=name, description=description, words=words, default=configured)
 
 
 def configured_parameters(model: VllmModel) -> dict[str, LoadValue]:
     """Returns the load parameters in a model's settings, by name."""
-    names = (parameter.name for parameter in load_parameters(model))
-    values = ((name, getattr(model, name)) for name in names if name != "context_tokens")
-    found = {name: value for name, value in values if value is not None}
-    return {"context_tokens": model.slot_context_tokens, **found}
+    found = {each.name: each.default for each in load_parameters(model) if each.default is not None}
+    return {**found, "context_tokens": model.slot_context_tokens}
 
 
 def server_arguments(model: VllmModel, order: LoadOrder, shape: ModelShape | None = None) -> list[str]:
@@ -124,8 +118,6 @@ def _generation_arguments(model: VllmModel) -> list[str]:
     if model.tool_call_parser is not None:
         arguments += ["--enable-auto-tool-choice", "--tool-call-parser", model.tool_call_parser]
     modules = {adapter.name: adapter.path for adapter in model.adapters}
-    if model.lora_path is not None:
-        modules[adapter_name(model)] = model.lora_path
     if modules:
         arguments += ["--lora-modules", *(f"{name}={local_or_id(path)}" for name, path in modules.items())]
     return arguments
@@ -138,11 +130,6 @@ def adapter_bodies(model: VllmModel) -> dict[str, dict[str, object]]:
     return {"": {"model": model.name}, **{adapter.name: {"model": adapter.name} for adapter in model.adapters}}
 
 
-def adapter_name(model: VllmModel) -> str:
-    """Returns the server's name of the model with its adapter; its name without one is that of the base model."""
-    return f"{model.name}-adapter"
-
-
 def _engine_arguments(model: VllmModel, order: LoadOrder, shape: ModelShape | None) -> list[str]:
     values = {**configured_parameters(model), **order.parameters}
     arguments = [
@@ -151,12 +138,14 @@ def _engine_arguments(model: VllmModel, order: LoadOrder, shape: ModelShape | No
         *_memory_arguments(model, order, values, shape),
         *_device_arguments(model, order),
         *_image_arguments(model, values),
-        *_speculation_arguments(values),
+        *_speculation_arguments(model, order),
     ]
     if model.kind != "generation":
         arguments += ["--runner", "pooling"]
-    elif model.lora_path is not None or model.served_adapters:
-        arguments += ["--enable-lora", "--max-lora-rank", str(model.max_lora_rank), *_adapter_arguments(model)]
+    elif model.adapters:
+        rank = max(adapter.rank for adapter in model.adapters)
+        least = next(each for each in LORA_RANKS if each >= rank)
+        arguments += ["--enable-lora", "--max-lora-rank", str(least), *_adapter_arguments(model)]
     return arguments
 
 
@@ -234,20 +223,14 @@ def _image_arguments(model: VllmModel, values: Mapping[str, LoadValue]) -> list[
     return [*arguments, "--mm-processor-kwargs", json.dumps(processor)] if processor else arguments
 
 
-def _speculation_arguments(values: Mapping[str, LoadValue]) -> list[str]:
-    method = values.get("speculative_method")
-    if method == NO_SPECULATION:
+def _speculation_arguments(model: VllmModel, order: LoadOrder) -> list[str]:
+    drafting = dict(model.speculative_config)
+    for parameter, name in (("speculative_method", "method"), ("speculative_tokens", "num_speculative_tokens")):
+        if parameter in order.parameters:
+            drafting[name] = order.parameters[parameter]
+    if drafting.get("method") == NO_SPECULATION or not drafting.keys() & {"method", "model"}:
         return []
-    given = {
-        "method": method,
-        "model": values.get("speculative_model"),
-        "moe_backend": values.get("speculative_moe_backend"),
-        "attention_backend": values.get("speculative_attention_backend"),
-        "num_speculative_tokens": values.get("speculative_tokens"),
-    }
-    if method is None and given["model"] is None:
-        return []
-    return ["--speculative-config", json.dumps({name: value for name, value in given.items() if value is not None})]
+    return ["--speculative-config", json.dumps(drafting)]
 
 
 def sleeps_in_place(model: VllmModel, order: LoadOrder) -> bool:
@@ -266,7 +249,7 @@ def server_environment(model: VllmModel, order: LoadOrder, given: Mapping[str, s
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
     }
     is_local = model.folder is not None and all(each.digested_file is not None for each in model.served_adapters)
-    if is_local and model.lora_path is None and model.speculative_model is None:
+    if is_local and "model" not in model.speculative_config:
         usual["HF_HUB_OFFLINE"] = "1"
     needed = {
         **hidden_devices(order),

@@ -26,7 +26,6 @@ from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.runtimes.vllm.arguments import (
     adapter_bodies,
-    adapter_name,
     device_count,
     load_parameters,
     operations_of,
@@ -235,7 +234,7 @@ class VllmBackend(StartedServer[VllmModel]):
             base_url=base_url,
             socket_path=self._socket_path,
             api_key=api_key,
-            model=self.model.name if self.model.lora_path is None else adapter_name(self.model),
+            model=self.model.name,
             parameters=replace(self.parameters, most_answer_tokens=self._context_tokens),
             adapters=adapter_bodies(self.model),
         )

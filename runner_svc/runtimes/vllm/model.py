@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 from typing_extensions import override
 
 from runner_svc.backend.port import Backend
@@ -22,6 +21,7 @@ from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import CONTEXT_STEP, EngineHabits, MemorySettings, ModelShape
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 from runner_svc.runtimes.vllm.arguments import (
+    LORA_RANKS,
     OWN_FLAGS,
     bytes_per_token,
     cache_bytes_per_device,
@@ -42,13 +42,8 @@ from weft.kernel.abilities import Abilities
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Skill
 
-MAX_CONFIG_BYTES = 1024 * 1024
 _LOCAL = ("/", "~", ".")
 """How a path begins that is no id of the hub."""
-
-
-class _Config(msgspec.Struct):
-    r: int
 
 
 def check_adapters(model: VllmModel, context: ModelContext) -> None:
@@ -57,16 +52,13 @@ def check_adapters(model: VllmModel, context: ModelContext) -> None:
         return
     if model.kind != "generation":
         raise context.refuse("adapters", f"are for models of kind generation, not {model.kind}")
-    if model.lora_path is not None:
-        raise context.refuse("lora_path", "answers every request with one adapter; leave it out beside adapters")
     for index, adapter in enumerate(model.adapters):
         fault = _fault(adapter)
         if fault is not None:
             raise context.refuse(f"adapters[{index}].path", fault)
-        rank = 0 if adapter.folder is None else _rank(adapter.folder)
-        if rank > model.max_lora_rank:
-            message = f"is {model.max_lora_rank}, and adapter {adapter.name} has a rank of {rank}"
-            raise context.refuse("max_lora_rank", message)
+        if adapter.rank > LORA_RANKS[-1]:
+            message = f"has a rank of {adapter.rank}, and vLLM takes at most {LORA_RANKS[-1]}"
+            raise context.refuse(f"adapters[{index}].path", message)
 
 
 def _fault(adapter: VllmAdapter) -> str | None:
@@ -77,18 +69,9 @@ def _fault(adapter: VllmAdapter) -> str | None:
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         if not (folder / name).is_file():
             return f"is no adapter as PEFT writes it, because it has no {name}: {folder}"
-    if not _rank(folder):
+    if not adapter.rank:
         return f"{ADAPTER_CONFIG} names no rank `r` of a LoRA: {folder}"
     return None
-
-
-def _rank(folder: Path) -> int:
-    """Returns the rank of an adapter by its configuration; 0: it names none, or cannot be read."""
-    try:
-        with (folder / ADAPTER_CONFIG).open("rb") as file:
-            return max(0, msgspec.json.decode(file.read(MAX_CONFIG_BYTES), type=_Config).r)
-    except (OSError, msgspec.DecodeError):
-        return 0
 
 
 _CACHE_TYPES: Mapping[float, str] = {1.0: "q8_0", 2.0: "f16", 4.0: "f32"}
@@ -130,7 +113,7 @@ class VllmForecast(FileForecast):
 UTILIZATION_VARIABLE = "VLLM_GPU_MEMORY_UTILIZATION"
 CACHING_VARIABLE = "VLLM_ENABLE_PREFIX_CACHING"
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_FOR_GENERATION = ("lora_path", "speculative_method", "speculative_model", "tool_call_parser")
+_FOR_GENERATION = ("speculative_config", "tool_call_parser")
 
 
 def check_model(model: VllmModel, context: ModelContext) -> None:
@@ -141,14 +124,8 @@ def check_model(model: VllmModel, context: ModelContext) -> None:
     context.require_file("chat_template_path", model.chat_template_file)
     if model.kind != "generation":
         for setting in _FOR_GENERATION:
-            if getattr(model, setting) is not None:
+            if getattr(model, setting):
                 raise context.refuse(setting, f"is for models of kind generation, not {model.kind}")
-    if model.speculative_model is not None and model.speculative_method is None:
-        raise context.refuse("speculative_method", "must be set with speculative_model: draft_model, mtp or eagle3")
-    if model.unload_keeps_process and model.sleep_level is None:
-        raise context.refuse("unload_keeps_process", "needs sleep_level: its process is ended otherwise")
-    if model.max_pixels is not None and "max_pixels" in model.mm_processor_kwargs:
-        raise context.refuse("max_pixels", "is also in mm_processor_kwargs; leave one of them out")
 
 
 def with_environment(model: VllmModel, context: ModelContext) -> VllmModel:
@@ -187,7 +164,7 @@ def model_engine(
     abilities: Abilities,
 ) -> ModelEngine:
     """Returns the engine of a model, whose memory is forecast from these facts of its files."""
-    draft = None if model.speculative_model is None else Path(model.speculative_model).expanduser()
+    draft = Path(str(model.speculative_config["model"])).expanduser() if "model" in model.speculative_config else None
     forecast = ForecastModel(
         name=model.location,
         files=ModelFiles(
@@ -210,7 +187,6 @@ def model_engine(
         remote=bool(model.remote),
         timeouts=context.timeouts,
         abilities=abilities,
-        unload_keeps_process=model.unload_keeps_process,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
+import msgspec
 from annotated_types import Ge, Gt, Le, MaxLen
 from typing_extensions import override
 
@@ -64,7 +65,12 @@ Word = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 Dtype = Literal["auto", "bfloat16", "float", "float16", "float32", "half"]
 Modality = Literal["image", "video", "audio"]
 ADAPTER_CONFIG = "adapter_config.json"
+MAX_CONFIG_BYTES = 1024 * 1024
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+class _AdapterConfig(msgspec.Struct):
+    r: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +91,17 @@ class VllmAdapter(AdapterSettings):
     def digested_file(self) -> Path | None:
         folder = self.folder
         return None if folder is None else folder / ADAPTER_WEIGHTS
+
+    @property
+    def rank(self) -> int:
+        """Its rank by its configuration; 0: it has no folder here, names none, or cannot be read."""
+        if self.folder is None:
+            return 0
+        try:
+            with (self.folder / ADAPTER_CONFIG).open("rb") as file:
+                return max(0, msgspec.json.decode(file.read(MAX_CONFIG_BYTES), type=_AdapterConfig).r)
+        except (OSError, msgspec.DecodeError):
+            return 0
 
 
 def local_or_id(path: str) -> str:
@@ -127,43 +144,23 @@ class VllmModel(SourcedModelSettings):
     """Most images, videos and audio clips of one request, such as `{image: 1}`."""
     mm_processor_kwargs: Annotated[Mapping[Word, int | float | bool | str], MaxLen(32)] = field(default_factory=dict)
     """Arguments of the model's processor of images, such as `{max_pixels: 4014080}`."""
-    max_pixels: Annotated[int, Ge(1), Le(2**31 - 1)] | None = None
-    """Most pixels of an image after it is scaled; the same as in `mm_processor_kwargs`, and may be set for one load."""
     tensor_parallel: Annotated[int, Ge(1), Le(64), PUBLIC] | None = None
     """Devices over which each layer is split. Default: all that its lease has."""
     pipeline_parallel: Annotated[int, Ge(1), Le(64), Argument("--pipeline-parallel-size"), PUBLIC] | None = None
     """Groups of devices, each with a part of the layers."""
-    speculative_method: Word | None = None
-    """How tokens are drafted: `mtp`, `draft_model`, `eagle3`, `ngram` and others, with a checkpoint made for it."""
-    speculative_model: ModelId | None = None
-    """The checkpoint that drafts tokens; with `mtp`, an assistant model, or none where the model drafts itself."""
-    speculative_models: Annotated[tuple[ModelId, ...], MaxLen(16)] = ()
-    """Further checkpoints that a load may choose as `speculative_model`."""
-    speculative_moe_backend: Word | None = None
-    """Kernels for the experts of the drafting model."""
-    speculative_attention_backend: Word | None = None
-    """Kernels for the attention of the drafting model."""
-    speculative_tokens: Annotated[int, Ge(1), Le(64)] | None = None
-    """Tokens that are drafted at a time (`num_speculative_tokens`)."""
-    trust_remote_code: Annotated[bool, Argument("--trust-remote-code")] = False
-    """Whether Python code in the model's folder is run."""
+    speculative_config: Annotated[Mapping[Word, int | float | bool | str], MaxLen(32)] = field(default_factory=dict)
+    """How tokens are drafted (`--speculative-config`), such as `{method: mtp, model: org/assistant,
+    num_speculative_tokens: 8}`."""
     chat_template_path: PathText | None = None
     """A chat template (Jinja) to use instead of the model's own."""
     tool_call_parser: Annotated[Word, PUBLIC] | None = None
     """How calls of tools are read from the model's text, such as `hermes`. Default: tools are not called."""
-    lora_path: Annotated[ModelId, PUBLIC] | None = None
-    """A LoRA adapter, a folder or an id of the hub, with which every request of this model is answered."""
     adapters: Annotated[tuple[VllmAdapter, ...], MaxLen(MAX_ADAPTERS)] = ()
     """Adapters (LoRA) of this model, each a model of its own with a name of its own. They share its process, slots and
-    memory, and are loaded and unloaded with it. `lora_path` instead answers every request with one adapter."""
-    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 16
-    """The largest rank of the adapter."""
+    memory, and are loaded and unloaded with it."""
     sleep_level: Annotated[int, Ge(1), Le(2)] | None = None
     """How an idle model on accelerators hibernates, in a process that stays: with its weights in main memory (1), or
-    without them (2). Default: the process is ended, as always on a host without accelerators."""
-    unload_keeps_process: bool = False
-    """Whether an explicit unload, such as `weft unload`, lets it sleep in its process too. Default: it ends the
-    process. Needs `sleep_level`."""
+    without them (2). Default: the process is ended, as always on a host without accelerators, and by `weft unload`."""
     start_timeout_seconds: Annotated[float, Ge(1), Le(86_400)] | None = None
     """Longest time from the start until it answers. Default: as long as it makes progress (`load_stall_seconds`)."""
 

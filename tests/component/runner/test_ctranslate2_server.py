@@ -20,9 +20,8 @@ from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.ctranslate2.backend import SERVER_PROGRAM, CTranslate2Backend
-from runner_svc.runtimes.ctranslate2.runtime import RUNTIME, CTranslate2Model
+from runner_svc.runtimes.ctranslate2.runtime import CTranslate2Model
 from runner_svc.runtimes.library_server import program_command
-from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
 from weft.api.registry.v1 import lease_pb2
 from weft.dispatch.frames import has_content
@@ -315,10 +314,3 @@ async def test_an_unload_leaves_a_process_only_where_the_configuration_says_so(
         async with subject(runner, f"unix:{tmp_path}/runner.sock") as tested:
             finding = (await findings_of(tested, (BY_NAME["teardown"],)))["teardown"]
     assert finding.verdict is verdict, finding.detail
-
-
-def test_an_unload_that_keeps_the_process_needs_one_that_sleeps(tmp_path: Path) -> None:
-    model = CTranslate2Model(name="m", path=_folder(tmp_path / "model"), unload_keeps_process=True)
-    with pytest.raises(FieldError, match="needs sleeps_in_place") as refused:
-        RUNTIME.build(model, ModelContext(where="runners.r.models.m"))
-    assert refused.value.field == "runners.r.models.m.unload_keeps_process"

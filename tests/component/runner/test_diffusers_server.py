@@ -377,12 +377,6 @@ async def test_a_folder_with_code_or_pickles_is_refused_before_anything_is_impor
     assert message in refused.value.message
 
 
-@pytest.mark.slow("starts engine processes")
-async def test_a_folder_of_another_family_than_configured_is_refused(model: Path) -> None:
-    with pytest.raises(WeftError, match="family: the folder has a pipeline of Stable Diffusion, not of FLUX"):
-        await _backend(model, family="flux").start()
-
-
 @pytest.mark.nightly("same checks as test_ctranslate2_server")
 async def test_a_missing_library_or_environment_is_named_with_the_remedy(model: Path, tmp_path: Path) -> None:
     with pytest.raises(WeftError, match=r"weft runtime install diffusers.*libtorch_cpu\.so"):

@@ -42,7 +42,8 @@ LONG = "This sentence is heard at once by everyone. " + "This one has to wait fo
 
 def _backend(program: Path | None, **settings: Any) -> EspeakBackend:
     graces = StopGraces(first_term_seconds=0.3, second_term_seconds=0.3)
-    return EspeakBackend(*engine_settings(EspeakModel, program=program, graces=graces, **settings))
+    flags = () if program is None else ("--program", str(program))
+    return EspeakBackend(*engine_settings(EspeakModel, extra_arguments=flags, graces=graces, **settings))
 
 
 @pytest.fixture

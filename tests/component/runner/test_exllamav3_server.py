@@ -189,10 +189,8 @@ async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -
         "cache_quant": "4,6",
         "gpu_split": (20.5, 24),
         "tensor_parallel": True,
-        "tp_backend": "nccl",
-        "chunk_tokens": 512,
-        "step_tokens": 3,
         "slots": 3,
+        "extra_arguments": ("--tp-backend", "nccl", "--chunk-tokens", "512", "--step-tokens", "3"),
     }
     async with _running(model, **settings) as (backend, facts):
         lines = backend.log_lines(10)

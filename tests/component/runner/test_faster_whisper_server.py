@@ -212,8 +212,17 @@ async def test_a_language_that_the_model_does_not_know_is_refused_by_name(model:
 async def test_a_recording_beyond_a_limit_is_refused_and_the_process_goes_on(
     model: Path, recording: dict[str, Any], words: str
 ) -> None:
-    limits = ("--max-channels", "2", "--max-sample-rate-hz", "48000", "--max-audio-bytes", str(1024 * 1024))
-    async with _running(model, None, max_audio_seconds=10.0, extra_arguments=limits) as (backend, _):
+    limits = (
+        "--max-audio-seconds",
+        "10",
+        "--max-channels",
+        "2",
+        "--max-sample-rate-hz",
+        "48000",
+        "--max-audio-bytes",
+        str(1024 * 1024),
+    )
+    async with _running(model, None, extra_arguments=limits) as (backend, _):
         process = backend.process_id
         with pytest.raises(WeftError, match=words) as refused:
             await _frames(backend, _payload(**recording))

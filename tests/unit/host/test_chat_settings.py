@@ -37,7 +37,7 @@ def test_the_sampling_parameters_of_a_model_arrive() -> None:
 
 def test_everything_that_is_said_arrives() -> None:
     found = _settings(
-        {"tools": ["word_count", "files.read"], "repetition": "kill", "system_messages": "separate"},
+        {"tools": ["word_count", "files.read"], "repetition": "kill"},
         tools=TOOLS,
         signals=[LEGAL],
         max_tool_iterations=3,
@@ -46,7 +46,6 @@ def test_everything_that_is_said_arrives() -> None:
     )
     assert found.tools == ("word_count", "files.read")
     assert found.repetition == "kill"
-    assert found.system_messages == "separate"
     assert found.max_tool_iterations == 3
     assert found.zone == ZoneInfo("Europe/Berlin")
     assert found.platform_context == "An office."

@@ -11,9 +11,8 @@ import pytest
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.policy.memory_estimate import MEBIBYTE
-from runner_svc.runtimes.llama_server.arguments import load_parameters, server_arguments
+from runner_svc.runtimes.llama_server.arguments import server_arguments
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.runtimes.model_engine import LIBRARY_PATH
 from runner_svc.settings import RunnerSettings
 from weft.kernel.errors import FieldError, WeftError
@@ -160,58 +159,3 @@ async def test_projector_and_draft_model_count_in_the_memory_of_a_load(tmp_path:
     assert beside is not None
     assert {part.name: part.bytes for part in beside.parts}["projector"] == 40 * MEBIBYTE
     assert beside.bytes == 2 * alone.bytes + 40 * MEBIBYTE, "a draft of the same size takes as much as the model"
-
-
-SPECULATION: dict[str, Any] = {
-    "spec_type": "ngram-mod",
-    "spec_draft_n_max": 3,
-    "spec_draft_p_min": 0.5,
-    "spec_draft_ngl": 0,
-    "image_max_tokens": 256,
-}
-
-
-def _arguments(runner: RunnerSettings) -> list[str]:
-    model = runner.models[0]
-    assert isinstance(model, LlamaServerModel)
-    return server_arguments(model)
-
-
-def test_settings_of_speculation_and_images_are_flags_and_defaults_of_the_load_parameters(file: Path) -> None:
-    runner = section(file, **SPECULATION)
-    words = " ".join(_arguments(runner))
-    for flag in ("--spec-type ngram-mod", "--spec-draft-n-max 3", "--spec-draft-p-min 0.5", "--image-max-tokens 256"):
-        assert flag in words
-    assert "--spec-draft-ngl 0" in words
-    model = runner.models[0]
-    assert isinstance(model, LlamaServerModel)
-    defaults = {parameter.name: parameter.default for parameter in load_parameters(model)}
-    assert (defaults["spec_draft_n_max"], defaults["spec_draft_p_min"], defaults["image_max_tokens"]) == (3, 0.5, 256)
-
-
-def test_a_type_of_speculation_takes_the_place_of_the_one_of_a_draft_model(file: Path) -> None:
-    words = _arguments(section(file, draft_model_path=str(file), spec_type="none"))
-    assert [words[at + 1] for at, word in enumerate(words) if word == "--spec-type"] == ["none"]
-
-
-@pytest.mark.parametrize("setting", SPECULATION)
-def test_a_setting_that_a_flag_gives_too_is_refused(file: Path, setting: str) -> None:
-    flag = "--" + setting.replace("_", "-")
-    runner = section(file, **{setting: SPECULATION[setting]}, extra_arguments=[flag, "1"])
-    with pytest.raises(FieldError, match="leave one of them out") as refused:
-        served_model(runner, runner.models[0], 5.0)
-    assert refused.value.field.endswith(setting)
-
-
-def test_drafts_of_a_model_need_that_model(file: Path) -> None:
-    runner = section(file, spec_type="draft-simple")
-    with pytest.raises(FieldError, match="needs draft_model_path"):
-        served_model(runner, runner.models[0], 5.0)
-
-
-@pytest.mark.parametrize(
-    "settings", [{"spec_draft_n_max": 7}, {"spec_draft_p_min": 1.5}, {"spec_draft_ngl": -1}, {"spec_type": "guess"}]
-)
-def test_speculation_beyond_its_range_is_refused(file: Path, settings: dict[str, Any]) -> None:
-    with pytest.raises(FieldError):
-        section(file, **settings)

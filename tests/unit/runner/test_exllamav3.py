@@ -37,7 +37,6 @@ def _folder(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("settings", "refused"),
     [
-        ({"chunk_tokens": 300}, "chunk_tokens"),
         ({"cache_tokens": 300}, "cache_tokens"),
         ({"cache_tokens": 2048, "context_tokens": 2048}, "cache_tokens"),
         ({"gpu_split": (0.0, 0.0)}, "gpu_split"),

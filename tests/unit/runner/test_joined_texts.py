@@ -7,7 +7,7 @@ import pytest
 
 from runner_svc.chat.turn import RepetitionWatch
 from runner_svc.openai_upstream.stream import DONE, StreamReader
-from runner_svc.policy.repetition import RepetitionLimits
+from runner_svc.policy.repetition import RepetitionLimits, TextureLimits
 from runner_svc.servicers.inference import AnswerWriter
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.api.runner.v1 import generation_service_pb2
@@ -111,7 +111,7 @@ def test_a_message_joins_no_more_than_the_limits_allow(lengths: list[int], count
 
 @pytest.mark.parametrize("name", READS)
 def test_what_looks_at_frames_sees_the_same_of_joined_texts(name: str) -> None:
-    limits = RepetitionLimits().scaled(2, 100)
+    limits = RepetitionLimits(prose=TextureLimits(lines=2, characters=100, repeats=5))
     seen = []
     for joins in (False, True):
         counter, watch = TokenCounter(chat_pb2.ChatPayload(), whole=False), RepetitionWatch(kills=False, limits=limits)

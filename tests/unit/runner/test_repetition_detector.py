@@ -84,17 +84,6 @@ def test_short_lines_of_votes_code_figures_and_marks_are_no_loop(text: str) -> N
     assert _feed(text) is None
 
 
-def test_the_limits_can_be_set_and_keep_their_proportions() -> None:
-    limits = RepetitionLimits().scaled(lines=32, characters=2_400)
-    assert (limits.prose.lines, limits.prose.characters) == (32, 2_400)
-    assert (limits.structured.lines, limits.marks.characters, limits.short_lines) == (96, 16_384, 192)
-    assert limits.window_characters >= 2 * limits.marks.characters
-    assert RepetitionLimits().scaled(lines=16, characters=1_200) == RepetitionLimits()
-    some = LINE * 24 + _prose(600)
-    assert _feed(some) is not None
-    assert _feed(some, limits=limits) is None
-
-
 def test_a_sentence_without_line_breaks_is_noticed() -> None:
     found = _feed(_prose(900) + " I went to the market and bought bread." * 60)
     assert found is not None

@@ -153,9 +153,3 @@ def test_a_program_without_routes_to_sleep_and_to_wake_cannot_sleep_in_its_proce
     field, message = _refusal(**(preset or ANY_PROGRAM), sleeps_in_place=True)
     assert field.endswith("sleeps_in_place")
     assert "needs a preset with routes to sleep and to wake, not " in message
-
-
-def test_an_unload_keeps_the_process_only_of_a_program_that_sleeps_in_it() -> None:
-    field, message = _refusal(**ANY_PROGRAM, unload_keeps_process=True)
-    assert field.endswith("unload_keeps_process")
-    assert "needs sleeps_in_place" in message

@@ -67,9 +67,6 @@ def _value(arguments: Sequence[str], flag: str) -> str:
         ({"kind": "embedding"}, "--runner", "pooling"),
         ({"limit_mm_per_prompt": {"image": 1}}, "--limit-mm-per-prompt", '{"image": 1}'),
         ({"mm_processor_kwargs": {"max_pixels": 9}}, "--mm-processor-kwargs", '{"max_pixels": 9}'),
-        ({"max_pixels": 9}, "--mm-processor-kwargs", '{"max_pixels": 9}'),
-        ({"lora_path": "org/adapter", "name": "smol"}, "--lora-modules", "smol-adapter=org/adapter"),
-        ({"lora_path": "org/adapter", "max_lora_rank": 64}, "--max-lora-rank", "64"),
     ],
 )
 def test_a_setting_is_a_flag(settings: dict[str, Any], flag: str, written: str) -> None:
@@ -79,11 +76,9 @@ def test_a_setting_is_a_flag(settings: dict[str, Any], flag: str, written: str) 
 @pytest.mark.parametrize(
     ("settings", "flag"),
     [
-        ({"trust_remote_code": True}, "--trust-remote-code"),
         ({"prefix_caching": True}, "--enable-prefix-caching"),
         ({"prefix_caching": False}, "--no-enable-prefix-caching"),
         ({"tool_call_parser": "hermes"}, "--enable-auto-tool-choice"),
-        ({"lora_path": "org/adapter"}, "--enable-lora"),
     ],
 )
 def test_a_setting_without_a_value_is_a_flag_only_where_it_is_set(settings: dict[str, Any], flag: str) -> None:
@@ -111,23 +106,15 @@ def test_times_per_request_are_told_unless_statistics_are_off() -> None:
 
 
 def test_speculation_is_one_document() -> None:
-    model = _model(
-        speculative_method="mtp",
-        speculative_model="org/assistant",
-        speculative_moe_backend="triton",
-        speculative_attention_backend="triton_attn",
-        speculative_tokens=8,
-    )
-    assert json.loads(_value(server_arguments(model, LoadOrder()), "--speculative-config")) == {
-        "method": "mtp",
-        "model": "org/assistant",
-        "moe_backend": "triton",
-        "attention_backend": "triton_attn",
-        "num_speculative_tokens": 8,
-    }
+    drafting = {"method": "mtp", "model": "org/assistant", "moe_backend": "triton", "num_speculative_tokens": 8}
+    model = _model(speculative_config=drafting)
+    assert json.loads(_value(server_arguments(model, LoadOrder()), "--speculative-config")) == drafting
+    fewer = LoadOrder(parameters={"speculative_tokens": 2})
+    assert json.loads(_value(server_arguments(model, fewer), "--speculative-config"))["num_speculative_tokens"] == 2
     off = LoadOrder(parameters={"speculative_method": "none"})
     assert "--speculative-config" not in server_arguments(model, off)
-    assert "--speculative-config" not in server_arguments(_model(speculative_tokens=3), LoadOrder())
+    assert "--speculative-config" not in server_arguments(_model(), fewer)
+    assert configured_parameters(model)["speculative_tokens"] == 8
 
 
 @pytest.mark.parametrize(
@@ -142,18 +129,9 @@ def test_speculation_is_one_document() -> None:
     ],
 )
 def test_a_load_parameter_wins_over_the_setting(name: str, value: Any, flag: str, written: str) -> None:
-    model = _model(context_tokens=4096, kv_cache_memory_bytes=2**30, max_pixels=9)
+    model = _model(context_tokens=4096, kv_cache_memory_bytes=2**30, mm_processor_kwargs={"max_pixels": 9})
     checked = check_parameters({name: value}, load_parameters(model))
     assert _value(server_arguments(model, LoadOrder(parameters=checked)), flag) == written
-
-
-def test_a_load_chooses_only_among_configured_drafting_models() -> None:
-    model = _model(speculative_method="mtp", speculative_model="org/a", speculative_models=("org/b",))
-    assert check_parameters({"speculative_model": "org/b"}, load_parameters(model))
-    with pytest.raises(FieldError, match="org/a, org/b"):
-        check_parameters({"speculative_model": "evil/model"}, load_parameters(model))
-    with pytest.raises(FieldError, match="cannot be set"):
-        check_parameters({"speculative_model": "org/a"}, load_parameters(_model()))
 
 
 def test_the_cache_has_room_for_every_slot_where_the_files_tell_its_size() -> None:
@@ -197,7 +175,8 @@ def test_variables_of_the_runner_win_over_the_usual_ones_and_not_over_what_weft_
 def test_the_hub_is_not_asked_for_a_model_in_a_folder(tmp_path: Path) -> None:
     assert server_environment(_model(model=str(tmp_path)), LoadOrder(), {})["HF_HUB_OFFLINE"] == "1"
     assert "HF_HUB_OFFLINE" not in server_environment(_model(), LoadOrder(), {})
-    assert "HF_HUB_OFFLINE" not in server_environment(_model(model=str(tmp_path), lora_path="org/a"), LoadOrder(), {})
+    drafting = _model(model=str(tmp_path), speculative_config={"method": "mtp", "model": "org/a"})
+    assert "HF_HUB_OFFLINE" not in server_environment(drafting, LoadOrder(), {})
 
 
 def test_each_kind_has_its_operations() -> None:
@@ -213,9 +192,7 @@ def test_each_kind_has_its_operations() -> None:
         ({"extra_arguments": ("--port=80",)}, "extra_arguments[0]"),
         ({"extra_arguments": ("--api-key", "x")}, "extra_arguments[0]"),
         ({"kind": "embedding", "tool_call_parser": "hermes"}, "tool_call_parser"),
-        ({"speculative_model": "org/a"}, "speculative_method"),
-        ({"max_pixels": 1, "mm_processor_kwargs": {"max_pixels": 2}}, "max_pixels"),
-        ({"unload_keeps_process": True}, "unload_keeps_process"),
+        ({"kind": "embedding", "speculative_config": {"method": "ngram"}}, "speculative_config"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_by_name(settings: dict[str, Any], field: str) -> None:
@@ -267,15 +244,6 @@ def test_a_model_that_takes_images_says_so() -> None:
     assert RUNTIME.build(*blind).abilities.lacking == {Skill.IMAGE}
 
 
-def test_an_unload_ends_the_process_unless_the_settings_say_otherwise() -> None:
-    def keeps(**settings: Any) -> bool:
-        given = engine_settings(VllmModel, command=("vllm",), model="a/b", sleep_level=1, **settings)
-        return RUNTIME.build(*given).unload_keeps_process
-
-    assert not keeps()
-    assert keeps(unload_keeps_process=True)
-
-
 def _adapters(*folders: Path | str) -> dict[str, Any]:
     return {"adapters": tuple(VllmAdapter(name=f"a{at}", path=str(folder)) for at, folder in enumerate(folders))}
 
@@ -287,6 +255,7 @@ def test_adapters_are_modules_that_are_all_on_the_device_and_requests_name_them(
     at = words.index("--lora-modules")
     assert words[at : at + 3] == ["--lora-modules", f"a0={local}", "a1=org/other"]
     assert "--enable-lora" in words
+    assert _value(words, "--max-lora-rank") == "16"
     assert (_value(words, "--max-loras"), _value(words, "--max-cpu-loras")) == ("2", "2")
     assert adapter_bodies(model) == {"": {"model": "smol"}, "a0": {"model": "a0"}, "a1": {"model": "a1"}}
     assert adapter_bodies(_model()) == {}
@@ -305,12 +274,13 @@ def test_adapters_that_cannot_be_loaded_are_refused_by_their_setting(tmp_path: P
     (bare / "adapter_model.safetensors").unlink()
     rankless = write_peft_adapter(tmp_path / "rankless", strength=0.0)
     (rankless / "adapter_config.json").write_text("{}")
+    huge = write_peft_adapter(tmp_path / "huge", strength=0.0)
+    (huge / "adapter_config.json").write_text('{"r": 513}')
     faults: list[tuple[dict[str, Any], str, str]] = [
         (_adapters(good, tmp_path / "nowhere"), "adapters[1].path", "there is no folder"),
         (_adapters(bare), "adapters[0].path", "no adapter_model.safetensors"),
         (_adapters(rankless), "adapters[0].path", "names no rank"),
-        ({**_adapters(good), "max_lora_rank": 1}, "max_lora_rank", "adapter a0 has a rank of 8"),
-        ({**_adapters(good), "lora_path": "org/a"}, "lora_path", "leave it out beside adapters"),
+        (_adapters(huge), "adapters[0].path", "has a rank of 513, and vLLM takes at most 512"),
         ({**_adapters(good), "kind": "embedding"}, "adapters", "not embedding"),
     ]
     for settings, field, words in faults:
@@ -327,7 +297,7 @@ def test_the_settings_are_read_from_a_configuration() -> None:
         "kv_cache_memory_bytes": 2**30,
         "limit_mm_per_prompt": {"image": 1},
         "mm_processor_kwargs": {"max_pixels": 4014080, "do_resize": True},
-        "speculative_method": "mtp",
+        "speculative_config": {"method": "mtp", "num_speculative_tokens": 3},
         "environment": {"VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0"},
     }
     config = parse_config({"runners": [{"name": "gpu", "runtime": "vllm", "models": [model]}]})
@@ -335,6 +305,7 @@ def test_the_settings_are_read_from_a_configuration() -> None:
     found = config.runners[0].models[0]
     assert isinstance(found, VllmModel)
     assert found.limit_mm_per_prompt == {"image": 1}
+    assert found.speculative_config == {"method": "mtp", "num_speculative_tokens": 3}
     assert found.mm_processor_kwargs == {"max_pixels": 4014080, "do_resize": True}
 
 
@@ -345,10 +316,9 @@ def test_the_settings_are_read_from_a_configuration() -> None:
         ("gpu_memory_utilization", 0),
         ("kv_cache_memory_bytes", 0),
         ("tensor_parallel", 65),
-        ("speculative_tokens", 65),
         ("sleep_level", 3),
         ("dtype", "int3"),
-        ("max_lora_rank", 7),
+        ("speculative_config", {"method": ["mtp"]}),
         ("limit_mm_per_prompt", {"smell": 1}),
         ("kv_cache_dtype", "--flag"),
         ("model", "--flag"),
