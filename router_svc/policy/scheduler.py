@@ -508,7 +508,7 @@ class Placements:
         cause = prompt.note(candidate, request.key)
         is_shared = cause is FailureCause.SHARED and may_be_the_requests(reason)
         if cause is not FailureCause.PROMPT and not is_shared:
-            health.note_failure(candidate, kind, now, had_begun=had_begun)
+            health.note_failure(candidate, kind, now, had_begun=had_begun, may_follow_prompt=True)
             prompt.counted_on = candidate
             return
         is_the_prompts = cause is FailureCause.PROMPT or health.is_without_others(request.queue, prompt.failed_on)

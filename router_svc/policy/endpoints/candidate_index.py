@@ -312,17 +312,29 @@ class HealthMonitor:
             self._table.settle(endpoint)
             self._table.note_change(endpoint)
 
-    def note_failure(self, candidate: Candidate, kind: FailureKind, now: float, *, had_begun: bool = False) -> None:
-        """Record a failed attempt; `had_begun`: it failed after its first content."""
+    def note_failure(
+        self,
+        candidate: Candidate,
+        kind: FailureKind,
+        now: float,
+        *,
+        had_begun: bool = False,
+        may_follow_prompt: bool = False,
+    ) -> None:
+        """Record a failed attempt; `had_begun`: it failed after its first content.
+
+        `may_follow_prompt`: the endpoint is paused or ejected only if another one fails much less.
+        """
         self.advance(now)
         endpoint = self._table.by_key.get(candidate.key)
         if endpoint is None:
             return
         endpoint.pool.breaks_in_a_row += kind is FailureKind.BROKE
+        is_outlier = endpoint.health.note_failure(kind, now, had_begun=had_begun)
         # The last endpoint of a queue is never closed: all callers would wait for what one request may have caused.
-        pauses = self._is_replaceable(endpoint, by_paused=False)
-        is_outlier = endpoint.health.note_failure(kind, now, had_begun=had_begun, pauses=pauses)
-        if is_outlier and self._is_replaceable(endpoint, by_paused=True):
+        if kind is FailureKind.BROKE and self._is_replaceable(endpoint, by_paused=False, by_better=may_follow_prompt):
+            endpoint.health.pause_after_break(now)
+        if is_outlier and self._is_replaceable(endpoint, by_paused=True, by_better=may_follow_prompt):
             endpoint.health.eject(now)
         self._health_changed(endpoint)
 
@@ -338,7 +350,7 @@ class HealthMonitor:
         if is_the_prompts or endpoint.health.excuses_shared_failure():
             endpoint.pool.breaks_in_a_row += 1
         else:
-            self.note_failure(candidate, FailureKind.BROKE, now)
+            self.note_failure(candidate, FailureKind.BROKE, now, may_follow_prompt=True)
 
     def take_back_break(self, candidate: Candidate, now: float, *, is_the_prompts: bool) -> None:
         """Revoke the last counted failure, which another candidate shared; see `note_shared_failure`."""
@@ -376,11 +388,17 @@ class HealthMonitor:
         self._table.settle(endpoint)
         self._table.note_change(endpoint)
 
-    def _is_replaceable(self, endpoint: Endpoint, *, by_paused: bool) -> bool:
-        """Whether each queue of this endpoint has another usable one; `by_paused`: one that is paused counts."""
+    def _is_replaceable(self, endpoint: Endpoint, *, by_paused: bool, by_better: bool) -> bool:
+        """Whether each queue of this endpoint has another usable one.
+
+        `by_paused`: one that is paused counts; `by_better`: only one that fails much less counts.
+        """
         return endpoint.group is not None and all(
             any(
-                other is not endpoint and other.is_usable and (by_paused or not other.health.paused)
+                other is not endpoint
+                and other.is_usable
+                and (by_paused or not other.health.paused)
+                and (not by_better or endpoint.health.is_much_worse_than(other.health))
                 for step in self._table.steps(queue)
                 for other in step.endpoints()
             )

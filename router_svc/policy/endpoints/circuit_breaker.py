@@ -12,6 +12,7 @@ Whether an endpoint is really ejected (the last usable one of a queue never is) 
 """
 
 from enum import Enum
+from typing import Self
 
 from router_svc.policy.limits import SchedulerLimits
 from weft.kernel.failures import FailureKind
@@ -24,6 +25,8 @@ OUTLIER_MAX_FAILURE_SHARE = 0.5
 """Share of failed requests above which a model is ejected, though they were not in a row."""
 OUTLIER_WINDOW_SECONDS = 60.0
 """Window over which the share of failed requests is measured."""
+MUCH_WORSE = 2.0
+"""How many times the failure share of another endpoint makes an endpoint the one that is broken."""
 MAX_DOUBLINGS = 16
 """More doublings change nothing and would overflow eventually."""
 NEVER = float("-inf")
@@ -131,11 +134,10 @@ class EndpointHealth:
             self._worked_since = now
             self._window = _Window()
 
-    def note_failure(self, kind: FailureKind, now: float, *, had_begun: bool = False, pauses: bool = True) -> bool:
+    def note_failure(self, kind: FailureKind, now: float, *, had_begun: bool = False) -> bool:
         """Record a failed attempt. Returns whether the endpoint should be ejected.
 
-        `had_begun`: the answer had begun, so that it was counted as a success before. `pauses`: whether a break pauses
-        the endpoint.
+        `had_begun`: the answer had begun, so that it was counted as a success before.
         """
         limits = self._limits
         if had_begun:
@@ -147,8 +149,6 @@ class EndpointHealth:
             case FailureKind.BOUNCED:
                 self._pause(now, limits.bounce_pause_seconds, "bounced a request")
             case FailureKind.BROKE:
-                if pauses:
-                    self._pause(now, limits.break_pause_seconds, _BROKE)
                 self._broke_at = now
                 self._breaks_in_a_row += 1
                 self._note(good=False, now=now)
@@ -156,6 +156,24 @@ class EndpointHealth:
             case FailureKind.LACKS | FailureKind.FINAL:
                 pass
         return False
+
+    def pause_after_break(self, now: float) -> None:
+        """Pause the endpoint for a break that was just recorded."""
+        self._pause(now, self._limits.break_pause_seconds, _BROKE)
+
+    def is_much_worse_than(self, other: Self) -> bool:
+        """Whether lately a far larger share of its requests broke than of another's, which shared no failure either."""
+        return not other.shares_failures and self.failure_share >= MUCH_WORSE * other.failure_share
+
+    @property
+    def failure_share(self) -> float:
+        """Share of its requests of the window that broke; 0 without requests."""
+        return self._window.broken / self._window.total if self._window.total else 0.0
+
+    @property
+    def shares_failures(self) -> bool:
+        """Whether its failures since its last success were shared by another candidate."""
+        return self._shared_in_a_row > 0
 
     def excuses_shared_failure(self) -> bool:
         """Count one more failure that another candidate shared. Returns whether it is excused."""

@@ -61,15 +61,17 @@ def test_replicas_whose_connections_break_are_left_alone_but_for_the_last_whatev
 @pytest.mark.parametrize("replica_count", [1, 2, 3])
 @pytest.mark.parametrize("reason", [Reason.BACKEND_ERROR, Reason.BACKEND_PROTOCOL_ERROR, Reason.SERVER_DIED])
 @pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("is_varied", [False, True])
 def test_a_prompt_that_always_fails_keeps_no_replica_from_other_callers(
-    replica_count: int, reason: Reason, is_streamed: bool
+    replica_count: int, reason: Reason, is_streamed: bool, is_varied: bool
 ) -> None:
     mesh, key, now = replicas(replica_count), 0, 0.0
 
     def fails() -> None:
         nonlocal key
         key += 1
-        (where,) = placed(mesh.submit(arrival(key, arrived_at=now, prompt_digest=7), now)).values()
+        decisions = mesh.submit(arrival(key, arrived_at=now, prompt_digest=key if is_varied else 7), now)
+        (where,) = placed(decisions).values()
         if is_streamed:
             mesh.report_first_content(key, now)
             mesh.finish(key, now, SOME, failure=reason)
