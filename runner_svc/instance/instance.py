@@ -381,9 +381,12 @@ class _WakeWaiters:
         self._config = config
 
     def request(self, *, by_load: bool, priority: Priority) -> Coroutine[Any, Any, None]:
-        """Request a wake and return its outcome, to be awaited by `wait`. Raises WAKE_FAILED in a crash pause."""
+        """Request a wake and return its outcome, to be awaited by `wait`.
+
+        A load ends the pause after a failure that was not for lack of memory; else this raises WAKE_FAILED then.
+        """
         state = self._lifecycle.state
-        if state.doing is Command.PAUSE:
+        if state.doing is Command.PAUSE and not (by_load and state.reason is not Reason.OUT_OF_MEMORY):
             raise WeftError(Reason.WAKE_FAILED, state.detail, metadata={"model": self._config.name})
         if self._memory.grant is None:
             self._memory.priority = min(priority, self._memory.priority) if self._count else priority

@@ -418,8 +418,11 @@ class LifecycleLoop:
 
     async def _pause(self) -> Event:
         while (left := (self.state.resume_at or 0.0) - self._clock.monotonic()) > 0:
-            if await event_within(self._clock, left, self._sleep_asked):
+            await first_within(self._clock, left, self._sleep_asked, self.wake_requested)
+            if self._sleep_asked.is_set():
                 return SleepAsked()
+            if self.wake_requested.is_set():
+                return WakeAsked()
         return PauseOver()
 
 

@@ -49,7 +49,7 @@ class Command(Enum):
     SEEK = auto()
     """Look for a server that weft can neither start nor wake: Loaded, Missing or WakeAsked."""
     PAUSE = auto()
-    """Wait until `resume_at`: PauseOver."""
+    """Wait until `resume_at`, or for a load: PauseOver or WakeAsked."""
     END = auto()
     """As CLEAR, at the end of the runner: Ended."""
 
@@ -202,7 +202,7 @@ POSSIBLE: Mapping[Command, frozenset[type]] = MappingProxyType(
         Command.SLEEP: _ALWAYS | {Slept, SleepFailed},
         Command.REST: _ALWAYS | {WakeAsked},
         Command.SEEK: _ALWAYS | {Loaded, Missing, WakeAsked},
-        Command.PAUSE: _ALWAYS | {PauseOver, SleepAsked},
+        Command.PAUSE: _ALWAYS | {PauseOver, SleepAsked, WakeAsked},
         Command.END: frozenset({Ended, DrainAsked}),
     }
 )
@@ -218,7 +218,7 @@ MAX_HOW_CHARS = 600
 MEMORY_DEATHS = 2
 """Out-of-memory deaths within the window after which another start would only repeat them."""
 _HOPELESS = frozenset({Reason.INVALID_ARGUMENT, Reason.OUT_OF_MEMORY, Reason.TEMPLATE_FAILED})
-"""Reasons of load failures that would repeat."""
+"""Reasons of load failures that an immediate start would repeat."""
 UNMET = frozenset({Reason.INSUFFICIENT_MEMORY, Reason.SERVICE_UNAVAILABLE})
 """Reasons for which a backend was not started: no memory, or no registry to grant it. They count as no death."""
 
@@ -370,18 +370,17 @@ def _blame(state: LifeState, event: LoadFailed | WakeFailed | Died | Faulted) ->
 
 
 def _after_death(state: LifeState, now: float, rules: LifeRules, *, hopeless: bool) -> LifeState:
-    """Start again, at once or after a pause; where the failure would repeat, pause and then wait for a request."""
+    """Start again, at once or after a pause: always after one if an immediate start would fail the same way."""
     history, pause = state.history.after_death(now, rules.limits, must_pause=hopeless)
     state = replace(state, history=history)
     if not pause and not hopeless:
         return _load(state)
     how = state.how[:MAX_HOW_CHARS]
-    if not hopeless:
-        after = _at(state, Command.PAUSE, Phase.CRASH_LOOP, f"{how}; next start in {pause:.0f} s")
-    elif state.reason is Reason.OUT_OF_MEMORY:
+    if hopeless and state.reason is Reason.OUT_OF_MEMORY:
         after = _at(state, Command.PAUSE, Phase.FAILED, _advised(how))
     else:
-        after = _at(state, Command.PAUSE, Phase.FAILED, how)
+        phase = Phase.FAILED if hopeless else Phase.CRASH_LOOP
+        after = _at(state, Command.PAUSE, phase, f"{how}; next start in {pause:.0f} s")
     return replace(after, resume_at=now + pause)
 
 
@@ -390,14 +389,13 @@ def _advised(how: str) -> str:
 
 
 def _pause_over(state: LifeState, event: PauseOver, now: float, rules: LifeRules) -> LifeState:
-    """After the pause a crash loop starts again. FAILED waits for a request (out of memory) or an operator."""
+    """After the pause it is started again; out of memory, it waits for a request."""
     del event, rules
     if state.resume_at is None or now < state.resume_at:
         raise ImpossibleEvent(f"PauseOver at {now}, before {state.resume_at}")
-    if state.phase is Phase.CRASH_LOOP:
-        return _load(state)
-    phase = Phase.HIBERNATING if state.reason is Reason.OUT_OF_MEMORY else Phase.FAILED
-    return _at(state, Command.REST, phase, state.detail)
+    if state.phase is Phase.FAILED and state.reason is Reason.OUT_OF_MEMORY:
+        return _at(state, Command.REST, Phase.HIBERNATING, state.detail)
+    return _load(state)
 
 
 def _sleep_asked(state: LifeState, event: SleepAsked, now: float, rules: LifeRules) -> LifeState:

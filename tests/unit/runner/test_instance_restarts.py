@@ -216,14 +216,14 @@ async def test_dying_twice_in_a_row_for_want_of_memory_is_not_a_third_start() ->
         assert ADVICE in stage.instance.detail
 
 
-async def test_a_template_that_fails_stays_failed_until_somebody_loads_the_model() -> None:
-    stage = Stage()
+async def test_a_load_does_not_wait_for_the_pause_after_a_failure() -> None:
+    stage = Stage(first_pause_seconds=10.0)
     stage.backend.loaded.set()
     stage.backend.load_error = WeftError(Reason.TEMPLATE_FAILED, "line 3: no such filter")
     await stage.instance.start()
     await stage.settle()
-    await stage.clock.advance(1000.0)
     assert (stage.instance.phase, stage.backend.starts) == (Phase.FAILED, 1)
+    await _wake_error(stage)
     stage.backend.load_error = None
     await stage.instance.load()
     assert stage.state == (Phase.READY, "")

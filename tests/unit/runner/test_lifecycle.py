@@ -128,8 +128,7 @@ def test_loading_that_has_too_little_memory_fails_with_advice_and_is_not_tried_a
     assert (state.doing, state.phase) == (Command.PAUSE, Phase.FAILED)
     assert "cannot allocate 9 GB" in state.detail
     assert ADVICE in state.detail
-    with pytest.raises(ImpossibleEvent):
-        step(state, on.WakeAsked(), 9.9, OURS)
+    assert step(state, on.WakeAsked(), 9.9, OURS).command is Command.WAKE
     rests = step(state, on.PauseOver(), 10.0, OURS)
     assert (rests.command, rests.state.phase, rests.state.detail) == (Command.REST, Phase.HIBERNATING, state.detail)
     again = step(rests.state, on.WakeAsked(), 11.0, OURS)
@@ -183,11 +182,13 @@ def test_a_lost_lease_is_a_fault_that_is_counted_and_the_model_is_loaded_again()
     assert (again.command, again.state.history.total) == (Command.LOAD, 1)
 
 
-def test_a_template_that_fails_waits_for_a_person() -> None:
-    state = _after(*LOADING, on.LoadFailed(Reason.TEMPLATE_FAILED, "line 3: no such filter"))
-    assert (state.phase, state.detail) == (Phase.FAILED, "line 3: no such filter")
-    rests = step(state, on.PauseOver(), 10.0, OURS).state
-    assert (rests.doing, rests.phase) == (Command.REST, Phase.FAILED)
+@pytest.mark.parametrize("reason", [Reason.TEMPLATE_FAILED, Reason.INVALID_ARGUMENT])
+def test_a_file_that_cannot_be_read_once_failed_its_model_for_good(reason: Reason) -> None:
+    state = _after(*LOADING, on.LoadFailed(reason, "it is cut short"))
+    assert (state.phase, state.detail) == (Phase.FAILED, "it is cut short; next start in 10 s")
+    again = step(state, on.PauseOver(), 10.0, OURS)
+    assert (again.command, again.state.phase) == (Command.LOAD, Phase.LOADING)
+    assert step(again.state, on.LoadFailed(reason, "it is cut short"), 11.0, OURS).state.resume_at == 31.0
 
 
 def test_a_server_that_is_not_ours_is_never_restarted() -> None:
