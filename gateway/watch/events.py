@@ -2,15 +2,11 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
 
 from typing_extensions import override
 
-from gateway.answers.answer_builder import encode_json
 from gateway.ports import RegistryPort
-from gateway.watch.source import Change, WatchCaller, WatchSource, put, synced
-from weft.api.registry.v1.event_pb2 import Event
-from weft.documents.codec import document_of
+from gateway.watch.source import Change, WatchCaller, WatchSource, put_message, synced
 from weft.kernel.principal import Access, Resource, Role
 
 PAST_EVENTS = 100
@@ -30,8 +26,4 @@ class EventSource(WatchSource):
     async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
         async with aclosing(self._registry.follow_events(PAST_EVENTS)) as events:
             async for event in events:
-                yield synced() if event is None else put(str(event.sequence), partial(_encoded, event))
-
-
-def _encoded(event: Event) -> bytes:
-    return encode_json(document_of(event))
+                yield synced() if event is None else put_message(str(event.sequence), event)

@@ -2,15 +2,11 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
 
-from google.protobuf.message import Message
 from typing_extensions import override
 
-from gateway.answers.answer_builder import encode_json
 from gateway.operations import OperationsClient
-from gateway.watch.source import Change, WatchCaller, WatchSource, delete, put, synced
-from weft.documents.codec import document_of
+from gateway.watch.source import Change, WatchCaller, WatchSource, delete, put_message, synced
 from weft.kernel.principal import Access, Resource, Role
 
 PAST_OPERATIONS = 100
@@ -35,7 +31,7 @@ class OperationSource(WatchSource):
         async with aclosing(self._operations.watch_all(PAST_OPERATIONS)) as responses:
             async for response in responses:
                 if response.HasField("operation"):
-                    yield put(response.operation.name, partial(_encoded, response.operation))
+                    yield put_message(response.operation.name, response.operation)
                 elif response.synced:
                     yield synced()
 
@@ -56,12 +52,8 @@ class MemorySource(WatchSource):
             async for response in responses:
                 match response.WhichOneof("kind"):
                     case "host":
-                        yield put(response.host.host, partial(_encoded, response.host))
+                        yield put_message(response.host.host, response.host)
                     case "deleted_host":
                         yield delete(response.deleted_host)
                     case "synced":
                         yield synced()
-
-
-def _encoded(message: Message) -> bytes:
-    return encode_json(document_of(message))

@@ -2,15 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from functools import partial
 
 from typing_extensions import override
 
-from gateway.answers.answer_builder import encode_json
-from gateway.watch.source import Change, WatchCaller, WatchSource, delete, put, synced
+from gateway.watch.source import Change, WatchCaller, WatchSource, delete, put_message, synced
 from weft.api.gateway.v1 import admin_model_pb2
 from weft.dispatch.placement import PoolQueue, QueueSource
-from weft.documents.codec import document_of
 from weft.kernel.clock import Clock
 from weft.kernel.principal import Access, Resource, Role
 
@@ -43,7 +40,7 @@ class QueuesByName(WatchSource):
                 yield delete(name)
             for name, queue in found.items():
                 if known is None or _shown(known.get(name)) != _shown(queue):
-                    yield put(name, partial(_encoded, queue))
+                    yield put_message(name, _message(queue))
             if known is None:
                 yield synced()
             known = found
@@ -64,6 +61,5 @@ def _shown(queue: PoolQueue | None) -> tuple[int, int, int] | None:
     return None if queue is None else (queue.waiting, queue.max_waiting, queue.running)
 
 
-def _encoded(queue: PoolQueue) -> bytes:
-    message = admin_model_pb2.Queue(waiting=queue.waiting, max_waiting=queue.max_waiting, running=queue.running)
-    return encode_json(document_of(message))
+def _message(queue: PoolQueue) -> admin_model_pb2.Queue:
+    return admin_model_pb2.Queue(waiting=queue.waiting, max_waiting=queue.max_waiting, running=queue.running)

@@ -2,18 +2,14 @@
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from functools import partial
 
-from google.protobuf.message import Message
 from typing_extensions import override
 
-from gateway.answers.answer_builder import encode_json
-from gateway.watch.source import Change, ChangeType, WatchCaller, WatchSource, delete, put, synced
+from gateway.watch.source import Change, ChangeType, WatchCaller, WatchSource, delete, put_message, synced
 from weft.api.router.v1.figures_pb2 import Figures
 from weft.api.router.v1.request_pb2 import RequestRecord
 from weft.api.router.v1.request_service_pb2 import WatchRequestsResponse
 from weft.dispatch.remote_router import RequestSource
-from weft.documents.codec import document_of
 from weft.kernel.principal import Access, Resource, Role
 
 MAX_ENDED = 1_000
@@ -52,7 +48,7 @@ class _EndedIds:
     def changes(self, response: WatchRequestsResponse) -> Iterator[Change]:
         """Yields the changes of a response."""
         for record in response.requests:
-            yield put(record.request_id, partial(_encoded, record))
+            yield put_message(record.request_id, record)
             self._ids.pop(record.request_id, None)
             if record.state == RequestRecord.STATE_ENDED:
                 self._ids[record.request_id] = None
@@ -103,8 +99,4 @@ class FiguresOfMesh(WatchSource):
 
 
 def _put_figures(figures: Figures) -> Change:
-    return put(figures.start_time.ToJsonString(), partial(_encoded, figures))
-
-
-def _encoded(message: Message) -> bytes:
-    return encode_json(document_of(message))
+    return put_message(figures.start_time.ToJsonString(), figures)

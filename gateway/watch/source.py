@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from google.protobuf.message import Message
+
+from gateway.answers.answer_builder import encode_json
+from weft.documents.codec import document_of
 from weft.kernel.principal import Access, Principal
 
 
@@ -44,6 +48,11 @@ class Change:
 def put(name: str, encode: Callable[[], bytes | None]) -> Change:
     """Returns the change to a new or changed thing; `encode` returns its JSON once it is sent."""
     return Change(type=ChangeType.PUT, name=name, encode=encode)
+
+
+def put_message(name: str, message: Message) -> Change:
+    """Returns the change to a new or changed thing whose JSON is the document of a message."""
+    return put(name, lambda: encode_json(document_of(message)))
 
 
 def delete(name: str) -> Change:
