@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Self, TypedDict, assert_never
+from typing import TYPE_CHECKING, Self, assert_never
 
 import grpc
 from typing_extensions import override
@@ -272,6 +272,8 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
     age_seconds = message.age.ToNanoseconds() / 1e9
     if not 0.0 <= age_seconds <= MAX_AGE_SECONDS:
         raise invalid_field("open.age", f"must be 0 to {MAX_AGE_SECONDS:.0f} s")
+    _check_sizes(message)
+    known_skills = {skill.value for skill in Skill}
     return PlacementRequest(
         request_id=require_token(message.request_id, "open.request_id", MAX_REQUEST_ID_CHARS),
         tenant=require_token(message.tenant, "open.tenant", MAX_TENANT_CHARS),
@@ -290,40 +292,6 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
         else "",
         # A caller that is no token counts as one that is not known; no request is refused for it.
         caller=message.caller if is_token(message.caller, MAX_USAGE_KEY_CHARS) else "",
-        **_described(message),
-    )
-
-
-_MODES: Mapping[int, ThinkingMode] = MappingProxyType({mode.value: mode for mode in ThinkingMode})
-
-
-class _Described(TypedDict):
-    prompt_tokens: int
-    max_output_tokens: int | None
-    work: float
-    skills: frozenset[Skill]
-    thinking: ThinkingMode
-    tools: frozenset[str]
-    affinity_key: bytes
-    prefix_digests: tuple[int, ...]
-    prompt_digest: int
-    client_id: str
-
-
-def _described(message: pb.PlaceOpen) -> _Described:
-    """Return the description of the request. Raises INVALID_ARGUMENT naming an invalid field."""
-    if message.prompt_tokens < 0 or message.max_output_tokens < 0:
-        raise invalid_field("open", "prompt_tokens and max_output_tokens must not be negative")
-    if not 0.0 <= message.work <= MAX_WORK:
-        raise invalid_field("open.work", f"must be 0 to {MAX_WORK:.0f}")
-    if len(message.needed_tools) > MAX_NEEDED_TOOLS:
-        raise invalid_field("open.needed_tools", f"has more than {MAX_NEEDED_TOOLS} entries")
-    if len(message.affinity_key) > MAX_AFFINITY_KEY_BYTES:
-        raise invalid_field("open.affinity_key", f"has more than {MAX_AFFINITY_KEY_BYTES} bytes")
-    if len(message.prefix_digests) > len(PREFIX_ENDS):
-        raise invalid_field("open.prefix_digests", f"has more than {len(PREFIX_ENDS)} entries")
-    known_skills = {skill.value for skill in Skill}
-    return _Described(
         prompt_tokens=message.prompt_tokens,
         max_output_tokens=message.max_output_tokens if message.HasField("max_output_tokens") else None,
         work=message.work,
@@ -339,6 +307,23 @@ def _described(message: pb.PlaceOpen) -> _Described:
         prompt_digest=message.prompt_digest,
         client_id=require_token(message.client_id, "open.client_id", MAX_CLIENT_CHARS) if message.client_id else "",
     )
+
+
+_MODES: Mapping[int, ThinkingMode] = MappingProxyType({mode.value: mode for mode in ThinkingMode})
+
+
+def _check_sizes(message: pb.PlaceOpen) -> None:
+    """Raise INVALID_ARGUMENT naming a field that is out of its bounds."""
+    if message.prompt_tokens < 0 or message.max_output_tokens < 0:
+        raise invalid_field("open", "prompt_tokens and max_output_tokens must not be negative")
+    if not 0.0 <= message.work <= MAX_WORK:
+        raise invalid_field("open.work", f"must be 0 to {MAX_WORK:.0f}")
+    if len(message.needed_tools) > MAX_NEEDED_TOOLS:
+        raise invalid_field("open.needed_tools", f"has more than {MAX_NEEDED_TOOLS} entries")
+    if len(message.affinity_key) > MAX_AFFINITY_KEY_BYTES:
+        raise invalid_field("open.affinity_key", f"has more than {MAX_AFFINITY_KEY_BYTES} bytes")
+    if len(message.prefix_digests) > len(PREFIX_ENDS):
+        raise invalid_field("open.prefix_digests", f"has more than {len(PREFIX_ENDS)} entries")
 
 
 def _grant_to_proto(grant: Grant) -> pb.Granted:

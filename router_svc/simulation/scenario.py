@@ -10,14 +10,15 @@ from enum import Enum
 from random import Random
 from typing import Annotated
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, MaxLen
 
-from router_svc.policy.endpoints.routes import Route
+from router_svc.policy.endpoints.routes import MAX_SECONDS, Route
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from router_svc.policy.work import media_unit_of
 from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.request import Operation, Priority, Skill
+from weft.kernel.settings import Name
 
 
 def seeded_random(seed: int, purpose: str) -> Random:
@@ -157,11 +158,17 @@ class Pattern(Enum):
 class Rate:
     """The rate of arrivals."""
 
-    per_second: float
+    per_second: Annotated[float, Gt(0), Le(1_000_000)]
+    """Requests per second: the mean, or the rate between bursts. With DIURNAL and a `factor` above 2 the mean is a
+    little higher, because the rate at night is cut off at 0."""
     pattern: Pattern = Pattern.POISSON
-    factor: float = 1.0
-    period_seconds: float = 60.0
-    high_seconds: float = 10.0
+    """Distribution over time."""
+    factor: Annotated[float, Ge(1), Le(1000)] = 1.0
+    """Factor of the rate in a burst, or at the peak of the day."""
+    period_seconds: Annotated[float, Gt(0), Le(MAX_SECONDS)] = 60.0
+    """From burst to burst, or the length of a day."""
+    high_seconds: Annotated[float, Gt(0), Le(MAX_SECONDS)] = 10.0
+    """How long a burst lasts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,13 +219,15 @@ class Failure:
     """A temporary failure."""
 
     mode: FailureMode
-    hosts: tuple[str, ...] = ()
+    hosts: Annotated[tuple[Name, ...], MaxLen(1000)] = ()
     """Hosts or groups; empty: all. A remote model is on a host of its own name."""
-    at_seconds: float
-    for_seconds: float
-    share: float = 1.0
+    at_seconds: Annotated[float, Ge(0), Le(MAX_SECONDS)]
+    """When it begins."""
+    for_seconds: Annotated[float, Gt(0), Le(MAX_SECONDS)]
+    """How long it lasts."""
+    share: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of attempts that break."""
-    factor: float = 1.0
+    factor: Annotated[float, Ge(1), Le(1000)] = 2.0
     """Slow-down factor."""
 
 

@@ -10,7 +10,7 @@ import yaml
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 from pydantic import ValidationError
 
-from router_svc.policy.endpoints.routes import Route
+from router_svc.policy.endpoints.routes import MAX_SECONDS, Route
 from router_svc.policy.limits import QueueLimits, SchedulerLimits
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, RemotePermission, Settings, TenantSettings
 from router_svc.simulation.scenario import (
@@ -18,10 +18,8 @@ from router_svc.simulation.scenario import (
     Amount,
     Delays,
     Failure,
-    FailureMode,
     HostGroup,
     ModelKind,
-    Pattern,
     Rate,
     Scenario,
     Tenant,
@@ -46,9 +44,9 @@ _NUMBER = "constrained-float"
 MAX_HOSTS = 100_000
 
 Positive = Annotated[float, Gt(0), Le(1e9)]
-Moment = Annotated[float, Ge(0), Le(86_400 * 366)]
+Moment = Annotated[float, Ge(0), Le(MAX_SECONDS)]
 """Seconds from the beginning."""
-Duration = Annotated[float, Gt(0), Le(86_400 * 366)]
+Duration = Annotated[float, Gt(0), Le(MAX_SECONDS)]
 """Seconds."""
 Gibibytes = Annotated[float, Ge(0), Le(65_536)]
 Count = Annotated[int, Ge(1), Le(1_000_000)]
@@ -203,23 +201,6 @@ class TenantSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RateSection:
-    """A rate of arrivals."""
-
-    per_second: Annotated[float, Gt(0), Le(1_000_000)]
-    """Requests per second: the mean, or the rate between bursts. With `diurnal` and a `factor` above 2 the mean is a
-    little higher, because the rate at night is cut off at 0."""
-    pattern: Pattern = Pattern.POISSON
-    """Distribution over time."""
-    factor: Annotated[float, Ge(1), Le(1000)] = 1.0
-    """Factor of the rate in a burst, or at the peak of the day."""
-    period_seconds: Duration = 60.0
-    """From burst to burst, or the length of a day."""
-    high_seconds: Duration = 10.0
-    """How long a burst lasts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ArrivalsSection:
     """Requests of one tenant for one target."""
 
@@ -227,7 +208,7 @@ class ArrivalsSection:
     """The tenant."""
     target: Target
     """A model, or `route/` and a route."""
-    rate: Annotated[float, Gt(0), Le(1_000_000)] | RateSection
+    rate: Annotated[float, Gt(0), Le(1_000_000)] | Rate
     """Requests per second, or a rate with its distribution."""
     prompt_tokens: Amounts = AmountSection(mean=400.0, variation=1.0, min=1.0)
     """Length of prompts."""
@@ -258,17 +239,10 @@ class ArrivalsSection:
 
     def traffic(self) -> Traffic:
         """Returns the value for the simulation."""
-        rate = self.rate if isinstance(self.rate, RateSection) else RateSection(per_second=self.rate)
         return Traffic(
             tenant=self.tenant,
             target=self.target,
-            rate=Rate(
-                per_second=rate.per_second,
-                pattern=rate.pattern,
-                factor=rate.factor,
-                period_seconds=rate.period_seconds,
-                high_seconds=rate.high_seconds,
-            ),
+            rate=self.rate if isinstance(self.rate, Rate) else Rate(per_second=self.rate),
             prompt_tokens=_amount(self.prompt_tokens),
             output_tokens=_amount(self.output_tokens),
             work=None if self.work is None else _amount(self.work),
@@ -283,48 +257,6 @@ class ArrivalsSection:
             from_seconds=self.from_seconds,
             until_seconds=self.until_seconds,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteSection:
-    """A route: models in order of preference."""
-
-    name: Name
-    """Its name; requests name `route/` and it."""
-    candidates: Annotated[tuple[Target, ...], MinLen(1), MaxLen(64)]
-    """Models, best first."""
-    budget_seconds: Duration | None = None
-    """From the arrival to the end. Default: none."""
-    keep_alive_seconds: Annotated[float, Ge(-1), Le(86_400 * 366)] | None = None
-    """How long its models stay loaded while idle. -1: without end."""
-    pin_primary: bool = False
-    """Whether requests wait for the first one."""
-
-    def route(self) -> Route:
-        """Returns the value for the simulation."""
-        return Route(**values_of(RouteSection, self))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureSection:
-    """A temporary failure."""
-
-    mode: FailureMode
-    """`dies`: the runner is gone; `breaks`: attempts fail; `slow`: everything takes longer."""
-    hosts: Annotated[tuple[Name, ...], MaxLen(1000)] = ()
-    """Hosts or host sections; a remote model is on a host of its own name. Default: all."""
-    at_seconds: Moment
-    """When it begins."""
-    for_seconds: Duration
-    """How long it lasts."""
-    share: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Share of attempts that break."""
-    factor: Annotated[float, Ge(1), Le(1000)] = 2.0
-    """Slow-down factor."""
-
-    def failure(self) -> Failure:
-        """Returns the value for the simulation."""
-        return Failure(**values_of(FailureSection, self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,11 +300,11 @@ class ScenarioDocument:
     """The tenants."""
     arrivals: Annotated[tuple[ArrivalsSection, ...], MinLen(1), MaxLen(10_000)]
     """The arrivals of requests."""
-    routes: Annotated[tuple[RouteSection, ...], MaxLen(1000)] = ()
+    routes: Annotated[tuple[Route, ...], MaxLen(1000)] = ()
     """The routes."""
     allow_cloud_fallback: bool = True
     """Whether routes may fall back to remote models."""
-    failures: Annotated[tuple[FailureSection, ...], MaxLen(1000)] = ()
+    failures: Annotated[tuple[Failure, ...], MaxLen(1000)] = ()
     """The failures."""
     router: RouterSection = field(default_factory=RouterSection)
     """Limits of the router."""
@@ -441,9 +373,9 @@ class ScenarioDocument:
             models=tuple(model.kind() for model in self.models),
             tenants=tuple(Tenant(name=each.name, bands=_bands(each.priorities)) for each in self.tenants),
             traffic=tuple(each.traffic() for each in self.arrivals),
-            routes={each.name: each.route() for each in self.routes},
+            routes={each.name: each for each in self.routes},
             cloud_fallback=self.allow_cloud_fallback,
-            failures=tuple(each.failure() for each in self.failures),
+            failures=self.failures,
             settings=self._settings(),
             limits=SchedulerLimits(**values_of(RouterSection, self.router)),
             delays=self.delays,
@@ -502,7 +434,7 @@ def parse_scenario(document: dict[str, Any], source: str) -> Scenario:
 
 def _is_alternative(part: str | int) -> bool:
     """Whether a part of an error's path names an alternative of a union type, not a field of the file."""
-    return isinstance(part, str) and (part == _NUMBER or part.endswith("Section"))
+    return isinstance(part, str) and (part in {_NUMBER, Rate.__name__} or part.endswith("Section"))
 
 
 def _bands(shares: Mapping[Band, float]) -> dict[Priority, float]:

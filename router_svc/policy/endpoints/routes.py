@@ -2,6 +2,9 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness
 from router_svc.policy.endpoints.choice import PickRequest
@@ -9,19 +12,23 @@ from router_svc.policy.endpoints.load_balancer import Selection, Selector, choos
 from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.endpoints.pool import Endpoint, EndpointGroup, Pool
 from weft.kernel.names import ROUTE_PREFIX
+from weft.kernel.settings import Name
+
+MAX_SECONDS = 86_400 * 366
+"""Longest time of a route that a file names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """An ordered list of models or pools for one kind of task, best first."""
 
-    name: str
-    candidates: tuple[str, ...]
+    name: Name
+    candidates: Annotated[tuple[Annotated[str, MinLen(1), MaxLen(256)], ...], MinLen(1), MaxLen(64)]
     """Names of models or pools; the first is the primary."""
-    budget_seconds: float | None = None
+    budget_seconds: Annotated[float, Gt(0), Le(MAX_SECONDS)] | None = None
     """Maximum time from arrival to end: a request that would take longer is refused, a running one is not cancelled.
     None: the request's own deadline."""
-    keep_alive_seconds: float | None = None
+    keep_alive_seconds: Annotated[float, Ge(-1), Le(MAX_SECONDS)] | None = None
     """How long the model stays loaded after a request; negative: until it is unloaded; None: as configured."""
     pin_primary: bool = False
     """Whether requests wait for the primary while it exists at all."""
