@@ -25,9 +25,9 @@ from bench.scenarios import SETTLE_SECONDS, Options
 from bench.submissions import SubmitJob, SubmitResult
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.task_records import Lane, TaskOutcome, TaskRow
+from router_svc.durable.tasks.task_records import Lane, NewTask, TaskOutcome
 from router_svc.store.database import RouterDatabase
-from weft.api.router.v1.task_pb2 import TASK_STATE_COMPLETED
+from weft.api.router.v1.task_pb2 import TASK_STATE_COMPLETED, Task
 from weft.api.router.v1.task_service_pb2 import GetTaskResponse
 from weft.client.tasks import Tasks, connect_tasks
 from weft.kernel.request import Priority
@@ -156,7 +156,7 @@ async def _claims(folder: Path, waiting: int) -> float:
     try:
         lane = Lane("away", "default", Priority.DURABLE)
         for first in range(0, waiting + CLAIMS, 1_000):
-            await asyncio.gather(*(store.submit(_row(lane, number)) for number in range(first, first + 1_000)))
+            await asyncio.gather(*(store.submit(_new(lane, number)) for number in range(first, first + 1_000)))
         began = time.perf_counter()
         for number in range(CLAIMS):
             now = 1e6 + number
@@ -169,13 +169,12 @@ async def _claims(folder: Path, waiting: int) -> float:
         await store.stop()
 
 
-def _row(lane: Lane, number: int) -> TaskRow:
-    return TaskRow(
-        id=f"task-{number:024x}",
-        lane=lane,
+def _new(lane: Lane, number: int) -> NewTask:
+    return NewTask(
+        task=Task(id=f"task-{number:024x}", tenant=lane.tenant, model=lane.model, max_attempts=5),
+        band=lane.band,
         digest=b"d" * 32,
         spec=b"s" * 200,
-        max_attempts=5,
         pending_limit_seconds=PENDING_LIMIT_SECONDS,
         created_at=1e6,
     )

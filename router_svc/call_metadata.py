@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 
 from weft.kernel.errors import WeftError
-from weft.kernel.names import MAX_TENANT_CHARS, require_token
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc_auth import caller
 
@@ -33,3 +33,13 @@ def tenant_of(metadata: Mapping[str, str]) -> str:
     if claimed:
         require_token(claimed, TENANT, MAX_TENANT_CHARS)
     return caller().tenant_for(claimed, TENANT)
+
+
+def tenant_in(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """Return the tenant of a call; see `tenant_of`."""
+    return tenant_of(metadata_of(context))
+
+
+def id_in(text: str, field: str = "id") -> str:
+    """Return the id in a field of a request. Raises INVALID_ARGUMENT naming the field."""
+    return require_token(text, field, MAX_REQUEST_ID_CHARS)

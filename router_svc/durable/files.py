@@ -9,10 +9,22 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import grpc
+from typing_extensions import override
+
+from router_svc.call_metadata import id_in, tenant_in
 from router_svc.durable.limits import BatchLimits, ResultLimits
-from router_svc.durable.uploads import UPLOAD_LIMIT_SECONDS, Uploads, upload_timed_out
+from router_svc.durable.uploads import (
+    IDLE_SECONDS,
+    UPLOAD_LIMIT_SECONDS,
+    Uploads,
+    incomplete_stream,
+    upload_timed_out,
+    with_idle_timeout,
+)
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import file_service_pb2 as file_pb
+from weft.api.router.v1 import file_service_pb2_grpc
 from weft.durable.batches import (
     BATCH_INPUT,
     BATCH_OUTPUT,
@@ -27,10 +39,15 @@ from weft.durable.batches import (
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token, new_id
+from weft.kernel.principal import MESH_ACCESS
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc import answering, answers
+from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import stamp_of
 from weft.sql.connections import Row, Tx
 from weft.sql.moments import BoundedMoment, bring_back
+
+Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_MEDIA_TYPE_CHARS = 128
 _NO_SEQ = 2**63 - 1
@@ -92,6 +109,7 @@ def _file_of(row: Row) -> file_pb.File:
 
 
 MAX_LISTED = 1_000
+DEFAULT_LISTED = 100
 MAX_UPLOADS = 64
 """Concurrent uploads; two chunks of each are held in memory at most."""
 SWEPT_AT_ONCE = 100
@@ -101,6 +119,8 @@ ALL_ATTEMPTS: Container[int] = range(2**31)
 """The inputs of a task and the results of all its attempts."""
 _FILES = (BATCH_INPUT, BATCH_OUTPUT, *MEDIA_INPUTS)
 _RESULTS = (TASK_INPUT, RESULT)
+_OF_SERVICES = frozenset({BATCH_OUTPUT, RESULT})
+"""Purposes of files that only the services of the mesh write."""
 _PURPOSES = (*_FILES, *_RESULTS)
 
 
@@ -142,12 +162,19 @@ class Shelf:
             )
 
 
-class FileManager:
-    """The files of a router, with the quotas of tenants."""
+class FileServicer(file_service_pb2_grpc.FileServiceServicer):
+    """FileService of a router, with the quotas of tenants; the tasks of this process use its other methods."""
 
     def __init__(
-        self, database: RouterDatabase, limits: BatchLimits, clock: Clock, *, results: ResultLimits | None = None
+        self,
+        database: RouterDatabase,
+        limits: BatchLimits,
+        clock: Clock,
+        *,
+        results: ResultLimits | None = None,
+        idle_seconds: float = IDLE_SECONDS,
     ) -> None:
+        self._idle_seconds = idle_seconds
         self._database = database
         self._limits = limits
         self._results = results or ResultLimits()
@@ -162,6 +189,71 @@ class FileManager:
     def results(self) -> ResultLimits:
         """The bounds of images and recordings of tasks."""
         return self._results
+
+    @override
+    @answers
+    async def UploadFile(
+        self, request_iterator: AsyncIterator[file_pb.UploadFileRequest], context: Context
+    ) -> file_pb.UploadFileResponse:
+        tenant = tenant_in(context)
+        async with aclosing(with_idle_timeout(aiter(request_iterator), idle_seconds=self._idle_seconds)) as messages:
+            first = await anext(messages, None)
+            if first is None:
+                raise incomplete_stream()
+            if first.file.purpose in _OF_SERVICES:
+                caller().require(MESH_ACCESS)
+            if first.file.purpose == TASK_INPUT:
+                raise invalid_field("file.purpose", "is that of what is submitted with a task")
+            new = file_pb.File(
+                tenant=tenant,
+                name=first.file.name,
+                purpose=first.file.purpose,
+                media_type=first.file.media_type,
+            )
+            async with aclosing(_content(first, messages)) as content:
+                file = await self.save(new, content)
+        return file_pb.UploadFileResponse(file=file)
+
+    @override
+    @answers
+    async def GetFile(self, request: file_pb.GetFileRequest, context: Context) -> file_pb.GetFileResponse:
+        file = await self.get(tenant_in(context), id_in(request.id))
+        return file_pb.GetFileResponse(file=file)
+
+    @override
+    @answers
+    async def ListFiles(self, request: file_pb.ListFilesRequest, context: Context) -> file_pb.ListFilesResponse:
+        tenant, purpose, limit = tenant_in(context), request.purpose, request.limit or DEFAULT_LISTED
+        if not 1 <= limit <= MAX_LISTED:
+            raise invalid_field("limit", f"must be 1 to {MAX_LISTED}")
+        if purpose and purpose not in _PURPOSES:
+            raise invalid_field("purpose", f"must be one of {', '.join(_PURPOSES)}")
+        before = (await self._row(tenant, id_in(request.after, "after"))).seq if request.after else _NO_SEQ
+        found = await self._database.rows(
+            """SELECT * FROM files WHERE tenant = :tenant AND is_whole AND seq < :before AND purpose IN :purposes
+            ORDER BY seq DESC LIMIT :limit""",
+            tenant=tenant,
+            before=before,
+            purposes=[purpose] if purpose else _FILES,
+            limit=limit + 1,
+        )
+        return file_pb.ListFilesResponse(files=map(_file_of, found[:limit]), has_more=len(found) > limit)
+
+    @override
+    async def ReadFile(
+        self, request: file_pb.ReadFileRequest, context: Context
+    ) -> AsyncGenerator[file_pb.ReadFileResponse]:
+        async with answering(context), aclosing(self.read(tenant_in(context), id_in(request.id))) as content:
+            async for data in content:
+                yield file_pb.ReadFileResponse(data=data)
+
+    @override
+    @answers
+    async def DeleteFile(self, request: file_pb.DeleteFileRequest, context: Context) -> file_pb.DeleteFileResponse:
+        """Hides a file immediately, and deletes its chunks in several transactions."""
+        if not await self._delete(tenant_in(context), id_in(request.id)):
+            raise file_not_found(request.id)
+        return file_pb.DeleteFileResponse()
 
     async def save(self, new: file_pb.File, content: AsyncIterator[bytes]) -> file_pb.File:
         """Stores a file. Raises as `FileClient.save`, and DEADLINE_EXCEEDED if the upload is not complete in time."""
@@ -182,25 +274,6 @@ class FileManager:
         """Returns a file's metadata. Raises NOT_FOUND."""
         return _file_of(await self._row(tenant, file_id))
 
-    async def list_page(
-        self, tenant: str, *, purpose: str = "", after: str = "", limit: int = 100
-    ) -> file_pb.ListFilesResponse:
-        """Returns a page of files; see `FileClient.list_page`. Raises INVALID_ARGUMENT, NOT_FOUND."""
-        if not 1 <= limit <= MAX_LISTED:
-            raise invalid_field("limit", f"must be 1 to {MAX_LISTED}")
-        if purpose and purpose not in _PURPOSES:
-            raise invalid_field("purpose", f"must be one of {', '.join(_PURPOSES)}")
-        before = (await self._row(tenant, after)).seq if after else _NO_SEQ
-        found = await self._database.rows(
-            """SELECT * FROM files WHERE tenant = :tenant AND is_whole AND seq < :before AND purpose IN :purposes
-            ORDER BY seq DESC LIMIT :limit""",
-            tenant=tenant,
-            before=before,
-            purposes=[purpose] if purpose else _FILES,
-            limit=limit + 1,
-        )
-        return file_pb.ListFilesResponse(files=map(_file_of, found[:limit]), has_more=len(found) > limit)
-
     async def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
         """Yields the content. NOT_FOUND may also come in the middle, if the file is deleted meanwhile."""
         left, place = (await self.get(tenant, file_id)).byte_count, 0
@@ -212,11 +285,6 @@ class FileManager:
                 raise file_not_found(file_id)
             yield piece.data
             left, place = left - len(piece.data), place + 1
-
-    async def delete(self, tenant: str, file_id: str) -> None:
-        """Deletes a file: it is hidden at once, and its chunks are deleted in several transactions."""
-        if not is_token(file_id, MAX_REQUEST_ID_CHARS) or not await self._delete(tenant, file_id):
-            raise file_not_found(file_id)
 
     async def release(self, tenant: str, task_id: str, attempts: Container[int] = ALL_ATTEMPTS) -> None:
         """Deletes the inputs (attempt 0) and the results of a task, of these attempts."""
@@ -415,6 +483,29 @@ def _check(new: file_pb.File) -> None:
         raise invalid_field("file.purpose", f"must be one of {', '.join(_PURPOSES)}")
     if len(new.media_type) > MAX_MEDIA_TYPE_CHARS or (new.media_type and not new.media_type.isprintable()):
         raise invalid_field("file.media_type", f"must have at most {MAX_MEDIA_TYPE_CHARS} printable characters")
+
+
+async def _content(
+    first: file_pb.UploadFileRequest, messages: AsyncIterator[file_pb.UploadFileRequest]
+) -> AsyncGenerator[bytes]:
+    """Yields the content; the last message states its length, because a broken connection may look like an end."""
+    yield _data(first)
+    size = len(first.data)
+    is_whole = 0 < size == first.file.byte_count
+    async for message in messages:
+        size += len(_data(message))
+        is_whole = message.HasField("file")
+        if is_whole and message.file.byte_count != size:
+            raise invalid_field("file.byte_count", f"must be what was sent, which is {size}")
+        yield message.data
+    if not is_whole:
+        raise incomplete_stream()
+
+
+def _data(message: file_pb.UploadFileRequest) -> bytes:
+    if len(message.data) > MAX_PIECE_BYTES:
+        raise invalid_field("data", f"must have at most {MAX_PIECE_BYTES} bytes")
+    return message.data
 
 
 async def _chunks(content: AsyncIterator[bytes]) -> AsyncGenerator[tuple[FileChunk, bool]]:

@@ -9,7 +9,8 @@ import grpc
 from typing_extensions import override
 
 from router_svc.durable.limits import ResponseLimits
-from router_svc.durable.sweeper import Sweeper, Sweeps, sweep_once
+from router_svc.durable.store_service import Rpcs, StoreService
+from router_svc.durable.sweeper import Sweeper
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2, stored_response_service_pb2_grpc
 from weft.api.router.v1 import stored_response_service_pb2 as pb
@@ -19,7 +20,6 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answers
-from weft.kernel.service import Service
 from weft.kernel.timestamps import datetime_of, stamp_of
 from weft.sql.connections import Tx
 from weft.sql.moments import BoundedMoment, bring_back
@@ -213,39 +213,21 @@ def _checked(response: pb.StoredResponse) -> pb.StoredResponse:
     return response
 
 
-def build(database: RouterDatabase, limits: ResponseLimits, *, clock: Clock | None = None) -> "ResponseService":
-    """Returns the service on a database, not started."""
-    return ResponseService(database, limits, clock or SystemClock())
-
-
-class ResponseService(Service):
+class ResponseService(StoreService):
     """Serves stored responses beside a router."""
 
-    def __init__(self, database: RouterDatabase, limits: ResponseLimits, clock: Clock) -> None:
-        self._database = database
-        self._servicer = StoredResponseServicer(database, limits, clock)
-        self.store = ResponseClient(self._servicer)
+    def __init__(self, database: RouterDatabase, limits: ResponseLimits, clock: Clock | None = None) -> None:
+        clock = clock or SystemClock()
+        servicer = StoredResponseServicer(database, limits, clock)
+        sweeps = {"responses": servicer.sweep}
+        super().__init__(
+            database,
+            Sweeper("response-sweeper", sweeps, limits.sweep_interval_seconds, clock),
+            Rpcs(
+                stored_response_service_pb2.DESCRIPTOR.services_by_name["StoredResponseService"].full_name,
+                stored_response_service_pb2_grpc.add_StoredResponseServiceServicer_to_server,
+                servicer,
+            ),
+        )
+        self.store = ResponseClient(servicer)
         """The client of the service in this process."""
-        self._sweeps: Sweeps = {"responses": self._servicer.sweep}
-        self._sweeper = Sweeper("response-sweeper", self._sweeps, limits.sweep_interval_seconds, clock)
-
-    @override
-    @property
-    def service_names(self) -> Sequence[str]:
-        return (stored_response_service_pb2.DESCRIPTOR.services_by_name["StoredResponseService"].full_name,)
-
-    @override
-    def register(self, server: grpc.aio.Server) -> None:
-        stored_response_service_pb2_grpc.add_StoredResponseServiceServicer_to_server(self._servicer, server)
-
-    @override
-    async def start(self) -> None:
-        await self._database.open()
-        await sweep_once(self._sweeps)
-        self._sweeper.start()
-
-    @override
-    async def stop(self, grace_seconds: float) -> None:
-        if self._sweeper.is_started:
-            await self._sweeper.stop()
-            await self._database.close()

@@ -17,15 +17,6 @@ Sweeps = Mapping[str, Callable[[], Awaitable[None]]]
 """Sweeps by the kind of their records."""
 
 
-async def sweep_once(sweeps: Sweeps) -> None:
-    """Runs each sweep. A failure, such as a full disk, is logged and ends no service; the next round repeats it."""
-    for kind, sweep in sweeps.items():
-        try:
-            await sweep()
-        except WeftError as error:
-            log.error("not swept", kind=kind, reason=error.reason.name)  # noqa: TRY400 - the cause is logged
-
-
 class Sweeper:
     """Repeats the sweeps of one service; after an unforeseen end the loop is restarted."""
 
@@ -47,12 +38,20 @@ class Sweeper:
 
         async def run() -> None:
             if at_once:
-                await sweep_once(self._sweeps)
+                await self.sweep()
             while True:
                 await self._clock.sleep(self._interval_seconds)
-                await sweep_once(self._sweeps)
+                await self.sweep()
 
         self._sweeping = start_restarting(run, name=self._name, clock=self._clock)
+
+    async def sweep(self) -> None:
+        """Runs each sweep. A failure, such as a full disk, is logged and ends no service; the next round repeats it."""
+        for kind, sweep in self._sweeps.items():
+            try:
+                await sweep()
+            except WeftError as error:
+                log.error("not swept", kind=kind, reason=error.reason.name)  # noqa: TRY400 - the cause is logged
 
     async def stop(self) -> None:
         """Stops the loop. Safe to call twice."""

@@ -2,14 +2,15 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
 from typing_extensions import override
 
 from router_svc.durable.limits import UsageLimits
-from router_svc.durable.sweeper import Sweeper, Sweeps, sweep_once
+from router_svc.durable.store_service import Rpcs, StoreService
+from router_svc.durable.sweeper import Sweeper
 from router_svc.policy.usage_rows import HourRows, UsageKey
 from router_svc.store.database import RouterDatabase
 from router_svc.usage import COLUMNS, HOUR_SECONDS, NOTHING, UsageRecorder, UsageSums, add_usage, hour_of
@@ -23,7 +24,6 @@ from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_NAME_CHARS, MAX_TENANT_CHARS, require_token
 from weft.kernel.rpc import answers
 from weft.kernel.rpc_auth import caller
-from weft.kernel.service import Service
 from weft.kernel.timestamps import stamp_of
 from weft.sql.connections import Row, Tx
 from weft.sql.statements import insert
@@ -225,19 +225,7 @@ def _entry_of(row: Row) -> tuple[UsageKey, UsageSums]:
     return UsageKey(*(getattr(row, each) for each in _KEY)), {name: getattr(row, name) for name in COLUMNS}
 
 
-def build(
-    database: RouterDatabase,
-    recorder: UsageRecorder,
-    settings: UsageLimits,
-    *,
-    clock: Clock | None = None,
-    observe: ObserveUsage = ignore_usage,
-) -> "UsageService":
-    """Returns the service on a database, not started."""
-    return UsageService(database, recorder, settings, clock or SystemClock(), observe)
-
-
-class UsageService(Service):
+class UsageService(StoreService):
     """Writes and serves usage beside a router.
 
     It is started before the router and stopped after it, so that the last requests are counted.
@@ -248,46 +236,36 @@ class UsageService(Service):
         database: RouterDatabase,
         recorder: UsageRecorder,
         settings: UsageLimits,
-        clock: Clock,
-        observe: ObserveUsage,
+        *,
+        clock: Clock | None = None,
+        observe: ObserveUsage = ignore_usage,
     ) -> None:
-        self._database = database
+        clock = clock or SystemClock()
         self._recorder = recorder
         self._settings = settings
         self.servicer = UsageServicer(database, recorder, settings, clock, observe)
         self.store = UsageClient(self.servicer)
         """The client of the service in this process."""
-        self._sweeps: Sweeps = {"usage": self.servicer.sweep}
-        self._sweeper = Sweeper("usage-sweeper", self._sweeps, settings.sweep_interval_seconds, clock)
         self._writer = Sweeper("usage-writer", {"usage": self.servicer.flush}, settings.flush_interval_seconds, clock)
+        super().__init__(
+            database,
+            Sweeper("usage-sweeper", {"usage": self.servicer.sweep}, settings.sweep_interval_seconds, clock),
+            Rpcs(
+                usage_service_pb2.DESCRIPTOR.services_by_name["UsageService"].full_name,
+                usage_service_pb2_grpc.add_UsageServiceServicer_to_server,
+                self.servicer,
+            ),
+        )
 
     @override
-    @property
-    def service_names(self) -> Sequence[str]:
-        return (usage_service_pb2.DESCRIPTOR.services_by_name["UsageService"].full_name,)
-
-    @override
-    def register(self, server: grpc.aio.Server) -> None:
-        usage_service_pb2_grpc.add_UsageServiceServicer_to_server(self.servicer, server)
-
-    @override
-    async def start(self) -> None:
-        """Begins to count. Raises SERVICE_UNAVAILABLE."""
-        await self._database.open()
+    async def begin(self) -> None:
         self._recorder.keep(self._settings.max_rows_per_hour)
-        await sweep_once(self._sweeps)
-        self._sweeper.start()
         self._writer.start()
 
     @override
-    async def stop(self, grace_seconds: float) -> None:
-        """Writes what was counted, and stops."""
-        if not self._sweeper.is_started:
-            return
-        await self._sweeper.stop()
+    async def end(self, grace_seconds: float) -> None:
         await self._writer.stop()
         try:
             await self.servicer.flush()
         except WeftError as error:
             log.error("usage not written", reason=error.reason.name)  # noqa: TRY400 - the cause is logged
-        await self._database.close()

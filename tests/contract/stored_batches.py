@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import router_svc.durable.batches.service
+from router_svc.durable.batches.service import BatchService
 from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.store.database import RouterDatabase
@@ -37,7 +37,7 @@ class World:
         self.news: list[StoreEvent] = []
         self.events.subscribe(self.news.append)
         self.database = RouterDatabase(database_url)
-        self.service = router_svc.durable.batches.service.build(
+        self.service = BatchService(
             self.database,
             BatchLimits(**limits),
             TaskLimits(max_open_per_tenant=max_open_per_tenant),

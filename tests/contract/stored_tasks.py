@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.task_records import Claim, Lane, NewChunk, PendingTask, TaskOutcome, TaskRow
+from router_svc.durable.tasks.task_records import Claim, Lane, NewChunk, NewTask, PendingTask, TaskOutcome
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
@@ -28,19 +28,23 @@ def store_on(database_url: str) -> SqlTaskStore:
     return SqlTaskStore(RouterDatabase(database_url))
 
 
-def a_row(name: str, *, lane: Lane = LANE, prompt: str = "hi", **changes: Any) -> TaskRow:
-    """A task that may be begun at NOW, and for an hour."""
+def a_task(name: str, *, lane: Lane = LANE, prompt: str = "hi", **changes: Any) -> NewTask:
+    """A task that may be begun at NOW, and for an hour; `changes`: of it, or of its message."""
     spec = task_pb2.TaskSpec(model=lane.model, origin=prompt.encode()).SerializeToString()
+    task = task_pb2.Task(
+        id=name, tenant=lane.tenant, state=task_pb2.TASK_STATE_PENDING, model=lane.model, max_attempts=3, caller="local"
+    )
+    of_message = {each: changes.pop(each) for each in list(changes) if each in task.DESCRIPTOR.fields_by_name}
+    task.MergeFrom(task_pb2.Task(**of_message))
     fields: dict[str, Any] = {
-        "id": name,
-        "lane": lane,
+        "task": task,
+        "band": lane.band,
         "digest": hashlib.sha256(spec).digest(),
         "spec": spec,
-        "max_attempts": 3,
         "pending_limit_seconds": 3600.0,
         "created_at": NOW,
     }
-    return TaskRow(**(fields | changes))
+    return NewTask(**(fields | changes))
 
 
 def a_chunk(first: int, *words: str) -> NewChunk:
@@ -62,7 +66,7 @@ async def claimed(store: SqlTaskStore, name: str, owner: str = "r1", now: float 
 
 async def begun(store: SqlTaskStore, name: str, owner: str = "r1", **changes: Any) -> Claim:
     """Submitted and claimed."""
-    await store.submit(a_row(name, **changes))
+    await store.submit(a_task(name, **changes))
     return await claimed(store, name, owner)
 
 

@@ -9,6 +9,7 @@ from kit.messages import LineCounts, counts_of
 from stored_batches import DAY_SECONDS, NEW_FILE, World, content, line, lines, many, output, refused, running
 
 from router_svc.durable.batches.batch_servicer import CHUNK_LINES, MAX_LANES_PUBLISHED
+from router_svc.durable.batches.batch_sql import BatchStore
 from router_svc.durable.tasks.sql_rows import STAGED
 from router_svc.durable.tasks.task_records import ItemEnded, Lane, LaneFilled, ManyChanged
 from router_svc.durable.uploads import UPLOAD_LIMIT_SECONDS
@@ -209,7 +210,9 @@ async def test_the_sweep_counts_the_lines_of_batches_that_nobody_asks_about(worl
     made = await world.batches.create(world.new_batch(), many(2))
     await world.end(made.id, task_pb2.TASK_STATE_COMPLETED, [0, 1])
     await world.clock.advance(301, sleepers=1)
-    assert await world.rows("batches", "state", "completed_count") == [(batch_service_pb2.BATCH_STATE_FINALIZING, 2)]
+    ((state, stored),) = await world.rows("batches", "state", "batch")
+    assert state == batch_service_pb2.BATCH_STATE_FINALIZING
+    assert batch_service_pb2.Batch.FromString(stored).completed_count == 2
 
 
 async def test_cancelling_ends_every_line_that_is_not_at_its_end_and_its_attempt(world: World) -> None:
@@ -244,7 +247,7 @@ async def test_a_cancellation_that_was_cut_off_is_finished_by_the_next_life(data
     async with running(database_url) as world:
         made = await world.batches.create(world.new_batch(), many(3))
         now = world.clock.utc_now().timestamp()
-        await world.database.change("UPDATE batches SET cancelled_at = :now", now=now)
+        assert await BatchStore(world.database).mark_cancelled(made.id, now)
     async with running(database_url) as world:
         assert counts_of(await world.batches.get("ann", made.id)) == LineCounts(total=3, cancelled=3)
         assert world.news == [ManyChanged(), ItemEnded(made.id)]

@@ -2,10 +2,10 @@
 
 import pytest
 from stored_batches import DAY_SECONDS, NEW_FILE, content, line, lines, running
-from stored_tasks import DONE, LEASE, NOW, a_row, begun, claimed, reverted, seen, store_on, waiting
+from stored_tasks import DONE, LEASE, NOW, a_task, begun, claimed, reverted, seen, store_on, waiting
 
-import router_svc.durable.stored_responses
 from router_svc.durable.limits import ResponseLimits
+from router_svc.durable.stored_responses import ResponseService
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2, task_pb2
@@ -37,7 +37,7 @@ async def test_a_lease_that_lies_further_off_than_its_length_is_over_within_its_
 
 
 async def test_a_lease_of_a_router_with_longer_leases_is_its_own_matter(kept: SqlTaskStore) -> None:
-    await kept.submit(a_row("task-1"))
+    await kept.submit(a_task("task-1"))
     assert await kept.claim("task-1", "r2", NOW, NOW + HOUR) is not None
     assert await _back(kept, NOW) == 0
 
@@ -45,7 +45,7 @@ async def test_a_lease_of_a_router_with_longer_leases_is_its_own_matter(kept: Sq
 async def test_clocks_that_differ_by_the_margin_move_nothing(kept: SqlTaskStore) -> None:
     await begun(kept, "task-1")
     await begun(kept, "task-2")
-    await kept.submit(a_row("task-3"))
+    await kept.submit(a_task("task-3"))
     claim = await begun(kept, "task-4")
     assert await kept.end(claim, DONE, NOW)
     assert await _back(kept, NOW - CLOCK_MARGIN_SECONDS) == 0
@@ -60,7 +60,7 @@ async def test_a_pause_is_never_longer_than_the_longest(kept: SqlTaskStore) -> N
 
 
 async def test_a_task_waits_no_longer_than_its_limit(kept: SqlTaskStore) -> None:
-    await kept.submit(a_row("task-1", pending_limit_seconds=600.0))
+    await kept.submit(a_task("task-1", pending_limit_seconds=600.0))
     assert await _back(kept) == 1
     assert await kept.fail_expired(BACK + 599.0, 10) == []
     assert await kept.fail_expired(BACK + 600.0, 10) == ["task-1"]
@@ -78,7 +78,7 @@ async def test_a_task_that_ended_in_the_future_is_kept_as_long_as_any(kept: SqlT
 
 async def test_no_more_is_moved_at_once_than_asked_and_what_is_moved_stays(kept: SqlTaskStore) -> None:
     for number in range(3):
-        await kept.submit(a_row(f"task-{number}"))
+        await kept.submit(a_task(f"task-{number}"))
     moved = [await kept.bring_back(BACK, LONGEST_PAUSE, 2) for _ in range(3)]
     assert moved == [2, 1, 0]
     await claimed(kept, "task-0", now=BACK)
@@ -95,13 +95,15 @@ def clock() -> FakeClock:
 async def test_files_and_batches_end_when_their_time_is_over(database_url: str, clock: FakeClock) -> None:
     async with running(database_url, clock=clock) as world:
         await world.files.save(NEW_FILE, content(b"{}"))
-        await world.batches.create(world.new_batch(), lines(line("a")))
+        batch = await world.batches.create(world.new_batch(), lines(line("a")))
         clock.set_wall(-HOUR)
         await clock.advance(SWEEP_SECONDS, sleepers=1)
         now = clock.utc_now().timestamp()
         ((made, over),) = await world.rows("files", "created_at", "expires_at")
         assert (made, over) == (now, now + 30 * DAY_SECONDS)
-        assert await world.rows("batches", "created_at", "window_ends_at") == [(now, now + DAY_SECONDS)]
+        assert await world.rows("batches", "created_at") == [(now,)]
+        moved = await world.batches.get("ann", batch.id)
+        assert (moved.create_time, moved.window_end_time) == (stamp_of(now), stamp_of(now + DAY_SECONDS))
 
 
 async def test_lines_of_a_batch_end_with_its_window(database_url: str, clock: FakeClock) -> None:
@@ -120,7 +122,7 @@ async def test_lines_of_a_batch_end_with_its_window(database_url: str, clock: Fa
 async def test_an_answer_that_was_kept_in_the_future_is_kept_as_long_as_any(
     database_url: str, clock: FakeClock
 ) -> None:
-    service = router_svc.durable.stored_responses.build(
+    service = ResponseService(
         RouterDatabase(database_url), ResponseLimits(keep_seconds=60.0, sweep_interval_seconds=10.0), clock=clock
     )
     await service.start()

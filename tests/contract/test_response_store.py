@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import router_svc.durable.stored_responses
 from router_svc.durable.limits import ResponseLimits
 from router_svc.durable.stored_responses import ResponseService
 from router_svc.store.database import RouterDatabase
@@ -33,9 +32,7 @@ def response(
 
 
 def built(database_url: str, clock: FakeClock | None = None, **limits: Any) -> ResponseService:
-    return router_svc.durable.stored_responses.build(
-        RouterDatabase(database_url), ResponseLimits(**limits), clock=clock
-    )
+    return ResponseService(RouterDatabase(database_url), ResponseLimits(**limits), clock=clock)
 
 
 @pytest.fixture

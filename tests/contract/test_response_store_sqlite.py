@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-import router_svc.durable.stored_responses
 from router_svc.durable.limits import ResponseLimits
 from router_svc.durable.stored_responses import ResponseService
 from router_svc.store.database import RouterDatabase
@@ -38,7 +37,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def built(file: Path) -> ResponseService:
-    return router_svc.durable.stored_responses.build(RouterDatabase(f"sqlite:///{file}"), ResponseLimits())
+    return ResponseService(RouterDatabase(f"sqlite:///{file}"), ResponseLimits())
 
 
 @pytest.fixture

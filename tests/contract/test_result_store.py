@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from stored_batches import NEW_FILE, content, refused
 
-from router_svc.durable.files import FileManager
+from router_svc.durable.files import FileServicer
 from router_svc.durable.limits import BatchLimits, ResultLimits, TaskLimits
-from router_svc.durable.tasks.spec_validation import checked_row
+from router_svc.durable.tasks.spec_validation import checked_task
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.task_media import TaskMedia
 from router_svc.durable.tasks.task_records import Claim, TaskOutcome
@@ -18,7 +18,7 @@ from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2
 from weft.api.router.v1 import file_service_pb2 as pb
 from weft.api.router.v1 import task_pb2
-from weft.durable.batches import RESULT, TASK_INPUT
+from weft.durable.batches import RESULT, TASK_INPUT, FileClient
 from weft.durable.tasks import task_error
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -34,7 +34,7 @@ class Store:
 
     def __init__(self, database: RouterDatabase, clock: FakeClock, **limits: Any) -> None:
         self.clock = clock
-        self.files = FileManager(database, BatchLimits(), clock, results=ResultLimits(**limits))
+        self.files = FileServicer(database, BatchLimits(), clock, results=ResultLimits(**limits))
         self.tasks = SqlTaskStore(database)
 
     def now(self) -> float:
@@ -48,9 +48,9 @@ class Store:
     async def claimed(self) -> Claim:
         """A task that runs."""
         spec = task_pb2.TaskSpec(model="sdxl", image=image_pb2.ImagePayload(prompt="a lighthouse"))
-        row = checked_row(spec, TaskLimits(), "spec", tenant="ann", caller="local", created_at=self.now())
+        row = checked_task(spec, TaskLimits(), "spec", tenant="ann", caller="local", created_at=self.now())
         await self.tasks.submit(row)
-        return await self.claim(row.id)
+        return await self.claim(row.task.id)
 
     async def claim(self, task_id: str) -> Claim:
         claim = await self.tasks.claim(task_id, "router-1", self.now(), self.now() + 10 * HOUR)
@@ -110,8 +110,8 @@ async def test_a_result_keeps_its_type_its_task_and_its_bytes(store: Store) -> N
 
 async def test_results_are_not_in_the_list_of_files_unless_they_are_asked_for(store: Store) -> None:
     uploaded, result = await store.files.save(NEW_FILE, content(b"a")), await store.save()
-    assert [file.id for file in (await store.files.list_page("ann")).files] == [uploaded.id]
-    assert [file.id for file in (await store.files.list_page("ann", purpose=RESULT)).files] == [result.id]
+    assert [file.id for file in (await FileClient(store.files).list_page("ann")).files] == [uploaded.id]
+    assert [file.id for file in (await FileClient(store.files).list_page("ann", purpose=RESULT)).files] == [result.id]
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,9 @@ async def test_what_exceeds_a_bound_is_refused_with_its_reason_and_leaves_nothin
         *fitting, (tenant, size) = tenants
         for name, bytes_ in fitting:
             await store.save(bytes_, tenant=name)
-        before = [len((await store.files.list_page(name, purpose=RESULT)).files) for name in ("ann", "bob")]
+        before = [len((await FileClient(store.files).list_page(name, purpose=RESULT)).files) for name in ("ann", "bob")]
         await refused(reason, store.save(size, tenant=tenant))
-        after = [len((await store.files.list_page(name, purpose=RESULT)).files) for name in ("ann", "bob")]
+        after = [len((await FileClient(store.files).list_page(name, purpose=RESULT)).files) for name in ("ann", "bob")]
         assert after == before
 
 
@@ -151,7 +151,7 @@ async def test_a_result_is_gone_the_moment_it_expires_and_deleted_by_the_next_sw
         await store.clock.advance(1)
         assert await store.kept(saved) == [False]
         await store.files.sweep()
-        assert not (await store.files.list_page("ann", purpose=RESULT)).files
+        assert not (await FileClient(store.files).list_page("ann", purpose=RESULT)).files
 
 
 async def test_the_inputs_of_an_open_task_outlive_their_time_and_go_with_its_end(database_url: str) -> None:

@@ -1,6 +1,7 @@
 """The suite of whoever keeps tasks, on every kind of database that a router may have."""
 
 import asyncio
+from typing import Any
 
 from stored_tasks import (
     DONE,
@@ -8,7 +9,7 @@ from stored_tasks import (
     LEASE,
     NOW,
     a_chunk,
-    a_row,
+    a_task,
     all_of,
     begun,
     claimed,
@@ -40,7 +41,7 @@ pytest_plugins = ("database_fixtures", "task_store_fixtures")
 
 
 async def test_what_is_acknowledged_is_there_in_the_next_life(database_url: str) -> None:
-    row = a_row("task-1", origin_kind="chat", window_ends_at=NOW + 5, prompt="\x00ä")
+    row = a_task("task-1", origin_kind="chat", window_ends_at=NOW + 5, prompt="\x00ä")
     for life in range(2):
         store = store_on(database_url)
         await store.start()
@@ -56,7 +57,7 @@ async def test_what_is_acknowledged_is_there_in_the_next_life(database_url: str)
 
 
 async def test_another_tenants_task_is_not_there(kept: SqlTaskStore) -> None:
-    await kept.submit(a_row("task-1"))
+    await kept.submit(a_task("task-1"))
     assert await kept.get("bob", "task-1") is None
     assert await kept.details("bob", "task-1") is None
     assert await kept.cancel("bob", "task-1", NOW) is None
@@ -66,27 +67,27 @@ async def test_another_tenants_task_is_not_there(kept: SqlTaskStore) -> None:
 
 
 async def test_the_same_key_is_the_same_task_until_it_is_forgotten(kept: SqlTaskStore) -> None:
-    first = await kept.submit(a_row("task-1", idempotency_key="k"))
-    again = await kept.submit(a_row("task-2", idempotency_key="k"))
+    first = await kept.submit(a_task("task-1", idempotency_key="k"))
+    again = await kept.submit(a_task("task-2", idempotency_key="k"))
     assert (first.existed, again.existed) == (False, True)
     assert again.task == first.task
     assert await kept.get("ann", "task-2") is None
-    others = await kept.submit(a_row("task-3", idempotency_key="k", lane=LANE._replace(tenant="bob")))
+    others = await kept.submit(a_task("task-3", idempotency_key="k", lane=LANE._replace(tenant="bob")))
     assert not others.existed
     await kept.cancel("ann", "task-1", NOW)
-    assert (await kept.submit(a_row("task-4", idempotency_key="k"))).task.state == task_pb2.TASK_STATE_CANCELLED
+    assert (await kept.submit(a_task("task-4", idempotency_key="k"))).task.state == task_pb2.TASK_STATE_CANCELLED
     await kept.delete("ann", "task-1")
-    assert not (await kept.submit(a_row("task-5", idempotency_key="k"))).existed
+    assert not (await kept.submit(a_task("task-5", idempotency_key="k"))).existed
 
 
 async def test_the_same_key_with_another_request_is_a_conflict(kept: SqlTaskStore) -> None:
-    await kept.submit(a_row("task-1", idempotency_key="k"))
-    await refused(Reason.IDEMPOTENCY_CONFLICT, kept.submit(a_row("task-2", idempotency_key="k", prompt="bye")))
+    await kept.submit(a_task("task-1", idempotency_key="k"))
+    await refused(Reason.IDEMPOTENCY_CONFLICT, kept.submit(a_task("task-2", idempotency_key="k", prompt="bye")))
     assert (await kept.list_page("ann", task_service_pb2.ListTasksRequest())).tasks == [await seen(kept, "task-1")]
 
 
 async def test_of_many_with_one_key_at_once_one_is_kept(kept: SqlTaskStore, beside: RouterDatabase) -> None:
-    rows = [a_row(f"task-{n}", idempotency_key="k", prompt="bye" if n % 5 == 4 else "hi") for n in range(20)]
+    rows = [a_task(f"task-{n}", idempotency_key="k", prompt="bye" if n % 5 == 4 else "hi") for n in range(20)]
     found = await all_of(*(kept.submit(row) for row in rows))
     ids = {each.task.id for each in found if not isinstance(each, WeftError)}
     conflicts = [each.reason for each in found if isinstance(each, WeftError)]
@@ -97,7 +98,7 @@ async def test_of_many_with_one_key_at_once_one_is_kept(kept: SqlTaskStore, besi
 
 
 async def test_one_that_cannot_be_kept_spoils_no_other(kept: SqlTaskStore) -> None:
-    rows = [a_row(f"task-{n}") for n in range(10)]
+    rows = [a_task(f"task-{n}") for n in range(10)]
     found = await all_of(*(kept.submit(row) for row in [*rows, rows[3]]))
     assert [type(each) for each in found].count(WeftError) == 1
     assert len((await kept.list_page("ann", task_service_pb2.ListTasksRequest())).tasks) == 10
@@ -108,12 +109,12 @@ async def test_one_that_cannot_be_kept_spoils_no_other(kept: SqlTaskStore) -> No
 
 async def test_pages_are_the_newest_first_and_each_task_is_on_one(kept: SqlTaskStore) -> None:
     for number in range(7):
-        await kept.submit(a_row(f"task-{number}"))
+        await kept.submit(a_task(f"task-{number}"))
     query, names = task_service_pb2.ListTasksRequest(page_size=3), []
     while True:
         page = await kept.list_page("ann", query)
         names.append([task.id for task in page.tasks])
-        await kept.submit(a_row(f"task-new-{len(names)}"))
+        await kept.submit(a_task(f"task-new-{len(names)}"))
         if not page.next_page_token:
             break
         query = task_service_pb2.ListTasksRequest(page_size=3, page_token=page.next_page_token)
@@ -121,10 +122,10 @@ async def test_pages_are_the_newest_first_and_each_task_is_on_one(kept: SqlTaskS
 
 
 async def test_a_page_is_of_what_was_asked_for(kept: SqlTaskStore) -> None:
-    await kept.submit(a_row("task-1"))
-    await kept.submit(a_row("task-2", lane=LANE._replace(model="other")))
+    await kept.submit(a_task("task-1"))
+    await kept.submit(a_task("task-2", lane=LANE._replace(model="other")))
     await begun(kept, "task-3")
-    await kept.submit(a_row("task-4", batch="batch-1", line=4))
+    await kept.submit(a_task("task-4", batch="batch-1", line=4))
     for query, expected in (
         (task_service_pb2.ListTasksRequest(states=frozenset({task_pb2.TASK_STATE_RUNNING})), ["task-3"]),
         (
@@ -141,7 +142,7 @@ async def test_a_page_is_of_what_was_asked_for(kept: SqlTaskStore) -> None:
 
 async def test_a_token_of_another_query_or_of_nobody_is_refused(kept: SqlTaskStore) -> None:
     for number in range(3):
-        await kept.submit(a_row(f"task-{number}"))
+        await kept.submit(a_task(f"task-{number}"))
     token = (await kept.list_page("ann", task_service_pb2.ListTasksRequest(page_size=1))).next_page_token
     for tenant, query in (
         ("bob", task_service_pb2.ListTasksRequest(page_size=1, page_token=token)),
@@ -157,7 +158,7 @@ async def test_a_token_of_another_query_or_of_nobody_is_refused(kept: SqlTaskSto
 
 
 async def test_a_line_of_a_batch_that_is_being_taken_in_is_nowhere(kept: SqlTaskStore, beside: RouterDatabase) -> None:
-    await beside.run(lambda tx: insert_rows(tx, [a_row("task-1", batch="batch-1")], state=STAGED))
+    await beside.run(lambda tx: insert_rows(tx, [a_task("task-1", batch="batch-1")], state=STAGED))
     assert await kept.get("ann", "task-1") is None
     assert await kept.details("ann", "task-1") is None
     assert (await kept.list_page("ann", task_service_pb2.ListTasksRequest(batch="batch-1"))).tasks == []
@@ -179,7 +180,7 @@ async def test_lanes_are_all_found_in_pages_however_many_wait_in_each(kept: SqlT
     lanes = sorted(
         Lane(m, t, b) for m in ("m1", "m2") for t in ("ann", "bob") for b in (Priority.LOW, Priority.DURABLE)
     )
-    await all_of(*(kept.submit(a_row(f"{lane}{n}", lane=lane)) for n in range(3) for lane in lanes))
+    await all_of(*(kept.submit(a_task(f"{lane}{n}", lane=lane)) for n in range(3) for lane in lanes))
     found: list[Lane] = []
     while page := await kept.lanes(NOW, found[-1] if found else None, 3):
         assert len(page) <= 3
@@ -202,11 +203,11 @@ async def test_a_lane_in_which_nobody_may_be_begun_is_none(kept: SqlTaskStore) -
 
 async def test_of_a_lane_the_oldest_are_read_first_and_as_many_as_fit(kept: SqlTaskStore) -> None:
     for number in range(5):
-        await kept.submit(a_row(f"task-{number}", prompt="x" * 1000, caller=f"c{number}"))
-    await kept.submit(a_row("task-b", lane=LANE._replace(tenant="bob")))
+        await kept.submit(a_task(f"task-{number}", prompt="x" * 1000, caller=f"c{number}"))
+    await kept.submit(a_task("task-b", lane=LANE._replace(tenant="bob")))
     found = await waiting(kept)
     assert [each.id for each in found] == [f"task-{number}" for number in range(5)]
-    assert found[1].spec == a_row("task-1", prompt="x" * 1000).spec
+    assert found[1].spec == a_task("task-1", prompt="x" * 1000).spec
     assert (found[1].caller, found[1].attempt, found[1].failures, found[1].max_attempts) == ("c1", 0, 0, 3)
     assert len(await kept.pending(LANE, NOW, 2, 1 << 30)) == 2
     assert len(await kept.pending(LANE, NOW, 5, 2500)) == 2
@@ -214,7 +215,7 @@ async def test_of_a_lane_the_oldest_are_read_first_and_as_many_as_fit(kept: SqlT
 
 
 async def test_open_tasks_are_counted_by_tenant(kept: SqlTaskStore) -> None:
-    await kept.submit(a_row("task-1"))
+    await kept.submit(a_task("task-1"))
     await begun(kept, "task-2")
     await begun(kept, "task-3", lane=LANE._replace(tenant="bob"))
     await kept.cancel("ann", "task-1", NOW)
@@ -222,9 +223,9 @@ async def test_open_tasks_are_counted_by_tenant(kept: SqlTaskStore) -> None:
 
 
 async def test_tasks_are_counted_by_state_with_the_time_of_the_oldest_open_one(kept: SqlTaskStore) -> None:
-    await kept.submit(a_row("task-1"))
+    await kept.submit(a_task("task-1"))
     await begun(kept, "task-2")
-    await kept.submit(a_row("task-3", lane=LANE._replace(tenant="bob")))
+    await kept.submit(a_task("task-3", lane=LANE._replace(tenant="bob")))
     await kept.cancel("ann", "task-1", NOW)
     found = await kept.state_counts()
     submitted = (await kept.get("bob", "task-3") or task_pb2.Task()).create_time.ToSeconds()
@@ -238,7 +239,7 @@ async def test_tasks_are_counted_by_state_with_the_time_of_the_oldest_open_one(k
 
 
 async def test_a_cancelled_task_is_over_at_once_and_stays_so(kept: SqlTaskStore) -> None:
-    await kept.submit(a_row("task-1"))
+    await kept.submit(a_task("task-1"))
     claim = await begun(kept, "task-2")
     await kept.append(claim, [a_chunk(1, "a")])
     waited, ran = await kept.cancel("ann", "task-1", NOW + 1), await kept.cancel("ann", "task-2", NOW + 1)
@@ -265,7 +266,7 @@ async def test_a_cancelled_task_is_over_at_once_and_stays_so(kept: SqlTaskStore)
 
 
 async def test_only_what_is_over_is_deleted(kept: SqlTaskStore, beside: RouterDatabase) -> None:
-    await refused(Reason.RESOURCE_IN_USE, kept.delete("ann", (await kept.submit(a_row("task-1"))).task.id))
+    await refused(Reason.RESOURCE_IN_USE, kept.delete("ann", (await kept.submit(a_task("task-1"))).task.id))
     claim = await claimed(kept, "task-1")
     await refused(Reason.RESOURCE_IN_USE, kept.delete("ann", "task-1"))
     await kept.end(claim, TaskOutcome(state=task_pb2.TASK_STATE_COMPLETED, chunks=[a_chunk(1, "a")]), NOW)
@@ -295,11 +296,11 @@ async def test_the_databases_time_is_that_of_postgres_alone(kept: SqlTaskStore, 
 
 async def test_a_store_that_is_stopped_takes_nothing(database_url: str) -> None:
     store = store_on(database_url)
-    await refused(Reason.SERVICE_UNAVAILABLE, store.submit(a_row("task-1")))
+    await refused(Reason.SERVICE_UNAVAILABLE, store.submit(a_task("task-1")))
     await store.start()
     await store.stop()
     await store.stop()
-    await refused(Reason.SERVICE_UNAVAILABLE, store.submit(a_row("task-1")))
+    await refused(Reason.SERVICE_UNAVAILABLE, store.submit(a_task("task-1")))
     await refused(Reason.SERVICE_UNAVAILABLE, store.get("ann", "task-1"))
 
 
@@ -318,7 +319,7 @@ async def test_a_database_that_others_need_stays_open(database_url: str) -> None
 async def test_a_stop_writes_what_waits_first(database_url: str) -> None:
     store = store_on(database_url)
     await store.start()
-    submitting = [asyncio.create_task(store.submit(a_row(f"task-{n}"))) for n in range(50)]
+    submitting = [asyncio.create_task(store.submit(a_task(f"task-{n}"))) for n in range(50)]
     await asyncio.sleep(0)
     await store.stop()
     assert len(await asyncio.gather(*submitting)) == 50
@@ -331,8 +332,8 @@ async def test_a_stop_writes_what_waits_first(database_url: str) -> None:
 
 
 async def test_who_submitted_a_task_and_with_what_words_is_told_as_it_was_acknowledged(kept: SqlTaskStore) -> None:
-    labels = task_pb2.TaskSpec(user="ä\x00b", metadata={"job": "42", "": "\x00"}).SerializeToString()
-    submitted = await kept.submit(a_row("task-1", caller="key:k1", request_id="req-1", labels=labels))
+    labels: dict[str, Any] = {"user": "ä\x00b", "metadata": {"job": "42", "": "\x00"}}
+    submitted = await kept.submit(a_task("task-1", caller="key:k1", request_id="req-1", **labels))
     task = await seen(kept, "task-1")
     assert task == submitted.task
     assert (task.caller, task.user, dict(task.metadata), task.request_id) == (
@@ -341,13 +342,13 @@ async def test_who_submitted_a_task_and_with_what_words_is_told_as_it_was_acknow
         {"job": "42", "": "\x00"},
         "req-1",
     )
-    plain = (await kept.submit(a_row("task-2"))).task
+    plain = (await kept.submit(a_task("task-2"))).task
     assert (plain.caller, plain.user, len(plain.metadata), plain.request_id) == ("local", "", 0, "")
 
 
 async def test_a_callers_tasks_are_listed_and_those_of_a_request(kept: SqlTaskStore) -> None:
     for number, (caller, request) in enumerate([("key:a", "r1"), ("key:b", "r1"), ("key:a", ""), ("key:a", "r2")]):
-        await kept.submit(a_row(f"task-{number}", caller=caller, request_id=request))
+        await kept.submit(a_task(f"task-{number}", caller=caller, request_id=request))
     wanted = task_service_pb2.ListTasksRequest(caller="key:a", page_size=2)
     first = await kept.list_page("ann", wanted)
     assert [task.id for task in first.tasks] == ["task-3", "task-2"]
@@ -361,8 +362,8 @@ async def test_a_callers_tasks_are_listed_and_those_of_a_request(kept: SqlTaskSt
 
 async def test_the_unfinished_tasks_of_a_request_are_found_of_every_tenant(kept: SqlTaskStore) -> None:
     for name, tenant in (("task-1", "ann"), ("task-2", "bob"), ("task-3", "ann"), ("task-4", "ann")):
-        await kept.submit(a_row(name, lane=Lane("demo", tenant, Priority.NORMAL), request_id="r1"))
-    await kept.submit(a_row("task-5", request_id="r2"))
+        await kept.submit(a_task(name, lane=Lane("demo", tenant, Priority.NORMAL), request_id="r1"))
+    await kept.submit(a_task("task-5", request_id="r2"))
     await kept.cancel("ann", "task-3", NOW)
     await claimed(kept, "task-4")
     found = await kept.open_of_request("r1", 10)

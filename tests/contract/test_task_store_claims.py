@@ -9,7 +9,7 @@ from stored_tasks import (
     LEASE,
     NOW,
     a_chunk,
-    a_row,
+    a_task,
     all_of,
     begun,
     claimed,
@@ -43,7 +43,7 @@ RECEIPT = receipt_pb2.Receipt(request_id="task-1")
 
 
 async def test_a_task_is_claimed_once_and_its_attempt_is_on_record(kept: SqlTaskStore) -> None:
-    await kept.submit(a_row("task-1"))
+    await kept.submit(a_task("task-1"))
     found = await all_of(*(kept.claim("task-1", f"r{n}", NOW, NOW + LEASE) for n in range(8)))
     (claim,) = [each for each in found if each]
     assert claim == Claim("task-1", claim.owner, 1)
@@ -224,7 +224,7 @@ async def test_a_window_ends_when_it_ends_however_often_the_task_comes_back(kept
 
 
 async def test_a_lease_without_a_heartbeat_is_lost_and_the_last_one_fails_the_task(kept: SqlTaskStore) -> None:
-    await kept.submit(a_row("task-1", max_attempts=2))
+    await kept.submit(a_task("task-1", max_attempts=2))
     for attempt, state in ((1, task_pb2.TASK_STATE_PENDING), (2, task_pb2.TASK_STATE_FAILED)):
         now = NOW + attempt * 100
         claim = await claimed(kept, "task-1", now=now)
@@ -246,7 +246,7 @@ async def test_a_lease_without_a_heartbeat_is_lost_and_the_last_one_fails_the_ta
 
 async def test_sweeps_take_the_oldest_first_and_no_more_than_they_may(kept: SqlTaskStore) -> None:
     for number in range(3):
-        await kept.submit(a_row(f"task-{number}", created_at=NOW - number))
+        await kept.submit(a_task(f"task-{number}", created_at=NOW - number))
     assert await kept.fail_expired(NOW + 3598, 2) == ["task-2"]
     assert await kept.fail_expired(NOW + 3600, 1) == ["task-1"]
     task = await seen(kept, "task-1")
@@ -273,27 +273,27 @@ async def test_what_ended_long_ago_is_forgotten_with_all_that_belongs_to_it(
 
 
 async def ended_row(kept: SqlTaskStore, name: str, now: float, tenant: str = "ann", words: str = "a") -> None:
-    await kept.submit(a_row(name, lane=Lane("demo", tenant, Priority.DURABLE), prompt="x" * 10))
+    await kept.submit(a_task(name, lane=Lane("demo", tenant, Priority.DURABLE), prompt="x" * 10))
     claim = await claimed(kept, name, now=now)
     outcome = TaskOutcome(state=task_pb2.TASK_STATE_COMPLETED, chunks=[a_chunk(1, words)])
     assert await kept.end(claim, outcome, now)
 
 
 async def test_finished_tasks_are_counted_with_their_requests_and_answers(kept: SqlTaskStore) -> None:
-    await kept.submit(a_row("open"))
+    await kept.submit(a_task("open"))
     await ended_row(kept, "task-1", NOW)
     await ended_row(kept, "task-2", NOW, words="ab" * 50)
     await ended_row(kept, "task-3", NOW, tenant="bob")
     counts = await kept.kept_counts()
-    one = len(a_row("task-1", prompt="x" * 10).spec) + len(a_chunk(1, "a").output)
-    two = len(a_row("task-2", prompt="x" * 10).spec) + len(a_chunk(1, "ab" * 50).output)
+    one = len(a_task("task-1", prompt="x" * 10).spec) + len(a_chunk(1, "a").output)
+    two = len(a_task("task-2", prompt="x" * 10).spec) + len(a_chunk(1, "ab" * 50).output)
     assert counts == {"ann": KeptTasks(count=2, size=one + two), "bob": KeptTasks(count=1, size=one)}
 
 
 async def test_the_oldest_finished_tasks_are_released_and_never_one_that_goes_on(
     kept: SqlTaskStore, beside: RouterDatabase
 ) -> None:
-    await kept.submit(a_row("waits"))
+    await kept.submit(a_task("waits"))
     await begun(kept, "runs")
     for number, tenant in enumerate(["ann", "bob", "ann", "ann"]):
         await ended_row(kept, f"task-{number}", NOW + number, tenant)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from stored_tasks import DONE, NOW, a_chunk, a_row, begun, said, seen, store_on
+from stored_tasks import DONE, NOW, a_chunk, a_task, begun, said, seen, store_on
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.task_records import TaskOutcome
@@ -106,7 +106,7 @@ class Submitters:
         while True:
             number += 1
             try:
-                await self._store.submit(a_row(f"{name}-{number}"))
+                await self._store.submit(a_task(f"{name}-{number}"))
                 self.acknowledged.add(f"{name}-{number}")
             except WeftError as error:
                 self.refused.append(error)
@@ -147,7 +147,7 @@ async def test_a_file_that_stays_locked_refuses_after_a_bounded_wait_and_goes_on
     with locked(file):
         since = loop.time()
         errors = await asyncio.gather(
-            *(refused(kept.submit(a_row(f"task-{number}"))) for number in range(2, 40)),
+            *(refused(kept.submit(a_task(f"task-{number}"))) for number in range(2, 40)),
             refused(kept.end(claim, DONE, NOW)),
             refused(kept.renew("r1", NOW + 100)),
         )
@@ -157,7 +157,7 @@ async def test_a_file_that_stays_locked_refuses_after_a_bounded_wait_and_goes_on
         assert (await seen(kept, "task-1")).state == task_pb2.TASK_STATE_RUNNING
     assert await kept.end(claim, DONE, NOW)
     assert len((await kept.list_page("ann", task_service_pb2.ListTasksRequest())).tasks) == 1
-    await kept.submit(a_row("task-2"))
+    await kept.submit(a_task("task-2"))
 
 
 async def test_submitters_outlive_a_file_that_is_locked_for_long(kept: SqlTaskStore, file: Path) -> None:
@@ -173,7 +173,7 @@ async def test_submitters_outlive_a_file_that_is_locked_for_long(kept: SqlTaskSt
 async def test_a_lock_that_is_let_go_in_time_is_only_waited_for(kept: SqlTaskStore, file: Path) -> None:
     connection = sqlite3.connect(file, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
-    submitting = asyncio.create_task(kept.submit(a_row("task-1")))
+    submitting = asyncio.create_task(kept.submit(a_task("task-1")))
     assert await kept.get("ann", "task-1") is None
     connection.close()
     await submitting
@@ -186,7 +186,7 @@ async def test_a_full_disk_acknowledges_nothing_and_still_reads(kept: SqlTaskSto
     with full_disk():
         error = await refused(kept.end(claim, long, NOW))
         assert error.retry_after_seconds
-        await refused(kept.submit(a_row("task-2", prompt="x" * 2 * MOST_BYTES)))
+        await refused(kept.submit(a_task("task-2", prompt="x" * 2 * MOST_BYTES)))
         assert (await seen(kept, "task-1")).state == task_pb2.TASK_STATE_RUNNING
     assert await kept.get("ann", "task-2") is None
     assert await kept.end(claim, long, NOW)

@@ -1,6 +1,6 @@
 """Idempotency keys that are asked for without submitting, and clocks that do not agree, on every database."""
 
-from stored_tasks import LEASE, NOW, a_row, begun, claimed, refused, reverted, waiting
+from stored_tasks import LEASE, NOW, a_task, begun, claimed, refused, reverted, waiting
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.store.database import RouterDatabase
@@ -10,18 +10,18 @@ pytest_plugins = ("database_fixtures", "task_store_fixtures")
 
 
 async def test_a_key_leads_to_its_task_and_nothing_is_kept_for_having_asked(kept: SqlTaskStore) -> None:
-    await kept.submit(a_row("t1", idempotency_key="k"))
-    found = await kept.submitted(a_row("t2", idempotency_key="k"))
+    await kept.submit(a_task("t1", idempotency_key="k"))
+    found = await kept.submitted(a_task("t2", idempotency_key="k"))
     assert found is not None
     assert (found.task.id, found.existed) == ("t1", True)
-    assert await kept.submitted(a_row("t2", idempotency_key="other")) is None
-    assert await kept.submitted(a_row("t2")) is None
-    await refused(Reason.IDEMPOTENCY_CONFLICT, kept.submitted(a_row("t2", idempotency_key="k", prompt="another")))
+    assert await kept.submitted(a_task("t2", idempotency_key="other")) is None
+    assert await kept.submitted(a_task("t2")) is None
+    await refused(Reason.IDEMPOTENCY_CONFLICT, kept.submitted(a_task("t2", idempotency_key="k", prompt="another")))
     assert [task.id for task in await waiting(kept)] == ["t1"]
 
 
 async def test_a_new_task_may_be_begun_by_whoever_has_an_earlier_time(kept: SqlTaskStore) -> None:
-    await kept.submit(a_row("t1", created_at=NOW + 3_600))
+    await kept.submit(a_task("t1", created_at=NOW + 3_600))
     assert [task.id for task in await waiting(kept)] == ["t1"]
     assert len(await kept.lanes(NOW, None, 10)) == 1
     assert await kept.next_ready_at(NOW) is None
@@ -38,7 +38,7 @@ async def test_a_task_that_came_back_may_be_begun_by_whoever_has_an_earlier_time
 async def test_numbers_of_forgotten_tasks_are_not_given_again(kept: SqlTaskStore, beside: RouterDatabase) -> None:
     numbers = []
     for name in ("task-1", "task-2"):
-        await kept.submit(a_row(name))
+        await kept.submit(a_task(name))
         numbers.append(await beside.value("SELECT max(seq) FROM tasks"))
         await kept.cancel("ann", name, 0.0)
         await kept.delete("ann", name)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from stored_tasks import CRASH, LANE, LEASE, MUCH, NOW, a_chunk, a_row, failed, said
+from stored_tasks import CRASH, LANE, LEASE, MUCH, NOW, a_chunk, a_task, failed, said
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.task_records import Claim, Lane, TaskOutcome, TaskRow
+from router_svc.durable.tasks.task_records import Claim, Lane, NewTask, TaskOutcome
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import event_number
@@ -38,7 +38,7 @@ P, R, C, F, X = (
 class ModelTask:
     """What a task should be."""
 
-    row: TaskRow
+    row: NewTask
     state: "task_pb2.TaskState.ValueType" = P
     attempt: int = 0
     failures: int = 0
@@ -97,7 +97,7 @@ class TaskStoreMachine(RuleBasedStateMachine):
     def submit(self, lane: Lane, key: str, prompt: str, window: float | None) -> None:
         self.count += 1
         ends = None if window is None else self.now + window
-        row = a_row(
+        row = a_task(
             f"task-{self.count}",
             lane=lane,
             idempotency_key=key,
@@ -107,15 +107,15 @@ class TaskStoreMachine(RuleBasedStateMachine):
             pending_limit_seconds=100.0,
         )
         same = [
-            t for t in self.tasks.values() if key and (t.row.lane.tenant, t.row.idempotency_key) == (lane.tenant, key)
+            t for t in self.tasks.values() if key and (t.row.task.tenant, t.row.idempotency_key) == (lane.tenant, key)
         ]
         if same and same[0].row.digest != row.digest:
             self.refused(Reason.IDEMPOTENCY_CONFLICT, self.store.submit(row))
             return
         done = self.do(self.store.submit(row))
-        assert (done.existed, done.task.id) == ((True, same[0].row.id) if same else (False, row.id))
+        assert (done.existed, done.task.id) == ((True, same[0].row.task.id) if same else (False, row.task.id))
         if not same:
-            self.tasks[row.id] = ModelTask(row, ready_at=self.now, expires_at=row.expires_at)
+            self.tasks[row.task.id] = ModelTask(row, ready_at=self.now, expires_at=row.expires_at)
 
     @rule(seconds=st.sampled_from([1.0, 10.0, LEASE, 120.0]))
     def time_passes(self, seconds: float) -> None:
@@ -125,13 +125,13 @@ class TaskStoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), owner=st.sampled_from(OWNERS))
     def claim(self, data: st.DataObject, owner: str) -> None:
         task = self.any_task(data)
-        found = self.do(self.store.claim(task.row.id, owner, self.now, self.now + LEASE))
+        found = self.do(self.store.claim(task.row.task.id, owner, self.now, self.now + LEASE))
         if not task.may_begin(self.now):
             assert found is None
             return
         task.state, task.owner, task.lease_until = R, owner, self.now + LEASE
         task.attempt += 1
-        assert found == (task.row.id, owner, task.attempt)
+        assert found == (task.row.task.id, owner, task.attempt)
         self.claims.append(found)
 
     @rule(owner=st.sampled_from(OWNERS))
@@ -139,7 +139,7 @@ class TaskStoreMachine(RuleBasedStateMachine):
         mine = [task for task in self.tasks.values() if task.state is R and task.owner == owner]
         for task in mine:
             task.lease_until = self.now + LEASE
-        expected = {Claim(task.row.id, owner, task.attempt) for task in mine}
+        expected = {Claim(task.row.task.id, owner, task.attempt) for task in mine}
         assert self.do(self.store.renew(owner, self.now + LEASE)) == expected
 
     @precondition(lambda self: self.claims)
@@ -180,8 +180,8 @@ class TaskStoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), tenant=st.sampled_from(["ann", "bob"]))
     def cancel(self, data: st.DataObject, tenant: str) -> None:
         task = self.any_task(data)
-        found = self.do(self.store.cancel(tenant, task.row.id, self.now))
-        if task.row.lane.tenant != tenant:
+        found = self.do(self.store.cancel(tenant, task.row.task.id, self.now))
+        if task.row.task.tenant != tenant:
             assert found is None
             return
         owner = task.owner
@@ -194,10 +194,10 @@ class TaskStoreMachine(RuleBasedStateMachine):
     def forget_one(self, data: st.DataObject) -> None:
         task = self.any_task(data)
         if task.state < task_pb2.TASK_STATE_COMPLETED:
-            self.refused(Reason.RESOURCE_IN_USE, self.store.delete(task.row.lane.tenant, task.row.id))
+            self.refused(Reason.RESOURCE_IN_USE, self.store.delete(task.row.task.tenant, task.row.task.id))
             return
-        assert self.do(self.store.delete(task.row.lane.tenant, task.row.id)).state is task.state
-        del self.tasks[task.row.id]
+        assert self.do(self.store.delete(task.row.task.tenant, task.row.task.id)).state is task.state
+        del self.tasks[task.row.task.id]
 
     @rule()
     def revert_expired(self) -> None:
@@ -205,8 +205,8 @@ class TaskStoreMachine(RuleBasedStateMachine):
         expected = set()
         for task in over:
             task.failures += 1
-            claim = Claim(task.row.id, task.owner, task.attempt)
-            if task.failures < task.row.max_attempts:
+            claim = Claim(task.row.task.id, task.owner, task.attempt)
+            if task.failures < task.row.task.max_attempts:
                 task.wait_again(self.now, self.now)
             else:
                 task.finish(F, self.now)
@@ -220,7 +220,7 @@ class TaskStoreMachine(RuleBasedStateMachine):
         over = [task for task in self.tasks.values() if task.state is P and task.expires_at <= self.now]
         for task in over:
             task.finish(F, self.now)
-        assert set(self.do(self.store.fail_expired(self.now, 100))) == {task.row.id for task in over}
+        assert set(self.do(self.store.fail_expired(self.now, 100))) == {task.row.task.id for task in over}
 
     @rule()
     def purge_ended(self) -> None:
@@ -237,10 +237,10 @@ class TaskStoreMachine(RuleBasedStateMachine):
     @invariant()
     def everybody_sees_what_should_be(self) -> None:
         for tenant in ("ann", "bob"):
-            mine = [task for task in reversed(self.tasks.values()) if task.row.lane.tenant == tenant]
+            mine = [task for task in reversed(self.tasks.values()) if task.row.task.tenant == tenant]
             listed = self.do(self.store.list_page(tenant, task_service_pb2.ListTasksRequest(page_size=1000))).tasks
             assert [(t.id, t.state, t.attempt, t.owner, t.last_event) for t in listed] == [
-                (t.row.id, t.state, t.attempt, t.owner, event_number(t.attempt, len(t.words)) if t.words else 0)
+                (t.row.task.id, t.state, t.attempt, t.owner, event_number(t.attempt, len(t.words)) if t.words else 0)
                 for t in mine
             ]
 
@@ -252,7 +252,7 @@ class TaskStoreMachine(RuleBasedStateMachine):
         for lane in lanes:
             found = self.do(self.store.pending(lane, self.now, 100, MUCH))
             assert [(each.id, each.attempt, each.failures) for each in found] == [
-                (task.row.id, task.attempt, task.failures) for task in ready if task.row.lane == lane
+                (task.row.task.id, task.attempt, task.failures) for task in ready if task.row.lane == lane
             ]
 
     @invariant()
@@ -266,7 +266,7 @@ class TaskStoreMachine(RuleBasedStateMachine):
     def pauses_and_open_tasks_are_known(self) -> None:
         pauses = [task.ready_at for task in self.tasks.values() if task.state is P and task.ready_at > self.now]
         assert self.do(self.store.next_ready_at(self.now)) == min(pauses, default=None)
-        tenants = [task.row.lane.tenant for task in self.tasks.values() if task.state < task_pb2.TASK_STATE_COMPLETED]
+        tenants = [task.row.task.tenant for task in self.tasks.values() if task.state < task_pb2.TASK_STATE_COMPLETED]
         assert self.do(self.store.open_counts()) == {tenant: tenants.count(tenant) for tenant in tenants}
 
     def do(self, awaited: Coroutine[Any, Any, Any]) -> Any:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from stored_tasks import CRASH, DONE, LANE, LEASE, MUCH, NOW, a_chunk, a_row
+from stored_tasks import CRASH, DONE, LANE, LEASE, MUCH, NOW, a_chunk, a_task
 from typing_extensions import override
 
 from router_svc.durable.tasks.sql_rows import values_of
@@ -90,8 +90,8 @@ class NotingTx(Tx):
 
 async def submit_two(store: SqlTaskStore) -> None:
     """The key of the second is taken."""
-    await store.submit(a_row("new-1", idempotency_key="new-1"))
-    again = await store.submit(a_row("new-2", lane=Lane("m0", "t0", LANE.band), idempotency_key="k0"))
+    await store.submit(a_task("new-1", idempotency_key="new-1"))
+    again = await store.submit(a_task("new-2", lane=Lane("m0", "t0", LANE.band), idempotency_key="k0"))
     assert again.existed
 
 
@@ -166,7 +166,7 @@ def _fill(tx: Tx) -> None:
 
 def _values(number: int) -> dict[str, object]:
     lane = Lane(f"m{number % 3}", f"t{number // 3 % TENANTS}", LANE.band)
-    row = values_of(a_row(f"task-{number}", lane=lane, idempotency_key=f"k{number}"), task_pb2.TASK_STATE_PENDING)
+    row = values_of(a_task(f"task-{number}", lane=lane, idempotency_key=f"k{number}"), task_pb2.TASK_STATE_PENDING)
     if number < RUNNING:
         state = {"state": task_pb2.TASK_STATE_RUNNING, "owner": "r1", "attempt": 1, "lease_until": NOW + LEASE}
         return row | state | {"last_index": 1}
@@ -240,7 +240,7 @@ async def test_finding_and_claiming_costs_the_same_with_many_waiting(sqlite_url:
     await database.open()
     costs: list[list[int]] = []
     for size, first in ((100, 0), (50_000, 100)):
-        rows = [values_of(a_row(f"task-{n}", lane=Lane(f"m{n % 4}", "ann", LANE.band)), 1) for n in range(first, size)]
+        rows = [values_of(a_task(f"task-{n}", lane=Lane(f"m{n % 4}", "ann", LANE.band)), 1) for n in range(first, size)]
         specs = [{"task_id": row["id"], "spec": b"s"} for row in rows]
         database.keeps = True
         await database.run(lambda tx, rows=rows: tx.insert("tasks", *rows))  # type: ignore[misc]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from kit.request_endings import ending
-from stored_tasks import CRASH, LEASE, NOW, a_row
+from stored_tasks import CRASH, LEASE, NOW, a_task
 
 from router_svc.durable.limits import UsageLimits
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.task_records import Claim, Lane, TaskOutcome
-from router_svc.durable.usage import UsageService, build
+from router_svc.durable.usage import UsageService
 from router_svc.policy.usage_rows import OTHER
 from router_svc.store.database import RouterDatabase
 from router_svc.usage import COLUMNS, UsageRecorder
@@ -54,7 +54,7 @@ class Router:
         self.database = RouterDatabase(url)
         self.store = SqlTaskStore(self.database)
         self.recorder = UsageRecorder(self.clock)
-        self.usage: UsageService = build(self.database, self.recorder, UsageLimits(**settings), clock=self.clock)
+        self.usage = UsageService(self.database, self.recorder, UsageLimits(**settings), clock=self.clock)
 
     async def start(self) -> None:
         await self.usage.start()
@@ -200,7 +200,7 @@ class Chaos:
     async def _submit(self, number: int, place: int) -> None:
         name, store = f"task-{number}", self.routers[place].store
         lane = Lane("demo", self.chance.choice(TENANTS), Priority.DURABLE)
-        await store.submit(a_row(name, lane=lane, caller="key:batch", max_attempts=2))
+        await store.submit(a_task(name, lane=lane, caller="key:batch", max_attempts=2))
         await self._claim(name, place, kept=0.9)
 
     async def _claim(self, name: str, place: int, kept: float = 1.0) -> None:

@@ -3,13 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import router_svc.durable.batches.service
 import router_svc.durable.records
-import router_svc.durable.stored_responses
 import router_svc.durable.tasks.service
-import router_svc.durable.usage
 from router_svc.durable.batches.service import BatchService
-from router_svc.durable.files import FileManager
+from router_svc.durable.files import FileServicer
 from router_svc.durable.limits import (
     BatchLimits,
     BatchSettings,
@@ -56,11 +53,11 @@ def usage_service(
     """
     settings = UsageLimits(**values_of(UsageSettings, config.router.usage))
     if page is None:
-        return router_svc.durable.usage.build(database, router.usage, settings)
+        return UsageService(database, router.usage, settings)
     from router_svc.durable.usage_metrics import UsageMetrics  # noqa: PLC0415 - only where there is a page
 
     observe = UsageMetrics(page, router, by_tenant=settings.tenant_metrics)
-    return router_svc.durable.usage.build(database, router.usage, settings, observe=observe)
+    return UsageService(database, router.usage, settings, observe=observe)
 
 
 def record_service(
@@ -128,7 +125,7 @@ def router_stores(
         **values_of(BatchSettings, config.router.batches),
         max_file_bytes=config.gateway.batches.max_file_bytes,
     )
-    files = FileManager(database, batch_limits, clock, results=config.router.results)
+    files = FileServicer(database, batch_limits, clock, results=config.router.results)
     parts = TaskServiceDeps(
         placement=router.placement,
         fleet=router,
@@ -139,7 +136,7 @@ def router_stores(
         files=files,
     )
     tasks = router_svc.durable.tasks.service.build(database, limits, parts)
-    batches = router_svc.durable.batches.service.build(
+    batches = BatchService(
         database, batch_limits, limits, tasks.events, clock=clock, names=KnownNames(router), files=files
     )
     router.journal_to(tasks.tasks, batches.files, tasks.servicer)
@@ -151,9 +148,7 @@ def router_stores(
         database=database,
         usage=usage_service(config, database, router, page),
         records=record_service(config, database, router, page),
-        responses=router_svc.durable.stored_responses.build(
-            database, ResponseLimits(**values_of(ResponseSettings, config.router.responses))
-        ),
+        responses=ResponseService(database, ResponseLimits(**values_of(ResponseSettings, config.router.responses))),
         tasks=tasks,
         batches=batches,
     )

@@ -1,6 +1,6 @@
 """The batch service: creates batches completely or not at all, counts and cancels items, and purges old batches.
 
-The intake validates the items of a new batch as they arrive, and turns each into a task row.
+The intake validates the items of a new batch as they arrive, and makes a task of each.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from typing import Any
 import grpc
 from typing_extensions import override
 
-from router_svc.call_metadata import metadata_of, tenant_of
-from router_svc.durable.batches.batch_sql import CHANGED_AT_ONCE, BatchStore, Item, ItemTally
+from router_svc.call_metadata import id_in, tenant_in
+from router_svc.durable.batches.batch_sql import CHANGED_AT_ONCE, BatchStore, Item, ItemTally, batch_of
 from router_svc.durable.limits import BatchLimits, TaskLimits
-from router_svc.durable.tasks.spec_validation import checked_row
+from router_svc.durable.tasks.spec_validation import checked_task
 from router_svc.durable.tasks.task_events import TaskEventBus, wait_for_event
 from router_svc.durable.tasks.task_media import TaskMedia
-from router_svc.durable.tasks.task_records import ItemEnded, Lane, LaneFilled, ManyChanged, StoreEvent, TaskRow
+from router_svc.durable.tasks.task_records import ItemEnded, Lane, LaneFilled, ManyChanged, NewTask, StoreEvent
 from router_svc.durable.tasks.task_servicer import asking_caller
 from router_svc.durable.uploads import (
     IDLE_SECONDS,
@@ -113,43 +113,42 @@ class ItemIntake:
         if self._count > room:
             raise self._too_many()
 
-    async def chunks(self, lines: AsyncIterator[batch_pb.BatchLine]) -> AsyncGenerator[list[TaskRow]]:
-        """Yields the items as task rows, in chunks.
+    async def chunks(self, lines: AsyncIterator[batch_pb.BatchLine]) -> AsyncGenerator[list[NewTask]]:
+        """Yields the items as new tasks, in chunks.
 
         Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming `lines[n].field`, n counted from 0, and TOO_MANY_RESOURCES.
         """
-        rows: list[TaskRow] = []
+        some: list[NewTask] = []
         size = 0
         async for line in lines:
             if self._count < self._limits.max_lines:
                 await self._media.require_files(self._batch.tenant, line.spec, f"lines[{self._count}].spec")
-            row = self._row_of(line)
-            rows.append(row)
-            size += len(row.spec)
-            if len(rows) >= CHUNK_LINES or size >= CHUNK_BYTES:
-                yield rows
-                rows, size = [], 0
+            new = self._item_of(line)
+            some.append(new)
+            size += len(new.spec)
+            if len(some) >= CHUNK_LINES or size >= CHUNK_BYTES:
+                yield some
+                some, size = [], 0
         if not self._count:
             raise invalid_field("lines", "must have at least one")
-        if rows:
-            yield rows
+        if some:
+            yield some
 
-    def _row_of(self, line: batch_pb.BatchLine) -> TaskRow:
+    def _item_of(self, line: batch_pb.BatchLine) -> NewTask:
         place = self._count
         self._require_room()
         self._check_custom_id(line.custom_id, f"lines[{place}].custom_id")
-        row = self._checked(line, f"lines[{place}].spec")
+        new = self._checked(line, f"lines[{place}].spec")
         self._count += 1
         if len(self._lanes) <= MAX_LANES_PUBLISHED:
-            self._lanes.add(row.lane)
-        return replace(
-            row, batch=self._batch.id, line=place, custom_id=line.custom_id, window_ends_at=self._window_ends_at
-        )
+            self._lanes.add(new.lane)
+        new.task.batch, new.task.line = self._batch.id, place
+        return replace(new, custom_id=line.custom_id, window_ends_at=self._window_ends_at)
 
-    def _checked(self, line: batch_pb.BatchLine, field: str) -> TaskRow:
+    def _checked(self, line: batch_pb.BatchLine, field: str) -> NewTask:
         if line.spec.options.priority:
             raise invalid_field(f"{field}.options.priority", "must not be set: lines of a batch are durable work")
-        row = checked_row(
+        new = checked_task(
             line.spec,
             self._task_limits,
             field,
@@ -158,9 +157,9 @@ class ItemIntake:
             created_at=self._created_at,
         )
         if self._names is not None and not line.spec.wait_for_model:
-            self._names.require(row.lane.model, f"{field}.model")
-            self._names.require_taken(row.lane.model, payload_of(line.spec), f"{field}.model")
-        return row
+            self._names.require(new.task.model, f"{field}.model")
+            self._names.require_taken(new.task.model, payload_of(line.spec), f"{field}.model")
+        return new
 
     def _require_room(self) -> None:
         most = self._limits.max_lines
@@ -318,7 +317,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
     async def CreateBatch(
         self, request_iterator: AsyncIterator[batch_pb.CreateBatchRequest], context: Context
     ) -> batch_pb.CreateBatchResponse:
-        tenant = _tenant(context)
+        tenant = tenant_in(context)
         async with aclosing(with_idle_timeout(aiter(request_iterator), idle_seconds=self._idle_seconds)) as messages:
             first = await anext(messages, None)
             if first is None:
@@ -346,7 +345,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         if batch.errors:
             async for _ in lines:
                 raise invalid_field("lines", "a batch with errors has none")
-            await self._store.begin(batch, now)
+            await self._store.begin(batch)
             return batch
         async with self._creations.slot(lambda: self._store.drop(batch.id)):
             batch.total_count = await self._receive(batch, asks, lines)
@@ -355,7 +354,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
     @override
     @answers
     async def GetBatch(self, request: batch_pb.GetBatchRequest, context: Context) -> batch_pb.GetBatchResponse:
-        return batch_pb.GetBatchResponse(batch=await self._get(_tenant(context), _id(request.id)))
+        return batch_pb.GetBatchResponse(batch=await self._get(tenant_in(context), id_in(request.id)))
 
     async def _get(self, tenant: str, batch_id: str) -> batch_pb.Batch:
         """Returns a batch. The first read after the last item ended stores the final counts."""
@@ -367,10 +366,10 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
     @override
     @answers
     async def ListBatches(self, request: batch_pb.ListBatchesRequest, context: Context) -> batch_pb.ListBatchesResponse:
-        tenant, limit = _tenant(context), request.limit or DEFAULT_LISTED
+        tenant, limit = tenant_in(context), request.limit or DEFAULT_LISTED
         if not 1 <= limit <= MAX_LISTED:
             raise invalid_field("limit", f"must be 1 to {MAX_LISTED}")
-        found = await self._store.list_page(tenant, _id(request.after, "after") if request.after else "", limit + 1)
+        found = await self._store.list_page(tenant, id_in(request.after, "after") if request.after else "", limit + 1)
         if found is None:
             raise batch_not_found(request.after)
         return batch_pb.ListBatchesResponse(batches=await self._with_counts(found[:limit]), has_more=len(found) > limit)
@@ -379,7 +378,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
     @answers
     async def CancelBatch(self, request: batch_pb.CancelBatchRequest, context: Context) -> batch_pb.CancelBatchResponse:
         """Cancels a batch. One whose items have all ended stays unchanged."""
-        tenant, batch_id = _tenant(context), _id(request.id)
+        tenant, batch_id = tenant_in(context), id_in(request.id)
         batch = await self._get(tenant, batch_id)
         is_open = batch.state == batch_pb.BATCH_STATE_IN_PROGRESS
         if is_open and await self._store.mark_cancelled(batch_id, self._now()):
@@ -392,7 +391,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         self, request: batch_pb.ReadBatchResultsRequest, context: Context
     ) -> AsyncGenerator[batch_pb.ReadBatchResultsResponse]:
         async with answering(context):
-            await self._get(_tenant(context), _id(request.id))
+            await self._get(tenant_in(context), id_in(request.id))
             async with aclosing(self._results(request.id)) as results:
                 async for each in results:
                     yield each
@@ -448,7 +447,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
     @override
     @answers
     async def FinishBatch(self, request: batch_pb.FinishBatchRequest, context: Context) -> batch_pb.FinishBatchResponse:
-        tenant, batch_id = _tenant(context), _id(request.id)
+        tenant, batch_id = tenant_in(context), id_in(request.id)
         try:
             if request.HasField("problem"):
                 self._note_problem(batch_id, request.problem)
@@ -475,7 +474,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
             raise WeftError(Reason.RESOURCE_IN_USE, f"batch {batch_id} has lines that have not ended")
         for name, file_id in results.items():
             if file_id:
-                _id(file_id, name)
+                id_in(file_id, name)
         self._problems.pop(batch_id, None)
         missing = await self._store.finish(tenant, batch_id, results, self._now())
         if missing:
@@ -502,11 +501,11 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
 
     async def _receive(self, batch: batch_pb.Batch, caller: str, lines: AsyncIterator[batch_pb.BatchLine]) -> int:
         room = await self._room(batch.tenant)
-        await self._store.begin(batch, datetime_of(batch.create_time).timestamp())
+        await self._store.begin(batch)
         intake = ItemIntake(batch, caller, room, (self._limits, self._task_limits), self._names, self._media)
         async with aclosing(intake.chunks(lines)) as chunks:
-            async for rows in chunks:
-                if not await self._store.add(batch.id, rows):
+            async for some in chunks:
+                if not await self._store.add(batch.id, some):
                     raise upload_timed_out("batch")
         intake.require_room_for_all(await self._room(batch.tenant))
         if not await self._store.activate(batch.id, intake.count):
@@ -525,8 +524,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         tallies = await self._store.tallies(list(unended)) if unended else {}
         for batch_id, tally in tallies.items():
             batch = unended[batch_id]
-            for field, count in tally.counts.items():
-                setattr(batch, field, count)
+            tally.show_in(batch)
             ended_at = await self._store_counts(batch_id, tally)
             if ended_at is not None:
                 batch.state = batch_pb.BATCH_STATE_FINALIZING
@@ -598,10 +596,11 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         """Stores the final counts of batches without readers, before their items are purged."""
         after = 0
         while found := await self._store.open_batches(after, SETTLED_AT_ONCE):
-            for batch in found:
-                if batch.cancelled_at is not None:
+            batches = [batch_of(row) for row in found]
+            for batch in batches:
+                if batch.HasField("cancel_time"):
                     await self._cancel_items(batch.id)
-            for batch_id, tally in (await self._store.tallies([batch.id for batch in found])).items():
+            for batch_id, tally in (await self._store.tallies([batch.id for batch in batches])).items():
                 await self._store_counts(batch_id, tally)
             after = found[-1].seq
 
@@ -654,11 +653,3 @@ async def _lines(
         raise incomplete_stream()
     if last.batch.total_count != count:
         raise invalid_field("batch.total_count", f"must be how many lines were sent, which is {count}")
-
-
-def _tenant(context: Context) -> str:
-    return tenant_of(metadata_of(context))
-
-
-def _id(text: str, field: str = "id") -> str:
-    return require_token(text, field, MAX_REQUEST_ID_CHARS)

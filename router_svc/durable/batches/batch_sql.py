@@ -3,33 +3,32 @@
 Every method raises SERVICE_UNAVAILABLE. Batches that are being received or deleted are not visible.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
+
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from router_svc.durable.files import is_kept
 from router_svc.durable.tasks.sql_rows import NO_SEQ, READY_NOW, SPECS, STAGED, insert_rows, task_of
-from router_svc.durable.tasks.task_records import TaskRow
+from router_svc.durable.tasks.task_records import NewTask
 from router_svc.durable.usage_entries import add_entries, ended_without_receipt
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import BATCH_OUTPUT
+from weft.kernel.clock import CLOCK_MARGIN_SECONDS
 from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import datetime_of, optional_stamp, stamp_of
+from weft.kernel.timestamps import stamp_of
 from weft.sql.connections import Row, Tx
-from weft.sql.moments import BoundedMoment, bring_back
 
 RECEIVING = 0
 """State of a batch whose items are being received."""
 DELETING = -1
 """State of an incomplete batch whose items are being deleted; no item is added any more."""
-COUNT_COLUMNS = ("completed_count", "failed_count", "cancelled_count", "expired_count")
-"""Numbers of items of a batch by how they ended; the fields of its message are named alike."""
 _BATCH = f"SELECT * FROM batches WHERE id = :id AND tenant = :tenant AND state > {RECEIVING}"
-_IN_PROGRESS = f"state = {batch_pb.BATCH_STATE_IN_PROGRESS:d}"
 # Expired: failed by and after the end of the window, whether or not it had started before.
 _TALLIES = f"""
     SELECT batch_id, end_kind, count(*) AS number, max(ended_at) AS last FROM (
@@ -43,11 +42,11 @@ _OUTPUTS = """
     SELECT task_id, output FROM task_pieces JOIN tasks
     ON tasks.id = task_pieces.task_id AND tasks.attempt = task_pieces.attempt
     WHERE task_id IN :ids ORDER BY task_id, first_index"""
-_MOMENTS = (
-    BoundedMoment("batches", "seq", "created_at", along=("window_ends_at",)),
-    BoundedMoment("batches", "seq", "lines_ended_at"),
-    BoundedMoment("batches", "seq", "ended_at"),
+_MOMENTS: "Mapping[str, Literal['create_time', 'lines_end_time', 'end_time']]" = MappingProxyType(
+    {"created_at": "create_time", "lines_ended_at": "lines_end_time", "ended_at": "end_time"}
 )
+"""Fields of a batch that have a column."""
+_AHEAD = f"SELECT * FROM batches WHERE {' OR '.join(f'{each} > :later' for each in _MOMENTS)} LIMIT :limit"
 CHANGED_AT_ONCE = 1_000
 """Items that one transaction changes or deletes; other writes run in between."""
 
@@ -64,10 +63,10 @@ class ItemTally:
     """Items that have not ended."""
     last_ended_at: float | None = None
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """The counts of ended items, by `COUNT_COLUMNS`."""
-        return {name: getattr(self, name.removesuffix("_count")) for name in COUNT_COLUMNS}
+    def show_in(self, batch: batch_pb.Batch) -> None:
+        """Sets the counts of ended items of a batch."""
+        batch.completed_count, batch.failed_count = self.completed, self.failed
+        batch.cancelled_count, batch.expired_count = self.cancelled, self.expired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,31 +100,15 @@ class BatchStore:
         """Returns the number of a tenant's batches, including those being received."""
         return int(await self._database.value("SELECT count(*) FROM batches WHERE tenant = :tenant", tenant=tenant))
 
-    async def begin(self, batch: batch_pb.Batch, now: float) -> None:
+    async def begin(self, batch: batch_pb.Batch) -> None:
         """Inserts a batch without items, or a failed one if it has errors."""
-        values: dict[str, Any] = {
-            "id": batch.id,
-            "tenant": batch.tenant,
-            "state": batch_pb.BATCH_STATE_FAILED if batch.errors else RECEIVING,
-            "endpoint": batch.endpoint,
-            "input_file": batch.input_file,
-            "output_file": "",
-            "error_file": "",
-            "metadata": json.dumps(dict(batch.metadata)).encode(),
-            "errors": json.dumps([_error_json(error) for error in batch.errors]).encode(),
-            "total_count": 0,
-            **dict.fromkeys(COUNT_COLUMNS, 0),
-            "created_at": now,
-            "window_ends_at": datetime_of(batch.window_end_time).timestamp(),
-            "result_base": batch.result_base,
-            "ended_at": now if batch.errors else None,
-        }
+        values = _columns(batch) | ({} if batch.errors else {"state": RECEIVING})
         await self._database.run(lambda tx: tx.insert("batches", values))
 
     async def get(self, tenant: str, batch_id: str) -> batch_pb.Batch | None:
         """Returns a batch; the counts of ended items are set only once all have ended."""
         found = await self._database.row(_BATCH, id=batch_id, tenant=tenant)
-        return None if found is None else _batch_of(found)
+        return None if found is None else batch_of(found)
 
     async def list_page(self, tenant: str, after: str, limit: int) -> Sequence[batch_pb.Batch] | None:
         """Returns batches, newest first, older than `after` (empty: all); None: the tenant has no batch `after`."""
@@ -137,55 +120,55 @@ class BatchStore:
             before = place.seq
         page = f"""SELECT * FROM batches WHERE tenant = :tenant AND state > {RECEIVING} AND seq < :before
             ORDER BY seq DESC LIMIT :limit"""
-        return [_batch_of(row) for row in await self._database.rows(page, tenant=tenant, before=before, limit=limit)]
+        return [batch_of(row) for row in await self._database.rows(page, tenant=tenant, before=before, limit=limit)]
 
     async def mark_cancelled(self, batch_id: str, now: float) -> bool:
         """Stores the time of a cancellation; False: all items had ended already."""
-        cancel = f"UPDATE batches SET cancelled_at = COALESCE(cancelled_at, :now) WHERE id = :id AND {_IN_PROGRESS}"
-        return await self._database.change(cancel, id=batch_id, now=now) > 0
+
+        def cancel(batch: batch_pb.Batch) -> None:
+            if not batch.HasField("cancel_time"):
+                batch.cancel_time.CopyFrom(stamp_of(now))
+
+        return await self._database.run(lambda tx: _change(tx, batch_id, batch_pb.BATCH_STATE_IN_PROGRESS, cancel))
 
     async def store_counts(self, batch_id: str, tally: ItemTally, lines_ended_at: float) -> None:
         """Stores the final counts of a batch whose items have all ended. Written once."""
-        columns = "".join(f", {name} = :{name}" for name in tally.counts)
-        await self._database.change(
-            f"UPDATE batches SET state = :state, lines_ended_at = :at{columns} WHERE id = :id AND {_IN_PROGRESS}",
-            id=batch_id,
-            at=lines_ended_at,
-            state=batch_pb.BATCH_STATE_FINALIZING,
-            **tally.counts,
-        )
+
+        def count(batch: batch_pb.Batch) -> None:
+            tally.show_in(batch)
+            batch.state = batch_pb.BATCH_STATE_FINALIZING
+            batch.lines_end_time.CopyFrom(stamp_of(lines_ended_at))
+
+        await self._database.run(lambda tx: _change(tx, batch_id, batch_pb.BATCH_STATE_IN_PROGRESS, count))
 
     async def finish(self, tenant: str, batch_id: str, results: dict[str, str], now: float) -> str:
-        """Stores the result files of a batch, by column, unless they are stored already.
+        """Stores the result files of a batch, by field, unless they are stored already.
 
-        Returns the column of a file that the tenant does not have; empty: all exist.
+        Returns the field of a file that the tenant does not have; empty: all exist.
         """
 
+        def end(batch: batch_pb.Batch) -> None:
+            batch.output_file, batch.error_file = results["output_file"], results["error_file"]
+            batch.state = batch_pb.BATCH_STATE_FINISHED
+            batch.end_time.CopyFrom(stamp_of(now))
+
         def store(tx: Tx) -> str:
-            state = tx.value("SELECT state FROM batches WHERE id = :id", id=batch_id)
-            if state != batch_pb.BATCH_STATE_FINALIZING:
+            if tx.value("SELECT state FROM batches WHERE id = :id", id=batch_id) != batch_pb.BATCH_STATE_FINALIZING:
                 return ""
-            for column, file_id in results.items():
+            for field, file_id in results.items():
                 if file_id and not is_kept(tx, tenant, file_id, BATCH_OUTPUT):
-                    return column
-            tx.execute(
-                """UPDATE batches SET state = :state, ended_at = :now, output_file = :output_file,
-                error_file = :error_file WHERE id = :id""",
-                id=batch_id,
-                now=now,
-                state=batch_pb.BATCH_STATE_FINISHED,
-                **results,
-            )
+                    return field
+            _change(tx, batch_id, batch_pb.BATCH_STATE_FINALIZING, end)
             return ""
 
         return await self._database.run(store)
 
     async def open_batches(self, after_seq: int, limit: int) -> Sequence[Row]:
-        """Returns `seq`, `id` and `cancelled_at` of batches of all tenants without final counts, oldest first."""
+        """Returns `seq` and `batch` of batches of all tenants without final counts, oldest first."""
         return await self._database.rows(
-            f"""SELECT seq, id, cancelled_at FROM batches WHERE seq > :after AND {_IN_PROGRESS}
-            ORDER BY seq LIMIT :limit""",
+            "SELECT seq, batch FROM batches WHERE seq > :after AND state = :open ORDER BY seq LIMIT :limit",
             after=after_seq,
+            open=batch_pb.BATCH_STATE_IN_PROGRESS,
             limit=limit,
         )
 
@@ -196,7 +179,7 @@ class BatchStore:
             finalizing=batch_pb.BATCH_STATE_FINALIZING,
             limit=limit,
         )
-        return [_batch_of(row) for row in found]
+        return [batch_of(row) for row in found]
 
     async def incomplete(self, before: float, limit: int) -> Sequence[str]:
         """Returns ids of incomplete batches that were begun before a time, oldest first."""
@@ -218,8 +201,20 @@ class BatchStore:
         )
 
     async def bring_back(self, now: float, limit: int) -> int:
-        """Moves creation and end times in the future, from before a clock was set back, to now; returns how many."""
-        return await self._database.run(lambda tx: bring_back(tx, _MOMENTS, now, limit))
+        """Moves batches with times in the future, from before a clock was set back, to now; returns how many."""
+
+        def move(tx: Tx) -> int:
+            found = tx.rows(_AHEAD, later=now + CLOCK_MARGIN_SECONDS, limit=limit)
+            for row in found:
+                batch = batch_of(row)
+                ahead_seconds = max(getattr(row, column) or now for column in _MOMENTS) - now
+                for _, moment in batch.ListFields():
+                    if isinstance(moment, Timestamp):
+                        moment.FromNanoseconds(moment.ToNanoseconds() - round(ahead_seconds * 1e9))
+                tx.update("batches", "id", _columns(batch) | {"state": row.state})
+            return len(found)
+
+        return await self._database.run(move)
 
     # -- items
 
@@ -229,13 +224,13 @@ class BatchStore:
         of_state = "(SELECT count(*) FROM tasks WHERE tenant = :tenant AND state"
         return int(await self._database.value(f"SELECT {of_state} = 1) + {of_state} = 2)", tenant=tenant))
 
-    async def add(self, batch_id: str, rows: Sequence[TaskRow]) -> bool:
+    async def add(self, batch_id: str, items: Sequence[NewTask]) -> bool:
         """Adds items to a batch that is being received. False: it is not any more."""
 
         def insert_items(tx: Tx) -> bool:
             if tx.value("SELECT state FROM batches WHERE id = :id", id=batch_id) != RECEIVING:
                 return False
-            insert_rows(tx, rows, state=STAGED)
+            insert_rows(tx, items, state=STAGED)
             return True
 
         return await self._database.run(insert_items)
@@ -243,9 +238,11 @@ class BatchStore:
     async def activate(self, batch_id: str, total: int) -> bool:
         """Makes all items pending. False: the batch was removed."""
 
+        def begin(batch: batch_pb.Batch) -> None:
+            batch.total_count = total
+
         def start(tx: Tx) -> bool:
-            receive = f"UPDATE batches SET state = :state, total_count = :total WHERE id = :id AND state = {RECEIVING}"
-            if not tx.execute(receive, id=batch_id, total=total, state=batch_pb.BATCH_STATE_IN_PROGRESS):
+            if not _change(tx, batch_id, RECEIVING, begin):
                 return False
             tx.execute(
                 f"UPDATE tasks SET state = 1, ready_at = {READY_NOW} WHERE batch_id = :id AND state = {STAGED}",
@@ -334,27 +331,30 @@ class BatchStore:
         return await self._database.read(read)
 
 
-def _batch_of(row: Row) -> batch_pb.Batch:
-    return batch_pb.Batch(
-        id=row.id,
-        tenant=row.tenant,
-        state=row.state,
-        endpoint=row.endpoint,
-        input_file=row.input_file,
-        output_file=row.output_file,
-        error_file=row.error_file,
-        errors=[batch_pb.BatchLineError(**error) for error in json.loads(row.errors)],
-        metadata=json.loads(row.metadata),
-        create_time=stamp_of(row.created_at),
-        window_end_time=stamp_of(row.window_ends_at),
-        cancel_time=optional_stamp(row.cancelled_at),
-        lines_end_time=optional_stamp(row.lines_ended_at),
-        end_time=optional_stamp(row.ended_at),
-        total_count=row.total_count,
-        result_base=row.result_base,
-        **{name: getattr(row, name) for name in COUNT_COLUMNS},
-    )
+def batch_of(row: Row) -> batch_pb.Batch:
+    """Returns the batch of a row."""
+    return batch_pb.Batch.FromString(row.batch)
 
 
-def _error_json(error: batch_pb.BatchLineError) -> dict[str, object]:
-    return {"code": error.code, "message": error.message, "line": error.line, "field": error.field}
+def _columns(batch: batch_pb.Batch) -> dict[str, Any]:
+    """Returns the columns of a batch: what statements ask for, and the message."""
+    values: dict[str, Any] = {
+        "id": batch.id,
+        "tenant": batch.tenant,
+        "state": batch.state,
+        "batch": batch.SerializeToString(),
+    }
+    for column, field in _MOMENTS.items():
+        values[column] = getattr(batch, field).ToNanoseconds() / 1e9 if batch.HasField(field) else None
+    return values
+
+
+def _change(tx: Tx, batch_id: str, state: int, change: Callable[[batch_pb.Batch], None]) -> bool:
+    """Changes a batch in this state; False: it is in another one, or gone."""
+    row = tx.row("SELECT batch FROM batches WHERE id = :id AND state = :state", id=batch_id, state=state)
+    if row is None:
+        return False
+    batch = batch_of(row)
+    change(batch)
+    tx.update("batches", "id", _columns(batch))
+    return True

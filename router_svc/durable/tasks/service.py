@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import grpc
 from typing_extensions import override
 
-from router_svc.durable.files import FileManager
+from router_svc.durable.files import FileServicer
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.sweeper import Sweeper
 from router_svc.durable.tasks.failpoints import Failpoints
@@ -49,7 +49,7 @@ class TaskServiceDeps:
     """Registers a listener for every new view of the mesh."""
     tracing: Tracing = NO_TRACING
     """Where the spans of tasks go."""
-    files: FileManager | None = None
+    files: FileServicer | None = None
     """Keeps the images and recordings of tasks; None: tasks with such are refused."""
     router_name: str = ""
     """The name of the router, for the owner of claims; empty: it has none."""

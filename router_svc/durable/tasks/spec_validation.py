@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.task_records import Lane, TaskRow
+from router_svc.durable.tasks.task_records import NewTask
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.agents import require_model_name
 from weft.dispatch.operations import operation_of
@@ -23,13 +23,14 @@ MAX_PENDING_LIMIT_SECONDS = 7 * 86_400.0
 MAX_ATTEMPTS = 100
 MAX_TRACEPARENT_CHARS = 128
 MAX_USER_CHARS = 1024
+MAX_CALLER_CHARS = 128
 _NANOSECONDS = 1e9
 _STAND_IN = b"\0"
 _PAYLOAD = "payload"
 """Field name of the payload in the checks that live requests share."""
 
 
-def checked_row(
+def checked_task(
     spec: task_pb2.TaskSpec,
     limits: TaskLimits,
     field: str,
@@ -38,7 +39,7 @@ def checked_row(
     caller: str,
     created_at: float,
     idempotency_key: str = "",
-) -> TaskRow:
+) -> NewTask:
     """Returns the new task of a valid spec, of the class DURABLE unless the spec names another.
 
     Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming the field, which is `field` or in it.
@@ -57,23 +58,31 @@ def checked_row(
         band = priority_of(spec.options) if spec.options.priority else Priority.DURABLE
         # Equal specs have equal bytes, and so equal digests.
         serialized = spec.SerializeToString(deterministic=True)
-        return TaskRow(
+        _check_labels(spec)
+        task = task_pb2.Task(
             id=new_id(TASK_PREFIX),
-            lane=Lane(model, tenant, band),
-            idempotency_key=idempotency_key,
-            digest=sha256(serialized).digest(),
-            spec=serialized,
-            caller=caller,
-            labels=_labels(spec),
-            origin_kind=_printable(spec.origin_kind, "origin_kind", MAX_ORIGIN_KIND_CHARS),
+            tenant=tenant,
+            state=task_pb2.TASK_STATE_PENDING,
+            model=model,
             max_attempts=_max_attempts(spec, limits),
-            pending_limit_seconds=_pending_limit_seconds(spec, limits),
+            origin_kind=_printable(spec.origin_kind, "origin_kind", MAX_ORIGIN_KIND_CHARS),
+            caller=caller[:MAX_CALLER_CHARS],
+            user=spec.user,
+            metadata=spec.metadata,
+        )
+        return NewTask(
+            task=task,
+            band=band,
+            spec=serialized,
+            digest=sha256(serialized).digest(),
+            idempotency_key=idempotency_key,
             created_at=created_at,
+            pending_limit_seconds=_pending_limit_seconds(spec, limits),
         )
 
 
-def _labels(spec: task_pb2.TaskSpec) -> bytes:
-    """Returns user and metadata as they are stored. Raises INVALID_ARGUMENT naming the field above its bound."""
+def _check_labels(spec: task_pb2.TaskSpec) -> None:
+    """Checks user and metadata. Raises INVALID_ARGUMENT naming the field above its bound."""
     if len(spec.user) > MAX_USER_CHARS:
         raise invalid_field("user", f"must have at most {MAX_USER_CHARS} characters")
     if len(spec.metadata) > MAX_METADATA:
@@ -86,8 +95,6 @@ def _labels(spec: task_pb2.TaskSpec) -> bytes:
             )
     if spec.asked_model:
         require_token(spec.asked_model, "asked_model", MAX_NAME_CHARS)
-    labels = task_pb2.TaskSpec(user=spec.user, metadata=spec.metadata)
-    return labels.SerializeToString(deterministic=True)
 
 
 def _check_sizes(spec: task_pb2.TaskSpec, limits: TaskLimits) -> None:

@@ -6,7 +6,7 @@ from binascii import Error as Base64Error
 from collections.abc import Sequence
 from typing import Any
 
-from router_svc.durable.tasks.task_records import LOST_LEASE, Claim, Lane, NewChunk, PendingTask, TaskRow
+from router_svc.durable.tasks.task_records import LOST_LEASE, Claim, Lane, NewChunk, NewTask, PendingTask
 from weft.api.common.v1 import error_reason_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
@@ -23,7 +23,6 @@ MAX_ERROR_CHARS = 2_000
 _TOKEN_MARK_BYTES = 8
 _TOKEN_SEQ_BYTES = 8
 
-MAX_CALLER_CHARS = 128
 NO_SEQ = 2**63 - 1
 """A `seq` after every one that there is."""
 SPECS = "SELECT task_id, spec FROM task_specs WHERE task_id IN :ids"
@@ -34,48 +33,54 @@ READY_NOW = 0.0
 clock was set back."""
 
 
-def insert_rows(tx: Tx, rows: Sequence[TaskRow], *, state: int = task_pb2.TASK_STATE_PENDING) -> None:
+def insert_rows(tx: Tx, new: Sequence[NewTask], *, state: int = task_pb2.TASK_STATE_PENDING) -> None:
     """Inserts new tasks, whose ids and idempotency keys are free."""
-    tx.insert("tasks", *(values_of(row, state) for row in rows))
-    tx.insert("task_specs", *({"task_id": row.id, "spec": row.spec} for row in rows))
+    tx.insert("tasks", *(values_of(each, state) for each in new))
+    tx.insert("task_specs", *({"task_id": each.task.id, "spec": each.spec} for each in new))
 
 
-def values_of(row: TaskRow, state: int) -> dict[str, object]:
+def values_of(new: NewTask, state: int) -> dict[str, object]:
     """Returns the columns of a new task."""
+    task = new.task
+    has_labels = task.user or task.metadata
+    labels = task_pb2.TaskSpec(user=task.user, metadata=task.metadata) if has_labels else None
     return {
-        "id": row.id,
-        "tenant": row.lane.tenant,
-        "idempotency_key": row.idempotency_key or None,
-        "digest": row.digest,
+        "id": task.id,
+        "tenant": task.tenant,
+        "idempotency_key": new.idempotency_key or None,
+        "digest": new.digest,
         "state": state,
-        "model": row.lane.model,
-        "band": row.lane.band.value,
-        "batch_id": row.batch,
-        "line": row.line,
-        "custom_id": row.custom_id,
-        "origin_kind": row.origin_kind,
-        "caller": row.caller[:MAX_CALLER_CHARS],
-        "request_id": row.request_id or None,
-        "labels": row.labels or None,
+        "model": task.model,
+        "band": new.band.value,
+        "batch_id": task.batch,
+        "line": task.line,
+        "custom_id": new.custom_id,
+        "origin_kind": task.origin_kind,
+        "caller": task.caller,
+        "request_id": task.request_id or None,
+        "labels": None if labels is None else labels.SerializeToString(deterministic=True),
         "attempt": 0,
         "failures": 0,
-        "max_attempts": row.max_attempts,
+        "max_attempts": task.max_attempts,
         "owner": "",
         "lease_until": None,
         "lease_seconds": None,
-        "pending_limit_seconds": row.pending_limit_seconds,
-        "window_ends_at": row.window_ends_at,
+        "pending_limit_seconds": new.pending_limit_seconds,
+        "window_ends_at": new.window_ends_at,
         "ready_at": READY_NOW,
-        "expires_at": row.expires_at,
-        "created_at": row.created_at,
+        "expires_at": new.expires_at,
+        "created_at": new.created_at,
         "started_at": None,
         "ended_at": None,
         "last_index": 0,
         "result_size": 0,
-        "request_size": len(row.spec),
+        "request_size": len(new.spec),
         "error_reason": Reason.UNSPECIFIED.value,
         "error_message": "",
     }
+
+
+_NO_LABELS = task_pb2.TaskSpec()
 
 
 def task_of(row: Row) -> task_pb2.Task:
@@ -84,7 +89,7 @@ def task_of(row: Row) -> task_pb2.Task:
     is_told = row.state == task_pb2.TASK_STATE_FAILED or (
         row.state == task_pb2.TASK_STATE_CANCELLED and row.error_reason == Reason.CANCELLED.value
     )
-    labels = labels_of(row.labels)
+    labels = task_pb2.TaskSpec.FromString(row.labels) if row.labels else _NO_LABELS
     return task_pb2.Task(
         id=row.id,
         tenant=row.tenant,
@@ -107,14 +112,6 @@ def task_of(row: Row) -> task_pb2.Task:
         metadata=labels.metadata,
         request_id=row.request_id,
     )
-
-
-_NO_LABELS = task_pb2.TaskSpec()
-
-
-def labels_of(stored: bytes | None) -> task_pb2.TaskSpec:
-    """Returns the user and the metadata that are stored with a task; read-only."""
-    return task_pb2.TaskSpec.FromString(stored) if stored else _NO_LABELS
 
 
 def attempt_values(claim: Claim, now: float) -> dict[str, object]:
@@ -211,30 +208,9 @@ def given_up(row: Row) -> task_pb2.TaskError:
     return task_error(LOST_LEASE, f"{LOST.message}; given up after {times}")
 
 
-def new_task(row: TaskRow) -> task_pb2.Task:
-    """Returns the pending task of a new row."""
-    labels = labels_of(row.labels)
-    return task_pb2.Task(
-        id=row.id,
-        tenant=row.lane.tenant,
-        state=task_pb2.TASK_STATE_PENDING,
-        model=row.lane.model,
-        batch=row.batch,
-        line=row.line,
-        create_time=stamp_of(row.created_at),
-        expire_time=stamp_of(row.expires_at),
-        max_attempts=row.max_attempts,
-        origin_kind=row.origin_kind,
-        caller=row.caller[:MAX_CALLER_CHARS],
-        user=labels.user,
-        metadata=labels.metadata,
-        request_id=row.request_id,
-    )
-
-
-def submission_of(row: TaskRow, found: Row) -> pb.SubmitTaskResponse:
+def submission_of(new: NewTask, found: Row) -> pb.SubmitTaskResponse:
     """Returns the result of a submission whose key the task `found` has. Raises IDEMPOTENCY_CONFLICT."""
-    if found.digest != row.digest:
+    if found.digest != new.digest:
         raise WeftError(
             Reason.IDEMPOTENCY_CONFLICT, "this idempotency key was used with another request; use a new one"
         )

@@ -17,10 +17,10 @@ from router_svc.durable.tasks.task_records import (
     ExpiredLease,
     Lane,
     NewChunk,
+    NewTask,
     PendingTask,
     StateCount,
     TaskOutcome,
-    TaskRow,
 )
 from router_svc.durable.usage_entries import add_entries, ended_attempt, ended_without_receipt
 from router_svc.policy.task_release import KeptTasks, Release
@@ -31,6 +31,7 @@ from weft.api.router.v1 import task_service_pb2 as pb
 from weft.durable.tasks import DEFAULT_LISTED, MAX_LISTED, task_error
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import stamp_of
 from weft.sql.connections import Row, Tx
 from weft.sql.moments import BoundedMoment, bring_back, is_any_ahead
 from weft.sql.statements import insert
@@ -113,12 +114,12 @@ class SqlTaskStore:
             self._is_open = False
             await self._database.close()
 
-    async def submitted(self, row: TaskRow) -> pb.SubmitTaskResponse | None:
-        """Returns the stored task with the row's idempotency key; None: there is none. Raises IDEMPOTENCY_CONFLICT."""
-        if not row.idempotency_key:
+    async def submitted(self, new: NewTask) -> pb.SubmitTaskResponse | None:
+        """Returns the stored task with the same idempotency key; None: there is none. Raises IDEMPOTENCY_CONFLICT."""
+        if not new.idempotency_key:
             return None
-        found = await self._database.row(_WITH_KEY, tenant=row.lane.tenant, key=row.idempotency_key)
-        return None if found is None else sql_rows.submission_of(row, found)
+        found = await self._database.row(_WITH_KEY, tenant=new.task.tenant, key=new.idempotency_key)
+        return None if found is None else sql_rows.submission_of(new, found)
 
     async def get(self, tenant: str, task_id: str) -> task_pb2.Task | None:
         """Returns a task; None, here and below: the tenant has no task with this id."""
@@ -287,17 +288,20 @@ class SqlTaskStore:
         """
         return await self._database.read(time_of) if self._database.is_shared else None
 
-    async def submit(self, row: TaskRow) -> pb.SubmitTaskResponse:
+    async def submit(self, new: NewTask) -> pb.SubmitTaskResponse:
         """Stores a task. Raises IDEMPOTENCY_CONFLICT. Concurrent submissions share one commit."""
 
         def submit(tx: Tx) -> pb.SubmitTaskResponse:
-            values = sql_rows.values_of(row, task_pb2.TASK_STATE_PENDING)
+            values = sql_rows.values_of(new, task_pb2.TASK_STATE_PENDING)
             add = f"{insert('tasks', *values)} ON CONFLICT (tenant, idempotency_key) DO NOTHING"
             if not tx.execute(add, **values):
-                (found,) = tx.rows(_WITH_KEY, tenant=row.lane.tenant, key=row.idempotency_key)
-                return sql_rows.submission_of(row, found)
-            tx.insert("task_specs", {"task_id": row.id, "spec": row.spec})
-            return pb.SubmitTaskResponse(task=sql_rows.new_task(row))
+                (found,) = tx.rows(_WITH_KEY, tenant=new.task.tenant, key=new.idempotency_key)
+                return sql_rows.submission_of(new, found)
+            tx.insert("task_specs", {"task_id": new.task.id, "spec": new.spec})
+            answer = pb.SubmitTaskResponse(task=new.task)
+            answer.task.create_time.CopyFrom(stamp_of(new.created_at))
+            answer.task.expire_time.CopyFrom(stamp_of(new.expires_at))
+            return answer
 
         return await self._database.run(submit)
 

@@ -126,11 +126,6 @@ class TaskDispatcher:
             state.has_more = True
         return True
 
-    def note_all(self) -> None:
-        """Notes that every lane may have more pending tasks."""
-        for state in self._lanes.values():
-            state.has_more = True
-
     def make_room(self, others: Sequence[Lane]) -> Sequence[PendingTask]:
         """Evicts lanes if there is no room for the others; returns the offers to withdraw.
 

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
-from router_svc.durable.files import FileManager
-from router_svc.durable.tasks.task_records import Claim, TaskRow
+from router_svc.durable.files import FileServicer
+from router_svc.durable.tasks.task_records import Claim, NewTask
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.api.router.v1 import task_pb2
@@ -54,39 +54,39 @@ class ResultsFullError(WeftError):
 class TaskMedia:
     """The images and recordings of the tasks of one router."""
 
-    def __init__(self, files: FileManager | None) -> None:
+    def __init__(self, files: FileServicer | None) -> None:
         """None: there is no file store, and tasks with images and recordings are refused."""
         self._files = files
         self._saving = asyncio.Semaphore(MAX_SAVED_AT_ONCE)
         self._given: set[str] = set()
         """Tasks that run here and were given files; as many as run at once."""
 
-    async def accepted(self, row: TaskRow, spec: task_pb2.TaskSpec, field: str) -> TaskRow:
-        """Returns the row of a new task, with its inputs in files. Their files are checked, and named by their type.
+    async def accepted(self, new: NewTask, spec: task_pb2.TaskSpec, field: str) -> NewTask:
+        """Returns a new task, with its inputs in files. Their files are checked, and named by their type.
 
         Raises NOT_FOUND and REQUEST_TOO_LARGE naming the field, TOO_MANY_RESOURCES where the store of results is full.
         """
         payload = payload_of(spec)
         if not is_of_media(payload):
-            return row
+            return new
         files = self._required()
-        light = task_pb2.TaskSpec.FromString(row.spec)
+        light = task_pb2.TaskSpec.FromString(new.spec)
         parts = media_parts(payload_of(light))
-        await self._require_inputs(row.lane.tenant, parts, field)
+        await self._require_inputs(new.task.tenant, parts, field)
         # A full store is told before the work rather than after it.
-        await files.require_room(row.lane.tenant, RESULT, 0)
+        await files.require_room(new.task.tenant, RESULT, 0)
         for _, part in parts:
             if part.data:
-                new = file_pb.File(
-                    tenant=row.lane.tenant,
+                file = file_pb.File(
+                    tenant=new.task.tenant,
                     name=_name(TASK_INPUT, part.media_type),
                     purpose=TASK_INPUT,
                     media_type=part.media_type,
-                    task=row.id,
+                    task=new.task.id,
                 )
-                part.file_id = (await files.save(new, pieces_of(part.data, MAX_PIECE_BYTES))).id
+                part.file_id = (await files.save(file, pieces_of(part.data, MAX_PIECE_BYTES))).id
                 part.ClearField("data")
-        return replace(row, spec=light.SerializeToString(deterministic=True))
+        return replace(new, spec=light.SerializeToString(deterministic=True))
 
     async def require_files(self, tenant: str, spec: task_pb2.TaskSpec, field: str) -> None:
         """Checks the inputs of a line of a batch, which are files; each gets its media type.
@@ -181,7 +181,7 @@ class TaskMedia:
                     Reason.REQUEST_TOO_LARGE,
                 )
 
-    def _required(self) -> FileManager:
+    def _required(self) -> FileServicer:
         if self._files is None:
             raise WeftError(Reason.UNSUPPORTED_OPERATION, "this router keeps no images and recordings of tasks")
         return self._files

@@ -61,30 +61,27 @@ class Claim(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRow:
-    """A new task as it is stored."""
+class NewTask:
+    """A task that is to be stored."""
 
-    id: str
-    lane: Lane
-    idempotency_key: str = ""
-    digest: bytes
-    """SHA-256 of `spec`; a resubmission with the same idempotency key must have the same."""
+    task: task_pb2.Task
+    """Pending, without its times."""
+    band: Priority
     spec: bytes
     """A serialized TaskSpec."""
-    origin_kind: str = ""
-    caller: str = "local"
-    request_id: str = ""
-    """Id of the request whose caller waits for it; empty: nobody waits."""
-    labels: bytes = b""
-    """A serialized TaskSpec with user and metadata alone; empty: neither."""
-    batch: str = ""
-    line: int = 0
+    digest: bytes
+    """SHA-256 of `spec`; a resubmission with the same idempotency key must have the same."""
+    idempotency_key: str = ""
     custom_id: str = ""
-    max_attempts: int
-    pending_limit_seconds: float
     created_at: float
+    pending_limit_seconds: float
     window_ends_at: float | None = None
     """When it expires unless started, retries included; None: `pending_limit_seconds` after it became pending."""
+
+    @property
+    def lane(self) -> Lane:
+        """The queue that it waits in."""
+        return Lane(self.task.model, self.task.tenant, self.band)
 
     @property
     def expires_at(self) -> float:

@@ -9,22 +9,20 @@ answers only, not across routers that share a database.
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import grpc
 from typing_extensions import override
 
-from router_svc.call_metadata import metadata_of, tenant_of
+from router_svc.call_metadata import id_in, metadata_of, tenant_in, tenant_of
 from router_svc.durable.limits import MEBIBYTE
 from router_svc.durable.tasks.failpoints import Failpoint
-from router_svc.durable.tasks.spec_validation import checked_row
-from router_svc.durable.tasks.sql_rows import MAX_CALLER_CHARS
+from router_svc.durable.tasks.spec_validation import MAX_CALLER_CHARS, checked_task
 from router_svc.durable.tasks.sweeper import OpenTaskCounts
 from router_svc.durable.tasks.task_engine import TaskEngine
 from router_svc.durable.tasks.task_events import wait_for_event
 from router_svc.durable.tasks.task_media import INPUTS, is_of_media
-from router_svc.durable.tasks.task_records import ItemEnded, LaneFilled, TaskChanged, TaskRow
+from router_svc.durable.tasks.task_records import ItemEnded, LaneFilled, NewTask, TaskChanged
 from router_svc.durable.tasks.task_run import TaskDeps
 from router_svc.durable.tasks.tenant_watch import TenantTaskWatcher
 from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
@@ -245,7 +243,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
 
     async def _submit(self, tenant: str, request: pb.SubmitTaskRequest, asks: str) -> pb.SubmitTaskResponse:
         deps = self._deps
-        row = checked_row(
+        new = checked_task(
             request.spec,
             deps.limits,
             "spec",
@@ -255,56 +253,56 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
             idempotency_key=request.idempotency_key,
         )
         if request.request_id:
-            row = replace(row, request_id=request.request_id)
-        _check_key(row.idempotency_key)
+            new.task.request_id = request.request_id
+        _check_key(new.idempotency_key)
         try:
             if self._names is not None and not request.spec.wait_for_model:
-                self._names.require(row.lane.model, "spec.model")
-                self._names.require_taken(row.lane.model, payload_of(request.spec), "spec.model")
+                self._names.require(new.task.model, "spec.model")
+                self._names.require_taken(new.task.model, payload_of(request.spec), "spec.model")
             await self._counts.require(tenant)
         except WeftError as error:
             # A resubmission adds nothing, and its sender may have lost the acknowledgement.
-            known = None if error.reason not in _OF_NEW_TASKS else await self._submitted(self._store.submitted(row))
+            known = None if error.reason not in _OF_NEW_TASKS else await self._submitted(self._store.submitted(new))
             if known is None:
                 raise
             return known
-        submitted = await self._stored(row, request)
+        submitted = await self._stored(new, request)
         task = submitted.task
         await deps.failpoints.reach(Failpoint.SUBMITTED, task.id)
         if not submitted.existed:
             self._counts.add(tenant)
             log.info("task accepted", task=task.id, tenant=tenant, model=task.model, caller=asks)
-            deps.events.publish(LaneFilled(row.lane))
+            deps.events.publish(LaneFilled(new.lane))
         return submitted
 
-    async def _stored(self, row: TaskRow, request: pb.SubmitTaskRequest) -> pb.SubmitTaskResponse:
+    async def _stored(self, new: NewTask, request: pb.SubmitTaskRequest) -> pb.SubmitTaskResponse:
         """Stores a new task, its images and recordings first; they go if it is not stored."""
-        media, tenant = self._deps.media, row.lane.tenant
+        media, tenant = self._deps.media, new.task.tenant
         if not is_of_media(payload_of(request.spec)):
-            submitted = await self._submitted(self._store.submit(row))
+            submitted = await self._submitted(self._store.submit(new))
             assert submitted is not None, "a submission is acknowledged or fails"
             return submitted
-        known = None if not row.idempotency_key else await self._submitted(self._store.submitted(row))
+        known = None if not new.idempotency_key else await self._submitted(self._store.submitted(new))
         if known is not None:
             return known
         try:
-            row = await media.accepted(row, request.spec, "spec")
-            submitted = await self._submitted(self._store.submit(row))
+            new = await media.accepted(new, request.spec, "spec")
+            submitted = await self._submitted(self._store.submit(new))
         except WeftError as error:
             # A database that fails may have stored the task all the same; a sweep finds out.
             if error.reason is not Reason.SERVICE_UNAVAILABLE:
-                await media.release(tenant, row.id, INPUTS)
+                await media.release(tenant, new.task.id, INPUTS)
             raise
         assert submitted is not None, "a submission is acknowledged or fails"
         if submitted.existed:
-            await media.release(tenant, row.id, INPUTS)
+            await media.release(tenant, new.task.id, INPUTS)
         return submitted
 
     @override
     @answers
     async def GetTask(self, request: pb.GetTaskRequest, context: Context) -> pb.GetTaskResponse:
         """Raises SERVICE_UNAVAILABLE if the task changes during every read."""
-        tenant, task_id = _tenant(context), _id(request.id)
+        tenant, task_id = tenant_in(context), id_in(request.id)
         for _ in range(MAX_READINGS):
             with self._shown.reading():
                 found = await self._store.details(tenant, task_id)
@@ -320,7 +318,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
     @override
     @answers
     async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
-        return await self._page(_tenant(context), request)
+        return await self._page(tenant_in(context), request)
 
     async def _page(self, tenant: str, request: pb.ListTasksRequest) -> pb.ListTasksResponse:
         """Returns a page; a task that has left the requested states meanwhile is omitted."""
@@ -343,7 +341,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
     @override
     @answers
     async def CancelTask(self, request: pb.CancelTaskRequest, context: Context) -> pb.CancelTaskResponse:
-        return pb.CancelTaskResponse(task=await self.cancel(_tenant(context), _id(request.id)))
+        return pb.CancelTaskResponse(task=await self.cancel(tenant_in(context), id_in(request.id)))
 
     async def cancel(self, tenant: str, task_id: str) -> task_pb2.Task:
         """Cancels a task; one that has ended stays unchanged. Raises NOT_FOUND."""
@@ -366,7 +364,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
     @override
     @answers
     async def DeleteTask(self, request: pb.DeleteTaskRequest, context: Context) -> pb.DeleteTaskResponse:
-        tenant, task_id = _tenant(context), _id(request.id)
+        tenant, task_id = tenant_in(context), id_in(request.id)
         with self._shown.reading():
             self._found(tenant, task_id, await self._store.delete(tenant, task_id))
             self._shown.show_gone(tenant, task_id)
@@ -379,7 +377,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         async with answering(context):
             if request.after_event < 0:
                 raise invalid_field("after_event", "must not be negative")
-            watched = self._watcher.watch(_tenant(context), _id(request.id), request.after_event)
+            watched = self._watcher.watch(tenant_in(context), id_in(request.id), request.after_event)
             async with aclosing(watched) as events:
                 async for each in events:
                     yield each
@@ -392,7 +390,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
             if request.past_count < 0:
                 raise invalid_field("past_count", "must not be negative")
             with self._watcher.counted():
-                async with aclosing(self._tenants.watch(_tenant(context), request.past_count)) as events:
+                async with aclosing(self._tenants.watch(tenant_in(context), request.past_count)) as events:
                     async for each in events:
                         yield each
 
@@ -443,14 +441,6 @@ def asking_caller(requested_by: str) -> str:
     if len(asks) > MAX_CALLER_CHARS or not asks.isprintable():
         raise invalid_field("requested_by", f"must have at most {MAX_CALLER_CHARS} printable characters")
     return asks
-
-
-def _tenant(context: Context) -> str:
-    return tenant_of(metadata_of(context))
-
-
-def _id(text: str) -> str:
-    return require_token(text, "id", MAX_REQUEST_ID_CHARS)
 
 
 def _check_key(key: str) -> None:

@@ -13,10 +13,10 @@ from router_svc.durable.tasks.task_records import (
     ExpiredLease,
     Lane,
     NewChunk,
+    NewTask,
     PendingTask,
     StateCount,
     TaskOutcome,
-    TaskRow,
 )
 from router_svc.policy.task_release import KeptTasks, Release
 from weft.api.common.v1 import receipt_pb2
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Kept:
     """One task."""
 
-    row: TaskRow
+    row: NewTask
     state: "task_pb2.TaskState.ValueType" = task_pb2.TASK_STATE_PENDING
     attempt: int = 0
     failures: int = 0
@@ -84,23 +84,17 @@ class Kept:
         self.expires_at = now + self.row.pending_limit_seconds if window is None else window
 
     def task(self) -> task_pb2.Task:
-        row, last = self.row, self.last_index
-        return task_pb2.Task(
-            id=row.id,
-            tenant=row.lane.tenant,
+        last = self.last_index
+        return changed(
+            self.row.task,
             state=self.state,
-            model=row.lane.model,
-            batch=row.batch,
-            line=row.line,
-            create_time=stamp_of(row.created_at),
+            create_time=stamp_of(self.row.created_at),
             start_time=optional_stamp(self.started_at),
             end_time=optional_stamp(self.ended_at),
             expire_time=stamp_of(self.expires_at) if self.state == task_pb2.TASK_STATE_PENDING else None,
             attempt=self.attempt,
-            max_attempts=row.max_attempts,
             error=self.error if self.state == task_pb2.TASK_STATE_FAILED else None,
             last_event=event_number(self.attempt, last) if last else 0,
-            origin_kind=row.origin_kind,
             owner=self.owner,
         )
 
@@ -135,18 +129,18 @@ class MemoryTaskStore:
     async def database_now(self) -> float | None:
         return None
 
-    async def submit(self, row: TaskRow) -> task_service_pb2.SubmitTaskResponse:
+    async def submit(self, row: NewTask) -> task_service_pb2.SubmitTaskResponse:
         known = await self.submitted(row)
         if known is not None:
             return known
-        kept = self.kept[row.id] = Kept(row, ready_at=row.created_at, expires_at=row.expires_at)
+        kept = self.kept[row.task.id] = Kept(row, ready_at=row.created_at, expires_at=row.expires_at)
         return task_service_pb2.SubmitTaskResponse(task=kept.task())
 
-    async def submitted(self, row: TaskRow) -> task_service_pb2.SubmitTaskResponse | None:
+    async def submitted(self, row: NewTask) -> task_service_pb2.SubmitTaskResponse | None:
         self._look()
         for kept in self.kept.values():
-            if row.idempotency_key and (kept.row.lane.tenant, kept.row.idempotency_key) == (
-                row.lane.tenant,
+            if row.idempotency_key and (kept.row.task.tenant, kept.row.idempotency_key) == (
+                row.task.tenant,
                 row.idempotency_key,
             ):
                 if kept.row.digest != row.digest:
@@ -155,7 +149,7 @@ class MemoryTaskStore:
         return None
 
     async def open_of_request(self, request_id: str, limit: int) -> Sequence[task_pb2.Task]:
-        kept = [each for each in self.kept.values() if each.row.request_id == request_id]
+        kept = [each for each in self.kept.values() if each.row.task.request_id == request_id]
         return [each.task() for each in kept if not is_terminal(each.task())][:limit]
 
     async def get(self, tenant: str, task_id: str) -> task_pb2.Task | None:
@@ -177,7 +171,7 @@ class MemoryTaskStore:
         found = [
             kept.task()
             for kept in reversed(self.kept.values())
-            if kept.row.lane.tenant == tenant and (not query.states or kept.state in query.states)
+            if kept.row.task.tenant == tenant and (not query.states or kept.state in query.states)
         ]
         return task_service_pb2.ListTasksResponse(tasks=found[: query.page_size or DEFAULT_LISTED])
 
@@ -238,14 +232,14 @@ class MemoryTaskStore:
                 break
             found.append(
                 PendingTask(
-                    id=row.id,
+                    id=row.task.id,
                     lane=lane,
                     spec=row.spec,
-                    caller=row.caller,
+                    caller=row.task.caller,
                     attempt=kept.attempt,
                     failures=kept.failures,
-                    max_attempts=row.max_attempts,
-                    batch=row.batch,
+                    max_attempts=row.task.max_attempts,
+                    batch=row.task.batch,
                 )
             )
         return found
@@ -279,7 +273,7 @@ class MemoryTaskStore:
             kept.lease_until = lease_until
         if self.renewals_answer_late is not None:
             await self.renewals_answer_late.wait()
-        return frozenset(Claim(kept.row.id, owner, kept.attempt) for kept in mine)
+        return frozenset(Claim(kept.row.task.id, owner, kept.attempt) for kept in mine)
 
     async def append(self, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
         kept = self._held(claim)
@@ -329,11 +323,11 @@ class MemoryTaskStore:
         ]
         for kept in over[:limit]:
             kept.end(task_pb2.TASK_STATE_FAILED, now, task_error(Reason.QUEUE_TIMEOUT, "it waited too long"))
-        return [kept.row.id for kept in over[:limit]]
+        return [kept.row.task.id for kept in over[:limit]]
 
     async def purge_ended(self, before: float, limit: int) -> int:
         self._look()
-        over = [kept.row.id for kept in self.kept.values() if kept.ended_at is not None and kept.ended_at < before]
+        over = [kept.row.task.id for kept in self.kept.values() if kept.ended_at is not None and kept.ended_at < before]
         for task_id in over[:limit]:
             del self.kept[task_id]
         return len(over[:limit])
@@ -343,20 +337,20 @@ class MemoryTaskStore:
         kept: dict[str, KeptTasks] = {}
         for each in self.kept.values():
             if each.ended_at is not None:
-                own = kept.get(each.row.lane.tenant, KeptTasks(count=0, size=0))
-                kept[each.row.lane.tenant] = KeptTasks(count=own.count + 1, size=own.size + len(each.row.spec))
+                own = kept.get(each.row.task.tenant, KeptTasks(count=0, size=0))
+                kept[each.row.task.tenant] = KeptTasks(count=own.count + 1, size=own.size + len(each.row.spec))
         return kept
 
     async def release_oldest(self, wanted: Release, limit: int) -> KeptTasks:
         self._look()
         ended = [each for each in self.kept.values() if each.ended_at is not None]
-        ended = [each for each in ended if wanted.tenant in ("", each.row.lane.tenant)]
+        ended = [each for each in ended if wanted.tenant in ("", each.row.task.tenant)]
         count = size = 0
         for each in sorted(ended, key=lambda one: one.ended_at or 0.0)[:limit]:
             if count >= wanted.count and size >= wanted.size:
                 break
             count, size = count + 1, size + len(each.row.spec)
-            del self.kept[each.row.id]
+            del self.kept[each.row.task.id]
         return KeptTasks(count=count, size=size)
 
     async def state_counts(self) -> Mapping["task_pb2.TaskState.ValueType", StateCount]:
@@ -366,7 +360,7 @@ class MemoryTaskStore:
 
     async def open_counts(self) -> Mapping[str, int]:
         self._look()
-        return Counter(kept.row.lane.tenant for kept in self.kept.values() if not is_terminal(kept.task()))
+        return Counter(kept.row.task.tenant for kept in self.kept.values() if not is_terminal(kept.task()))
 
     def _look(self) -> None:
         if self.is_failing:
@@ -375,7 +369,7 @@ class MemoryTaskStore:
     def _of(self, tenant: str, task_id: str) -> Kept | None:
         self._look()
         kept = self.kept.get(task_id)
-        return kept if kept is not None and kept.row.lane.tenant == tenant else None
+        return kept if kept is not None and kept.row.task.tenant == tenant else None
 
     def _held(self, claim: Claim) -> Kept | None:
         self._look()
@@ -390,10 +384,10 @@ class MemoryTaskStore:
         ]
 
     def _take_back(self, kept: Kept, now: float) -> ExpiredLease:
-        claim = Claim(kept.row.id, kept.owner, kept.attempt)
+        claim = Claim(kept.row.task.id, kept.owner, kept.attempt)
         failure = task_error(LOST_LEASE, "the router that ran it is gone")
         kept.failures += 1
-        if kept.failures >= kept.row.max_attempts:
+        if kept.failures >= kept.row.task.max_attempts:
             kept.end(task_pb2.TASK_STATE_FAILED, now, failure)
         else:
             kept.end_attempt(failure, now)

@@ -13,7 +13,7 @@ from router_svc.durable.tasks.failpoints import Failpoint, Failpoints
 from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.task_call import CallMaker, Gate, TaskCall
 from router_svc.durable.tasks.task_media import TaskMedia
-from router_svc.durable.tasks.task_records import Lane, LaneFilled, PendingTask, TaskRow
+from router_svc.durable.tasks.task_records import Lane, LaneFilled, NewTask, PendingTask
 from weft.api.common.v1 import chat_pb2, embedding_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.kernel.errors import WeftError
@@ -161,17 +161,15 @@ class TaskBench:
     async def submit_line(self, task_id: str) -> None:
         """An item of a batch, as the batch manager submits it."""
         lane, now = Lane("qwen", TENANT, Priority.DURABLE), self.clock.utc_now().timestamp()
-        row = TaskRow(
-            id=task_id,
-            lane=lane,
+        new = NewTask(
+            task=task_pb2.Task(id=task_id, tenant=lane.tenant, model=lane.model, batch="batch-1", max_attempts=5),
+            band=lane.band,
             digest=b"",
             spec=chat_spec().SerializeToString(),
-            batch="batch-1",
-            max_attempts=5,
             pending_limit_seconds=60.0,
             created_at=now,
         )
-        await self.store.submit(row)
+        await self.store.submit(new)
         self.service.events.publish(LaneFilled(lane))
 
     async def begun(self, spec: task_pb2.TaskSpec | None = None) -> tuple[task_pb2.Task, ScriptedCall]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,8 +14,8 @@ import pytest
 from kit.messages import LineCounts, counts_of
 from structlog.testing import capture_logs
 
-import router_svc.durable.batches.service
-from router_svc.durable.batches.service import FileServicer
+from router_svc.durable.batches.service import BatchService
+from router_svc.durable.files import FileServicer
 from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.durable.tasks.task_records import ItemEnded
@@ -70,11 +70,9 @@ class Kept:
 
 def built(
     path: Path, clock: FakeClock | None = None, events: TaskEventBus | None = None, **limits: Any
-) -> "router_svc.durable.batches.service.BatchService":
+) -> BatchService:
     database = RouterDatabase(f"sqlite:///{path}")
-    return router_svc.durable.batches.service.build(
-        database, BatchLimits(**limits), TaskLimits(), events or TaskEventBus(), clock=clock
-    )
+    return BatchService(database, BatchLimits(**limits), TaskLimits(), events or TaskEventBus(), clock=clock)
 
 
 @asynccontextmanager
@@ -497,6 +495,25 @@ async def test_what_cannot_be_swept_is_said_and_swept_the_next_time(path: Path) 
         assert kept.count("files") == 0
 
 
+class SilentFiles(FileServicer):
+    """The file service of a `Silent`."""
+
+    def __init__(self, service: "Silent", idle_seconds: float) -> None:
+        self._service = service
+        self._idle_seconds = idle_seconds
+
+    async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:
+        return await self._service.save(new, content)
+
+    async def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
+        yield b"a"
+        await self._service.get(tenant, file_id)
+
+    async def get(self, tenant: str, file_id: str) -> file_service_pb2.File:
+        await self._service.get(tenant, file_id)
+        return file_service_pb2.File()
+
+
 class SilentBatches(batch_service_pb2_grpc.BatchServiceServicer):
     """A batch service that says nothing."""
 
@@ -521,24 +538,18 @@ class Silent:
         self._idle_seconds = idle_seconds
 
     def register(self, server: grpc.aio.Server) -> None:
-        port: Any = self
-        file_service_pb2_grpc.add_FileServiceServicer_to_server(
-            FileServicer(port, idle_seconds=self._idle_seconds), server
-        )
+        file_service_pb2_grpc.add_FileServiceServicer_to_server(SilentFiles(self, self._idle_seconds), server)
         batch_service_pb2_grpc.add_BatchServiceServicer_to_server(SilentBatches(self.get), server)  # type: ignore[abstract]  # nobody asks it anything else
 
     async def start(self) -> None: ...
 
     async def stop(self, grace_seconds: float) -> None: ...
 
-    async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> None:
+    async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:
         async for _ in content:
             self.called.set()
         await asyncio.Event().wait()
-
-    async def read(self, tenant: str, file_id: str) -> AsyncIterator[bytes]:
-        yield b"a"
-        await self.get(tenant, file_id)
+        return new
 
     async def get(self, tenant: str, name: str) -> None:
         self.called.set()
@@ -606,9 +617,7 @@ class NoMesh:
 async def test_a_line_for_an_unknown_model_is_refused_by_its_number_and_nothing_is_kept(path: Path) -> None:
     """The batch was accepted, and in progress until its window ended."""
     database = RouterDatabase(f"sqlite:///{path}")
-    service = router_svc.durable.batches.service.build(
-        database, BatchLimits(), TaskLimits(), TaskEventBus(), names=KnownNames(NoMesh())
-    )
+    service = BatchService(database, BatchLimits(), TaskLimits(), TaskEventBus(), names=KnownNames(NoMesh()))
     await service.start()
     try:
         waits, misspelt = line("a"), line("b")

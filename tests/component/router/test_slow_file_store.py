@@ -21,7 +21,7 @@ class Slow(Silent):
         super().__init__()
         self.go_on = asyncio.Event()
 
-    async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:  # type: ignore[override]
+    async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:
         self.called.set()
         await self.go_on.wait()
         size = sum([len(data) async for data in content])

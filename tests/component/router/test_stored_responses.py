@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-import router_svc.durable.stored_responses
 from router_svc.durable.limits import ResponseLimits
+from router_svc.durable.stored_responses import ResponseService
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2, stored_response_service_pb2_grpc
 from weft.durable.responses import MAX_CHAIN, ResponseClient
@@ -43,9 +43,7 @@ def url_of(tmp_path: Path) -> str:
 async def keeping(
     tmp_path: Path, *, limits: ResponseLimits | None = None, clock: FakeClock | None = None
 ) -> AsyncIterator[ResponseClient]:
-    service = router_svc.durable.stored_responses.build(
-        RouterDatabase(url_of(tmp_path)), limits or ResponseLimits(), clock=clock
-    )
+    service = ResponseService(RouterDatabase(url_of(tmp_path)), limits or ResponseLimits(), clock=clock)
     await service.start()
     try:
         yield service.store
@@ -55,7 +53,7 @@ async def keeping(
 
 @asynccontextmanager
 async def keeping_behind_a_channel(tmp_path: Path) -> AsyncIterator[ResponseClient]:
-    service = router_svc.durable.stored_responses.build(RouterDatabase(url_of(tmp_path)), ResponseLimits())
+    service = ResponseService(RouterDatabase(url_of(tmp_path)), ResponseLimits())
     host = GrpcHost()
     address = host.bind(f"unix:{tmp_path}/s")
     await host.start([service])

@@ -9,7 +9,7 @@ import pytest
 from memory_task_store import MemoryTaskStore
 from task_harness import NOTICE_SECONDS, TENANT, TaskBench, chat_spec, task_bench
 
-from router_svc.durable.tasks.task_records import TaskRow
+from router_svc.durable.tasks.task_records import NewTask
 from router_svc.durable.tasks.task_servicer import MAX_REMEMBERED, MonotonicReads
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import is_terminal
@@ -51,7 +51,7 @@ class SteppedTaskStore(MemoryTaskStore):
     ) -> task_service_pb2.ListTasksResponse:
         return await self._late(super().list_page(tenant, query))
 
-    async def submit(self, row: TaskRow) -> task_service_pb2.SubmitTaskResponse:
+    async def submit(self, row: NewTask) -> task_service_pb2.SubmitTaskResponse:
         return await self._late(super().submit(row))
 
 

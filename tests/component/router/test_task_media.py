@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from task_harness import FINISHED, NOTICE_SECONDS, TENANT, TaskBench, task_bench
 
-from router_svc.durable.files import FileManager
+from router_svc.durable.files import FileServicer
 from router_svc.durable.limits import BatchLimits, ResultLimits, TaskLimits
 from router_svc.durable.tasks.task_media import TaskMedia
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.api.router.v1 import task_pb2
-from weft.durable.batches import MEDIA_INPUTS, RESULT, TASK_INPUT
+from weft.durable.batches import MEDIA_INPUTS, RESULT, TASK_INPUT, FileClient
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -27,12 +27,12 @@ PNG = b"\x89PNG" + bytes(100)
 class MediaBench:
     """One router's tasks with a file store."""
 
-    def __init__(self, bench: TaskBench, files: FileManager) -> None:
+    def __init__(self, bench: TaskBench, files: FileServicer) -> None:
         self.bench = bench
         self.files = files
 
     async def named(self, purpose: str) -> list[file_pb.File]:
-        return list((await self.files.list_page(TENANT, purpose=purpose)).files)
+        return list((await FileClient(self.files).list_page(TENANT, purpose=purpose)).files)
 
     async def read(self, file_id: str) -> bytes:
         return b"".join([data async for data in self.files.read(TENANT, file_id)])
@@ -55,7 +55,7 @@ async def media_bench(folder: Path, **limits: Any) -> AsyncIterator[MediaBench]:
     clock = FakeClock()
     database = RouterDatabase(f"sqlite:///{folder / 'router.db'}")
     await database.open()
-    files = FileManager(database, BatchLimits(), clock, results=ResultLimits(**limits))
+    files = FileServicer(database, BatchLimits(), clock, results=ResultLimits(**limits))
     try:
         async with task_bench(clock=clock, media=TaskMedia(files), limits=TaskLimits(retry_delay_seconds=1.0)) as bench:
             yield MediaBench(bench, files)

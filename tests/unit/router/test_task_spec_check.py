@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.spec_validation import checked_row
-from router_svc.durable.tasks.task_records import TaskRow
+from router_svc.durable.tasks.spec_validation import checked_task
+from router_svc.durable.tasks.task_records import NewTask
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, priority_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.operations import operation_of
@@ -28,11 +28,11 @@ def spec() -> task_pb2.TaskSpec:
     return task_pb2.TaskSpec(model="qwen", chat=chat(), origin=b"{}", origin_kind="chat")
 
 
-def checked(given: task_pb2.TaskSpec, field: str = "spec") -> TaskRow:
-    return checked_row(given, LIMITS, field, tenant="ann", caller="local", created_at=0.0)
+def checked(given: task_pb2.TaskSpec, field: str = "spec") -> NewTask:
+    return checked_task(given, LIMITS, field, tenant="ann", caller="local", created_at=0.0)
 
 
-def operation(row: TaskRow) -> Operation:
+def operation(row: NewTask) -> Operation:
     payload = payload_of(task_pb2.TaskSpec.FromString(row.spec))
     assert payload is not None
     return operation_of(payload).operation
@@ -40,8 +40,8 @@ def operation(row: TaskRow) -> Operation:
 
 def test_a_task_without_wishes_is_durable_work_with_the_routers_limits() -> None:
     found = checked(spec())
-    assert (found.lane.model, operation(found), found.lane.band) == ("qwen", Operation.CHAT, Priority.DURABLE)
-    assert (found.origin_kind, found.max_attempts, found.pending_limit_seconds) == ("chat", 7, 30.0)
+    assert (found.task.model, operation(found), found.band) == ("qwen", Operation.CHAT, Priority.DURABLE)
+    assert (found.task.origin_kind, found.task.max_attempts, found.pending_limit_seconds) == ("chat", 7, 30.0)
     assert task_pb2.TaskSpec.FromString(found.spec) == spec()
 
 
@@ -51,7 +51,7 @@ def test_a_task_has_the_limits_and_the_priority_that_it_requests() -> None:
     given.pending_limit.seconds = 7 * 86_400
     given.options.priority = priority_pb2.PRIORITY_LOW
     found = checked(given)
-    assert (found.max_attempts, found.pending_limit_seconds, found.lane.band) == (100, 604_800.0, Priority.LOW)
+    assert (found.task.max_attempts, found.pending_limit_seconds, found.band) == (100, 604_800.0, Priority.LOW)
 
 
 def test_the_same_spec_has_the_same_digest_and_another_has_another() -> None:
