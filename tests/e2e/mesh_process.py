@@ -189,11 +189,6 @@ def own_descendants(host: psutil.Process) -> list[psutil.Process]:
     return found
 
 
-def take_interrupts() -> None:
-    """For `preexec_fn`: what a shell starts in the background ignores SIGINT, and so does all that it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Those that still run; a zombie does not."""
     found = []

@@ -1,4 +1,4 @@
-"""Networks of namespaces: a laptop behind address translation, one beside a mesh, and both sides of a partition."""
+"""Networks of namespaces: a laptop behind address translation, and one beside a mesh."""
 
 import socket
 import subprocess
@@ -12,8 +12,6 @@ import pytest
 
 MESH_ADDRESS, GATEWAY_OUTSIDE = "203.0.113.1", "203.0.113.2"
 LAPTOP_ADDRESS, GATEWAY_INSIDE = "10.77.0.2", "10.77.0.1"
-SIDES = ("10.91.1", "10.91.2")
-"""The networks of both sides; a side has the second address of its own, and the router between them the first."""
 LAN_MESH, LAN_LAPTOP = "192.168.77.1", "192.168.77.2"
 ESTABLISHED, LISTENING = "01", "0A"
 _HOLD = ("sh", "-c", "echo ready; exec sleep 600")
@@ -84,46 +82,6 @@ def lan_world() -> Iterator[LanWorld]:
         laptop = stack.enter_context(_place(*mesh.enter[:-2], "--", "unshare", "--net"))
         _join(mesh, laptop, "lan", LAN_MESH, LAN_LAPTOP)
         yield LanWorld(mesh, laptop)
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionWorld:
-    """Two places, and the router between them, which forwards packets or loses them."""
-
-    between: Place
-    sides: tuple[Place, Place]
-    addresses: tuple[str, str]
-
-    def cut(self) -> None:
-        """Loses every packet between both sides from now on, without a word to either."""
-        self._rules("add")
-
-    def heal(self) -> None:
-        """Forwards packets again."""
-        self._rules("del")
-
-    def _rules(self, what: str) -> None:
-        for one, other in (SIDES, SIDES[::-1]):
-            self.between.run("ip", "rule", what, "from", f"{one}.0/24", "to", f"{other}.0/24", "blackhole")
-
-
-@contextmanager
-def partition_world() -> Iterator[PartitionWorld]:
-    """Both sides, joined. Skips the test, with the reason, where namespaces are not allowed."""
-    with ExitStack() as stack:
-        between = stack.enter_context(_place("unshare", "--user", "--map-root-user", "--net"))
-        sides = []
-        for number, network in enumerate(SIDES):
-            side = stack.enter_context(_place(*between.enter[:-2], "--", "unshare", "--net"))
-            _join(between, side, f"side{number}", f"{network}.1", f"{network}.2")
-            side.run("ip", "route", "add", "default", "via", f"{network}.1")
-            sides.append(side)
-        between.run("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
-        world = PartitionWorld(between, (sides[0], sides[1]), (f"{SIDES[0]}.2", f"{SIDES[1]}.2"))
-        # A kernel without rules skips the test here, and not in its middle.
-        world.cut()
-        world.heal()
-        yield world
 
 
 @contextmanager

@@ -91,10 +91,3 @@ async def test_tools_that_leave_the_premises_are_for_those_who_allow_it_and_are_
             assert (await answer.json())["choices"][0]["message"]["content"] == "Done."
         async with session.post(url, json={**body, "model": "m-b"}) as answer:
             assert (answer.status, answer.headers["x-left-premises"]) == (200, "false")
-
-
-async def test_a_chat_at_the_command_line_tells_tools_and_signals_beside_the_answer(mesh: MeshProcess) -> None:
-    code, out, err = await run_weft("chat", "published", "-m", "Delete a shard", home=mesh.home)
-    assert (code, out.strip()) == (0, "Before I go on:")
-    assert 'tool desk.echo {"text": "found it"}' in err
-    assert "signal NEEDS_MANAGER_DECISION" in err

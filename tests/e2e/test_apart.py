@@ -6,20 +6,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import aiohttp
 import pytest
 from apart_mesh import Apart, running_apart
-from grpc.aio import AioRpcError
 from mesh_process import POOL, eventually, fake_runner, run_weft, write_config
-
-from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, open_channel
-
-if TYPE_CHECKING:
-    from weft.api.runner.v1.generation_service_pb2_grpc import GenerationServiceAsyncStub
 
 
 @contextmanager
@@ -105,19 +97,6 @@ async def test_a_router_that_dies_breaks_no_granted_stream(mesh: Apart) -> None:
     assert _tokens(lines) == 40
 
 
-@pytest.mark.nightly("services apart, replaced in the redesign")
-async def test_a_request_without_a_router_is_placed_when_one_is_back(mesh: Apart) -> None:
-    async with aiohttp.ClientSession() as http:
-        await _ready(http, mesh)
-        mesh.end("router", signal.SIGKILL)
-        asking = asyncio.create_task(_stream(http, mesh, 5, asyncio.Event()))
-        await asyncio.sleep(0.5)  # long enough to fail at once, were it to fail
-        assert not asking.done()
-        await asyncio.to_thread(mesh.start, "router")
-        lines = await asking
-    assert lines[-1] == "[DONE]"
-
-
 async def test_requests_are_served_while_the_registry_is_away_and_the_runner_is_known_when_it_is_back(
     mesh: Apart,
 ) -> None:
@@ -133,15 +112,6 @@ async def test_requests_are_served_while_the_registry_is_away_and_the_runner_is_
 
 
 @pytest.mark.nightly("services apart, replaced in the redesign")
-async def test_a_runner_refuses_work_without_a_ticket(mesh: Apart) -> None:
-    async with open_channel(f"unix:{mesh.home}/run/runner-a.sock") as channel:
-        stub = cast("GenerationServiceAsyncStub", generation_service_pb2_grpc.GenerationServiceStub(channel))
-        with pytest.raises(AioRpcError) as refused:
-            await anext(aiter(stub.Generate(generation_service_pb2.GenerateRequest(), timeout=5.0)))
-    assert error_from_call(refused.value, Reason.WORKER_LOST).reason is Reason.TICKET_INVALID
-
-
-@pytest.mark.nightly("services apart, replaced in the redesign")
 async def test_a_drained_runner_is_gone_from_the_mesh_at_once(mesh: Apart) -> None:
     async with aiohttp.ClientSession() as http:
         await _ready(http, mesh)
@@ -151,24 +121,6 @@ async def test_a_drained_runner_is_gone_from_the_mesh_at_once(mesh: Apart) -> No
             assert response.status == 503
             assert (await response.json())["error"]["code"] == "no_runner_available"
             assert 1 <= int(response.headers["retry-after"]) <= 60
-
-
-@pytest.mark.nightly("services apart, replaced in the redesign")
-async def test_one_trace_id_is_in_the_logs_of_every_service_that_had_a_part(tmp_path: Path) -> None:
-    trace_id = "0af7651916cd43dd8448eb211c80319c"
-    headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
-    with _apart(tmp_path, status=500) as mesh:
-        async with aiohttp.ClientSession(headers=headers) as http:
-            await _ready(http, mesh)
-            body = {"model": POOL, "messages": [{"role": "user", "content": "hi"}]}
-            async with http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
-                assert response.status == 502
-        logs = mesh.home / "logs"
-        events = {}
-        for name in ("gateway.log", "router.log", "runner.log"):
-            lines = map(json.loads, (logs / name).read_text().splitlines())
-            events[name] = {line["event"] for line in lines if line.get("trace_id") == trace_id}
-    assert events == {"gateway.log": {"request"}, "router.log": {"rejected"}, "runner.log": {"attempt failed"}}
 
 
 @pytest.mark.nightly("services apart, replaced in the redesign")

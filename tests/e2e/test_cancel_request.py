@@ -9,8 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from apart_mesh import running_apart
-from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
-from test_tasks_mesh import batch_file, client_of
+from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, write_config
 
 CHAT = "/v1/chat/completions"
 ENDLESS: dict[str, Any] = {"answer_tokens": 0, "tokens_per_second": 20}
@@ -146,75 +145,3 @@ async def test_a_gateway_far_from_the_router_ends_a_request_also_when_its_runner
                 await again
     assert record["state"] == "ended"
     assert record["reason"] in str(told)
-
-
-async def test_the_attempt_of_a_task_is_ended_and_with_it_the_task(mesh: MeshProcess) -> None:
-    _, out, _ = await run_weft("chat", POOL, "--async", "-m", "Count", home=mesh.home)
-    task_id = out.strip()
-    async with await mesh.backend("a") as backend:
-        await backend.wait_for_state(lambda state: state.active_requests == 1)
-        code, out, err = await run_weft("cancel", "request", task_id, home=mesh.home)
-        assert (code, out) == (0, f"request/{task_id} cancelled by an operator on this machine\n"), err
-        await backend.wait_for_state(lambda state: state.active_requests == 0)
-    code, _, _ = await run_weft("wait", "task", task_id, home=mesh.home)
-    assert code == 1
-    _, shown, _ = await run_weft("describe", "task", task_id, "-o", "json", home=mesh.home)
-    found = json.loads(shown)
-    assert (found["state"], found["error"]["message"]) == (
-        "cancelled",
-        "the request was cancelled by an operator on this machine",
-    )
-    (attempt,) = found["attempts"]
-    assert "cancelled by an operator on this machine" in attempt["error"]["message"]
-    assert attempt["receipt"]["cancelledBy"] == "local"
-
-
-async def test_an_item_of_a_batch_is_ended_alone(mesh: MeshProcess, tmp_path_factory: pytest.TempPathFactory) -> None:
-    async with client_of(mesh) as client, aiohttp.ClientSession(mesh.url) as http, await mesh.backend("a") as backend:
-        with batch_file(tmp_path_factory.mktemp("lines"), {}, {"max_tokens": 4}).open("rb") as lines:
-            file = await client.files.create(file=lines, purpose="batch")
-        batch = await client.batches.create(
-            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
-        )
-        await backend.wait_for_state(lambda state: state.active_requests == 1)
-        async with http.get("/v1/requests") as answer:
-            running = [each["requestId"] for each in (await answer.json())["items"] if each["state"] == "running"]
-        assert len(running) == 1
-        async with http.post(f"/v1/requests/{running[0]}/cancel") as answer:
-            assert (await answer.json())["reason"] == "cancelled"
-        async with asyncio.timeout(60):
-            while batch.status not in {"completed", "failed", "expired", "cancelled"}:
-                batch = await client.batches.retrieve(batch.id)
-        assert batch.status == "completed"
-        assert batch.request_counts is not None
-        assert (batch.request_counts.total, batch.request_counts.completed) == (2, 1)
-        assert batch.error_file_id is not None
-        (line,) = (await client.files.content(batch.error_file_id)).text.splitlines()
-    assert json.loads(line)["error"]["code"] == "request_cancelled"
-    assert "cancelled by" in json.loads(line)["error"]["message"]
-
-
-async def test_a_batch_is_ended_with_the_requests_of_its_lines(mesh: MeshProcess, tmp_path: Path) -> None:
-    file = batch_file(tmp_path, {}, {})
-    _, out, err = await run_weft("batch", "submit", str(file), "-o", "name", home=mesh.home)
-    batch_id = out.strip()
-    async with await mesh.backend("a") as backend:
-        await backend.wait_for_state(lambda state: state.active_requests == 1)
-        code, out, err = await run_weft("cancel", batch_id, home=mesh.home)
-        assert code == 0, err
-        assert out.startswith(f"{batch_id}: cancel")
-        await backend.wait_for_state(lambda state: state.active_requests == 0)
-
-
-async def test_a_load_is_ended_with_the_process_that_it_began(tmp_path: Path) -> None:
-    runner = fake_runner("a", load_seconds=60.0)
-    runner["models"][0]["start_asleep"] = True
-    config = write_config(tmp_path, runner)
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
-        _, shown, _ = await run_weft("get", "models", "-o", "json", home=mesh.home)
-        model = json.loads(shown)["items"][0]["name"]
-        code, out, err = await run_weft("load", model, "--no-wait", home=mesh.home)
-        assert code == 0, err
-        operation = out.strip().removeprefix("operations/")
-        code, out, err = await run_weft("cancel", operation, home=mesh.home)
-        assert (code, out) == (0, f"operations/{operation} cancelled\n"), err

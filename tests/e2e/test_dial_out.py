@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import aiohttp
 import pytest
-from apart_mesh import running_apart
 from envoy_process import running_envoy
 from join_process import (
     BACKEND_KEY,
@@ -33,7 +32,6 @@ from weft_app.cli.options import EXIT_CONFLICT
 from weft_testing.conformance.runner_under_test import attach
 from weft_testing.fake_backend.process import FakeBackendProcess
 
-ACTIVE = runner_pb2.Runner.STATUS_ACTIVE
 INACTIVE = runner_pb2.Runner.STATUS_INACTIVE
 
 
@@ -132,22 +130,6 @@ async def test_a_laptop_serves_through_its_link_and_the_mesh_never_learns_how(
     assert not _traces(tmp_path / "laptop", token.encode())
 
 
-async def test_tokens_come_one_by_one_and_a_cancel_stops_the_backend(plain_mesh: MeshProcess, tmp_path: Path) -> None:
-    async with (
-        run_fake_backend(answer_tokens=0, tokens_per_second=20) as backend,
-        _joined(plain_mesh, tmp_path, backend),
-    ):
-
-        async def leave(count: int) -> None:
-            if count == 5:
-                raise ConnectionAbortedError
-
-        # The answer has no end, so whatever arrives has arrived while it was made.
-        with pytest.raises(ConnectionAbortedError):
-            await _events(plain_mesh, leave)
-        await backend.wait_for_state(lambda state: state.requests_cancelled == 1)
-
-
 async def test_a_laptop_that_dies_mid_stream_is_known_at_once(plain_mesh: MeshProcess, tmp_path: Path) -> None:
     async with (
         run_fake_backend(answer_tokens=0, tokens_per_second=50) as backend,
@@ -183,19 +165,6 @@ async def test_a_laptop_that_stops_finishes_what_it_works_on(plain_mesh: MeshPro
         assert await _status(plain_mesh) == INACTIVE
 
 
-async def test_a_link_that_was_cut_comes_back(plain_mesh: MeshProcess, tmp_path: Path) -> None:
-    token = (await make_token(plain_mesh.home))["token"]
-    async with run_fake_backend() as backend, capturing_proxy(relay_facts(plain_mesh.home)["url"]) as proxy:
-        with running_join(tmp_path / "laptop", proxy.address, token, *laptop_server(backend.base_url)) as laptop:
-            await laptop.until("joined as laptop")
-            await _ready(plain_mesh)
-            proxy.cut()
-            await laptop.until("no link")
-            await _ready(plain_mesh)
-            assert laptop.output.count("joined as laptop") == 2
-            assert await laptop.stop() == 0
-
-
 async def test_a_runner_joins_once_from_one_home(plain_mesh: MeshProcess, tmp_path: Path) -> None:
     async with run_fake_backend() as backend, _joined(plain_mesh, tmp_path, backend):
         again = ("http://127.0.0.1:9", "--token", "t", *laptop_server(backend.base_url))
@@ -212,20 +181,6 @@ async def test_a_revoked_token_ends_the_command_with_the_next_step(plain_mesh: M
     with running_join(tmp_path / "laptop", url, made["token"], *laptop_server("http://127.0.0.1:9")) as laptop:
         assert await laptop.exit_code() == 1
         assert "weft runner token create" in laptop.output
-
-
-async def test_tokens_are_listed_without_their_secrets(plain_mesh: MeshProcess) -> None:
-    made = await make_token(plain_mesh.home)
-    assert made["joinCommand"] == f"weft runner join {relay_facts(plain_mesh.home)['url']} --token {made['token']}"
-    code, out, _ = await run_weft("runner", "token", "list", "-o", "json", home=plain_mesh.home)
-    assert code == 0
-    document = json.loads(out)
-    assert document["kind"] == "JoinTokenList"
-    assert {"id", "description", "createTime", "kind"} == set(document["items"][0])
-    assert made["id"] in [item["id"] for item in document["items"]]
-    code, out, _ = await run_weft("runner", "token", "list", home=plain_mesh.home)
-    assert out.split()[:4] == ["ID", "DESCRIPTION", "CREATED", "EXPIRES"]
-    assert made["token"].rpartition("_")[2] not in out
 
 
 @pytest.mark.parametrize(
@@ -374,19 +329,6 @@ async def test_joining_through_an_http2_proxy(plain_mesh: MeshProcess, tmp_path:
             with pytest.raises(ConnectionAbortedError):
                 await _events(plain_mesh, leave)
             await backend.wait_for_state(lambda state: state.requests_cancelled == 1)
-
-
-@pytest.mark.nightly("services apart, replaced in the redesign")
-async def test_a_relay_beside_a_router_that_runs_apart(tmp_path: Path) -> None:
-    config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"})
-    with running_apart(tmp_path, config, ("registry", "router", "gateway")) as mesh:
-        token = (await make_token(mesh.home))["token"]
-        async with run_fake_backend(answer_tokens=3) as backend:
-            server = laptop_server(backend.base_url)
-            with running_join(tmp_path / "laptop", relay_facts(mesh.home)["url"], token, *server) as laptop:
-                await laptop.until("joined as laptop")
-                await _ready(mesh)
-                assert _text(await _events(mesh)) == "tok0 tok1 tok2"
 
 
 class _joined:  # noqa: N801 - reads as a statement

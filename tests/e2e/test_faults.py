@@ -15,7 +15,6 @@ import pytest
 from kit.warm_python import warm
 from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
-from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.client import Reason, WeftError, connect_async
 from weft_testing.media_files import png
@@ -164,26 +163,6 @@ async def test_an_answer_that_loops_is_ended_with_its_usage_on_every_surface(sin
     assert "tokens until it was stopped" in err
 
 
-async def test_every_attempt_is_on_the_receipt(pair: MeshProcess) -> None:
-    await _configure(pair, "a", "b", prefill_seconds=1.0)
-    async with connect_async(pair.grpc) as client:
-        events: list[event_pb2.InferenceEvent] = []
-
-        async def listen() -> None:
-            events.extend([event async for event in client.chat(POOL, "hi", timeout=20.0)])
-
-        asking = asyncio.create_task(listen())
-        victim = await _busy_runner(pair)
-        os.kill((await pair.describe(victim)).process_id, signal.SIGKILL)
-        await asking
-    receipt = events[-1].finished.receipt
-    assert receipt.outcome == receipt_pb2.OUTCOME_COMPLETED
-    assert [Reason(attempt.reason).name for attempt in receipt.attempts] == ["SERVER_DIED", "UNSPECIFIED"]
-    assert receipt.attempts[0].runner == victim
-    assert receipt.usage.completion_tokens == 16
-    assert sum(event.HasField("finished") for event in events) == 1
-
-
 async def _ask(
     http: aiohttp.ClientSession, mesh: MeshProcess, headers: dict[str, str] | None = None, **changes: Any
 ) -> tuple[int, dict[str, Any]]:
@@ -243,32 +222,6 @@ async def test_a_single_backend_that_dies_is_restarted_and_serves_again(single: 
         assert (await _ask(http, single))[0] == 200
 
 
-@pytest.mark.parametrize(
-    ("switches", "code", "status"),
-    [
-        ({"status": 500}, "backend_error", 502),
-        ({"html_200": True}, "backend_protocol_error", 502),
-        ({"malformed_after_tokens": 0}, "backend_protocol_error", 502),
-        ({"status": 400}, "backend_rejected", 400),
-    ],
-)
-async def test_a_backend_that_misbehaves_before_content_is_a_status_that_says_so(
-    single: MeshProcess, switches: dict[str, Any], code: str, status: int
-) -> None:
-    await _configure(single, "a", **switches)
-    async with aiohttp.ClientSession() as http:
-        got, answer = await _ask(http, single)
-    assert (got, answer["error"]["code"]) == (status, code)
-
-
-async def test_a_stream_that_just_ends_is_an_error_and_not_a_success(single: MeshProcess) -> None:
-    await _configure(single, "a", end_without_finish_reason=True)
-    async with aiohttp.ClientSession() as http:
-        heard = await _stream(http, single)
-    assert isinstance(heard[-1], dict)
-    assert heard[-1]["error"]["code"] == "backend_protocol_error"
-
-
 async def test_a_client_that_hangs_up_frees_the_backend_within_a_second(single: MeshProcess) -> None:
     await _configure(single, "a", answer_tokens=0, tokens_per_second=20)
     async with aiohttp.ClientSession() as http, await single.backend("a") as backend:
@@ -278,16 +231,6 @@ async def test_a_client_that_hangs_up_frees_the_backend_within_a_second(single: 
         response.close()
         state = await backend.wait_for_state(lambda state: state.requests_cancelled > before, seconds=1.0)
         assert state.busy_slots == 0
-
-
-async def test_a_client_that_hangs_up_during_a_silent_prefill_frees_the_backend(single: MeshProcess) -> None:
-    await _configure(single, "a", prefill_seconds=30.0)
-    async with aiohttp.ClientSession() as http, await single.backend("a") as backend:
-        before = (await backend.state()).requests_cancelled
-        asking = asyncio.create_task(_ask(http, single))
-        await backend.wait_for_state(lambda state: state.busy_slots == 1)
-        asking.cancel()
-        await backend.wait_for_state(lambda state: state.requests_cancelled > before, seconds=1.0)
 
 
 async def test_a_grpc_cancel_and_a_grpc_deadline_reach_the_backend(single: MeshProcess) -> None:

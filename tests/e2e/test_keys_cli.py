@@ -169,24 +169,3 @@ def test_ids_of_keys_that_are_not_revoked_are_offered_after_a_tab(home: Path, tm
     assert gone not in offered(home, "weft keys revoke ")
     assert offered(home, f"weft keys rotate {kept[:8]}") == [kept]
     assert offered(tmp_path, "weft keys revoke ") == []
-
-
-def test_secrets_stand_nowhere_on_the_disk(home: Path) -> None:
-    text = created(home, "--description", "findable")["key"]
-    secret = text.split("_")[2]
-    rotated = weft(home, "keys", "rotate", text.split("_")[1], "-o", "name").stdout.strip().split("_")[2]
-    found = {word: [path.name for path in files_of(home) if word in path.read_bytes()] for word in (b"findable",)}
-    assert found[b"findable"], "the search finds what is there"
-    for word in (secret.encode(), bytes.fromhex(secret), rotated.encode(), bytes.fromhex(rotated)):
-        assert [path for path in files_of(home) if word in path.read_bytes()] == []
-    assert (home / "state" / "key-pepper").stat().st_mode & 0o777 == 0o600
-
-
-def files_of(home: Path) -> list[Path]:
-    return [path for path in home.rglob("*") if path.is_file()]
-
-
-def test_without_a_mesh_it_says_how_to_start_one(tmp_path: Path) -> None:
-    done = weft(tmp_path, "keys", "list")
-    assert done.exit_code == 1
-    assert "weft up" in done.stderr

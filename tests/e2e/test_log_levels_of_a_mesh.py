@@ -70,28 +70,6 @@ async def test_a_level_changes_what_a_request_leaves_in_the_logs_and_is_audited(
     assert found == [("runner/a", "debug"), ("mesh", "debug"), ("runner/a", "info"), ("mesh", "info")]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("log-level", "loud"), "a level one of debug, info, warning, error, reset"),
-        (("log-level", "debug", "--for", "5h"), "at most 4 h"),
-        (("log-level", "runner/nobody", "debug"), "nobody"),
-        (("logs", "request/req-x", "--request", "req-y"), "--request"),
-        (("logs", "request/"), "request/ID"),
-    ],
-)
-async def test_wrong_words_are_refused_with_what_is_right(mesh: MeshProcess, words: tuple[str, ...], said: str) -> None:
-    code, _, error = await run_weft(*words, home=mesh.home)
-    assert code != 0
-    assert said in error
-
-
-async def test_a_request_of_which_there_are_no_lines_is_said_to_have_none(mesh: MeshProcess) -> None:
-    code, out, error = await run_weft("logs", "request/req-never", home=mesh.home)
-    assert (code, out) == (0, "")
-    assert "there are no such lines" in error
-
-
 async def test_what_a_killed_process_leaves_behind_is_said_not_to_answer(mesh: MeshProcess) -> None:
     stale = Path(mesh.home) / "run" / "runner-gone.sock"
     stale.touch()

@@ -258,23 +258,3 @@ async def batch_of(client: httpx2.Client, endpoint: str, body: dict[str, Any]) -
         output = sdk.batches.retrieve(made.id).output_file_id
         assert output is not None
         return json.loads(sdk.files.content(output).text)["response"]["body"]
-
-
-@pytest.mark.parametrize("file_id", ["file-of-nobody"])
-async def test_a_batch_whose_line_names_a_file_that_is_not_there_is_refused_by_its_line(
-    tmp_path: Path, file_id: str
-) -> None:
-    async with run_fake_backend(offers=OFFERS) as backend:
-        with (
-            _serving(tmp_path, backend.base_url) as mesh,
-            openai.OpenAI(base_url=f"{mesh.url}/v1", api_key="unused", max_retries=0) as sdk,
-        ):
-            await eventually(lambda: MODEL in [model.id for model in sdk.models.list()], 20.0, "the model is missing")
-            endpoint = "/v1/audio/transcriptions"
-            line = {"custom_id": "a", "method": "POST", "url": endpoint, "body": {"model": MODEL, "file": file_id}}
-            file = sdk.files.create(file=("lines.jsonl", json.dumps(line).encode()), purpose="batch")
-            made = sdk.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")  # type: ignore[arg-type]
-            assert made.status == "failed"
-            assert made.errors is not None
-            assert made.errors.data is not None
-            assert (made.errors.data[0].code, made.errors.data[0].line) == ("not_found", 1)

@@ -127,23 +127,6 @@ async def test_a_model_that_can_never_fit_is_refused_with_the_figures_and_told_w
         assert await leases(mesh) == []
 
 
-async def test_keep_alive_of_a_request_unloads_its_model_when_it_is_over(mesh: MeshProcess) -> None:
-    assert (await ask(mesh, "first", keep_alive="1h"))[0] == 200
-
-    async def is_told() -> bool:
-        row = (await processes(mesh))["first"]
-        return row["unloadAt"] is not None and row["until"] in ("59m", "1h")
-
-    await eventually(is_told, 10.0, "nobody is told how long it stays")
-    assert (await ask(mesh, "first", keep_alive=0))[0] == 200
-
-    async def is_unloaded() -> bool:
-        return (await processes(mesh))["first"]["state"] == "hibernating" and not await leases(mesh)
-
-    await eventually(is_unloaded, 10.0, "it stays loaded")
-    assert (await ask(mesh, "first", keep_alive="soon"))[0] == 400
-
-
 async def test_what_was_done_is_in_the_audit_and_the_audit_is_whole(mesh: MeshProcess) -> None:
     async def counted() -> tuple[int, int]:
         _, out, _ = await run_weft("audit", "list", "-o", "json", home=mesh.home)

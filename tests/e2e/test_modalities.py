@@ -9,7 +9,6 @@ import aiohttp
 import pytest
 from mesh_process import MeshProcess, fake_runner, run_weft, running_mesh, write_config
 
-from weft.client import Reason, WeftError, connect_async
 from weft_testing.media_files import png
 
 IMAGE = b64encode(png(2, 2)).decode()
@@ -78,24 +77,6 @@ async def test_what_no_model_of_a_pool_takes_is_refused_at_once_on_every_surface
     assert (status, answer["error"].get("code", "modality_unsupported")) == (400, "modality_unsupported"), answer
     assert any(words in answer["error"]["message"] for words in UNTAKEN)
     assert not (await mesh.describe("alone")).requests, "the runner was never asked"
-
-
-async def test_over_grpc_the_refusal_has_its_reason(mesh: MeshProcess) -> None:
-    async with connect_async(mesh.grpc) as client:
-        with pytest.raises(WeftError) as refused:
-            await anext(client.chat("text", "hi", thinking=True, timeout=10.0))
-    assert refused.value.reason is Reason.MODALITY_UNSUPPORTED
-
-
-async def test_a_refused_image_pauses_no_runner(mesh: MeshProcess) -> None:
-    """Found by trying: images for text-only models were failures of their runners, which were paused for them."""
-    for _ in range(REQUESTS):
-        assert (await post(mesh, "/v1/chat/completions", chat("text")))[0] == 400
-    plain = {"model": "text", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
-    status, _ = await post(mesh, "/v1/chat/completions", plain, "plain")
-    assert status == 200
-    line = mesh.request_line("plain")
-    assert (line["runner"], line["attempts"]) == ("alone", 1)
 
 
 async def test_every_view_of_a_model_shows_the_same_abilities(mesh: MeshProcess) -> None:

@@ -1,7 +1,6 @@
 """Reranking, tokens, images and sound through the whole mesh, over HTTP and gRPC, from a server that offers them."""
 
 import asyncio
-import base64
 import re
 import subprocess
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from mesh_process import MeshProcess, eventually, fake_runner, running_mesh, wri
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
-from weft_testing.fake_backend.media_routes import PNG, WAVE_HEAD
+from weft_testing.fake_backend.media_routes import WAVE_HEAD
 from weft_testing.fake_backend.process import fake_backend_command
 
 if TYPE_CHECKING:
@@ -93,38 +92,6 @@ def test_a_model_says_which_operations_it_offers(http: httpx2.Client) -> None:
     assert models["busy"] == ["chat", "completion", "embedding", "tokenize"]
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank"])
-def test_documents_are_ranked_the_best_first(http: httpx2.Client, path: str) -> None:
-    documents = ["a dog", {"text": "a grey cat"}, "a cat"]
-    asked = {"model": "all", "query": "grey cat", "documents": documents, "top_n": 2, "return_documents": True}
-    answer = http.post(path, json=asked)
-    assert answer.status_code == 200
-    body = answer.json()
-    assert body["model"] == "all"
-    assert body["id"].startswith("rerank-")
-    assert [(result["index"], result["document"]) for result in body["results"]] == [
-        (1, {"text": "a grey cat"}),
-        (2, {"text": "a cat"}),
-    ]
-    assert body["results"][0]["relevance_score"] > body["results"][1]["relevance_score"]
-    assert body["usage"] == {"prompt_tokens": 13, "total_tokens": 13}
-    assert answer.headers["x-left-premises"] == "false"
-
-
-@pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])
-def test_tokens_are_counted_in_either_servers_words(http: httpx2.Client, path: str) -> None:
-    as_llama = http.post(path, json={"model": "all", "content": "one two", "with_pieces": True}).json()
-    as_vllm = http.post(path, json={"model": "all", "prompt": "one two", "return_token_strs": True}).json()
-    messages = [{"role": "user", "content": "one two"}]
-    chat = http.post(path, json={"model": "all", "messages": messages}).json()
-    assert [token["piece"] for token in as_llama["tokens"]] == as_vllm["token_strs"] == ["one", " two"]
-    assert [token["id"] for token in as_llama["tokens"]] == as_vllm["tokens"]
-    assert (as_llama["count"], as_vllm["count"], chat["count"]) == (2, 2, 4)
-    assert as_vllm["max_model_len"] == 2048
-    answered = http.post("/v1/chat/completions", json={"model": "all", "messages": messages}).json()
-    assert answered["usage"]["prompt_tokens"] == chat["count"]
-
-
 def test_a_server_that_weft_starts_ranks_where_its_flags_say_so(http: httpx2.Client) -> None:
     answer = http.post("/rerank", json={"model": "ranker", "query": "grey cat", "documents": DOCUMENTS})
     assert [result["index"] for result in answer.json()["results"]] == [1, 2, 0]
@@ -137,61 +104,6 @@ def test_tokens_are_counted_while_the_only_slot_is_busy(http: httpx2.Client, sdk
     counted = http.post("/tokenize", json={"model": "busy", "messages": messages})
     assert (counted.status_code, counted.json()["count"]) == (200, 4)
     stream.close()
-
-
-def test_images_are_made_from_words_and_from_images(sdk: openai.OpenAI) -> None:
-    made = sdk.images.generate(model="all", prompt="a cat", n=2, size="1024x1024")
-    edited = sdk.images.edit(model="all", prompt="a dog", image=("a.png", PNG, "image/png"))
-    assert [base64.b64decode(image.b64_json or "") for image in made.data or ()] == [PNG, PNG]
-    assert [image.revised_prompt for image in edited.data or ()] == ["a pixel of a dog"]
-
-
-def test_a_recording_is_written_down_in_every_form(sdk: openai.OpenAI, http: httpx2.Client) -> None:
-    sound = ("a.wav", b"0123456789", "audio/wav")
-    whole = sdk.audio.transcriptions.create(model="all", file=sound)
-    captions = sdk.audio.transcriptions.create(model="all", file=sound, response_format="srt")
-    verbose = sdk.audio.transcriptions.create(model="all", file=sound, response_format="verbose_json", language="de")
-    english = http.post("/v1/audio/translations", data={"model": "all"}, files={"file": sound}).json()
-    assert whole.text == "10 bytes of sound"
-    assert captions.startswith("1\n00:00:00,000 --> 00:00:01,000\n10\n\n2\n00:00:01,000 --> ")
-    assert (verbose.language, verbose.duration, len(verbose.segments or ())) == ("de", 4.0, 4)
-    assert english == {"text": "10 bytes in English"}
-
-
-def test_words_are_spoken_as_bytes(sdk: openai.OpenAI) -> None:
-    with sdk.audio.speech.with_streaming_response.create(model="all", input="one two", voice="alloy") as answer:
-        sound = answer.read()
-        assert answer.headers["content-type"] == "audio/wav"
-    assert sound.startswith(WAVE_HEAD)
-    assert len(sound) == len(WAVE_HEAD) + 8
-    events = sdk.audio.speech.create(model="all", input="one two", voice="alloy", stream_format="sse").text
-    assert events.count("speech.audio.delta") >= 1
-    assert events.count("speech.audio.done") == 1
-
-
-ASKED: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/rerank", {"json": {"model": "plain", "query": "a", "documents": ["b"]}}),
-    ("/tokenize", {"json": {"model": "plain", "content": "a"}}),
-    ("/v1/images/generations", {"json": {"model": "plain", "prompt": "a"}}),
-    ("/v1/images/edits", {"data": {"model": "plain", "prompt": "a"}, "files": {"image": ("a.png", PNG, "image/png")}}),
-    ("/v1/images/variations", {"data": {"model": "all"}, "files": {"image": ("a.png", PNG, "image/png")}}),
-    ("/v1/audio/transcriptions", {"data": {"model": "plain"}, "files": {"file": ("a.wav", b"0", "audio/wav")}}),
-    ("/v1/audio/translations", {"data": {"model": "plain"}, "files": {"file": ("a.wav", b"0", "audio/wav")}}),
-    ("/v1/audio/speech", {"json": {"model": "plain", "input": "a", "voice": "b"}}),
-]
-
-
-@pytest.mark.parametrize(("path", "asked"), ASKED, ids=[f"{place}{path}" for place, (path, _) in enumerate(ASKED)])
-def test_what_no_runner_offers_is_a_clear_501(http: httpx2.Client, path: str, asked: dict[str, Any]) -> None:
-    answer = http.post(path, **asked)
-    assert answer.status_code == 501
-    error = answer.json()["error"]
-    assert error["code"] == "unsupported_operation"
-    assert answer.headers["x-should-retry"] == "false"
-    if "variations" not in path:
-        assert re.fullmatch(
-            r"plain does not offer \w+; it offers chat, completion, embedding\. A runner .*", error["message"]
-        )
 
 
 def test_all_of_it_is_there_over_grpc_as_well(stub: "InferenceServiceStub") -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from mesh_process import MeshProcess, run_weft, running_mesh
 
 from weft.client import Message, connect
 from weft_app.compose.demo import DEMO_MODEL
-from weft_testing.media_files import png
 
 pytestmark = pytest.mark.real
 
@@ -68,34 +66,6 @@ def test_tokens_are_as_many_as_the_model_counts_itself(client: openai.OpenAI, ab
     answer = client.post("/chat/completions", cast_to=object, body={**asked, "max_tokens": 1})
     assert isinstance(answer, dict)
     assert counted["count"] == len(counted["tokens"]) == answer["usage"]["prompt_tokens"] > 10
-
-
-PICTURE = f"data:image/png;base64,{b64encode(png(2, 2)).decode()}"
-LOOK = {"type": "function", "function": {"name": "look", "description": "Look outside."}}
-
-
-@pytest.mark.parametrize(
-    ("about", "message"),
-    [
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PICTURE}}]}]},
-            "takes no images",
-        ),
-        ({"tools": [LOOK]}, "calls no tools"),
-        ({"enable_thinking": True}, "does not think"),
-    ],
-    ids=["an image", "a tool", "thinking"],
-)
-def test_what_the_server_says_its_model_does_not_take_is_refused_before_a_slot_is_taken(
-    client: openai.OpenAI, mesh: MeshProcess, about: dict[str, object], message: str
-) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.post("/chat/completions", cast_to=object, body={"model": DEMO_MODEL, "messages": PROMPT, **about})
-    assert refused.value.code == "modality_unsupported"
-    assert message in refused.value.message
-    line = mesh.request_line(str(refused.value.request_id))
-    assert (line["outcome"], line["attempts"]) == ("rejected", 0)
-    assert _ask(client, max_tokens=1, extra_body={"enable_thinking": False}).choices, "what it never does is no request"
 
 
 def test_the_tokens_of_a_text_are_those_of_its_vectors_and_make_the_text_again(client: openai.OpenAI) -> None:
@@ -212,13 +182,6 @@ async def test_the_command_line_shows_and_uses_the_mesh(mesh: MeshProcess) -> No
     code, out, _ = await run_weft("doctor", "-o", "json", home=home)
     assert code in (0, 1)
     assert {finding["check"] for finding in json.loads(out)["items"]} >= {"platform", "home", "models", "port"}
-
-
-async def test_commands_without_a_mesh_say_how_to_start_one(tmp_path: Path) -> None:
-    code, _, error = await run_weft("get", "models", home=tmp_path / "nowhere")
-    assert code == 1
-    assert "weft up" in error
-    assert "Traceback" not in error
 
 
 async def test_the_demo_command_goes_up_chats_and_goes_down(tmp_path: Path) -> None:

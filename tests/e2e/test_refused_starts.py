@@ -1,7 +1,6 @@
 """What cannot start says why in one sentence, with the exit code of docs/start.md and without a traceback."""
 
 import asyncio
-import os
 import resource
 import shutil
 import subprocess
@@ -69,21 +68,6 @@ async def test_a_read_only_home_is_one_sentence(tmp_path: Path, command: list[st
     assert code == USAGE
 
 
-@needs_mounts
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-async def test_a_home_on_a_full_disk_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    fill = (
-        'mount -t tmpfs -o size=256k tmpfs "$0" && mkdir "$0/run" "$0/state" "$0/logs" && '
-        '{ cat /dev/zero > "$0/filler" 2>/dev/null; :; }'
-    )
-    code, lines = await _start(command, home, within=(*IN_MOUNTS, fill, str(home)))
-    why = f"No space left on device ({home / 'run'}); free some space on its disk"
-    assert lines == [f"weft: the home {home} cannot be used: {why}, or choose another with --home"]
-    assert code == USAGE
-
-
 def _small_disk() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL_DISK_BYTES, SMALL_DISK_BYTES))
 
@@ -106,39 +90,6 @@ async def test_a_disk_that_is_full_before_the_database_is_made_is_one_sentence(
     assert line.startswith(f"weft: the {owner}'s database {home / 'state' / owner}.db cannot be ")
     assert "(SQLITE_" in line
     assert code == FAILED
-
-
-@pytest.mark.parametrize(
-    ("command", "owner"),
-    [
-        (["up"], "registry"),
-        (["up"], "router"),
-        (["serve", "registry"], "registry"),
-        (["serve", "router"], "router"),
-    ],
-)
-async def test_a_foreign_file_in_place_of_a_database_is_one_sentence(
-    tmp_path: Path, command: list[str], owner: str
-) -> None:
-    home = tmp_path / "home"
-    (home / "state").mkdir(parents=True)
-    path = home / "state" / f"{owner}.db"
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + os.urandom(9_000))
-    code, lines = await _start(command, home)
-    remedy = "restore it from a backup, or move it away to begin with an empty one"
-    assert lines == [f"weft: the {owner}'s database {path} is no database (SQLITE_NOTADB); {remedy}"]
-    assert code == FAILED
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-async def test_a_file_in_place_of_a_folder_of_the_home_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "logs").write_text("")
-    code, lines = await _start(command, home)
-    (line,) = lines
-    assert line.startswith(f"weft: the home {home} cannot be used: File exists ({home / 'logs'})")
-    assert code == USAGE
 
 
 async def test_a_log_that_cannot_be_opened_is_one_sentence(tmp_path: Path) -> None:

@@ -241,13 +241,6 @@ async def test_a_running_request_of_a_model_that_is_taken_out_is_finished(mesh: 
     assert len(answer.result()) == 60
 
 
-async def test_a_dry_run_shows_what_would_change_and_changes_nothing(mesh: Reloadable) -> None:
-    mesh.write({**BOX, "models": [_model("steady"), _model("other"), _model("third")]})
-    found = await mesh.reload("--dry-run")
-    assert [(each["name"], each["action"]) for each in found["changes"]] == [("third", "added")]
-    assert await mesh.names() == ["other", "steady"]
-
-
 async def test_a_hangup_signal_reloads(mesh: Reloadable) -> None:
     mesh.write({**BOX, "models": [_model("steady"), _model("other"), _model("third")]})
     mesh.mesh.process.send_signal(signal.SIGHUP)

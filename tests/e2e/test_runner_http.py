@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from apart_mesh import Apart
-from mesh_process import COLD_WEFT, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
 from weft.api.operations.v1 import operation_pb2
 from weft.signing.tokens import make_op_token
@@ -162,58 +162,6 @@ async def test_it_starts_without_a_registry_and_says_that_it_is_starting(tmp_pat
         mesh.end_all()
 
 
-async def test_a_queue_that_is_full_says_so_and_health_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MAX_QUEUE_DEPTH", "1")
-    monkeypatch.setenv("QUEUE_TIMEOUT_MS", "1500")
-    with one_runner(tmp_path, runner={"tokens_per_second": 5.0, "answer_tokens": 0}) as runner:
-        await runner.until_serving()
-        async with runner.stream(tokens=60):
-            waiting = asyncio.create_task(runner.chat())
-
-            async def one_waits() -> bool:
-                return (await runner.ask("GET", "/health"))[1]["queueDepth"] == 1  # type: ignore[no-any-return]
-
-            await eventually(one_waits, SECONDS, "nobody waits")
-            status, health, _ = await runner.ask("GET", "/health")
-            assert (status, health["reason"]) == (503, "queue_saturated")
-            status, answer, headers = await runner.chat()
-            assert (status, answer["error"]["code"]) == (503, "queue_full")
-            assert (answer["error"]["queueDepth"], headers["retry-after"]) == (1, "5")
-            status, answer, _ = await waiting
-            assert (status, answer["error"]["code"]) == (503, "queue_timeout")
-        assert (await runner.ask("GET", "/health"))[0] == 200
-
-
-async def test_the_queue_is_one_for_all_models_and_never_longer_than_it_may_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MAX_QUEUE_DEPTH", "3")
-    monkeypatch.setenv("QUEUE_TIMEOUT_MS", "800")
-    models = [{"name": f"m-{name}", "path": __file__, "slots": 1} for name in "ab"]
-    # Answers of two seconds: none may end, and free its slot, before those that wait have waited long enough.
-    with one_runner(tmp_path, runner={"tokens_per_second": 2.0}, models=models) as runner:
-
-        async def both_loaded() -> bool:
-            _, body, _ = await runner.ask("GET", "/v1/capabilities")
-            return len(body.get("models", {}).get("loaded", ())) == 2
-
-        await eventually(both_loaded, SECONDS, "the models are not loaded")
-        answers = await asyncio.gather(*(runner.chat(model=f"m-{'ab'[number % 2]}") for number in range(60)))
-    codes = [answer.get("error", {}).get("code", "answered") for _, answer, _ in answers]
-    assert (codes.count("answered"), codes.count("queue_timeout"), codes.count("queue_full")) == (2, 3, 55)
-
-
-async def test_rates_per_tenant_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENABLE_MULTI_TENANT", "true")
-    monkeypatch.setenv("DEFAULT_RATE_LIMIT", "2req/min")
-    monkeypatch.setenv("TENANT_RATE_LIMIT_community-x", "3req/min")
-    with one_runner(tmp_path) as runner:
-        await runner.until_serving()
-        named = [(await runner.chat(X_Tenant_ID="community-x"))[0] for _ in range(4)]
-        others = [(await runner.chat())[0] for _ in range(3)]
-    assert (named, others) == ([200, 200, 200, 429], [200, 200, 429])
-
-
 async def test_a_runner_that_stops_finishes_its_stream_and_tells_no_capabilities(tmp_path: Path) -> None:
     with one_runner(tmp_path, runner={"tokens_per_second": 20.0, "answer_tokens": 0}) as runner:
         assert isinstance(runner.mesh, Apart)
@@ -232,32 +180,6 @@ async def test_a_runner_that_stops_finishes_its_stream_and_tells_no_capabilities
             assert b"tok39" in rest
             assert rest.endswith(b"data: [DONE]\n\n")
         assert await ending == 0
-
-
-async def test_a_wrong_variable_stops_the_start_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MAX_QUEUE_DEPTH", "many")
-    with pytest.raises(AssertionError, match="runner did not start"), one_runner(tmp_path):
-        pass
-
-
-@pytest.mark.nightly("what the contracts of imports say, of a process")
-@pytest.mark.parametrize("extra", [[], ["--http-port", "0"]])
-async def test_only_a_runner_with_the_surface_loads_the_web_stack(tmp_path: Path, extra: list[str]) -> None:
-    """Held by what the interpreter says that it imports."""
-    config, imports = write_config(tmp_path, fake_runner("a")), tmp_path / "imports"
-    python, *weft = COLD_WEFT
-    mesh = Apart(tmp_path / "home", config)
-    try:
-        mesh.start(
-            "runner",
-            *extra,
-            within=("sh", "-c", 'exec "$@" 2>"$0"', str(imports)),
-            weft=(python, "-X", "importtime", *weft),
-        )
-        assert ("uvicorn.server" in imports.read_text("utf-8")) == bool(extra)
-        assert "runner_svc.service" in imports.read_text("utf-8"), "the interpreter says it"
-    finally:
-        mesh.end_all()
 
 
 async def test_up_passes_the_port_on_and_the_mesh_shares_the_slots_with_it(
@@ -290,73 +212,6 @@ async def ended_task(runner: OneRunner, task: str) -> dict[str, Any]:
         return body if body["status"] in ("completed", "failed") else None
 
     return dict(await eventually(over, SECONDS, "the task does not end"))
-
-
-async def test_a_model_is_unloaded_flushed_and_loaded_again(shared: OneRunner) -> None:
-    runner = shared
-    await runner.until_serving()
-    status, flushed, _ = await runner.ask("POST", "/v1/cache/flush", {"scope": "all"})
-    assert (status, flushed["flushed"]) == (200, True)
-    status, unloaded, _ = await runner.ask("POST", "/v1/models/unload", {"modelId": "m-a"})
-    assert status == 200
-    assert unloaded == {"modelId": "m-a", "gpuMemoryFreedMB": 0, "kvCacheFlushed": True}
-
-    async def asleep() -> bool:
-        return bool((await runner.ask("GET", "/v1/capabilities"))[1]["models"]["available"] == ["m-a"])
-
-    await eventually(asleep, SECONDS, "an unloaded model is not available")
-    wanted = {"modelId": "m-a", "requestId": "again-1"}
-    status, accepted, _ = await runner.ask("POST", "/v1/models/load", wanted)
-    assert (status, set(accepted)) == (202, {"taskId", "status", "progress", "eta"})
-    done = await ended_task(runner, accepted["taskId"])
-    assert (done["status"], done["modelId"], done["gpuMemoryUsedMB"]) == ("completed", "m-a", None)
-    assert done["loadTimeMs"] >= 0
-    _, repeated, _ = await runner.ask("POST", "/v1/models/load", wanted)
-    assert (repeated["taskId"], repeated["status"]) == (accepted["taskId"], "completed")
-    assert (await runner.until_serving())["models"]["loaded"][0]["id"] == "m-a"
-    assert (await runner.chat())[0] == 200
-    assert (await runner.ask("GET", "/v1/models/load/op-nobody"))[0] == 404
-
-
-async def test_a_cancelled_load_leaves_nothing_loaded(tmp_path: Path) -> None:
-    with one_runner(tmp_path, runner={"load_seconds": 3.0}) as runner:
-        await runner.until_serving()
-        assert (await runner.ask("POST", "/v1/models/unload", {"modelId": "m-a"}))[0] == 200
-        _, accepted, _ = await runner.ask("POST", "/v1/models/load", {"modelId": "m-a"})
-        task = accepted["taskId"]
-
-        async def loading() -> bool:
-            return bool((await runner.ask("GET", "/v1/capabilities"))[1]["models"]["loading"])
-
-        await eventually(loading, SECONDS, "it does not load")
-        status, _, _ = await runner.ask("DELETE", f"/v1/models/load/{task}")
-        assert status in (200, 202)
-        ended = await ended_task(runner, task)
-        assert (ended["status"], ended["code"]) == ("failed", "cancelled")
-
-        async def available() -> bool:
-            return bool((await runner.ask("GET", "/v1/capabilities"))[1]["models"]["available"] == ["m-a"])
-
-        await eventually(available, SECONDS, "a cancelled load went on")
-
-
-async def test_where_governance_asks_for_a_token_only_a_good_one_passes_and_only_once(tmp_path: Path) -> None:
-    key = tmp_path / "model-api.key"
-    key.write_bytes(b"k" * 32)
-    signers = [{"id": "admin1"}, {"id": "admin2"}]
-    governance = {"mode": "shared_key", "key_file": str(key), "signers": signers, "required_signers": 2}
-    with one_runner(tmp_path, registry={**LIGHT["registry"], "governance": governance}) as runner:
-        await runner.until_serving()
-        body: dict[str, Any] = {"modelId": "m-a"}
-        for token in (None, "eyJ.bad.token", op_token(b"x" * 32), op_token(b"k" * 32, signers=["admin1", "admin1"])):
-            status, answer, _ = await runner.ask("POST", "/v1/models/unload", {**body, "verifiedOpToken": token})
-            assert (status, answer["error"]["code"], answer["error"]["message"]) == (403, "refused", "refused")
-        good = {**body, "verifiedOpToken": op_token(b"k" * 32)}
-        status, answer, _ = await runner.ask("POST", "/v1/models/unload", good)
-        assert (status, answer["modelId"]) == (200, "m-a")
-        assert (await runner.ask("POST", "/v1/models/unload", good))[0] == 403
-        # A request needs none: it wakes the model.
-        assert (await runner.chat())[0] == 200
 
 
 def op_token(key: bytes, signers: Sequence[str] = ("admin1", "admin2")) -> dict[str, Any]:

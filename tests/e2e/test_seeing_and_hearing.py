@@ -147,13 +147,6 @@ async def test_the_command_line_shows_a_file_to_the_model(mesh: MeshProcess, tmp
         assert asked > last.finished.receipt.usage.prompt_tokens
 
 
-async def test_the_command_line_says_what_a_model_does_not_take(mesh: MeshProcess, tmp_path: Path) -> None:
-    (tmp_path / "photo.png").write_bytes(PICTURE)
-    code, _, error = await run_weft("chat", "ears", TEXT, "--image", str(tmp_path / "photo.png"), home=mesh.home)
-    assert code == 1
-    assert "ears takes no images" in error
-
-
 def test_the_client_sends_files_with_a_message(mesh: MeshProcess) -> None:
     with connect(mesh.grpc) as client:
         turn = {"role": "user", "content": TEXT, "images": [PICTURE, PICTURE]}

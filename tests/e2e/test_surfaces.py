@@ -1,6 +1,5 @@
 """What every service answers, and what travels along with a request."""
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,14 +7,12 @@ import aiohttp
 import grpc
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.protobuf.json_format import ParseDict
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from mesh_process import POOL, MeshProcess, fake_runner, running_mesh, write_config
 
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 MESH_SERVICES = [
@@ -92,74 +89,6 @@ async def test_trace_and_request_id_reach_the_backend_and_the_log(mesh: MeshProc
     line = mesh.request_line("my-request")
     assert line["trace_id"] == TRACEPARENT.split("-")[1]
     assert line["tenant"] == "lab"
-
-
-async def test_a_full_queue_is_503_with_retry_after_and_a_waiting_stream_gets_comments(mesh: MeshProcess) -> None:
-    async with await mesh.backend("a") as backend:
-        await backend.set_behaviour(prefill_held=True)
-    url = f"{mesh.url}/v1/chat/completions"
-    async with aiohttp.ClientSession() as http, await mesh.backend("a") as backend:
-        running = asyncio.create_task(_status(http, url, _body()))
-        await backend.wait_for_state(lambda state: state.busy_slots == 1)
-        async with http.post(url, json=_body(stream=True)) as waiting:
-            assert waiting.status == 200
-            comment = await waiting.content.readline()
-            async with http.post(url, json=_body()) as refused:
-                assert refused.status == 503
-                assert 1 <= int(refused.headers["retry-after"]) <= 60
-                assert (await refused.json())["error"]["code"] == "queue_full"
-            await backend.set_behaviour(prefill_held=False)
-            rest = (await waiting.text()).splitlines()
-        assert await running == 200
-    assert comment.startswith(b": queued position=1")
-    assert [line for line in rest if line][-1] == "data: [DONE]"
-
-
-async def _status(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> int:
-    async with http.post(url, json=body) as response:
-        await response.read()
-        return response.status
-
-
-async def test_waiting_longer_than_the_queue_timeout_is_refused_by_name(mesh: MeshProcess) -> None:
-    async with await mesh.backend("a") as backend:
-        await backend.set_behaviour(prefill_held=True)
-    async with aiohttp.ClientSession() as http, await mesh.backend("a") as backend:
-        url = f"{mesh.url}/v1/chat/completions"
-        running = asyncio.create_task(_status(http, url, _body()))
-        await backend.wait_for_state(lambda state: state.busy_slots == 1)
-        async with http.post(url, json=_body()) as response:
-            assert response.status == 503
-            assert (await response.json())["error"]["code"] == "queue_timeout"
-        await backend.set_behaviour(prefill_held=False)
-        assert await running == 200
-
-
-def _chat_request(**fields: Any) -> inference_service_pb2.ChatRequest:
-    return ParseDict({"model": POOL, **fields}, inference_service_pb2.ChatRequest())
-
-
-@pytest.mark.parametrize(
-    ("request_", "field"),
-    [
-        (_chat_request(model=""), "model"),
-        (_chat_request(model="../etc"), "model"),
-        (_chat_request(), "payload.messages"),
-        (
-            _chat_request(payload={"messages": [{"role": "ROLE_USER"}], "sampling": {"temperature": "NaN"}}),
-            "payload.sampling.temperature",
-        ),
-        (_chat_request(payload={"messages": [{"role": 99}]}), "payload.messages[0].role"),
-    ],
-)
-async def test_wrong_grpc_input_names_its_field(
-    mesh: MeshProcess, request_: inference_service_pb2.ChatRequest, field: str
-) -> None:
-    with grpc.insecure_channel(mesh.grpc) as channel, pytest.raises(grpc.RpcError) as refused:
-        list(inference_service_pb2_grpc.InferenceServiceStub(channel).Chat(request_, timeout=5.0))
-    error = error_from_call(refused.value, Reason.WORKER_LOST)
-    assert error.reason is Reason.INVALID_ARGUMENT
-    assert error.metadata["field"] == field
 
 
 async def test_the_receipt_is_in_the_trailer_on_success_and_on_failure(mesh: MeshProcess) -> None:

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import aiohttp
-import openai
 import pytest
-from kit.demo_answers import WITHOUT_END
 from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 from openai import AsyncOpenAI
 
@@ -119,99 +117,6 @@ async def test_a_batch_of_the_openai_client_comes_back_whole_and_in_order(shared
         assert answer["response"]["status_code"] == 200
         assert answer["response"]["body"]["object"] == "chat.completion"
         assert answer["response"]["body"]["choices"][0]["message"]["content"]
-
-
-async def test_the_lines_that_fail_are_in_the_file_of_errors(shared: MeshProcess, tmp_path: Path) -> None:
-    too_long = {"messages": [{"role": "user", "content": "word " * 100_000}]}
-    file = batch_file(tmp_path, {}, too_long, {}, model=TIMED)
-    code, out, err = await run_weft("batch", "submit", str(file), "--watch", home=shared.home)
-    assert code == 1, err
-    batch_id = out.strip()
-    _, answers, _ = await run_weft("batch", "results", batch_id, home=shared.home)
-    _, errors, _ = await run_weft("batch", "results", batch_id, "--errors", home=shared.home)
-    assert [json.loads(line)["custom_id"] for line in answers.splitlines()] == ["line-0", "line-2"]
-    (failed,) = map(json.loads, errors.splitlines())
-    assert failed["custom_id"] == "line-1"
-    assert "context_length_exceeded" in json.dumps(failed)
-
-
-async def test_a_response_in_the_background_outlives_its_caller_and_its_stream_is_resumed(shared: MeshProcess) -> None:
-    async with client_of(shared) as client, asyncio.timeout(60):
-        stream = await client.responses.create(model=TIMED, input="Count", background=True, stream=True)
-        seen = []
-        async for event in stream:
-            seen.append(event)
-            if event.type == "response.output_text.delta":
-                break
-        await stream.close()
-        created = seen[0]
-        assert created.type == "response.created"
-        rest = await client.responses.retrieve(
-            created.response.id, stream=True, starting_after=seen[-1].sequence_number
-        )
-        seen += [event async for event in rest]
-        done = await client.responses.retrieve(created.response.id)
-    assert [event.sequence_number for event in seen] == list(range(len(seen)))
-    assert seen[-1].type == "response.completed"
-    said = "".join(event.delta for event in seen if event.type == "response.output_text.delta")
-    assert done.status == "completed"
-    assert done.output_text == said
-    assert done.background
-
-
-async def test_a_caller_who_leaves_a_journaled_request_may_find_its_answer_later(shared: MeshProcess) -> None:
-    body = {
-        "model": TIMED,
-        "messages": [{"role": "user", "content": "Count"}],
-        "stream": True,
-        "durable": "wait",
-        "on_disconnect": "keep",
-    }
-    async with aiohttp.ClientSession(shared.url) as session:
-        async with session.post("/v1/chat/completions", json=body) as answer:
-            assert answer.status == 200
-            task_id = answer.headers["x-weft-task-id"]
-            await answer.content.readuntil(b"tok1")
-        code, out, err = await run_weft("wait", "task", task_id, "--timeout", "30s", home=shared.home)
-        assert (code, out) == (0, f"task/{task_id}: completed\n"), err
-        async with session.get(f"/api/v1/inference-tasks/{task_id}") as kept:
-            task = await kept.json()
-    assert task["state"] == "completed"
-    assert task["result"]["choices"][0]["message"]["content"].startswith("tok0")
-
-
-async def test_an_idempotent_submission_is_one_task_and_another_tenants_is_not_found(shared: MeshProcess) -> None:
-    body = {"model": POOL, "body": {"messages": [{"role": "user", "content": "Hello"}]}}
-    path, key = "/api/v1/inference-tasks", {"Idempotency-Key": "report-42"}
-    async with aiohttp.ClientSession(shared.url) as session:
-        async with session.post(path, json=body, headers=key) as first:
-            made = await first.json()
-        async with session.post(path, json=body, headers=key) as again:
-            same = await again.json()
-        async with session.post(path, json=body | {"max_attempts": 1}, headers=key) as other:
-            conflict = other.status
-        async with session.get(f"{path}/{made['id']}", headers={"X-Tenant-ID": "other"}) as foreign:
-            hidden = foreign.status
-    assert (first.status, again.status, conflict, hidden) == (202, 200, 409, 404)
-    assert made["id"] == same["id"]
-
-
-@pytest.mark.nightly("a real engine, again")
-@pytest.mark.real
-async def test_a_batch_runs_on_the_real_model(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    file = batch_file(tmp_path, *({"max_tokens": 8, **WITHOUT_END} for _ in range(3)), model="smollm2-135m")
-    with running_mesh(home, "--port", "0") as mesh:
-        code, out, err = await run_weft("batch", "submit", str(file), "--watch", home=home)
-        assert code == 0, err
-        _, answers, _ = await run_weft("batch", "results", out.strip(), home=home)
-        async with client_of(mesh) as client:
-            with pytest.raises(openai.NotFoundError):
-                await client.with_options(default_headers={"X-Tenant-ID": "other"}).batches.retrieve(out.strip())
-    bodies = [json.loads(line)["response"]["body"] for line in answers.splitlines()]
-    assert len(bodies) == 3
-    assert all(body["usage"]["completion_tokens"] == 8 for body in bodies)
-    assert all(body["choices"][0]["message"]["content"].strip() for body in bodies)
 
 
 async def test_tasks_of_a_tenant_wait_for_its_limit_and_none_of_them_fails(shared: MeshProcess) -> None:

@@ -116,9 +116,3 @@ async def test_a_tenant_of_the_file_counts_until_a_document_does(mesh: MeshProce
         assert (status, told(headers, "requests")) == (200, (9, 7)), "what the file's window counted stays"
         async with http.delete(f"{mesh.url}/api/v1/tenants/filed") as response:
             assert response.status == 204
-
-
-async def test_a_wrong_limit_is_refused_with_its_field(mesh: MeshProcess) -> None:
-    code, _, err = await run_weft("apply", "-f", "-", home=mesh.home, stdin=tenant_of(0).encode())
-    assert code != 0
-    assert "limits[0]" in err

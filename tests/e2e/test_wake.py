@@ -17,7 +17,6 @@ from sleepy_server import SleepyServer
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc
 from weft.client import connect_async
 from weft.kernel.rpc import open_channel
-from weft_app.compose.demo import demo_model_path
 
 MODEL = "sleepy"
 """Of the tests whose mesh is their own."""
@@ -133,42 +132,6 @@ async def test_a_model_that_weft_runs_itself_is_unloaded_when_idle_and_loaded_by
             await _until_asleep_again(mesh.grpc, lambda: _has_no_process(mesh))
             assert (await mesh.describe("box")).process_id == 0
             assert (await _ask(http, mesh.url))[0] == 200
-
-
-@pytest.mark.nightly("a real engine, again")
-@pytest.mark.real
-async def test_a_real_model_is_loaded_by_a_request_put_to_sleep_when_idle_and_loaded_again(tmp_path: Path) -> None:
-    model = {"name": MODEL, "path": str(demo_model_path()), "start_asleep": True, "sleep": {"after_seconds": 2.0}}
-    with running_mesh(
-        tmp_path / "home", "--config", str(write_config(tmp_path, {"name": "box", "models": [model]}))
-    ) as mesh:
-        processes = set()
-        async with aiohttp.ClientSession() as http:
-            for number in range(2):
-                assert await _status(mesh.grpc) == model_pb2.Model.STATUS_HIBERNATING
-                assert (await mesh.describe("box")).process_id == 0
-                status, answer = await _ask(http, mesh.url, number)
-                assert status == 200
-                assert 0 < answer["usage"]["completion_tokens"] <= 5
-                processes.add((await mesh.describe("box")).process_id)
-                await _until_asleep_again(mesh.grpc, lambda: _has_no_process(mesh))
-        assert len(processes - {0}) == 2
-
-
-async def test_a_stream_gets_its_headers_and_comments_while_its_model_wakes(sleepers: Sleepers) -> None:
-    server = sleepers.servers["streamed"]
-    server.hold(held=True)
-    body = {"model": "streamed", "stream": True, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
-    async with (
-        aiohttp.ClientSession() as http,
-        http.post(f"{sleepers.mesh.url}/v1/chat/completions", json=body) as response,
-    ):
-        assert response.status == 200
-        first = [await response.content.readline() for _ in range(2)]
-        server.hold(held=False)
-        rest = await response.content.read()
-    assert first[0].startswith(b": loading stage=waking streamed on box")
-    assert rest.endswith(b"data: [DONE]\n\n")
 
 
 async def test_the_mesh_wakes_a_host_whose_runner_is_gone_with_a_magic_packet(tmp_path: Path) -> None:

@@ -52,44 +52,10 @@ async def test_an_image_of_a_workflow_is_made_over_http(mesh: MeshProcess) -> No
     assert (int.from_bytes(image[16:20]), int.from_bytes(image[20:24])) == (128, 64)
 
 
-async def test_a_request_that_the_workflow_does_not_take_is_refused_and_its_field_named(mesh: MeshProcess) -> None:
-    status, answer = await post(mesh, {"model": "workflow/turbo", "prompt": "x", "fault": "sabotage"})
-    assert status == 400
-    assert "fault" in answer["error"]["message"]
-
-
 async def test_a_node_that_fails_is_named_to_the_caller(mesh: MeshProcess) -> None:
     status, answer = await post(mesh, {"model": "workflow/turbo", "prompt": "x", "fault": "error"})
     assert status >= 500
     assert "node 7" in answer["error"]["message"]
-
-
-async def test_an_unknown_workflow_is_not_found_and_the_close_one_named(mesh: MeshProcess) -> None:
-    status, answer = await post(mesh, {"model": "workflow/turbi", "prompt": "x"})
-    assert status == 404
-    assert "workflow/turbo" in answer["error"]["message"]
-
-
-async def test_a_workflow_is_in_the_list_of_models_and_answers_no_chat(mesh: MeshProcess) -> None:
-    async with aiohttp.ClientSession() as http:
-        async with http.get(f"{mesh.url}/v1/models/workflow/turbo") as response:
-            entry = json.loads(await response.text())
-        chat = {"model": "workflow/turbo", "messages": [{"role": "user", "content": "hi"}]}
-        async with http.post(f"{mesh.url}/v1/chat/completions", json=chat) as response:
-            assert response.status == 501
-            assert "images only" in await response.text()
-    assert (entry["id"], entry["meta"]["workflow"], entry["meta"]["operations"]) == ("workflow/turbo", True, ["image"])
-
-
-async def test_workflows_are_listed_and_described_on_the_command_line(mesh: MeshProcess) -> None:
-    code, out, err = await run_weft("get", "workflows", home=mesh.home)
-    assert code == 0, err
-    assert "turbo" in out
-    assert "comfy" in out
-    code, out, err = await run_weft("describe", "workflow", "turbo", home=mesh.home)
-    assert code == 0, err
-    assert "  steps " in out
-    assert "Graph:" in out
 
 
 async def test_the_example_is_a_workflow(mesh: MeshProcess, tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""The catalogue of wrong answers: each fails one request with the reason in its row, and nothing else.
-
-The same rows through the gateway: tests/e2e/test_hostile_engines_mesh.py.
-"""
+"""The catalogue of wrong answers: each fails one request with the reason in its row, and nothing else."""
 
 import asyncio
 import gc
