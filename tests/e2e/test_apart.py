@@ -84,19 +84,6 @@ async def test_commands_on_the_host_of_a_router_find_the_registry_that_its_confi
     assert "WEFT_REGISTRY is not set, and no `weft up` or `weft serve` of this home names an address" in err
 
 
-@pytest.mark.nightly("services apart, replaced in the redesign")
-async def test_a_router_that_dies_breaks_no_granted_stream(mesh: Apart) -> None:
-    async with aiohttp.ClientSession() as http:
-        await _ready(http, mesh)
-        started = asyncio.Event()
-        streaming = asyncio.create_task(_stream(http, mesh, 40, started))
-        await started.wait()
-        mesh.end("router", signal.SIGKILL)
-        lines = await streaming
-    assert lines[-1] == "[DONE]"
-    assert _tokens(lines) == 40
-
-
 async def test_requests_are_served_while_the_registry_is_away_and_the_runner_is_known_when_it_is_back(
     mesh: Apart,
 ) -> None:
@@ -109,18 +96,6 @@ async def test_requests_are_served_while_the_registry_is_away_and_the_runner_is_
         await asyncio.to_thread(mesh.start, "registry")
         await _ready(http, mesh)
         assert (await _stream(http, mesh, 5, asyncio.Event()))[-1] == "[DONE]"
-
-
-@pytest.mark.nightly("services apart, replaced in the redesign")
-async def test_a_drained_runner_is_gone_from_the_mesh_at_once(mesh: Apart) -> None:
-    async with aiohttp.ClientSession() as http:
-        await _ready(http, mesh)
-        assert await asyncio.to_thread(mesh.end, "runner", signal.SIGTERM) == 0
-        body = {"model": POOL, "messages": [{"role": "user", "content": "hi"}]}
-        async with http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
-            assert response.status == 503
-            assert (await response.json())["error"]["code"] == "no_runner_available"
-            assert 1 <= int(response.headers["retry-after"]) <= 60
 
 
 @pytest.mark.nightly("services apart, replaced in the redesign")

@@ -63,13 +63,6 @@ async def _leases(mesh: MeshProcess) -> list[dict[str, Any]]:
         return [lease for host in (await response.json())["hosts"] for lease in host["leases"]]
 
 
-@pytest.mark.nightly("swaps models again, over a link")
-async def test_models_of_a_joined_laptop_give_way_to_each_other(mesh: MeshProcess) -> None:
-    for model in (*MODELS, *MODELS):
-        await eventually(partial(_answers, mesh, model), SECONDS, f"{model} does not answer")
-        assert [(lease["purpose"], lease["state"]) for lease in await _leases(mesh)] == [(model, "held")]
-
-
 async def test_a_model_of_a_joined_laptop_is_loaded_and_unloaded_by_the_registry(mesh: MeshProcess) -> None:
     for command, left in ((("load", "first"), ["first"]), (("unload", "first"), [])):
         code, out, error = await run_weft(*command, "--watch", home=mesh.home)
@@ -79,23 +72,6 @@ async def test_a_model_of_a_joined_laptop_is_loaded_and_unloaded_by_the_registry
             return [lease["purpose"] for lease in await _leases(mesh)] == left
 
         await eventually(is_so, SECONDS, f"after {command} the leases are not {left}")
-
-
-@pytest.mark.nightly("swaps models again, over a link")
-async def test_a_joined_runner_beside_others_on_one_host_shares_their_book(tmp_path: Path) -> None:
-    async with _joined(tmp_path, 5000, _section("box", ("third",))) as mesh:
-        for model in ("third", "first"):
-            await eventually(partial(_answers, mesh, model), SECONDS, f"{model} does not answer")
-        assert sorted(lease["purpose"] for lease in await _leases(mesh)) == ["first", "third"]
-        await eventually(partial(_answers, mesh, "second"), SECONDS, "second does not answer")
-        assert len(await _leases(mesh)) == 2
-        code, out, error = await run_weft("unload", "second", "--watch", home=mesh.home)
-        assert code == 0, out + error
-
-        async def is_back() -> bool:
-            return "second" not in [lease["purpose"] for lease in await _leases(mesh)]
-
-        await eventually(is_back, SECONDS, "memory that a guest gave up is not seen back")
 
 
 async def test_over_the_relay_nothing_is_done_either_without_the_registrys_permit(mesh: MeshProcess) -> None:

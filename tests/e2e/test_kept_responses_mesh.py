@@ -1,12 +1,10 @@
 """Responses over a whole mesh: what is kept is there after a restart, and what is cancelled leaves its engine."""
 
 import asyncio
-import signal
 from pathlib import Path
 
 import openai
 import pytest
-from apart_mesh import running_apart
 from mesh_process import POOL, MeshProcess, fake_runner, running_mesh, write_config
 from openai import AsyncOpenAI
 
@@ -64,21 +62,3 @@ async def _read(stream: "openai.AsyncStream[openai.types.responses.ResponseStrea
     async for event in stream:
         if event.type == "response.output_text.delta":
             said.set()
-
-
-@pytest.mark.nightly("kills a router between turns")
-async def test_a_conversation_goes_on_when_its_router_was_killed_between_two_turns(tmp_path: Path) -> None:
-    config = write_config(tmp_path, fake_runner("a", echo=True))
-    with running_apart(tmp_path, config) as mesh:
-        # Its retries are those of any client: 503 with Retry-After, until the router and its runners are back.
-        async with AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="unused", max_retries=8) as client:
-            first = await client.responses.create(model=POOL, input="My favorite color is teal.")
-            mesh.end("router", signal.SIGKILL)
-            with pytest.raises(openai.InternalServerError) as caught:
-                await client.with_options(max_retries=0).responses.retrieve(first.id)
-            mesh.start("router")
-            second = await client.responses.create(model=POOL, input="Which?", previous_response_id=first.id)
-            kept = await client.responses.retrieve(second.id)
-    assert caught.value.status_code == 503
-    assert kept.previous_response_id == first.id
-    assert kept.output_text == second.output_text

@@ -1,32 +1,19 @@
 """Images and sound as durable tasks in a mesh of real processes: kills in the middle, files in and out, addresses."""
 
-import asyncio
 import base64
 import json
-import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx2
 import openai
-import pytest
 from kit.fake_backend import run_fake_backend
 from mesh_process import MeshProcess, eventually, run_weft, running_mesh, write_config
-from task_mesh import CALL_SECONDS, QUICK_TASKS, TaskMesh, Tasks, task_service
-
-from weft.api.common.v1 import image_pb2
-from weft.api.router.v1 import file_service_pb2, file_service_pb2_grpc, task_pb2, task_service_pb2
-from weft.durable.batches import RESULT
-from weft.kernel.rpc import open_channel
-from weft_testing.fake_backend.process import FakeBackendProcess
-from weft_testing.torture.submitter import until_known
 
 MODEL = "m-media"
 OFFERS = "image,transcription,speech"
-STEPS = 20
-STEP_SECONDS = 0.1
 END_SECONDS = 40.0
 TASKS = "/api/v1/inference-tasks"
 WAV = b"RIFF\x24\0\0\0WAVEfmt " + bytes(2000)
@@ -45,87 +32,6 @@ def media_runner(url: str) -> dict[str, Any]:
         "first_term_seconds": 0.5,
         "second_term_seconds": 0.5,
     }
-
-
-@asynccontextmanager
-async def painting_mesh(folder: Path) -> AsyncIterator[tuple[TaskMesh, Tasks, FakeBackendProcess]]:
-    """A mesh apart whose runner makes an image in 20 steps."""
-    async with run_fake_backend(offers=OFFERS, image_steps=STEPS, image_step_seconds=STEP_SECONDS) as backend:
-        mesh = TaskMesh(folder, write_config(folder, media_runner(backend.base_url), router={"tasks": QUICK_TASKS}))
-        try:
-            for service in ("registry", "router"):
-                await asyncio.to_thread(mesh.start, service)
-            await asyncio.to_thread(mesh.start_runner, "media")
-            async with task_service(mesh.address) as tasks:
-                yield mesh, tasks, backend
-        finally:
-            await asyncio.to_thread(mesh.end_all)
-
-
-async def paint(tasks: Tasks) -> str:
-    """The id of a task that makes an image."""
-    spec = task_pb2.TaskSpec(model=MODEL, image=image_pb2.ImagePayload(prompt="a lighthouse"), wait_for_model=True)
-    request = task_service_pb2.SubmitTaskRequest(spec=spec)
-    return str((await until_known(lambda: tasks.stub.SubmitTask(request, timeout=CALL_SECONDS))).task.id)
-
-
-async def until_completed(tasks: Tasks, task: str) -> task_service_pb2.GetTaskResponse:
-    async def is_over() -> bool:
-        return (await tasks.get(task)).task.state >= task_pb2.TASK_STATE_COMPLETED
-
-    await eventually(is_over, END_SECONDS, "the task does not end")
-    details = await tasks.get(task)
-    assert details.task.state == task_pb2.TASK_STATE_COMPLETED, details.task.error
-    return details
-
-
-async def results_at(address: str) -> list[file_service_pb2.File]:
-    """Every result that the router keeps."""
-    async with open_channel(address) as channel:
-        stub = cast("Any", file_service_pb2_grpc.FileServiceStub(channel))
-        request = file_service_pb2.ListFilesRequest(purpose=RESULT)
-        return list((await stub.ListFiles(request, timeout=CALL_SECONDS)).files)
-
-
-async def images_of(tasks: Tasks, task: str) -> list[str]:
-    """The ids of the files that the answer names."""
-    call = tasks.stub.WatchTask(task_service_pb2.WatchTaskRequest(id=task), timeout=CALL_SECONDS)
-    events = [event async for news in call if news.HasField("piece") for event in news.piece.output.events]
-    return [event.image.image.file_id for event in events if event.HasField("image")]
-
-
-@pytest.mark.nightly("kills a runner under a task again")
-async def test_an_image_whose_runner_is_killed_in_the_middle_of_its_steps_is_made_once_more_and_has_one_result(
-    tmp_path: Path,
-) -> None:
-    async with painting_mesh(tmp_path) as (mesh, tasks, backend):
-        task = await paint(tasks)
-        await backend.wait_for_state(lambda state: state.active_requests == 1)
-        mesh.end("runner-media", signal.SIGKILL)
-        await backend.wait_for_state(lambda state: state.requests_cancelled == 1)
-        await asyncio.to_thread(mesh.start_runner, "media")
-        details = await until_completed(tasks, task)
-        assert details.task.attempt == len(details.attempts) >= 2
-        assert [bool(attempt.reason) for attempt in details.attempts[-1:]] == [False]
-        (result,) = await results_at(mesh.address)
-        assert (result.task, result.attempt) == (task, details.task.attempt)
-        assert await images_of(tasks, task) == [result.id]
-        assert (await backend.state()).requests_finished == 1
-
-
-@pytest.mark.nightly("kills a router under a task again")
-async def test_an_image_whose_router_is_killed_in_the_middle_is_made_by_the_next_one_and_has_one_result(
-    tmp_path: Path,
-) -> None:
-    async with painting_mesh(tmp_path) as (mesh, tasks, backend):
-        task = await paint(tasks)
-        await backend.wait_for_state(lambda state: state.active_requests == 1)
-        mesh.end("router", signal.SIGKILL)
-        await asyncio.to_thread(mesh.start, "router")
-        details = await until_completed(tasks, task)
-        (result,) = await results_at(mesh.address)
-        assert (result.task, result.attempt) == (task, details.task.attempt)
-        assert await images_of(tasks, task) == [result.id]
 
 
 @contextmanager

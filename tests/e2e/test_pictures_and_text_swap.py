@@ -1,6 +1,5 @@
 """A model of images and one of text with room for one of them: they take turns as two models of text do."""
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,38 +47,6 @@ async def post(mesh: MeshProcess, path: str, body: dict[str, Any]) -> tuple[int,
 async def paint(mesh: MeshProcess) -> tuple[int, dict[str, Any], dict[str, str]]:
     body = {"model": "pictures", "prompt": "a lighthouse", "n": 2, "size": "512x512", "steps": STEPS}
     return await post(mesh, "/v1/images/generations", body)
-
-
-async def write(mesh: MeshProcess) -> tuple[int, dict[str, Any], dict[str, str]]:
-    body = {"model": "words", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
-    return await post(mesh, "/v1/chat/completions", body)
-
-
-async def held(mesh: MeshProcess) -> set[str]:
-    """Whose memory is leased; never more than the device has."""
-    async with aiohttp.ClientSession() as http, http.get(f"{mesh.url}/v1/admin/gpu-memory") as response:
-        found = await response.json()
-    (device,) = [device for host in found["hosts"] for device in host["devices"]]
-    assert device["bookedBytes"] <= device["totalBytes"] - device["marginBytes"]
-    return {lease["purpose"] for host in found["hosts"] for lease in host["leases"] if lease["state"] == "held"}
-
-
-@pytest.mark.nightly("swaps models again, of other runtimes")
-async def test_a_model_of_images_and_one_of_text_give_way_to_each_other(mesh: MeshProcess) -> None:
-    assert await held(mesh) == {"words"}
-    for ask, name in ((paint, "pictures"), (write, "words"), (paint, "pictures")):
-        status, answer, _ = await ask(mesh)
-        assert status == 200, answer
-        assert await held(mesh) == {name}
-
-
-@pytest.mark.nightly("swaps models again, of other runtimes")
-async def test_both_are_served_when_many_want_them_and_they_swap_seldom(mesh: MeshProcess) -> None:
-    before = len(mesh.log_lines("woke"))
-    answers = await asyncio.gather(*(ask(mesh) for _ in range(8) for ask in (paint, write)))
-    assert [status for status, _, _ in answers] == [200] * 16
-    loads = len(mesh.log_lines("woke")) - before
-    assert 1 <= loads <= 6, "requests for the same model are served together"
 
 
 async def test_the_receipt_and_the_usage_of_an_image_tell_its_work(mesh: MeshProcess) -> None:

@@ -312,30 +312,6 @@ async def test_a_result_that_is_no_json_ends_its_task(edge: Edge, ann: Publisher
     assert (status, body["error"]["code"]) == (502, "backend_protocol_error")
 
 
-@pytest.mark.nightly("waits for a stall")
-async def test_a_task_without_a_result_stalls_and_one_that_is_alive_does_not(edge: Edge, ann: Publisher) -> None:
-    asked = asyncio.create_task(edge.whole("ann-model"))
-    task = await ann.next_task()
-    for _ in range(4):
-        await asyncio.sleep(LIMITS["task_silence_seconds"] / 2)  # type: ignore[operator]  # a number among texts
-        assert await ann.result(task, {"alive": True}) == 204
-    assert not asked.done()
-    status, body, _ = await asked
-    assert (status, body["error"]["code"]) == (504, "stall_timeout")
-    assert "publishers.task_silence_seconds" in body["error"]["message"]
-
-
-async def test_a_stream_that_is_opened_again_has_the_task_that_was_not_begun(edge: Edge, ann: Publisher) -> None:
-    asked = asyncio.create_task(edge.whole("ann-model"))
-    task = await ann.next_task()
-    await ann.hang_up()
-    await ann.listen()
-    again = await ann.next_task()
-    assert again == task
-    await ann.say(again, "still here")
-    assert (await asked)[1]["choices"][0]["message"]["content"] == "still here"
-
-
 async def test_a_publisher_that_hangs_up_is_lost_and_its_begun_answer_ends(edge: Edge) -> None:
     async with edge.publishing("bob", model("bob-model")) as bob:
         await edge.until_ready("bob")
@@ -348,23 +324,6 @@ async def test_a_publisher_that_hangs_up_is_lost_and_its_begun_answer_ends(edge:
         await edge.until_lost("bob")
         status, body = await bob.post("heartbeat")
         assert (status, body["error"]["code"]) == (404, "session_unknown")
-
-
-@pytest.mark.nightly("waits for silent publishers")
-async def test_a_publisher_without_heartbeats_is_lost_though_its_stream_is_open(edge: Edge) -> None:
-    async with edge.publishing("bob", model("bob-model")) as bob:
-        await edge.until_ready("bob")
-        async with asyncio.timeout(LIMIT_SECONDS):
-            end = await bob.ends.get()
-        assert end["code"] == "worker_lost"
-        assert "publishers.silence_timeout_seconds" in end["message"]
-        await edge.until_lost("bob")
-
-
-async def test_a_registration_without_a_stream_is_lost(edge: Edge) -> None:
-    async with edge.publishing() as bob:
-        assert await bob.register("bob", model("bob-model")) == 201
-        await edge.until_lost("bob")
 
 
 async def test_two_publishers_of_a_pool_share_its_requests(edge: Edge) -> None:
@@ -485,30 +444,6 @@ async def test_a_publisher_comes_back_to_a_mesh_that_was_killed(tmp_path: Path) 
             asked = asyncio.create_task(second.whole("bob-model"))
             await again.say(await again.next_task(), "back")
             assert (await asked)[1]["choices"][0]["message"]["content"] == "back"
-
-
-@pytest.mark.nightly("services apart, replaced in the redesign")
-async def test_publishers_beside_a_router_that_runs_apart(tmp_path: Path) -> None:
-    port = free_port()
-    limits = {**LIMITS, "listen": f"127.0.0.1:{port}"}
-    config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"}, publishers=limits)
-    with running_apart(tmp_path, config, ("registry", "router", "gateway")) as mesh:
-        token = (await make_token(mesh.home))["token"]
-        url = f"{mesh.url}/v1/chat/completions"
-        body = {"model": "bob-model", "messages": [{"role": "user", "content": "hi"}]}
-        async with (
-            publishing(f"http://127.0.0.1:{port}", token, "bob", model("bob-model")) as bob,
-            aiohttp.ClientSession() as http,
-        ):
-
-            async def ask() -> dict[str, Any]:
-                async with http.post(url, json=body) as answer:
-                    found: dict[str, Any] = await answer.json()
-                    return found
-
-            asked = asyncio.create_task(ask())
-            await bob.say(await bob.next_task(), "from apart")
-            assert (await asked)["choices"][0]["message"]["content"] == "from apart"
 
 
 async def test_a_router_that_stops_lets_the_answer_of_a_publisher_end_whole(tmp_path: Path) -> None:

@@ -12,12 +12,10 @@ from typing import Any
 import aiohttp
 import pytest
 from apart_mesh import running_apart
-from mesh_process import POOL, eventually, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import POOL, eventually, fake_runner, run_weft, write_config
 
 from weft.api.router.v1.figure_step_pb2 import FigureStep
 from weft.api.router.v1.request_pb2 import ClientRecord
-
-pytest_plugins = ("database_fixtures",)
 
 WAIT_SECONDS = 30.0
 QUICK = {
@@ -206,40 +204,3 @@ async def test_a_stream_that_completes_after_its_router_was_killed_is_recorded_a
             mesh.start("router")
             await eventually(lambda: has_router(http), WAIT_SECONDS, "there is no router")
             assert await request(http, "r-long") == found
-
-
-@pytest.mark.nightly("a matrix of kills of routers")
-async def test_a_router_whose_database_is_in_memory_has_forgotten_everything(tmp_path: Path) -> None:
-    """The negative control of the test above."""
-    router = QUICK | {"database_url": "sqlite://"}
-    config = write_config(tmp_path, fake_runner("a", tokens_per_second=200.0, answer_tokens=0), router=router)
-    with running_apart(tmp_path, config) as mesh:
-        async with aiohttp.ClientSession(mesh.url) as http:
-            await eventually(lambda: has_router(http), WAIT_SECONDS, "there is no router")
-            await chat(http, "r-0")
-            assert await listed(http, "completed") == {"r-0"}
-            mesh.end("router", signal.SIGKILL)
-            mesh.start("router")
-            await eventually(lambda: has_router(http), WAIT_SECONDS, "there is no router")
-            assert await listed(http, "ended") == set()
-            async with http.get("/v1/requests/r-0") as response:
-                assert response.status == 404
-            assert await completed_in_figures(http) == 0
-            assert await clients(http) == {}
-
-
-@pytest.mark.nightly("a matrix of kills of routers")
-async def test_a_mesh_of_one_process_remembers_over_a_kill_of_it(tmp_path: Path) -> None:
-    config = write_config(tmp_path, fake_runner("a"), router=QUICK)
-    home = tmp_path / "home"
-    with running_mesh(home, "--config", str(config)) as mesh:
-        async with aiohttp.ClientSession(mesh.url) as http:
-            await chat(http, "r-0")
-            await until_written(home, ended=1, under_way=0)
-            mesh.process.kill()
-            mesh.process.wait()
-    with running_mesh(home, "--config", str(config)) as mesh:
-        async with aiohttp.ClientSession(mesh.url) as http:
-            assert (await request(http, "r-0"))["receipt"]["outcome"] == "completed"
-            await until_figures(http, 1)
-            assert await clients(http) == {"laptop": 1}

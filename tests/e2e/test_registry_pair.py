@@ -154,26 +154,6 @@ async def test_commands_on_the_host_of_a_standby_go_on_to_the_owner(pair: Pair) 
     assert not known.exists()
 
 
-@pytest.mark.nightly("another end of an owner")
-def test_an_owner_that_is_stopped_in_order_hands_over(pair: Pair) -> None:
-    first, second = pair.members
-    first.send(signal.SIGTERM)
-    assert first.wait() == 0
-    until(lambda: second.serves)
-
-
-@pytest.mark.nightly("freezes and cuts an owner of the database")
-def test_a_standby_that_is_stopped_or_killed_disturbs_nobody(pair: Pair) -> None:
-    first, second = pair.members
-    second.send(signal.SIGTERM)
-    assert second.wait() == 0
-    second.start()
-    second.send(signal.SIGKILL)
-    second.wait()
-    make_token(first, "still there")
-    assert first.serves
-
-
 def test_a_standby_needs_the_pepper_that_keys_were_made_with(pair: Pair, tmp_path: Path, postgres_url: str) -> None:
     owner = pair.members[0]
     with grpc.insecure_channel(owner.address) as channel:
@@ -231,16 +211,3 @@ def test_a_postgres_that_crashes_leaves_one_owner_with_everything_that_was_ackno
     until(lambda: any(wrote(each, "after") for each in pair.members))
     (owner,) = [each for each in pair.members if each.process is not None and tokens_or_none(each) is not None]
     assert tokens(owner) == ["after", "before"]
-
-
-@pytest.mark.nightly("freezes and cuts an owner of the database")
-def test_connections_that_are_cut_leave_one_owner(pair: Pair, postgres: PostgresServer, postgres_database: str) -> None:
-    make_token(pair.members[0], "before")
-    for _ in range(3):
-        postgres.sql(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'weft-registry%'",
-            postgres_database,
-        )
-        until(lambda: any(each.serves and each.process is not None for each in pair.members))
-    survivors = [each for each in pair.members if each.process is not None and each.process.poll() is None]
-    until(lambda: any("before" in tokens(each) for each in survivors if each.serves))

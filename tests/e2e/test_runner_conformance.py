@@ -3,14 +3,10 @@
 import json
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from mesh_process import WEFT, MeshProcess, fake_runner, running_mesh, user_environment, write_config
-
-from weft_testing.fake_backend.dialect import Dialect
-from weft_testing.fake_backend.process import fake_backend_command
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -42,34 +38,6 @@ def test_our_own_runner_honours_every_promise(mesh: MeshProcess) -> None:
     assert {finding["check"]: finding["detail"] for finding in findings if finding["verdict"] != "honoured"} == {}
     assert done.returncode == 0
     assert "0 broken" in done.stderr
-
-
-@pytest.mark.nightly("every promise again, of another runner")
-def test_a_runner_of_a_server_program_honours_every_promise_and_its_preset_every_claim(tmp_path: Path) -> None:
-    dialect = Dialect(
-        owned_by="sglang",
-        lacks=("/props", "/slots", "/apply-template"),
-        answers=("/flush_cache",),
-        metrics=("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage"),
-    )
-    told = ("--port", "{port}", "--alias", "{name}", "--parallel", "{slots}", "--speaks-vllm")
-    behaviour: dict[str, Any] = {"answer_tokens": 0, "tokens_per_second": 200, "prefill_seconds": 0.2}
-    model = {
-        "name": "m-s",
-        "preset": "sglang",
-        "model": "weights",
-        "slots": 2,
-        "command": fake_backend_command(*told, dialect=dialect, **behaviour),
-    }
-    config = write_config(tmp_path, {"name": "s", "runtime": "server", "models": [model]})
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
-        done = conformance(mesh, "s", "-o", "json")
-    findings: list[dict[str, Any]] = json.loads(done.stdout)["items"]
-    others = {finding["check"]: finding["detail"] for finding in findings if finding["verdict"] != "honoured"}
-    assert others == {"embeddings": "the model gives no embeddings"}
-    claims = next(finding for finding in findings if finding["check"] == "engine-claims")
-    assert "metrics" in claims["detail"], claims
-    assert done.returncode == 0
 
 
 async def test_checks_can_be_chosen_and_a_runner_be_named_by_its_address(mesh: MeshProcess) -> None:

@@ -229,23 +229,3 @@ async def test_a_full_disk_under_the_logs_costs_no_request(tmp_path: Path) -> No
             return (await _ask(mesh))[0] == 200
 
         await eventually(serves, 10.0, "it does not serve again")
-
-
-@pytest.mark.nightly("more faults of the same kind")
-async def test_a_host_killed_in_mid_answer_leaves_nothing_not_even_a_grandchild_in_a_session_of_its_own(
-    tmp_path: Path,
-) -> None:
-    switches: dict[str, Any] = {"fork_grandchild": True, "grandchild_setsid": True, "ignore_sigterm": True, **LONG}
-    config = write_config(tmp_path, fake_runner("a", **switches))
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
-        begun = asyncio.Event()
-        streaming = asyncio.create_task(_stream(mesh, begun, max_tokens=1000))
-        await begun.wait()
-        family = mesh.family()
-        backend = psutil.Process((await mesh.describe("a")).process_id)
-        (grandchild,) = backend.children()
-        assert os.getsid(grandchild.pid) == grandchild.pid
-        assert grandchild in family
-        mesh.process.kill()
-        await eventually(lambda: not alive(family), ORPHAN_SECONDS, "processes outlived the host")
-        await asyncio.gather(streaming, return_exceptions=True)

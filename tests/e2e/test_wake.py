@@ -162,21 +162,5 @@ async def test_the_mesh_wakes_a_host_whose_runner_is_gone_with_a_magic_packet(tm
                 assert (await asking)[0] == 200
 
 
-@pytest.mark.nightly("a registry is away")
-async def test_while_the_registry_is_away_models_wake_and_sleep_and_no_request_fails(tmp_path: Path) -> None:
-    runner = fake_runner("box") | {"load_stall_seconds": 20.0}
-    runner["models"][0] |= {"name": MODEL, "pool": None, "start_asleep": True, "sleep": {"after_seconds": 1.0}}
-    with running_apart(tmp_path, write_config(tmp_path, runner)) as mesh:
-        log = tmp_path / "home" / "logs" / "runner.log"
-        async with aiohttp.ClientSession() as http:
-            await eventually(lambda: _answers(http, mesh.url), 20.0, "the mesh does not answer")
-            registry = f"unix:{tmp_path / 'home' / 'run' / 'registry.sock'}"
-            await _until_asleep_again(registry, lambda: log.read_text().count("went to sleep") == 1)
-            mesh.end("registry", signal.SIGKILL)
-            assert (await _ask(http, mesh.url))[0] == 200, "told to sleep, and asleep"
-            await eventually(lambda: log.read_text().count("went to sleep") == 2, 10.0, "it stays awake")
-            assert (await _ask(http, mesh.url))[0] == 200, "told to sleep, believed to be awake, and asleep"
-
-
 async def _answers(http: aiohttp.ClientSession, url: str) -> bool:
     return (await _ask(http, url))[0] == 200

@@ -279,16 +279,6 @@ def with_body(body: bytes | Callable[[Endpoint], bytes]) -> Send:
     return lambda endpoint: request(endpoint, body(endpoint) if callable(body) else body)
 
 
-def with_fields(fields: Mapping[str, Any], without: tuple[str, ...] = ()) -> Send:
-    """Send the good body with other fields."""
-
-    def send(endpoint: Endpoint) -> bytes:
-        kept = {name: value for name, value in (endpoint.good or {}).items() if name not in without}
-        return request(endpoint, json.dumps({**kept, **fields}).encode())
-
-    return send
-
-
 def with_member(member: bytes) -> Send:
     """Send the good body with one more member, with these exact bytes."""
 

@@ -11,37 +11,18 @@ from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Thread
 
 import bad_inputs_auth
-import bad_inputs_batches
-import bad_inputs_chat
 import bad_inputs_http
 import bad_inputs_json
-import bad_inputs_media
 import bad_inputs_names
-import bad_inputs_pictures
-import bad_inputs_responses
-import bad_inputs_schema
-import bad_inputs_tasks
 import bad_inputs_uploads
 import psutil
 import pytest
 from bad_inputs_stage import ENDPOINTS, SECRET, Case, Victim, judge, places_of, request, settle, share_of, victim
 
-pytestmark = pytest.mark.slow("sends 3,000 bad requests to a process")
+pytestmark = pytest.mark.slow("sends a thousand bad requests to a process")
 
 MEBIBYTE = 1024 * 1024
-FAMILIES = (
-    bad_inputs_http,
-    bad_inputs_json,
-    bad_inputs_chat,
-    bad_inputs_schema,
-    bad_inputs_media,
-    bad_inputs_names,
-    bad_inputs_pictures,
-    bad_inputs_responses,
-    bad_inputs_uploads,
-    bad_inputs_batches,
-    bad_inputs_tasks,
-)
+FAMILIES = (bad_inputs_http, bad_inputs_json, bad_inputs_names, bad_inputs_uploads)
 CASES = tuple(case for family in FAMILIES for case in family.CASES)
 PLACES = places_of((*CASES, *bad_inputs_auth.CASES))
 
@@ -97,7 +78,7 @@ def test_every_bad_request_is_counted_once(gateway: Victim) -> None:
 @pytest.mark.slow("floods a service")
 def test_memory_is_back_after_the_largest_of_them(gateway: Victim) -> None:
     large = [case for case in CASES if any(mark in case.name for mark in (" MB", ",000", "10^6"))]
-    assert len(large) > 20
+    assert len(large) > 15
     for case in large:
         for endpoint in gateway.endpoints(case)[:1]:
             gateway.exchange(case.send(endpoint))

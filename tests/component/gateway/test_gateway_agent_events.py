@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 from gateway_script import (
     FixedFleet,
     RunningGateway,
@@ -19,9 +18,9 @@ from gateway_script import (
 from kit.messages import changed
 from mesh_script import dispatching
 
-from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, signal_pb2, warning_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, event_pb2, signal_pb2, warning_pb2
 from weft.kernel.errors import WeftError
-from weft.kernel.json_objects import plain_object, to_json_object
+from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason
 
 BEHAVIOUR = agent_behaviour_pb2.AgentBehaviour(tools=["files.read"], signals=["NEEDS_EXTERNAL_INFO"])
@@ -71,52 +70,6 @@ async def test_what_an_agent_asks_for_reaches_the_runner_on_every_attempt(tmp_pa
     assert asked == [("coder", BEHAVIOUR), ("coder", BEHAVIOUR), ("plain", None), ("", None)]
 
 
-async def test_a_caller_can_ask_for_nothing_of_the_kind_by_itself(tmp_path: Path) -> None:
-    async with (
-        dispatching(tmp_path, fleet()) as (dispatcher, _, runner),
-        serving(dispatcher, fleet=fleet()) as gateway,
-    ):
-        await chat(gateway, behaviour={"tools": ["files.read"]}, agent="coder", platform_prompt=True)
-    (request,) = runner.asked
-    assert (request.agent, request.HasField("behaviour")) == ("", False)
-    assert set(plain_object(request.chat.extra_parameters)) == {"behaviour", "agent", "platform_prompt"}
-
-
-async def test_the_openai_client_may_send_what_weft_does_not_know() -> None:
-    dispatcher = ScriptedDispatcher()
-    async with serving(dispatcher) as gateway:
-        await gateway.sdk.chat.completions.create(
-            model="tiny",
-            messages=[{"role": "user", "content": "hi"}],
-            store=False,
-            service_tier="auto",
-            extra_body={"mirostat": 2, "chat_template_kwargs": {"enable_thinking": False}},
-        )
-    (payload,) = dispatcher.payloads
-    assert isinstance(payload, chat_pb2.ChatPayload)
-    assert plain_object(payload.extra_parameters) == {"mirostat": 2}
-    assert payload.HasField("thinking")
-    assert not payload.thinking
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"x": "y" * 140_000}, "x"),
-        (
-            {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
-            "chat_template_kwargs.enable_thinking",
-        ),
-    ],
-)
-async def test_too_much_or_a_contradiction_is_a_400_that_names_the_field(fields: dict[str, object], param: str) -> None:
-    async with serving() as gateway:
-        body = json.dumps({"model": "tiny", "messages": MESSAGES, **fields}).encode()
-        response = await gateway.request("POST", "/v1/chat/completions", body)
-    assert response.status == 400
-    assert json.loads(response.body)["error"]["param"] == param
-
-
 async def test_an_answer_in_one_piece_has_warnings_and_signals() -> None:
     async with serving(ScriptedDispatcher(answer_with_notices())) as gateway:
         headers, body = await chat(gateway)
@@ -125,13 +78,6 @@ async def test_an_answer_in_one_piece_has_warnings_and_signals() -> None:
     assert document["signals"] == [{"name": "NEEDS_EXTERNAL_INFO", "arguments": {"query": "weather"}}]
     assert [warning["field"] for warning in document["warnings"]] == ["mirostat"]
     assert headers["x-weft-warnings"] == "1"
-
-
-async def test_an_answer_without_any_has_neither_members_nor_header() -> None:
-    async with serving() as gateway:
-        headers, body = await chat(gateway)
-    assert {"signals", "warnings"}.isdisjoint(json.loads(body))
-    assert "x-weft-warnings" not in headers
 
 
 async def test_a_stream_tells_them_as_comments_and_in_chunks_on_request() -> None:

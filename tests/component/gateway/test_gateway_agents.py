@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from gateway_script import FixedFleet, agent, model, serving
 from mesh_script import AnsweringRunner, dispatching
-from openai import APIError, NotFoundError
+from openai import NotFoundError
 from openai.types.chat import ChatCompletionMessageParam
 from structlog.testing import capture_logs
 
@@ -56,15 +56,6 @@ async def test_a_chat_with_an_agent_is_answered_by_its_model(tmp_path: Path, str
     assert 'model="agent/coder",reason="completed"' in metrics
 
 
-async def test_what_the_caller_sets_wins_over_the_agents_defaults(tmp_path: Path) -> None:
-    async with (
-        dispatching(tmp_path, fleet()) as (dispatcher, _, runner),
-        serving(dispatcher, fleet=fleet()) as gateway,
-    ):
-        await gateway.sdk.chat.completions.create(model="agent/coder", messages=MESSAGES, temperature=0)
-    require_prepared(runner, temperature=0)
-
-
 async def test_every_attempt_asks_for_the_same_and_the_log_names_the_agent(tmp_path: Path) -> None:
     died = WeftError(Reason.SERVER_DIED, "it died")
     with capture_logs() as logs:
@@ -97,26 +88,3 @@ async def test_an_agent_that_cannot_be_resolved_is_404(tmp_path: Path, stream: b
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
     assert message in caught.value.message
     assert scheduler.placed == []
-
-
-async def test_completions_and_embeddings_are_not_for_agents(tmp_path: Path) -> None:
-    async with (
-        dispatching(tmp_path, fleet()) as (dispatcher, scheduler, _),
-        serving(dispatcher, fleet=fleet()) as gateway,
-    ):
-        with pytest.raises(APIError, match="an agent answers chat only") as completion:
-            await gateway.sdk.completions.create(model="agent/coder", prompt="x")
-        with pytest.raises(APIError, match="an agent answers chat only") as embedding:
-            await gateway.sdk.embeddings.create(model="agent/coder", input="x")
-    assert (completion.value.code, embedding.value.code) == ("unsupported_operation", "unsupported_operation")
-    assert scheduler.placed == []
-
-
-async def test_a_model_is_asked_as_before(tmp_path: Path) -> None:
-    async with (
-        dispatching(tmp_path, fleet()) as (dispatcher, _, runner),
-        serving(dispatcher, fleet=fleet()) as gateway,
-    ):
-        await gateway.sdk.chat.completions.create(model="tiny", messages=MESSAGES)
-    assert len(runner.asked[0].chat.messages) == 2
-    assert not runner.asked[0].chat.sampling.HasField("temperature")

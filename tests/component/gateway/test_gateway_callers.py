@@ -7,9 +7,7 @@ import pytest
 from gateway_script import ScriptedDispatcher, Step, delta, finished, hello, serving, started
 
 from weft.dispatch.request_trace import RequestContext
-from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import plain_object
-from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -138,33 +136,3 @@ async def test_a_route_and_the_choice_of_a_profile_may_be_asked_for() -> None:
     async with serving() as gateway:
         response = await gateway.request("POST", GENERATING[0], _body(GENERATING[0], model="route/"))
     assert (response.status, json.loads(response.body)["error"]["param"]) == (400, "model")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_refusal_of_the_router_is_told_whole(stream: bool) -> None:
-    refusal = WeftError(
-        Reason.RATE_LIMIT_EXCEEDED,
-        "Tenant a exceeded 100 req/min",
-        metadata={"tenant": "a", "limit": "100", "remaining": "0", "resetAt": "1745880060"},
-        retry_after_seconds=300,
-    )
-    path = GENERATING[0]
-    async with serving(ScriptedDispatcher([refusal])) as gateway:
-        response = await gateway.request("POST", path, _body(path, stream=stream), {"X-Request-Id": "mine"})
-    assert (response.status, response.headers["retry-after"], response.headers["x-should-retry"]) == (
-        429,
-        "300",
-        "false",
-    )
-    found = json.loads(response.body)
-    assert found["request_id"] == response.headers["x-request-id"] == "mine"
-    assert (found["error"]["limit"], found["error"]["remaining"], found["error"]["resetAt"]) == (100, 0, 1745880060)
-
-
-async def test_a_failure_within_a_stream_names_its_request() -> None:
-    path = GENERATING[0]
-    steps: list[Step] = [[started()], [delta("Hel")], WeftError(Reason.WORKER_LOST, "gone")]
-    async with serving(ScriptedDispatcher(steps)) as gateway:
-        response = await gateway.request("POST", path, _body(path, stream=True), {"X-Request-Id": "mine"})
-    last = [line for line in response.body.decode().splitlines() if line.startswith("data: ")][-1]
-    assert json.loads(last.removeprefix("data: "))["request_id"] == "mine"

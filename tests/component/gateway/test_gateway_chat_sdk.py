@@ -1,10 +1,7 @@
-import asyncio
-import json
-
 import pytest
-from gateway_script import ScriptedDispatcher, Step, delta, finished, queued, serving, usage
-from openai import APIError, AsyncStream, InternalServerError, NotFoundError
-from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam, ChatCompletionToolParam
+from gateway_script import ScriptedDispatcher, Step, delta, finished, serving, usage
+from openai import InternalServerError
+from openai.types.chat import ChatCompletionMessageParam
 
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.kernel.errors import WeftError
@@ -12,22 +9,6 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say hello"}]
-WEATHER: ChatCompletionToolParam = {
-    "type": "function",
-    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
-}
-
-
-def weather_call() -> list[Step]:
-    def piece(**fields: object) -> event_pb2.InferenceEvent:
-        return delta(tool_calls=[event_pb2.ToolCallDelta(**fields)])  # type: ignore[arg-type]
-
-    return [
-        [piece(index=0, id="call_1", name="weather")],
-        [piece(index=0, arguments_text='{"city": '), piece(index=0, arguments_text='"Oslo"}')],
-        [piece(index=1, id="call_2", name="weather", arguments_text="{}")],
-        [delta(finish="TOOL_CALLS"), usage(), finished()],
-    ]
 
 
 async def test_a_unary_chat_carries_the_answer_usage_and_receipt() -> None:
@@ -80,38 +61,6 @@ async def test_headers_and_body_reach_the_dispatcher_as_context_and_payload() ->
     assert not payload.sampling.HasField("top_p")
 
 
-async def test_a_stream_has_one_preamble_then_content_then_one_finish() -> None:
-    async with serving() as gateway:
-        stream = await gateway.sdk.chat.completions.create(model="chat", messages=MESSAGES, stream=True)
-        chunks = [chunk async for chunk in stream]
-    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
-    assert chunks[0].choices[0].delta.role == "assistant"
-    assert chunks[0].choices[0].delta.content == ""
-    assert [chunk.choices[0].delta.content for chunk in chunks[1:]] == ["Hello", ", ", "world", None]
-    assert all(chunk.choices[0].delta.role is None for chunk in chunks[1:])
-    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, None, "stop"]
-    assert all(chunk.usage is None for chunk in chunks)
-
-
-async def test_a_unary_answer_holds_whole_tool_calls_and_no_content() -> None:
-    async with serving(ScriptedDispatcher(weather_call())) as gateway:
-        answer = await gateway.sdk.chat.completions.create(
-            model="chat",
-            messages=MESSAGES,
-            tools=[WEATHER],
-            tool_choice={"type": "function", "function": {"name": "weather"}},
-        )
-        payload = gateway.dispatcher.payloads[0]
-    message = answer.choices[0].message
-    assert message.content is None
-    assert message.tool_calls is not None
-    first = message.tool_calls[0]
-    assert first.type == "function"
-    assert json.loads(first.function.arguments) == {"city": "Oslo"}
-    assert isinstance(payload, chat_pb2.ChatPayload)
-    assert payload.tool_choice.function_name == "weather"
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_log_probabilities_come_with_bytes_and_alternatives(stream: bool) -> None:
     token = event_pb2.TokenLogprob(token="Hi", logprob=-0.5, raw_bytes=b"Hi")
@@ -162,17 +111,6 @@ async def test_reasoning_is_reasoning_content_and_is_counted(stream: bool) -> No
     assert counted.completion_tokens_details.reasoning_tokens == 2
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_rejection_before_the_first_byte_is_a_status(stream: bool) -> None:
-    rejection = WeftError(Reason.MODEL_NOT_FOUND, "no model or pool is called 'nope'")
-    async with serving(ScriptedDispatcher([[queued()], rejection])) as gateway:
-        with pytest.raises(NotFoundError) as caught:
-            await gateway.sdk.chat.completions.create(model="nope", messages=MESSAGES, stream=stream)
-    assert caught.value.code == "model_not_found"
-    assert caught.value.request_id is not None
-    assert "no model or pool is called" in caught.value.message
-
-
 async def test_a_full_queue_is_503_with_a_short_retry_after() -> None:
     rejection = WeftError(Reason.QUEUE_FULL, "the queue is full", retry_after_seconds=900)
     async with serving(ScriptedDispatcher([rejection])) as gateway:
@@ -181,28 +119,3 @@ async def test_a_full_queue_is_503_with_a_short_retry_after() -> None:
     assert caught.value.status_code == 503
     assert caught.value.response.headers["retry-after"] == "60"
     assert caught.value.response.headers["x-should-retry"] == "true"
-
-
-async def test_a_failure_after_content_is_an_error_for_the_sdk() -> None:
-    steps: list[Step] = [[delta("Hel")], WeftError(Reason.WORKER_LOST, "the connection was lost")]
-    async with serving(ScriptedDispatcher(steps)) as gateway:
-        stream = await gateway.sdk.chat.completions.create(model="chat", messages=MESSAGES, stream=True)
-        text: list[str | None] = []
-        with pytest.raises(APIError) as caught:
-            await collect(stream, text)
-    assert text == ["", "Hel"]
-    assert caught.value.code == "worker_lost"
-
-
-async def collect(stream: AsyncStream[ChatCompletionChunk], contents: list[str | None]) -> None:
-    async for chunk in stream:
-        contents.append(chunk.choices[0].delta.content)  # noqa: PERF401 - kept although the stream fails
-
-
-async def test_two_answers_at_once_do_not_mix() -> None:
-    async with serving() as gateway:
-        answers = await asyncio.gather(
-            *(gateway.sdk.chat.completions.create(model="chat", messages=MESSAGES) for _ in range(20))
-        )
-    assert {answer.choices[0].message.content for answer in answers} == {"Hello, world"}
-    assert len({answer.id for answer in answers}) == 20

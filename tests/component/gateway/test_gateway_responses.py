@@ -3,25 +3,18 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import openai
 import pytest
 from gateway_script import (
     RunningGateway,
     ScriptedDispatcher,
-    Step,
-    delta,
-    finished,
     hello,
     queued,
     serving,
-    usage,
 )
-from openai.types.responses import FunctionToolParam
-from pydantic import BaseModel
 
 from gateway.config import GatewayConfig, ResponseEnvelope
 from gateway.media import MediaAddress, MediaConfig
-from weft.api.common.v1 import chat_pb2, event_pb2
+from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
@@ -29,27 +22,10 @@ from weft_testing.media_files import png
 
 PATH = "/v1/responses"
 QUICK = GatewayConfig(port=0, headers_within_seconds=0.02, sse_keepalive_seconds=0.02)
-WEATHER: FunctionToolParam = {
-    "type": "function",
-    "name": "weather",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    "strict": False,
-}
 
 
 def body(**fields: object) -> bytes:
     return json.dumps({"model": "chat", "input": "Say hello", **fields}).encode()
-
-
-def weather_call() -> list[Step]:
-    def piece(**fields: object) -> event_pb2.InferenceEvent:
-        return delta(tool_calls=[event_pb2.ToolCallDelta(**fields)])  # type: ignore[arg-type]
-
-    return [
-        [piece(index=0, id="call_1", name="weather")],
-        [piece(index=0, arguments_text='{"city": '), piece(index=0, arguments_text='"Oslo"}')],
-        [delta(finish="TOOL_CALLS"), usage(), finished()],
-    ]
 
 
 def payload_of(gateway: RunningGateway, place: int = -1) -> chat_pb2.ChatPayload:
@@ -91,92 +67,6 @@ async def test_headers_and_body_reach_the_dispatcher_as_context_and_payload() ->
     assert (context.model, context.operation, context.allow_remote) == ("chat", Operation.CHAT, True)
     assert (context.session, context.timeout_seconds, context.handling.keep_alive_seconds) == ("s1", 20, 300)
     assert payload.sampling.max_tokens == 12
-
-
-@pytest.mark.slow("runs whole services")
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_function_call_and_its_output_go_round(stream: bool) -> None:
-    async with serving(ScriptedDispatcher([[delta("Looking it up.")], *weather_call()])) as gateway:
-        if stream:
-            async with gateway.sdk.responses.stream(model="chat", input="Weather?", tools=[WEATHER]) as events:
-                first: Any = await events.get_final_response()
-        else:
-            first = await gateway.sdk.responses.create(model="chat", input="Weather?", tools=[WEATHER])
-        message, call = first.output
-        assert (message.content[0].text, call.type, call.call_id) == ("Looking it up.", "function_call", "call_1")
-        assert json.loads(call.arguments) == {"city": "Oslo"}
-        items = [{"role": "user", "content": "Weather?"}, *(item.model_dump() for item in first.output)]
-        items.append({"type": "function_call_output", "call_id": "call_1", "output": "sunny"})
-        await gateway.sdk.responses.create(model="chat", input=items, tools=[WEATHER])
-        roles = [message.role for message in payload_of(gateway).messages]
-    assert roles == [chat_pb2.ROLE_USER, chat_pb2.ROLE_ASSISTANT, chat_pb2.ROLE_TOOL]
-
-
-async def test_the_form_of_an_answer_is_read_by_the_client_as_a_model() -> None:
-    schema: dict[str, object] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    steps: list[Step] = [[delta('{"city": "Oslo"}', finish="STOP"), finished()]]
-    async with serving(ScriptedDispatcher(steps)) as gateway:
-        answer = await gateway.sdk.responses.create(
-            model="chat",
-            input="Where?",
-            text={"format": {"type": "json_schema", "name": "place", "schema": schema}},
-        )
-        payload = payload_of(gateway)
-    assert json.loads(answer.output_text) == {"city": "Oslo"}
-    assert payload.response_format.json_schema.name == "place"
-
-
-class Place(BaseModel):
-    city: str
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_the_client_makes_its_own_types_of_an_answer(stream: bool) -> None:
-    steps: list[Step] = [[delta('{"city":')], [delta(' "Oslo"}', finish="STOP")], [finished()]]
-    async with serving(ScriptedDispatcher(steps)) as gateway:
-        if stream:
-            async with gateway.sdk.responses.stream(model="chat", input="Where?", text_format=Place) as events:
-                answer = await events.get_final_response()
-        else:
-            answer = await gateway.sdk.responses.parse(model="chat", input="Where?", text_format=Place)
-        wanted = payload_of(gateway).response_format.json_schema
-    assert answer.output_parsed == Place(city="Oslo")
-    assert (wanted.name, wanted.strict) == ("Place", True)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_was_cut_is_incomplete(stream: bool) -> None:
-    steps: list[Step] = [[delta("Hel")], [delta(finish="LENGTH"), finished()]]
-    async with serving(ScriptedDispatcher(steps)) as gateway:
-        if stream:
-            events = await gateway.sdk.responses.create(model="chat", input="hi", stream=True)
-            last: Any = [event async for event in events][-1]
-            assert last.type == "response.incomplete"
-            answer = last.response
-        else:
-            answer = await gateway.sdk.responses.create(model="chat", input="hi")
-    assert (answer.status, answer.output_text) == ("incomplete", "Hel")
-    assert answer.incomplete_details.reason == "max_output_tokens"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_rejection_before_the_first_byte_is_a_status(stream: bool) -> None:
-    rejection = WeftError(Reason.MODEL_NOT_FOUND, "no model or pool is called 'nope'")
-    async with serving(ScriptedDispatcher([[queued()], rejection])) as gateway:
-        with pytest.raises(openai.NotFoundError) as caught:
-            await gateway.sdk.responses.create(model="nope", input="hi", stream=stream)
-    assert caught.value.code == "model_not_found"
-
-
-async def test_a_failure_after_content_is_an_error_for_the_client() -> None:
-    steps: list[Step] = [[delta("Hel")], WeftError(Reason.WORKER_LOST, "the connection was lost")]
-    async with (
-        serving(ScriptedDispatcher(steps)) as gateway,
-        gateway.sdk.responses.stream(model="chat", input="hi") as events,
-    ):
-        with pytest.raises(openai.APIError) as caught:
-            await events.get_final_response()
-    assert caught.value.code == "worker_lost"
 
 
 class Pictures:
@@ -233,14 +123,6 @@ async def test_a_stream_that_fails_while_it_waits_is_a_failed_response() -> None
     assert names == [b"response.created", b"response.in_progress", b"response.failed", b"error"]
 
 
-async def test_a_caller_who_hangs_up_cancels_the_work() -> None:
-    async with serving(ScriptedDispatcher([[delta("Hel")], asyncio.Event()])) as gateway:
-        async with gateway.connection() as (reader, writer):
-            writer.write(gateway.post(PATH, body(stream=True)))
-            await reader.readuntil(b"output_text.delta")
-        await gateway.dispatcher.was_closed.wait()
-
-
 async def test_the_form_of_a_response_is_the_requests_else_the_gateways() -> None:
     async def items_of(config: GatewayConfig, **fields: Any) -> list[str]:
         async with serving(config=config) as gateway:
@@ -282,11 +164,3 @@ async def test_without_a_keeper_a_response_says_that_it_is_not_kept() -> None:
     assert (previous.status, json.loads(previous.body)["error"]["code"]) == (404, "previous_response_not_found")
     assert json.loads(previous.body)["error"]["param"] == "previous_response_id"
     assert read.status == 404
-
-
-async def test_the_document_describes_the_routes() -> None:
-    async with serving() as gateway:
-        document = json.loads((await gateway.request("GET", "/openapi.json")).body)
-    assert set(document["paths"][PATH]) == {"post"}
-    assert set(document["paths"][f"{PATH}/{{response_id}}"]) == {"get", "delete"}
-    assert "ResponsesRequest" in document["components"]["schemas"]

@@ -126,15 +126,6 @@ async def test_a_failure_after_the_whole_answer_does_not_spoil_it() -> None:
     assert events_of(response.body)[-1] == "[DONE]"
 
 
-async def test_another_attempt_before_content_leaves_no_trace_in_the_answer() -> None:
-    steps: list[Step] = [[started("one"), delta(finish="STOP")], [started("two")], *hello()[1:]]
-    async with serving(ScriptedDispatcher(steps)) as gateway:
-        response = await gateway.request("POST", CHAT, STREAM)
-    chunks = [json.loads(event) for event in events_of(response.body)[:-1]]
-    assert {chunk["model"] for chunk in chunks} == {"two"}
-    assert sum(chunk["choices"][0]["finish_reason"] == "stop" for chunk in chunks) == 1
-
-
 @pytest.mark.parametrize(("path", "body"), [(CHAT, STREAM), (CHAT, UNARY), ("/v1/embeddings", EMBED)])
 async def test_a_client_that_hangs_up_in_silence_stops_the_work(path: str, body: bytes) -> None:
     never = asyncio.Event()

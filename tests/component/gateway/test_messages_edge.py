@@ -8,7 +8,6 @@ from messages_script import (
     MESSAGES_PATH,
     WEATHER,
     CountingDispatcher,
-    anthropic_of,
     body,
     call,
     claude_code_request,
@@ -102,25 +101,6 @@ async def test_a_failure_while_it_waits_is_an_error_event_and_the_last() -> None
     assert b"message_stop" not in seen
 
 
-async def test_a_crash_in_the_middle_is_an_error_event_without_its_words() -> None:
-    steps: list[Step] = [[delta("Hel")], RuntimeError("cannot open /etc/weft/key")]
-    async with serving(ScriptedDispatcher(steps)) as gateway:
-        response = await gateway.request("POST", MESSAGES_PATH, body(stream=True))
-    name, data = events_of(response)[-1]
-    assert (name, data["error"]["type"], data["error"]["code"]) == ("error", "api_error", "internal")
-    assert b"/etc" not in response.body
-
-
-async def test_a_hang_up_ends_the_work() -> None:
-    steps: list[Step] = [[delta("Hel")], asyncio.Event()]
-    async with serving(ScriptedDispatcher(steps)) as gateway:
-        async with gateway.connection() as (reader, writer):
-            writer.write(gateway.post(MESSAGES_PATH, body(stream=True)))
-            await reader.readuntil(b'"text":"Hel"')
-        async with asyncio.timeout(5):
-            await gateway.dispatcher.was_closed.wait()
-
-
 async def test_extensions_and_headers_of_the_mesh_are_those_of_chat() -> None:
     raw = body(allow_remote=True, keep_alive="5m", x_client_id="me", prompt_cache_key="s1", x_unheard=1)
     async with serving() as gateway:
@@ -165,22 +145,6 @@ async def test_a_model_that_cannot_count_says_so() -> None:
     error = json.loads(response.body)["error"]
     assert (response.status, error["code"], error["type"]) == (501, "unsupported_operation", "api_error")
     assert response.headers["x-should-retry"] == "false"
-
-
-async def test_the_client_counts_tokens() -> None:
-    async with serving(CountingDispatcher()) as gateway, anthropic_of(gateway) as client:
-        counted = await client.messages.count_tokens(model="tiny", messages=[{"role": "user", "content": "Hi"}])
-    assert counted.input_tokens == 42
-
-
-async def test_the_surface_is_counted_under_its_name() -> None:
-    async with serving() as gateway:
-        await gateway.request("POST", MESSAGES_PATH, body())
-        metrics = await gateway.request("GET", "/metrics")
-    assert (
-        b'weft_gateway_requests_total{code="200",model="tiny",reason="completed",surface="messages"} 1.0'
-        in metrics.body
-    )
 
 
 @pytest.mark.parametrize("path", [MESSAGES_PATH, COUNT_PATH])

@@ -1,4 +1,3 @@
-import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -50,12 +49,6 @@ async def ask(client: AsyncAnthropic, *, stream: bool, **fields: Any) -> Message
         return answer
     async with client.messages.stream(**wanted) as events:
         return await events.get_final_message()
-
-
-async def collect(client: AsyncAnthropic, texts: list[str]) -> None:
-    async with client.messages.stream(model="tiny", max_tokens=5, messages=MESSAGES) as stream:
-        async for text in stream.text_stream:
-            texts.append(text)  # noqa: PERF401 - kept although the stream fails
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -211,40 +204,6 @@ async def test_a_rejection_before_the_first_byte_is_a_status_in_anthropics_words
     assert caught.value.request_id is not None
 
 
-async def test_a_failure_after_content_is_an_error_of_the_client() -> None:
-    steps: list[Step] = [[delta("Hel")], WeftError(Reason.WORKER_LOST, "the connection was lost")]
-    texts: list[str] = []
-    async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:
-        with pytest.raises(anthropic.APIStatusError) as caught:
-            await collect(client, texts)
-    assert texts == ["Hel"]
-    assert isinstance(caught.value.body, dict)
-    assert caught.value.body["error"] == {
-        "type": "api_error",
-        "message": "the connection was lost",
-        "code": "worker_lost",
-    }
-
-
-async def test_the_client_retries_a_full_queue_as_it_is_told() -> None:
-    busy = WeftError(Reason.QUEUE_FULL, "the queue is full", retry_after_seconds=0.5)
-    async with serving(ScriptedDispatcher([busy])) as gateway, anthropic_of(gateway) as client:
-        with pytest.raises(anthropic.ServiceUnavailableError) as caught:
-            await ask(client, stream=False)
-    assert caught.value.response.headers["retry-after"] == "1"
-    assert caught.value.response.headers["x-should-retry"] == "true"
-    assert isinstance(caught.value.body, dict)
-    assert caught.value.body["error"]["type"] == "overloaded_error"
-
-
-async def test_the_client_does_not_retry_what_will_not_help() -> None:
-    hopeless = WeftError(Reason.OUT_OF_MEMORY, "the model does not fit")
-    async with serving(ScriptedDispatcher([hopeless])) as gateway, anthropic_of(gateway, max_retries=2) as client:
-        with pytest.raises(anthropic.ServiceUnavailableError):
-            await ask(client, stream=False)
-        assert len(gateway.dispatcher.contexts) == 1
-
-
 async def test_parsed_output_follows_a_schema() -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
     steps: list[Step] = [[started()], [delta('{"city":"Oslo"}', finish="STOP"), finished()]]
@@ -257,13 +216,6 @@ async def test_parsed_output_follows_a_schema() -> None:
     assert isinstance(payload, chat_pb2.ChatPayload)
     assert [member.name for member in payload.response_format.json_schema.schema.fields] == ["type", "properties"]
     assert payload.reasoning_effort == chat_pb2.REASONING_EFFORT_LOW
-
-
-async def test_two_messages_at_once_do_not_mix() -> None:
-    async with serving() as gateway, anthropic_of(gateway) as client:
-        answers = await asyncio.gather(*(ask(client, stream=bool(number % 2)) for number in range(10)))
-    assert {block.to_dict()["text"] for answer in answers for block in answer.content} == {"Hello, world"}
-    assert len({answer.id for answer in answers}) == 10
 
 
 async def test_the_tool_runner_goes_on_without_the_thread_that_it_does_not_get() -> None:
