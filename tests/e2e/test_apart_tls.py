@@ -8,12 +8,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from mesh_process import POOL, eventually, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import POOL, eventually, fake_runner, running_mesh, write_config
 from tls_mesh import HOST, TlsMesh, weft
 
-from weft.client.resources import Registry
-from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
 from weft_testing.certificates import Authority
 
 ANSWER = {"model": POOL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -67,43 +64,6 @@ async def test_the_command_line_reaches_such_a_mesh_with_a_certificate_and_not_w
     assert code == 0, error
     (runner,) = json.loads(out)["items"]
     assert runner["status"]["address"] == mesh.addresses["runner"]
-
-
-@pytest.mark.nightly("services apart, replaced in the redesign")
-def test_a_plaintext_caller_gets_nothing_from_such_a_mesh(mesh: TlsMesh) -> None:
-    """The control: a service that served plaintext after all would answer here."""
-    plain = mesh.addresses["registry"].removeprefix("tls:")
-    with Registry(plain) as registry, pytest.raises(WeftError, match="it may ask for TLS"):
-        registry.documents(ResourceKind.RUNNER)
-
-
-@pytest.mark.parametrize(
-    ("sections", "missing"),
-    [
-        ({"gateway": {"tls": {"self_signed": False}}}, ("gateway.tls.certificate_file",)),
-        ({"auth": {"required": False}}, ("auth.required",)),
-        ({"auth": {"required": False}, "gateway": {"insecure": True}}, ("auth.required",)),
-        ({"auth": {"required": False}, "gateway": {"tls_terminated_elsewhere": True}}, ("auth.required",)),
-    ],
-)
-@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-async def test_a_mesh_that_anybody_could_reach_does_not_start(
-    tmp_path: Path, host: str, sections: dict[str, Any], missing: tuple[str, ...]
-) -> None:
-    config = write_config(tmp_path, fake_runner("a"), host=host, **sections)
-    code, out, error = await run_weft("up", "--config", str(config), home=tmp_path / "home")
-    assert (code, "weft is up" in out) == (2, False)
-    assert f"'{host}' is not a loopback address" in error
-    assert all(setting in error for setting in missing)
-
-
-@pytest.mark.parametrize("service", ["registry", "router", "runner"])
-async def test_a_service_that_anybody_could_reach_does_not_start(tmp_path: Path, service: str) -> None:
-    config = write_config(tmp_path, fake_runner("a"))
-    arguments = ("serve", service, "--listen", "0.0.0.0:0", "--config", str(config))
-    code, out, error = await run_weft(*arguments, home=tmp_path / "home")
-    assert (code, out) == (2, "")
-    assert "tls.certificate_file" in error
 
 
 async def test_a_mesh_on_all_addresses_asks_for_keys_over_https_and_speaks_no_plaintext(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from mesh_process import MeshProcess, running_mesh, write_config
 from shallow_model import write_shallow_model
 
-from weft.client import connect
 from weft_app.compose.demo import DEMO_MODEL, demo_runner_document
 
 pytestmark = [pytest.mark.slow("a real engine"), pytest.mark.real]
@@ -116,16 +115,3 @@ def test_a_flush_makes_cold_what_it_means_and_leaves_the_rest_warm(mesh: MeshPro
     assert found() == [False, False, False]
     _flush(mesh, scope="all")
     assert found() == [False, False, False]
-
-
-def test_the_python_client_says_it_too(mesh: MeshProcess) -> None:
-    with connect(mesh.grpc) as client:
-
-        def cached(**options: Any) -> int:
-            events = list(client.chat(DEMO_MODEL, _text("eight"), max_tokens=1, **options))
-            return events[-1].finished.receipt.usage.cached_prompt_tokens
-
-        cached(keep_alive="5m")
-        assert cached(cache_mode="none") == 0
-        assert cached(cache_tag="other") == 0
-        assert cached(cache_tag="other", cache_mode="prefix") > MIN_HIT_TOKENS

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,49 +85,7 @@ async def test_a_model_is_served_without_a_section_of_any_file_and_its_request_c
     assert (secret["name"], secret["usedBy"]) == (SECRET, [MODEL])
 
 
-SURFACES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("/v1/chat/completions", _chat()),
-    ("/v1/chat/completions", _chat(stream=True)),
-    ("/v1/responses", {"model": MODEL, "input": "Count."}),
-    ("/v1/messages", {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Count."}]}),
-    ("/v1/embeddings", {"model": MODEL, "input": "Count."}),
-    ("/v1/chat/completions", _chat(model="agent/clerk")),
-    ("/v1/responses", {"model": "agent/clerk", "input": "Count."}),
-)
-"""Text completions are no row: central models have chats and embeddings, see the test of completions."""
 CLERK = f"kind: agent\nname: clerk\nmodel: {MODEL}\nsystemPrompt: You count.\n"
-
-
-@pytest.mark.parametrize(
-    ("path", "body"), SURFACES, ids=[f"{path} {body['model']} {'stream' in body}" for path, body in SURFACES]
-)
-async def test_no_surface_sends_a_byte_without_a_permit(
-    mesh: MeshProcess, provider: CountingProvider, path: str, body: dict[str, Any]
-) -> None:
-    await _weft(mesh, "apply", "-f", "-", stdin=CLERK)
-    sent = provider.byte_count
-    status, error, left = await _post(mesh, path, body)
-    assert (status, left) in {(403, None), (403, "false")}, error
-    assert provider.byte_count == sent
-    if path != "/v1/embeddings":
-        # A negative control: with the permit the same request is sent.
-        async with (
-            aiohttp.ClientSession() as http,
-            http.post(f"{mesh.url}{path}", json=body | {"allow_remote": True}) as response,
-        ):
-            assert response.status == 200, await response.text()
-        assert provider.byte_count > sent
-
-
-@pytest.mark.parametrize("allow_remote", [False, True])
-async def test_a_text_completion_is_refused_whatever_the_permit_and_sends_nothing(
-    mesh: MeshProcess, provider: CountingProvider, allow_remote: bool
-) -> None:
-    sent = provider.byte_count
-    body = {"model": MODEL, "prompt": "Count.", "allow_remote": allow_remote}
-    status, error, _ = await _post(mesh, "/v1/completions", body)
-    assert (status, error["error"]["code"]) == (501, "unsupported_operation"), error
-    assert provider.byte_count == sent
 
 
 async def test_each_item_of_a_batch_goes_there_with_a_permit_of_its_own(
@@ -159,26 +116,6 @@ async def test_each_item_of_a_batch_goes_there_with_a_permit_of_its_own(
             refused = [json.loads(each) for each in (await response.text()).splitlines()]
     assert sorted(each["custom_id"] for each in refused) == ["line-0", "line-2", "line-3"]
     assert len(provider.requests) == asked + 1
-
-
-async def test_a_task_goes_there_with_a_permit_alone(mesh: MeshProcess, provider: CountingProvider) -> None:
-    sent = provider.byte_count
-    for allow_remote, state in ((False, "failed"), (True, "completed")):
-        body = {"endpoint": "/v1/chat/completions", "body": _chat(allow_remote=allow_remote)}
-        status, task, _ = await _post(mesh, "/api/v1/inference-tasks", body)
-        if status == 403:
-            assert not allow_remote
-            continue
-        assert status in (200, 201, 202), task
-        ended = await eventually(partial(_ended, mesh, task["id"]), SECONDS, "the task did not end")
-        assert ended["state"] == state, ended
-        assert (provider.byte_count > sent) is allow_remote
-
-
-async def _ended(mesh: MeshProcess, task: str) -> Any:
-    async with aiohttp.ClientSession() as http, http.get(f"{mesh.url}/api/v1/inference-tasks/{task}") as response:
-        found = await response.json()
-    return found if found["state"] not in ("pending", "running") else None
 
 
 async def _under_load(mesh: MeshProcess, change: Callable[[], Awaitable[object]]) -> list[int]:
@@ -276,24 +213,6 @@ async def test_the_doctor_names_the_provider_and_the_secret_and_sends_no_request
     found = await findings()
     assert (found["verdict"], found["detail"]) == ("failed", f"{MODEL}: there is no secret/{SECRET}")
     assert len(provider.requests) == asked
-
-
-async def test_what_cannot_be_served_is_refused_with_its_option(mesh: MeshProcess) -> None:
-    async def create(*options: str) -> tuple[int, str]:
-        return await _refused(mesh, "create", "model", "other", *options)
-
-    for options, words in (
-        (("--url", URL, "--api-key-ref", "secret/absent"), "--api-key-ref: there is no secret 'absent'"),
-        (("--url", URL, "--api-key-ref", "absent"), "--api-key-ref: must be secret/NAME"),
-        (("--url", "http://provider.example/v1"), "--url: must be https"),
-        (("--url", "https://user:word@provider.example/v1"), "--url: must not contain a user"),
-        (("--url", "ftp://provider.example"), "--url"),
-        (("--url", URL, "--slots", "5000"), "--slots"),
-    ):
-        code, error = await create(*options)
-        assert (code, words in error) == (2, True), error
-    code, error = await _refused(mesh, "create", "model", "m-a", "--url", URL)
-    assert (code, "m-a" in error) == (4, True)
 
 
 @pytest.mark.usefixtures("provider")

@@ -173,16 +173,6 @@ async def test_a_caller_who_hangs_up_ends_the_work_of_the_engine(
     assert took < 20 * CANCEL_SECONDS, took
 
 
-async def test_a_page_of_another_origin_is_refused_as_by_the_gateway(http: aiohttp.ClientSession) -> None:
-    async with http.post(CHAT, json=_body(), headers={"origin": "https://other.example"}) as answer:
-        assert answer.status == 403
-
-
-async def test_a_foreign_host_is_refused_as_by_the_gateway(http: aiohttp.ClientSession) -> None:
-    async with http.post(CHAT, json=_body(), headers={"host": "rebound.example"}) as answer:
-        assert answer.status == 403
-
-
 async def test_it_is_in_the_health_of_the_mesh_and_in_the_doctors_findings(mesh: MeshProcess, tmp_path: Path) -> None:
     code, out, err = await run_weft("status", "-o", "json", home=mesh.home)
     assert code == 0, err

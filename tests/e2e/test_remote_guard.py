@@ -1,8 +1,6 @@
 """Nothing leaves the premises unless it may: a whole mesh with a local model and a provider that counts its bytes."""
 
-import ssl
 import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,13 +8,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-import trustme
-from mesh_process import WEFT, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import WEFT, MeshProcess, eventually, fake_runner, running_mesh, write_config
 
 from weft.client import connect_async
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_testing.counting_provider import WORDS, CountingProvider, Reply, counting_provider
+from weft_testing.counting_provider import WORDS, CountingProvider, counting_provider
 from weft_testing.free_port import free_ports
 
 KEY_VARIABLE = "FRONTIER_KEY"
@@ -224,70 +221,6 @@ async def test_with_the_guard_down_and_a_permit_a_route_falls_back_to_the_provid
         assert await _left_premises(mesh, answer)
         assert len(provider.requests) == 1
     await _until_local_answers(mesh)
-
-
-async def test_a_route_serves_at_home_while_it_can(mesh: MeshProcess, provider: CountingProvider) -> None:
-    answer = await _ask(mesh, "route/careful", allow_remote=True)
-    assert answer.status == 200
-    assert not await _left_premises(mesh, answer)
-    assert _untouched(provider)
-
-
-@pytest.mark.parametrize("status", [429, 503])
-async def test_a_busy_provider_is_asked_again_when_it_said_and_not_before(
-    mesh: MeshProcess, provider: CountingProvider, status: int
-) -> None:
-    provider.replies.append(Reply(status=status, headers={"Retry-After": "2"}))
-    began = time.monotonic()
-    answer = await _ask(mesh, CLOUD, allow_remote=True)
-    assert answer.status == 200, answer.body
-    assert time.monotonic() - began >= 2.0
-    assert len(provider.requests) == 2, "the router waits, and the runner sends nothing meanwhile"
-
-
-async def test_a_provider_that_is_busy_for_long_costs_the_caller_an_error_and_itself_one_request(
-    mesh: MeshProcess, provider: CountingProvider
-) -> None:
-    provider.replies.append(Reply(status=429, headers={"Retry-After": "6"}))
-    answer = await _ask(mesh, CLOUD, allow_remote=True)
-    assert answer.status == 503, answer.body
-    assert answer.retry_after is not None
-    assert len(provider.requests) == 1
-    falls_back = await _ask(mesh, "route/cloudy", allow_remote=True)
-    assert falls_back.status == 200
-    assert len(provider.requests) == 1, "it was answered at home"
-    await eventually(lambda: _answers(mesh, CLOUD), 30.0, "the provider is never asked again")
-
-
-@pytest.mark.parametrize("model", [NAMELESS, UNTRUSTED])
-async def test_a_provider_without_name_or_trusted_certificate_is_an_error_and_is_told_nothing(
-    mesh: MeshProcess, provider: CountingProvider, model: str
-) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
-    async with counting_provider(context, port=TLS_PORT) as untrusted:
-        answer = await _ask(mesh, model, allow_remote=True)
-        assert answer.status >= 500
-        for secret in (KEY, "no-such-host", str(TLS_PORT), str(PLAIN_PORT)):
-            assert secret not in str(answer.body)
-        assert (await _ask(mesh, "route/broken", allow_remote=True)).status == 200, "answered at home"
-        assert untrusted.requests == []
-    assert _untouched(provider)
-
-
-async def test_the_key_is_in_no_log_and_in_nothing_that_is_shown(mesh: MeshProcess, provider: CountingProvider) -> None:
-    provider.replies.append(Reply(status=401, body=b'{"error": {"message": "wrong key: %s"}}' % KEY.encode()))
-    failed = await _ask(mesh, CLOUD, allow_remote=True)
-    assert failed.status >= 500
-    shown = [str(failed.body)]
-    for words in (("describe", "runner", "away"), ("get", "models", "-o", "json"), ("describe", "model", CLOUD)):
-        code, out, error = await run_weft(*words, home=mesh.home)
-        assert code == 0, error
-        shown.append(out + error)
-    logs = [path.read_text() for path in (mesh.home / "logs").iterdir()]
-    assert any("attempt failed" in text for text in logs), "the logs are looked at"
-    for text in (*shown, *logs):
-        assert KEY not in text
 
 
 @asynccontextmanager

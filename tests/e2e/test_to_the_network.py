@@ -15,7 +15,6 @@ import pytest
 from join_process import make_token, running_join
 from kit.fake_backend import run_fake_backend
 from mesh_process import (
-    COLD_WEFT,
     START_SECONDS,
     WEFT,
     MeshProcess,
@@ -207,26 +206,6 @@ async def test_an_option_that_is_refused_is_named_as_it_was_typed(
     assert code == 2
     assert words in error
     assert "weft.yaml" not in error
-
-
-async def test_a_join_that_meets_no_tls_shows_no_line_of_grpc(tmp_path: Path) -> None:
-    """A raw line of gRPC (`ssl_transport_security.cc`) stood before the error in plain words."""
-
-    async def answer_in_plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1024)
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        writer.close()
-
-    (tmp_path / "laptop").mkdir()
-    config = write_config(tmp_path / "laptop", fake_runner("laptop"))
-    async with await asyncio.start_server(answer_in_plain, "127.0.0.1", 0) as server:
-        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        home, publish = tmp_path / "laptop" / "home", ("--publish", "m-laptop", "--config", str(config))
-        with running_join(home, url, "wjt_abcdefghijkl_0", *publish, weft=COLD_WEFT) as laptop:
-            await laptop.until("no link")
-            assert "speaks plain HTTP and no gRPC" in laptop.output
-            assert ".cc:" not in laptop.output
-            await laptop.stop()
 
 
 async def test_a_service_on_a_port_is_found_by_its_home(tmp_path: Path) -> None:

@@ -107,34 +107,6 @@ async def test_a_request_is_one_trace_over_gateway_router_a_runner_that_dialled_
     assert not any(span.is_error for span in spans.values())
 
 
-async def test_a_request_that_no_ratio_includes_leaves_no_span_unless_it_fails(traced: TracedMesh) -> None:
-    collector = traced.collector
-    unseen, unseen_trace, _ = _traceparent(sampled=False)
-    failed, failed_trace, _ = _traceparent(sampled=False)
-    assert (await _chat(traced.mesh, traceparent=unseen))[0] == 200
-    assert (await _chat(traced.mesh, model="nothing-has-this-name", traceparent=failed))[0] == 404
-    await asyncio.to_thread(collector.wait_for, _has(failed_trace, "POST /v1/chat/completions"))
-    assert not collector.of_trace(unseen_trace)
-    edge = collector.of_trace(failed_trace)["POST /v1/chat/completions"]
-    assert edge.is_error
-    assert edge.attributes["error.type"] == "model_not_found"
-
-
-async def test_a_stream_that_its_caller_cancels_is_a_cancelled_span(traced: TracedMesh) -> None:
-    traceparent, trace, _ = _traceparent()
-    body = {"model": "m-a", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 4000}
-    async with aiohttp.ClientSession() as http:
-        url, headers = f"{traced.mesh.url}/v1/chat/completions", {"traceparent": traceparent}
-        async with http.post(url, json={**body, "model": "m-a"}, headers=headers) as answer:
-            await answer.content.readline()
-            answer.close()
-    await asyncio.to_thread(traced.collector.wait_for, _has(trace, "chat m-a", "weft.attempt"))
-    spans = traced.collector.of_trace(trace)
-    ends = {name: (spans[name].is_error, spans[name].attributes.get("error.type")) for name in spans}
-    assert ends["chat m-a"] == ends["weft.attempt"] == (True, "cancelled")
-    assert spans["chat m-a"].attributes["weft.outcome"] == "cancelled"
-
-
 async def test_a_task_is_a_span_from_its_submission_to_its_end_with_a_link_to_the_submission(
     traced: TracedMesh,
 ) -> None:
@@ -180,18 +152,3 @@ async def test_a_call_of_the_grpc_api_is_a_span_below_its_callers(traced: Traced
 
 def _is_call(span: ReceivedSpan, trace: str) -> bool:
     return span.trace_id == trace and "InferenceService" in span.name
-
-
-@pytest.mark.nightly("a collector that hangs")
-def test_a_mesh_whose_collector_hangs_answers_and_ends_as_ever(tmp_path: Path) -> None:
-    config = write_config(tmp_path, fake_runner("a", answer_tokens=2))
-    with running_receiver() as collector, pytest.MonkeyPatch.context() as environment:
-        collector.pause_seconds = 60.0
-        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        environment.setenv("OTEL_TRACES_SAMPLER", "always_on")
-        environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
-        with running_apart(tmp_path, config) as mesh:
-            asyncio.run(_ready(mesh))
-            for _ in range(20):
-                assert asyncio.run(_chat(mesh))[0] == 200
-        assert not collector.spans

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 import pytest
 from kit.listing_server import WORDS, ListingServer, listing_server
@@ -87,12 +87,6 @@ def test_two_commands_lead_to_a_chat_with_a_model_of_an_engine_that_runs(mesh: M
     assert models(mesh.home) == {"llama3.2:3b", "qwen3:8b"}
 
 
-def test_a_server_that_hangs_while_engines_are_looked_for_is_not_served(mesh: MeshProcess, silent: str) -> None:
-    runners = weft(mesh.home, "get", "runners", "-o", "name").split()
-    assert runners == ["runner/local", "runner/ollama"]
-    assert silent not in (mesh.home / "state" / "discovered.json").read_text()
-
-
 def test_discover_shows_the_engine_and_the_lines_of_weft_yaml(
     account: Path, config: Path, ollama: ListingServer
 ) -> None:
@@ -131,27 +125,6 @@ def test_a_server_is_attached_remembered_and_detached(account: Path, config: Pat
             assert "there is no model box" in weft(home, "detach", "box", fails=True)
 
 
-def test_a_server_is_detached_over_http_and_the_audit_says_so(mesh: MeshProcess) -> None:
-    with listing_server("far-model", is_ollama=False) as far:
-        weft(mesh.home, "attach", far.address, "--name", "far")
-        detach = Request(f"{mesh.url}/v1/admin/servers/far/detach", data=b"{}", method="POST")
-        detach.add_header("Content-Type", "application/json")
-        with urlopen(detach, timeout=SECONDS) as answer:
-            assert answer.status == 202
-            operation = json.load(answer)["name"]
-        becomes(lambda: "far-model" not in models(mesh.home))
-        becomes(lambda: len(audit(mesh, operation)) == 3)
-        entries = audit(mesh, operation)
-        assert [each["event"].removeprefix("operation.") for each in entries] == ["accepted", "started", "succeeded"]
-        assert "far" in str(entries[0]["detail"])
-
-
-def audit(mesh: MeshProcess, operation: str) -> list[dict[str, str]]:
-    """The entries of the audit about one operation."""
-    with urlopen(f"{mesh.url}/v1/admin/audit", timeout=SECONDS) as answer:
-        return [each for each in json.load(answer)["items"] if each.get("operation") == operation]
-
-
 def test_the_model_to_try_is_one_that_its_server_has(account: Path, ollama: ListingServer) -> None:
     path, url = account / "misspelt.yaml", f"http://{ollama.address}"
     models = [{"name": name, "url": url} for name in ("llama", "llama3.2:3b")]
@@ -187,7 +160,3 @@ def test_a_model_that_its_server_does_not_have_is_failed_everywhere_and_nothing_
             urlopen(f"{mesh.url}/health", timeout=SECONDS)
         with health.value as answer:
             assert answer.code == 503
-
-
-def test_a_server_that_does_not_answer_is_not_attached(mesh: MeshProcess, silent: str) -> None:
-    assert "the server is not attached: it did not answer" in weft(mesh.home, "attach", silent, fails=True)
