@@ -170,9 +170,12 @@ async def _ask(
         return response.status, await response.json()
 
 
-async def _stream(http: aiohttp.ClientSession, mesh: MeshProcess, **changes: Any) -> list[dict[str, Any] | str]:
-    """Every data event of a stream, in order."""
-    heard: list[dict[str, Any] | str] = []
+Heard = list[dict[str, Any] | str]
+
+
+async def _stream(http: aiohttp.ClientSession, mesh: MeshProcess, heard: Heard | None = None, **changes: Any) -> Heard:
+    """Every data event of a stream, in order; each is in `heard` as soon as it is there."""
+    heard = [] if heard is None else heard
     async with http.post(f"{mesh.url}/v1/chat/completions", json=_body(stream=True, **changes)) as response:
         assert response.status == 200
         async for line in response.content:
@@ -182,7 +185,7 @@ async def _stream(http: aiohttp.ClientSession, mesh: MeshProcess, **changes: Any
     return heard
 
 
-def _text(heard: list[dict[str, Any] | str]) -> str:
+def _text(heard: Heard) -> str:
     choices = [choice for event in heard if isinstance(event, dict) for choice in event.get("choices", ())]
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 
@@ -190,14 +193,14 @@ def _text(heard: list[dict[str, Any] | str]) -> str:
 async def test_a_backend_killed_after_some_tokens_is_an_error_event_and_no_replay(pair: MeshProcess) -> None:
     await _configure(pair, "a", "b", answer_tokens=0, tokens_per_second=20)
     async with aiohttp.ClientSession(headers={"X-Request-Id": "killed-late"}) as http:
-        streaming = asyncio.create_task(_stream(http, pair))
+        heard: Heard = []
+        streaming = asyncio.create_task(_stream(http, pair, heard))
         victim = await _busy_runner(pair)
-        async with await pair.backend(victim) as backend:
-            await backend.wait_for_state(lambda state: state.tokens_sent >= 3)
+        await eventually(lambda: _text(heard).count("tok") >= 3, 10.0, "the answer does not begin")
         pid = (await pair.describe(victim)).process_id
         killed = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        heard = await streaming
+        await streaming
         assert time.monotonic() - killed < 1.0
     assert isinstance(heard[-1], dict)
     assert heard[-1]["error"]["code"] == "server_died"
