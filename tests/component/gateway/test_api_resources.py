@@ -6,6 +6,7 @@ import pytest
 from gateway_script import FixedFleet, RawResponse, model, serving
 from registry_script import ScriptedRegistry
 
+from gateway.config import GatewayConfig
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
@@ -218,3 +219,36 @@ async def test_the_owner_in_a_models_name_may_be_written_with_a_slash_or_escaped
         assert body_of(await gateway.request("GET", f"/v1/models/{name}"))["id"] == "org/tiny"
         assert (await gateway.request("DELETE", f"/api/v1/models/{name}")).status == 204
     assert registry.asked[-1][1:3] == (ResourceKind.MODEL, "org/tiny")
+
+
+CHANGES = (
+    ("DELETE", "/api/v1/models/tiny"),
+    ("DELETE", "/api/v1/agents/coder"),
+    ("DELETE", "/api/v1/runners/titan"),
+    ("PUT", "/api/v1/models/tiny"),
+    ("PUT", "/api/v1/agents/coder"),
+    ("POST", "/api/v1/apply"),
+)
+
+
+@pytest.mark.parametrize(("method", "path"), CHANGES)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:3000"},
+        {"Origin": "http://127.0.0.1"},
+        {"Host": "evil.example"},
+        {"Host": "mesh.lan"},
+        {"Host": "mesh.lan", "Origin": "http://mesh.lan"},
+    ],
+)
+async def test_no_page_of_another_origin_changes_anything(method: str, path: str, headers: dict[str, str]) -> None:
+    registry = ScriptedRegistry()
+    config = GatewayConfig(port=0, allowed_hosts=frozenset({"mesh.lan"}))
+    async with serving(registry=registry, config=config) as gateway:
+        body = b"" if method == "DELETE" else b'{"documents":[{"kind":"model","name":"tiny"}]}'
+        error = error_of(await gateway.request(method, path, body, headers), 403)
+    assert error["code"] == "permission_denied"
+    assert registry.asked == []

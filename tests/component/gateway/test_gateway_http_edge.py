@@ -337,3 +337,37 @@ async def test_a_connection_serves_one_request_after_the_other() -> None:
             top = await reader.readuntil(b"\r\n\r\n")
             length = int(top.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
             assert json.loads(await reader.readexactly(length))["object"] == "chat.completion"
+
+
+@pytest.mark.parametrize("line", [b"POST / HTTP/1.1", b"GET /health HTTP/1.1"])
+async def test_a_request_without_host_is_refused(line: bytes) -> None:
+    async with serving() as gateway:
+        response = await gateway.exchange(line + b"\r\nConnection: close\r\n\r\n")
+    assert "Host" in require_envelope(response, 400, "malformed_request")
+
+
+async def test_two_hosts_are_refused() -> None:
+    async with serving() as gateway:
+        response = await gateway.exchange(
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
+    require_envelope(response, 400, "malformed_request")
+
+
+@pytest.mark.parametrize(
+    "extra", ["X-Large: " + "a" * 33_000 + "\r\n", "".join(f"X-{index}: a\r\n" for index in range(101))]
+)
+async def test_large_or_many_headers_are_431(extra: str) -> None:
+    async with serving() as gateway:
+        response = await gateway.exchange(
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + extra.encode() + b"\r\n"
+        )
+        await require_still_serving(gateway)
+    require_envelope(response, 431, "request_too_large")
+
+
+async def test_a_head_that_is_not_completed_in_time_is_408() -> None:
+    config = GatewayConfig(port=0, connections=ConnectionLimits(header_timeout_seconds=0.05))
+    async with serving(config=config) as gateway:
+        require_envelope(await gateway.exchange(b"GET /health HTTP/1.1\r\nHost: lo"), 408, "deadline_exceeded")
+        require_envelope(await gateway.exchange(b""), 408, "deadline_exceeded")
