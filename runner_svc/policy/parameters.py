@@ -8,6 +8,7 @@ is left out with a warning. docs/api.md shows the lists.
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -181,10 +182,10 @@ class Document:
 class Schema:
     """A JSON schema, within the limits of schemas of `response_format`."""
 
-    def check(self, name: str, value: Any) -> None:
-        """Raises INVALID_ARGUMENT."""
+    def fitted(self, name: str, value: Any) -> Mapping[str, Any]:
+        """Returns the schema for the engine; see SchemaGuard.require_safe. Raises INVALID_ARGUMENT."""
         Document(MAX_GRAMMAR_CHARS).check(name, value)
-        require_safe_schema(value, name, SchemaLimits())
+        return require_safe_schema(value, name, SchemaLimits())
 
     def __str__(self) -> str:
         return "JSON schema, as of `response_format`"
@@ -194,18 +195,27 @@ class Schema:
 class StructuredOutputs:
     """What an answer must be, as vLLM takes it: a schema, a pattern or a grammar among other members."""
 
-    def check(self, name: str, value: Any) -> None:
-        """Raises INVALID_ARGUMENT."""
+    def fitted(self, name: str, value: Any) -> Mapping[str, Any]:
+        """Returns the value for the engine; see Schema.fitted. Raises INVALID_ARGUMENT."""
         Document(MAX_GRAMMAR_CHARS).check(name, value)
-        if isinstance(schema := value.get("json"), dict):
-            Schema().check(f"{name}.json", schema)
+        fitted: dict[str, Any] = dict(value)
+        if (schema := value.get("json")) is not None:
+            fitted["json"] = Schema().fitted(f"{name}.json", _decoded(schema))
         if isinstance(pattern := value.get("regex"), str):
             require_safe_pattern(pattern, f"{name}.regex")
         if isinstance(grammar := value.get("grammar"), str):
             Grammar().check(f"{name}.grammar", grammar)
+        return fitted
 
     def __str__(self) -> str:
         return f"object of at most {MAX_GRAMMAR_CHARS:,} characters; its schema, pattern and grammar are checked"
+
+
+def _decoded(schema: Any) -> Any:
+    """Returns a schema that vLLM also takes as text; other text is returned unchanged."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(schema) if isinstance(schema, str) else schema
+    return schema
 
 
 Rule = Number | Flag | OneOf | Texts | TokenIds | Grammar | Document | Schema | StructuredOutputs
@@ -303,8 +313,11 @@ def admit(extra: Mapping[str, Any], profile: ParameterProfile) -> AdmittedParame
         elif profile.passthrough:
             send[name] = value
         elif rule := allowed.get(name):
-            rule.check(name, value)
-            send[name] = value
+            if isinstance(rule, Schema | StructuredOutputs):
+                send[name] = rule.fitted(name, value)
+            else:
+                rule.check(name, value)
+                send[name] = value
         else:
             message = f"is not supported by this model's engine ({profile.engine.engine}) and was not used"
             warnings.append(_warning(name, message))

@@ -1,5 +1,6 @@
 """Extra parameters: sent, refused, or left out with a warning."""
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from runner_svc.policy.parameters import (
     MAX_EXTRA_PARAMETERS,
     MAX_GRAMMAR_CHARS,
     MAX_GRAMMAR_DEPTH,
+    EngineParameters,
     ParameterProfile,
     admit,
 )
@@ -193,8 +195,37 @@ def test_repeats_in_order_and_braces_in_texts_pass(grammar: str) -> None:
     assert admit({"grammar": grammar}, ParameterProfile(engine=LLAMA_SERVER_PARAMETERS)).send == {"grammar": grammar}
 
 
+_LONG = {"type": "array", "items": {"type": "string"}, "maxItems": 100_000_000}
+_ANY_LENGTH = {"type": "array", "items": {"type": "string"}}
+
+
 @pytest.mark.parametrize(
-    "value", [{"json": {"minItems": 9, "maxItems": 2}}, {"regex": "a{9,2}"}, {"grammar": 'root ::= "a"{9,2}'}]
+    ("engine", "given", "sent"),
+    [
+        (LLAMA_SERVER_PARAMETERS, {"json_schema": _LONG}, {"json_schema": _ANY_LENGTH}),
+        (VLLM_PARAMETERS, {"structured_outputs": {"json": _LONG}}, {"structured_outputs": {"json": _ANY_LENGTH}}),
+        (
+            VLLM_PARAMETERS,
+            {"structured_outputs": {"json": json.dumps(_LONG)}},
+            {"structured_outputs": {"json": _ANY_LENGTH}},
+        ),
+    ],
+)
+def test_an_upper_bound_in_a_schema_beside_response_format_filled_the_memory(
+    engine: EngineParameters, given: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    assert admit(given, ParameterProfile(engine=engine)).send == sent
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"json": {"minItems": 9, "maxItems": 2}},
+        {"json": '{"minItems": 9, "maxItems": 2}'},
+        {"json": "{"},
+        {"regex": "a{9,2}"},
+        {"grammar": 'root ::= "a"{9,2}'},
+    ],
 )
 def test_structured_outputs_are_checked_inside(value: Any) -> None:
     with pytest.raises(FieldError):
