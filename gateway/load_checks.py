@@ -9,6 +9,8 @@ from weft.documents.load_values import load_parameter, load_value
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.load_parameters import check_parameters
 
+_GGUF = "gguf"
+
 
 def require_loadable(
     options: load_pb2.LoadOptions,
@@ -37,6 +39,22 @@ def require_loadable(
     if context_field and refusal.field == f"parameters.{CONTEXT_TOKENS}":
         raise FieldError(context_field, refusal.message.removeprefix(f"{refusal.field}: "))
     raise refusal
+
+
+def require_parameters_of_source(
+    parameters: Collection[str], source: str, served: Iterable[InstanceDescription]
+) -> None:
+    """Raises INVALID_ARGUMENT naming a parameter that no engine has for the model of a source, if that is known.
+
+    It is known of GGUF files, by the GGUF models that the runners serve already. Ranges depend on the model.
+    """
+    if _GGUF not in source.casefold():
+        return
+    known = {one.name for each in served if each.model_path.casefold().endswith(_GGUF) for one in each.load_parameters}
+    unknown = sorted(set(parameters) - known)
+    if known and unknown:
+        names = ", ".join(sorted(known))
+        raise invalid_field(f"parameters.{unknown[0]}", f"cannot be set for this model; what can: {names}")
 
 
 def _check_quantization(name: str, declared: Collection[str], own: str) -> None:

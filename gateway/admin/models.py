@@ -12,7 +12,7 @@ from gateway.admin.operations import SURFACE, Admin, AdminDeps, AdminPorts, acce
 from gateway.admin.schemas import FlushBody, LoadBody, PullBody, SourceLoadBody, UnloadBody
 from gateway.answers.unary import json_response
 from gateway.intake.query import begin_read
-from gateway.load_checks import require_loadable
+from gateway.load_checks import require_loadable, require_parameters_of_source
 from gateway.operations import read_body, require_source
 from gateway.resources.handlers import known_name_of
 from weft.api.gateway.v1 import admin_model_pb2 as pb
@@ -32,6 +32,7 @@ from weft.documents.operation_actions import (
 )
 from weft.kernel.abilities import Abilities
 from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.model_source import asked_source, server_source
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
@@ -289,6 +290,11 @@ async def load_source(deps: Admin, request: Request) -> Response:
     require_source(request, body.source, parameters=body.parameters)
     if body.quantization is not None:
         raise invalid_field("quantization", "is part of the source, such as hf:OWNER/REPO:Q4_K_M")
+    if body.parameters and server_source(body.source, "source") is None:
+        runners = list(deps.gateway.fleet.view.runners) if body.runner is None else [body.runner]
+        described = await deps.ports.instances.instances(runners)
+        served = [one for instances in described.values() for one in instances.values()]
+        require_parameters_of_source(body.parameters, str(asked_source(body.source, "source")), served)
     settings = LoadSettings.model_construct(**{name: getattr(body, name) for name in LoadSettings.model_fields})
     action = load_action(
         body.name or "", settings, evict_model=body.evict_model or "", source=body.source, runner=body.runner or ""

@@ -70,8 +70,11 @@ def _check_attach(load: operation_pb2.LoadModel) -> None:
         raise invalid_field(f"{field}.options.parameters.{API_KEY_ENV}", "must be the name of a variable")
     if REMOTE in parameters and parameters[REMOTE].WhichOneof("kind") != "flag":
         raise invalid_field(f"{field}.options.parameters.{REMOTE}", "must be true or false")
-    if options.quantization or options.pin or options.memory_budget_bytes or options.HasField("keep_alive"):
-        raise invalid_field(f"{field}.options", "must have parameters alone: weft does not load what a server serves")
+    for given, _ in options.ListFields():
+        if given.name != "parameters":
+            raise invalid_field(
+                f"{field}.options.{given.name}", "cannot be set: weft does not load what a server serves"
+            )
 
 
 def needed_access(action: operation_pb2.OperationAction) -> tuple[Access, ...]:

@@ -162,6 +162,23 @@ async def test_a_quantization_that_a_load_cannot_have_is_refused_at_once(path: s
     assert not operations.created
 
 
+async def test_a_load_by_source_with_an_unknown_parameter_is_refused_at_once() -> None:
+    """It was accepted, and its operation failed."""
+    operations = ScriptedOperations()
+    async with serving(
+        fleet=FixedFleet(two_replicas()), admin=admin_ports(operations, instances=ScriptedInstances(described()))
+    ) as gateway:
+        for source in ("hf:acme/tiny-GGUF:Q4_K_M", "/models/tiny.gguf"):
+            body = {"source": source, "parameters": {"cache_type": "q8_0"}}
+            refused = body_of(await gateway.request("POST", "/v1/admin/models", json.dumps(body).encode()), 400)
+            assert refused["error"]["param"] == "parameters.cache_type", refused
+            assert "what can: cache_type_k, context_tokens" in refused["error"]["message"]
+        assert not operations.created
+        body = {"source": "hf:acme/tiny-GGUF:Q4_K_M", "parameters": {"cache_type_k": "q8_0"}}
+        await gateway.request("POST", "/v1/admin/models", json.dumps(body).encode())
+        assert operations.created
+
+
 async def test_a_load_is_accepted_as_an_operation() -> None:
     operations = ScriptedOperations()
     body = {

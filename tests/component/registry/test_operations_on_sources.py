@@ -205,12 +205,19 @@ def attach(**parameters: object) -> Action:
     return action
 
 
+def pinned_attach() -> Action:
+    action = attach()
+    action.load_model.options.pin = True
+    return action
+
+
 @pytest.mark.parametrize(
     ("action", "field"),
     [
         (attach(slots=4), "action.load_model.options.parameters.slots"),
         (attach(api_key_env=1), "action.load_model.options.parameters.api_key_env"),
         (attach(remote="yes"), "action.load_model.options.parameters.remote"),
+        (pinned_attach(), "action.load_model.options.pin"),
         (load_source("http://user:secret@box:11434"), "action.load_model.source"),
         (load_source("http://box:11434?key=secret"), "action.load_model.source"),
     ],
