@@ -9,21 +9,20 @@ from weft.kernel.principal import VIEW_MODELS, VIEW_RUNNERS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import (
     AGENT,
-    ALIAS,
-    PROFILE,
+    MODEL,
+    MODEL_OR_POOL,
+    POOL,
     ROUTE,
     RUNNER,
-    SECRET,
     TARGET,
-    TENANT,
     UNKNOWN_KIND,
     UNKNOWN_NAME,
     WORKFLOW,
     among,
 )
 
-_OTHER_NAMES = frozenset({ALIAS, PROFILE, SECRET, TENANT})
-"""Kinds whose names are not those that requests can ask for."""
+_REQUESTABLE = frozenset({"", MODEL, POOL, MODEL_OR_POOL, AGENT, ROUTE, WORKFLOW, TARGET})
+"""Kinds whose names are those that requests can ask for."""
 
 
 def with_visible_names(error: WeftError, view: FleetView, principal: Principal) -> WeftError:
@@ -36,10 +35,10 @@ def with_visible_names(error: WeftError, view: FleetView, principal: Principal) 
 
 def _visible(error: WeftError, view: FleetView, principal: Principal) -> Iterable[str]:
     kind = error.metadata.get(UNKNOWN_KIND, "")
-    if kind in _OTHER_NAMES:
-        return ()
     if kind == RUNNER:
         return view.runners if principal.may(VIEW_RUNNERS) else ()
+    if kind not in _REQUESTABLE:
+        return ()
     targets = known_names(view)
     seen = {each for each in targets if principal.may_name(VIEW_MODELS, name_asked_for(each))}
     seen.update(usable_names(targets, principal))

@@ -17,6 +17,7 @@ from weft.api.registry.v1 import (
     lease_service_pb2_grpc,
     registry_service_pb2,
     registry_service_pb2_grpc,
+    runner_pb2,
     runner_session_service_pb2_grpc,
 )
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
@@ -156,8 +157,10 @@ class SessionCalls:
     async def close(self, session: LinkSession) -> None:
         """Close the session of a runner whose link is gone, unless it is reached elsewhere by now. Raises WeftError."""
         with calling(Reason.SERVICE_UNAVAILABLE):
-            request = registry_service_pb2.GetRunnerRequest(name=session.runner)
-            known = (await self._registry.GetRunner(request, timeout=CALL_TIMEOUT_SECONDS)).runner
+            request = registry_service_pb2.GetResourceRequest(kind="runner", name=session.runner)
+            found = await self._registry.GetResource(request, timeout=CALL_TIMEOUT_SECONDS)
+            known = runner_pb2.Runner()
+            found.resource.content.Unpack(known)
             if known.address == relayed_address(self._address, session.runner):
                 await self._sessions.CloseSession(_close_request(session), timeout=CALL_TIMEOUT_SECONDS)
 

@@ -38,7 +38,7 @@ class ApplyRequest(_Part):
     """Resources to bring to their declared state, all or none."""
 
     documents: Annotated[list[Any], Field(min_length=1, max_length=MAX_DOCUMENTS), StopAtFirstError()]
-    """Model, agent, runner, pool, route, alias, profile, workflow and tenant documents; `status` in them is ignored."""
+    """Documents of resources of any kind; `status` in them is ignored."""
     dry_run: bool = False
     """Whether the changes are only reported, not made."""
     adopt: bool = False

@@ -21,9 +21,8 @@ from gateway.routing import ApiRouter
 from weft.api.gateway.v1 import mesh_router_pb2
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
 from weft.documents.json_schema import record_schema
-from weft.documents.kinds.declared import DECLARED_KINDS
+from weft.documents.kinds import DECLARED_KINDS, KINDS
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.rights import is_by_name, resource_of
 from weft.documents.schemas import resource_schema
 from weft.kernel.principal import EDIT_MODELS, EDIT_SETTINGS, VIEW_MODELS, VIEW_RUNNERS, Access, Resource, Role
 
@@ -32,7 +31,7 @@ _DELETABLE = (*DECLARED_KINDS, ResourceKind.RUNNER)
 
 
 def _of_kind(kind: ResourceKind, role: Role) -> Access:
-    return Access(resource_of(kind), role)
+    return Access(KINDS[kind].resource, role)
 
 
 def _path_of(kind: ResourceKind) -> str:
@@ -59,7 +58,7 @@ for each in ResourceKind:
         answers(page_schema(each), query=resources.list_parameters(each)),
         summary=f"Get {each.plural}",
         operation_id=f"get_{each.plural}",
-        by_name=is_by_name(each),
+        by_name=KINDS[each].by_name,
     )
     RESOURCES.add_get(
         _path_of(each),
@@ -68,7 +67,7 @@ for each in ResourceKind:
         answers(resource_schema(each), path="name"),
         summary=f"Get {each.plural} by name",
         operation_id=f"get_{each.plural}_by_name",
-        by_name=is_by_name(each),
+        by_name=KINDS[each].by_name,
     )
 for each in _DELETABLE:
     RESOURCES.add_delete(
@@ -79,7 +78,7 @@ for each in _DELETABLE:
         status=204,
         summary=f"Delete {each.value}",
         operation_id=f"delete_{each.value}",
-        by_name=is_by_name(each),
+        by_name=KINDS[each].by_name,
     )
 RESOURCES.add_post(
     f"{_API}/apply",
@@ -97,7 +96,7 @@ for each in DECLARED_KINDS:
         json_or_yaml_body(resource_schema(each)) | answers(APPLY_ANSWER, path="name", query=APPLY_PARAMETERS, also=201),
         summary=f"Put {each.value}",
         operation_id=f"put_{each.value}",
-        by_name=is_by_name(each),
+        by_name=KINDS[each].by_name,
     )
 RESOURCES.add_post(
     f"{_API}/profiles/{{name}}/save",

@@ -25,23 +25,22 @@ from gateway.resources.documents import (
     members_body,
     page_body,
 )
-from weft.api.registry.v1.declaration_service_pb2 import ApplyResult, Declaration
+from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.registry_service_pb2 import ListEventsRequest, WatchEventsRequest
-from weft.api.registry.v1.resource_kind_pb2 import RESOURCE_KIND_UNSPECIFIED
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.dispatch.agents import name_asked_for, named
 from weft.documents.codec import document_of, word_of
-from weft.documents.kinds.declared import declared_kind_of, manifest_of
+from weft.documents.kinds import DECLARED_KINDS, KINDS
 from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import (
     AnyDocument,
     PoolDocument,
-    kind_number,
+    declared_document,
     plain,
     pool_document,
     to_declaration,
 )
-from weft.documents.rights import is_by_name, names_secret, require_declarable, resource_of, visible_pool
+from weft.documents.rights import names_secret, require_declarable, visible_pool
 from weft.documents.selectors import parse_selector
 from weft.documents.yaml_documents import SourcedDocument, parse_document, read_documents, refuse_repeats
 from weft.kernel.errors import FieldError, WeftError, invalid_field, renaming_fields
@@ -56,8 +55,6 @@ SURFACE = "api"
 MAX_PAGE_SIZE = 1000
 
 PAGE_PARAMETERS = ("pageSize", "pageToken")
-LABELLED_KINDS = frozenset({ResourceKind.MODEL, ResourceKind.AGENT})
-"""Kinds of resources that have labels."""
 DELETE_PARAMETERS = ("force",)
 
 log = get_logger("weft.gateway")
@@ -78,7 +75,7 @@ async def list_resources(kind: ResourceKind, deps: Gateway, request: Request) ->
     query = begin_read(request, SURFACE, list_parameters(kind))
     size, token, labels = query.count("pageSize", MAX_PAGE_SIZE), query.text("pageToken"), query.text("labels")
     parse_selector(labels, "labels")
-    if resource_of(kind) is not Resource.MODELS:
+    if KINDS[kind].resource is not Resource.MODELS:
         return json_response(page_body(kind, await deps.registry.list_page(kind, size, token)))
     principal = facts_of(request.scope).principal
     principal.require_some(VIEW_MODELS)
@@ -96,14 +93,14 @@ def _visible(principal: Principal, document: AnyDocument) -> AnyDocument:
 
 def list_parameters(kind: ResourceKind) -> tuple[str, ...]:
     """Returns the parameters of a list of resources."""
-    return (*PAGE_PARAMETERS, "labels") if kind in LABELLED_KINDS else PAGE_PARAMETERS
+    return (*PAGE_PARAMETERS, "labels") if KINDS[kind].has_labels else PAGE_PARAMETERS
 
 
 async def get_resource(kind: ResourceKind, deps: Gateway, request: Request) -> Response:
     """Returns one resource."""
     begin_read(request, SURFACE)
     name, principal = known_name_of(request, deps), facts_of(request.scope).principal
-    if resource_of(kind) is Resource.MODELS:
+    if KINDS[kind].resource is Resource.MODELS:
         principal.require_name(VIEW_MODELS, name)
     return json_response(plain(_visible(principal, await deps.registry.get(kind, name))))
 
@@ -128,9 +125,9 @@ async def delete_resource(kind: ResourceKind, deps: Gateway, request: Request) -
     require_local_caller(request.scope)
     force = Query(request.scope, frozenset(DELETE_PARAMETERS)).flag("force")
     name = known_name_of(request, deps)
-    if is_by_name(kind):
+    if KINDS[kind].by_name:
         facts.principal.require_name(EDIT_MODELS, name)
-    elif resource_of(kind) is Resource.MODELS:
+    elif KINDS[kind].resource is Resource.MODELS:
         facts.principal.require(EDIT_MODELS)
     await deps.registry.delete(kind, name, force=force)
     log.info("resource deleted", request_id=facts.request_id, kind=kind.value, name=name, force=force)
@@ -162,8 +159,7 @@ def _events_of(query: Query) -> ListEventsRequest:
         raise invalid_field("kind", "is required with name")
     name = require_name_of_model(query.text("name"), "name") if "name" in query else ""
     limit = query.count("limit", MAX_EVENTS)
-    number = RESOURCE_KIND_UNSPECIFIED if kind is None else kind_number(kind)
-    return ListEventsRequest(kind=number, name=name, limit=limit)
+    return ListEventsRequest(kind=kind or "", name=name, limit=limit)
 
 
 async def get_config(deps: Gateway, request: Request) -> Response:
@@ -239,30 +235,24 @@ async def _apply(
     request: Request, deps: GatewayDeps, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool
 ) -> Sequence[ApplyResult]:
     principal = facts_of(request.scope).principal
-    declarations = [_named_targets(deps, to_declaration(each)) for each in documents]
-    if names_secret(declarations):
+    wanted = [_with_named_targets(deps, each) for each in documents]
+    if names_secret(wanted):
         # The registry sees only the gateway's own key.
         principal.require(USE_SECRETS)
-    require_declarable(principal, declarations)
+    require_declarable(principal, wanted)
     results = await deps.registry.apply(documents, dry_run=dry_run, adopt=adopt, author=author_of(request))
-    changed = [
-        f"{word_of(result, 'kind')}/{result.name}"
-        for result in results
-        if result.outcome != ApplyResult.OUTCOME_UNCHANGED
-    ]
+    changed = [f"{result.kind}/{result.name}" for result in results if result.outcome != ApplyResult.OUTCOME_UNCHANGED]
     if changed and not dry_run:
         request_id = facts_of(request.scope).request_id
         log.info("resources applied", request_id=request_id, count=len(changed), first=changed[0])
     return results
 
 
-def _named_targets(deps: GatewayDeps, declaration: Declaration) -> Declaration:
-    """Returns a copy of a declaration that points to names where the given one points to ids."""
-    found = Declaration()
-    found.CopyFrom(declaration)
-    kind = declared_kind_of(found)
-    if kind is not None:
-        kind.rename_references(manifest_of(found), partial(named, deps.fleet.view))
+def _with_named_targets(deps: GatewayDeps, document: AnyDocument) -> AnyDocument:
+    """Returns a copy of a document that points to names where the given one points to ids."""
+    found = declared_document(to_declaration(document))
+    if found.kind in DECLARED_KINDS:
+        DECLARED_KINDS[found.kind].rename_references(found.manifest, partial(named, deps.fleet.view))
     return found
 
 

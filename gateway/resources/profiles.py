@@ -17,7 +17,7 @@ from gateway.resources.handlers import SURFACE, author_of, name_of
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.profile_service_pb2 import SaveProfileRequest, SwitchProfileRequest
 from weft.documents.document_base import DocumentPart
-from weft.documents.profiles import declarations_of
+from weft.documents.profiles import documents_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ProfileDocument
 from weft.documents.rights import names_secret
@@ -70,7 +70,7 @@ async def switch_profile(deps: Gateway, request: Request) -> Response:
     # The registry sees only the gateway's own key.
     if profile.names_models:
         facts.principal.require(OPERATE)
-    if names_secret(declarations_of(profile.declared)):
+    if names_secret(documents_of(profile.declared)):
         facts.principal.require(USE_SECRETS)
     wanted = SwitchProfileRequest(name=name, dry_run=dry_run, requested_by=_requester(request))
     switched = await deps.registry.switch_profile(wanted)

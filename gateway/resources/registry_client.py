@@ -27,11 +27,11 @@ from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.dispatch.fleet import FleetSource
 from weft.documents.field_names import declared_field, document_field
+from weft.documents.kinds import record_in
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
     AnyDocument,
     ModelDocument,
-    kind_number,
     model_document,
     observed_document,
     to_declaration,
@@ -119,23 +119,17 @@ class RegistryClient(RegistryPort):
     async def list_page(
         self, kind: ResourceKind, page_size: int, page_token: str, labels: str = "", names: Names = None
     ) -> ResourcePage:
-        request = getattr(registry_service_pb2, f"List{kind.plural.capitalize()}Request")(
-            page_size=page_size, page_token=page_token
+        request = registry_service_pb2.ListResourcesRequest(
+            kind=kind.value, page_size=page_size, page_token=page_token, labels=labels, names=names or ()
         )
-        if labels:
-            request.labels = labels
-        if names is not None:
-            request.names.extend(names)
-        found = await self._calls.call(getattr(self._resources, f"List{kind.plural.capitalize()}"), request)
-        documents = [self._document(kind, message) for message in getattr(found, kind.plural)]
+        found = await self._calls.call(self._resources.ListResources, request)
+        documents = [self._document(kind, record_in(each)) for each in found.resources]
         return ResourcePage(documents=documents, next_page_token=found.next_page_token)
 
     @override
     async def get(self, kind: ResourceKind, name: str) -> AnyDocument:
-        noun = kind.value.capitalize()
-        request = getattr(registry_service_pb2, f"Get{noun}Request")(name=name)
-        found = await self._calls.call(getattr(self._resources, f"Get{noun}"), request)
-        return self._document(kind, getattr(found, kind.value))
+        request = registry_service_pb2.GetResourceRequest(kind=kind.value, name=name)
+        return self._document(kind, record_in((await self._calls.call(self._resources.GetResource, request)).resource))
 
     def _document(self, kind: ResourceKind, message: Any) -> AnyDocument:
         return self._model(message) if kind is ResourceKind.MODEL else observed_document(kind, message)
@@ -204,7 +198,7 @@ class RegistryClient(RegistryPort):
 
     @override
     async def delete(self, kind: ResourceKind, name: str, *, force: bool) -> None:
-        request = declaration_service_pb2.DeleteRequest(kind=kind_number(kind), name=name, force=force)
+        request = declaration_service_pb2.DeleteRequest(kind=kind.value, name=name, force=force)
         timeout_seconds = FORCED_DELETE_TIMEOUT_SECONDS if force else None
         await self._calls.call(self._declarations.Delete, request, timeout_seconds)
 

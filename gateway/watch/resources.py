@@ -14,13 +14,14 @@ from gateway.answers.answer_builder import encode_json
 from gateway.errors import internal_error
 from gateway.ports import RegistryPort
 from gateway.watch.source import Change, WatchCaller, WatchSource, delete, put, synced
-from weft.documents.mesh_state import Key, MeshState
+from weft.documents.kinds import KINDS, Key
+from weft.documents.mesh_state import MeshState
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import PoolDocument, plain, pool_document
-from weft.documents.rights import resource_of, visible_pool
+from weft.documents.rights import view_of, visible_pool
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.principal import VIEW_MODELS, Access, Principal, Role
+from weft.kernel.principal import VIEW_MODELS, Access, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task, stop_tasks
 
@@ -175,12 +176,12 @@ class ResourceSource(WatchSource):
     @property
     @override
     def access(self) -> Access:
-        return Access(resource_of(self._kind), Role.VIEW)
+        return view_of(self._kind)
 
     @property
     @override
     def by_name(self) -> bool:
-        return self._kind not in (ResourceKind.RUNNER, ResourceKind.PROFILE, ResourceKind.TENANT)
+        return KINDS[self._kind].by_name
 
     @override
     async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:

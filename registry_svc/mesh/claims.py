@@ -6,7 +6,7 @@ from registry_svc.mesh.mesh_state import ResourceIndex
 from registry_svc.mesh.overlay import may_serve
 from registry_svc.mesh.policy.namespace import Claim, Owner
 from registry_svc.mesh.session_state import SessionState
-from weft.documents.kinds.declared import DECLARED_KINDS
+from weft.documents.kinds import DECLARED_KINDS
 from weft.documents.resource_kinds import ResourceKind
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from registry_svc.config import AliasSetting, RegistryConfig
 from registry_svc.mesh.domain import EventDraft, JoinToken
-from registry_svc.mesh.mesh_state import INDEXED_KINDS, Mesh
+from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.heartbeat import resumed
 from registry_svc.mesh.records import Held
 from registry_svc.mesh.rows import StoredSession
@@ -133,23 +133,12 @@ class RegistryCore:
         """Return everything there is, and a watcher that receives every change after that."""
         self.require_open()
         mesh = self.mesh
-        models = map(mesh.deferred_model, mesh.model_names())
-        agents = map(mesh.deferred_agent, mesh.agent_names())
-        routes = map(mesh.routes.deferred, mesh.routes.names())
         snapshot = Snapshot(
             self._revision,
             self.settings,
             tuple(state.publisher() for state in mesh),
-            tuple(make for make in models if make is not None),
-            tuple(make for make in agents if make is not None),
-            tuple(make for make in routes if make is not None),
+            tuple(mesh.deferred_resources()),
             tuple(self.routers.values()),
-            {
-                kind: [shown[name] for name in sorted(shown)]
-                for kind, documents in mesh.documents.items()
-                if kind not in INDEXED_KINDS
-                for shown in (documents.shown,)
-            },
         )
         return snapshot, self.watchers.subscribe()
 

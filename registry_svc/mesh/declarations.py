@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
 
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from registry_svc.mesh.central import Bell
 from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import EventDraft, EventReason, Outcome
+from registry_svc.mesh.manifests import Batch
 from registry_svc.mesh.mesh_state import ResourceIndex
 from registry_svc.mesh.overlay import says_the_same
 from registry_svc.mesh.policy.declarations import (
@@ -26,22 +28,20 @@ from registry_svc.mesh.policy.events import events_for
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import require_free
 from registry_svc.mesh.policy.ownership import Author, settled_owner
-from registry_svc.mesh.records import is_loaded, pool_name_of, to_kind
+from registry_svc.mesh.records import is_loaded, pool_name_of
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2
 from weft.api.registry.v1.declaration_service_pb2 import (
-    ApplyRequest,
     ApplyResult,
-    Declaration,
     PoolDeclaration,
 )
 from weft.api.registry.v1.journal_pb2 import JOURNAL_MODE_UNSPECIFIED, JournalMode
 from weft.api.registry.v1.model_pb2 import ModelDeclaration
 from weft.api.registry.v1.settings_pb2 import MeshSettings
-from weft.documents.kinds.declared import DECLARED_KINDS, Key, declared_kind_of, key_of, kind_of, manifest_of
-from weft.documents.kinds.kind import PointsTo, Reference
+from weft.documents.kind import PointsTo, Reference
+from weft.documents.kinds import DECLARED_KINDS, Key, key_of, packed
 from weft.documents.kinds.model import secret_of
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import kind_number
+from weft.documents.resources import AnyDocument
 from weft.documents.rights import visible_names
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -114,20 +114,19 @@ class Declarations:
         self._has_secret = has_secret
         self._bell = bell or Bell()
 
-    async def apply(self, request: ApplyRequest, author: Author = NOBODY) -> list[ApplyResult]:
-        """One result per declaration, in order; see DeclarationService.Apply. `author` declares them."""
-        return await self._core.write(lambda: self._apply(request, author))
+    async def apply(self, batch: Batch, author: Author = NOBODY) -> list[ApplyResult]:
+        """One result per document, in order; see DeclarationService.Apply. `author` declares them."""
+        return await self._core.write(lambda: self._apply(batch, author))
 
     def name_of(self, name_or_id: str) -> str:
         """The name of the model, the agent or the route with this id; any other text as it is."""
         return self._core.name_of(name_or_id)
 
-    def name_targets(self, request: ApplyRequest) -> None:
-        """Replace ids to which declarations point by names, under which they are stored."""
-        for declaration in request.declarations:
-            kind = declared_kind_of(declaration)
-            if kind is not None:
-                kind.rename_references(manifest_of(declaration), self._core.asked_by)
+    def name_targets(self, documents: Iterable[AnyDocument]) -> None:
+        """Replace ids to which documents point by names, under which they are stored."""
+        for document in documents:
+            if document.kind in DECLARED_KINDS:
+                DECLARED_KINDS[document.kind].rename_references(document.manifest, self._core.asked_by)
 
     async def delete(self, kind: ResourceKind, name: str, *, force: bool = False, requested_by: str = "") -> None:
         """Delete a resource, also one of a runner; see DeclarationService.Delete.
@@ -145,9 +144,9 @@ class Declarations:
             return
         await self._core.write(lambda: self._delete(kind, name, force=force))
 
-    async def _apply(self, request: ApplyRequest, author: Author) -> list[ApplyResult]:
-        plan = self.planned(request, author)
-        if not request.dry_run:
+    async def _apply(self, batch: Batch, author: Author) -> list[ApplyResult]:
+        plan = self.planned(batch, author)
+        if not batch.dry_run:
             await self.carry_out(plan)
         return plan.results
 
@@ -166,71 +165,69 @@ class Declarations:
         saved = Counter(key_of(record)[0].plural for record in plan.records)
         log.info("declarations applied", **saved, adopt=plan.adopt)
 
-    def planned(self, request: ApplyRequest, author: Author, leaving: Collection[Key] = ()) -> Plan:
+    def planned(self, batch: Batch, author: Author, leaving: Collection[Key] = ()) -> Plan:
         """The effects of an Apply on what is declared now; raises what Apply raises."""
-        self._require_as_expected(request)
-        models = [each.model.manifest for each in request.declarations if each.HasField("model")]
+        self._require_as_expected(batch)
+        models = [each.manifest for each in batch.documents if each.kind is ResourceKind.MODEL]
         plan = Plan(
             now=stamp_of(self._core.clock.utc_now()),
-            adopt=request.adopt,
+            adopt=batch.adopt,
             author=author,
             leaving=leaving,
             arriving={manifest.name: pool_name_of(manifest) for manifest in models},
             arriving_targets=frozenset(
-                f"{kind.prefix}{manifest_of(each).name}"
-                for each in request.declarations
-                if (kind := declared_kind_of(each)) is not None and kind.prefix
+                f"{kind.prefix}{each.name}"
+                for each in batch.documents
+                if (kind := DECLARED_KINDS.get(each.kind)) is not None and kind.prefix
             ),
         )
-        for index, declaration in enumerate(request.declarations):
+        for index, document in enumerate(batch.documents):
             try:
-                plan.results.append(self._planned_one(plan, declaration, f"declarations[{index}]"))
+                plan.results.append(self._planned_one(plan, document, f"declarations[{index}]"))
             except WeftError as error:
                 error.metadata.setdefault("declaration", str(index))
                 raise
         self._require_room(plan)
         return plan
 
-    def _require_as_expected(self, request: ApplyRequest) -> None:
+    def _require_as_expected(self, batch: Batch) -> None:
         """Raise RESOURCE_CHANGED for a resource that is declared otherwise than the caller read it."""
-        if request.expected and len(request.expected) != len(request.declarations):
+        if batch.expected and len(batch.expected) != len(batch.documents):
             raise invalid_field("expected", "must have one entry for each declaration, or none")
-        for index, (given, expected) in enumerate(zip(request.declarations, request.expected, strict=False)):
-            kind, name = kind_of(given), manifest_of(given).name
-            if (kind, name) != (kind_of(expected), manifest_of(expected).name):
+        for index, (given, expected) in enumerate(zip(batch.documents, batch.expected, strict=False)):
+            if given.label != expected.label:
                 raise invalid_field(f"expected[{index}]", "must be of the same kind and name as the declaration")
             if not self._core.mesh.is_declared_as(expected):
                 raise WeftError(
                     Reason.RESOURCE_CHANGED,
-                    f"the {kind} {name!r} was changed or deleted since it was read; read it again",
-                    metadata={str(kind): name, "declaration": str(index)},
+                    f"the {given.kind} {given.name!r} was changed or deleted since it was read; read it again",
+                    metadata={str(given.kind): given.name, "declaration": str(index)},
                 )
 
-    def _planned_one(self, plan: Plan, given: Declaration, field_: str) -> ApplyResult:
+    def _planned_one(self, plan: Plan, given: AnyDocument, field_: str) -> ApplyResult:
         """Plan one declaration; returns its result."""
-        kind, manifest = kind_of(given), manifest_of(given)
-        assert kind is not None, "checked before"
+        kind, manifest = given.kind, given.manifest
         outcome: Outcome = Outcome.UNCHANGED
-        before: Declaration | None = given
+        before: Message | None = given.declared
         match kind:
             case ResourceKind.MODEL:
                 self._require_secret(manifest, f"{field_}.model.manifest.provider.api_key_ref")
-                outcome, before = self._plan_model(plan, given.model, f"{field_}.model.manifest")
+                outcome, before = self._plan_model(plan, given.declared, f"{field_}.model.manifest")
             case ResourceKind.RUNNER:
                 self._require_runner(manifest.name)
             case ResourceKind.POOL:
-                self._require_pool(plan, given.pool, f"{field_}.pool.members")
+                self._require_pool(plan, given.declared, f"{field_}.pool.members")
             case _:
                 outcome, before = self._plan_document(plan, kind, manifest, f"{field_}.{kind.value}")
         return ApplyResult(
-            kind=kind_number(kind),
-            name=manifest.name,
+            kind=kind.value,
+            name=given.name,
             outcome=ApplyResult.Outcome.ValueType(outcome),
-            before=before,
-            after=given,
+            before=None if before is None else packed(kind, before),
+            after=packed(kind, given.declared),
         )
 
-    def _plan_model(self, plan: Plan, given: ModelDeclaration, field_: str) -> tuple[Outcome, Declaration | None]:
+    def _plan_model(self, plan: Plan, given: ModelDeclaration, field_: str) -> tuple[Outcome, Message | None]:
         mesh, manifest = self._core.mesh, given.manifest
         view, declared = mesh.model(manifest.name), mesh.declared_model(manifest.name)
         _settle_owner(plan, manifest, view, field_)
@@ -248,7 +245,7 @@ class Declarations:
             adopt=plan.adopt,
         )
         if outcome is Outcome.UNCHANGED:
-            return outcome, Declaration(model=given)
+            return outcome, given
         plan.records.append(
             model_pb2.Model(
                 manifest=manifest,
@@ -260,11 +257,11 @@ class Declarations:
         known = declared or view
         if known is None:
             return outcome, None
-        return outcome, Declaration(model=ModelDeclaration(manifest=known.manifest, runner=known.declared_runner))
+        return outcome, ModelDeclaration(manifest=known.manifest, runner=known.declared_runner)
 
     def _plan_document(
         self, plan: Plan, kind: ResourceKind, manifest: Any, field_: str
-    ) -> tuple[Outcome, Declaration | None]:
+    ) -> tuple[Outcome, Message | None]:
         """Plan a declaration of any kind but models."""
         mesh, declared_kind, name = self._core.mesh, DECLARED_KINDS[kind], manifest.name
         documents = mesh.documents[kind]
@@ -295,7 +292,7 @@ class Declarations:
             record.create_time.CopyFrom(plan.now if known is None else known.create_time)
             record.manifest.CopyFrom(manifest)
             plan.records.append(record)
-        return outcome, None if known is None else Declaration(**{kind.value: known.manifest})
+        return outcome, None if known is None else known.manifest
 
     def _require_free_scope(self, plan: Plan, kind: ResourceKind, manifest: Any) -> None:
         """Raise ALREADY_EXISTS for a document with the scope of another one."""
@@ -348,7 +345,7 @@ class Declarations:
         mesh, config = self._core.mesh, self._core.config
         new = Counter(result.kind for result in plan.results if result.outcome == ApplyResult.OUTCOME_CREATED)
         for kind in DECLARED_KINDS:
-            require_room(kind.plural, mesh.count(kind), new[kind_number(kind)], config.max_of(kind))
+            require_room(kind.plural, mesh.count(kind), new[kind.value], config.max_of(kind))
         growth = mesh.sizes.growth_bytes((*key_of(record), record.manifest) for record in plan.records)
         require_room(
             "bytes of all that is declared and published", mesh.sizes.total_bytes, growth, config.max_manifest_bytes
@@ -481,7 +478,7 @@ def events_of(results: Iterable[ApplyResult]) -> list[EventDraft]:
     """The events of what was done."""
     return [
         EventDraft(
-            kind=to_kind(result.kind, "kind"),
+            kind=ResourceKind(result.kind),
             name=result.name,
             reason=_EVENT_REASONS[result.outcome],
             message=_EVENT_MESSAGES[result.outcome],

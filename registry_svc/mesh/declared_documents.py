@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
-from weft.documents.kinds.kind import DeclaredKind, Reference
+from weft.documents.kind import DeclaredKind, Reference
 
 Record = Any
 """A message of a declared kind, such as an Alias."""

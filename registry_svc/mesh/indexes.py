@@ -16,7 +16,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.names import is_resource_id
 
 if TYPE_CHECKING:
-    from weft.documents.kinds.declared import Key
+    from weft.documents.kinds import Key
 
 
 @dataclass(slots=True)

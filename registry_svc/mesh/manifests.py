@@ -6,55 +6,69 @@ Equal meanings are equal messages afterwards, and what a newer caller added is d
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from registry_svc.config import RegistryConfig
 from registry_svc.load_options import check_options
 from registry_svc.wire_values import require_at_most
 from weft.api.registry.v1 import declaration_service_pb2, profile_pb2
-from weft.documents.kinds.declared import DECLARED_KINDS, declared_kind_of, kind_of, manifest_of
+from weft.api.registry.v1.resource_pb2 import ResourceDocument
+from weft.documents.kinds import DECLARED_KINDS
 from weft.documents.kinds.profile import check_profile
-from weft.documents.profiles import declarations_of, load_options_of, profile_field
+from weft.documents.profiles import documents_of, load_options_of, profile_field
 from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import AnyDocument, declared_document
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
 
 
-def valid_batch(
-    request: declaration_service_pb2.ApplyRequest, config: RegistryConfig
-) -> declaration_service_pb2.ApplyRequest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A valid Apply."""
+
+    documents: Sequence[AnyDocument]
+    expected: Sequence[AnyDocument] = ()
+    dry_run: bool = False
+    adopt: bool = False
+
+
+def valid_batch(request: declaration_service_pb2.ApplyRequest, config: RegistryConfig) -> Batch:
     """Return a valid Apply, no two declarations of one name; raises INVALID_ARGUMENT naming the field."""
-    require_at_most(request.declarations, "declarations", config.max_declarations)
-    for index, declaration in enumerate(request.declarations):
-        _check_declaration(declaration, f"declarations[{index}]", config)
-        declaration.DiscardUnknownFields()
-    require_at_most(request.expected, "expected", config.max_declarations)
-    for index, expected in enumerate(request.expected):
-        _check_declaration(expected, f"expected[{index}]", config)
-    _require_one_namespace(request.declarations)
-    return request
+    batch = Batch(
+        documents=_valid_documents(request.declarations, "declarations", config),
+        expected=_valid_documents(request.expected, "expected", config),
+        dry_run=request.dry_run,
+        adopt=request.adopt,
+    )
+    _require_one_namespace(batch.documents)
+    return batch
 
 
-def _check_declaration(declaration: declaration_service_pb2.Declaration, field: str, config: RegistryConfig) -> None:
-    kind = kind_of(declaration)
-    if kind is None:
-        raise invalid_field(
-            field,
-            "must be a model, an agent, a runner, a pool, a route, an alias, a profile, a workflow or a tenant",
-        )
-    where = f"{field}.{kind.value}"
+def _valid_documents(
+    resources: Sequence[ResourceDocument], field: str, config: RegistryConfig
+) -> Sequence[AnyDocument]:
+    require_at_most(resources, field, config.max_declarations)
+    return [_valid_document(resource, f"{field}[{index}]", config) for index, resource in enumerate(resources)]
+
+
+def _valid_document(resource: ResourceDocument, field: str, config: RegistryConfig) -> AnyDocument:
+    document = declared_document(resource, field)
+    kind, where = document.kind, f"{field}.{document.kind.value}"
+    document.declared.DiscardUnknownFields()
     if kind is ResourceKind.PROFILE:
-        valid_profile(declaration.profile, where, config)
+        valid_profile(document.declared, where, config)
     elif kind in DECLARED_KINDS:
-        DECLARED_KINDS[kind].check(getattr(declaration, kind.value), where)
+        DECLARED_KINDS[kind].check(document.declared, where)
     elif kind is ResourceKind.POOL:
-        require_at_most(declaration.pool.members, f"{where}.members", config.max_models)
-    check_message(declaration, field)
+        require_at_most(document.declared.members, f"{where}.members", config.max_models)
+    check_message(document.declared, where)
+    return document
 
 
 def valid_profile(manifest: profile_pb2.ProfileManifest, field: str, config: RegistryConfig) -> None:
     """Bring a profile to its canonical form; raises INVALID_ARGUMENT naming the field, such as "agents[0].name"."""
     check_profile(manifest, field)
-    documents = declarations_of(manifest)
+    documents = documents_of(manifest)
     if len(documents) > config.max_profile_documents:
         raise invalid_field(field, f"declares {len(documents)} documents; at most {config.max_profile_documents}")
     _require_one_namespace(documents, lambda index: f"{field}.{profile_field(manifest, index)}")
@@ -68,16 +82,14 @@ def _declarations_field(index: int) -> str:
     return f"declarations[{index}]"
 
 
-def _require_one_namespace(
-    declarations: Sequence[declaration_service_pb2.Declaration], place: Callable[[int], str] = _declarations_field
-) -> None:
+def _require_one_namespace(documents: Sequence[AnyDocument], place: Callable[[int], str] = _declarations_field) -> None:
     """No two of one name in one call; only a pool may be called like a model. `place`: the field of one of them."""
     owners: dict[tuple[ResourceKind | None, str], int] = {}
-    pools = {each.pool.name for each in declarations if each.HasField("pool")}
-    pools |= {each.model.manifest.pool_name for each in declarations if each.HasField("model")}
-    for index, declaration in enumerate(declarations):
-        name, kind = manifest_of(declaration).name, kind_of(declaration)
-        declared = declared_kind_of(declaration)
+    pools = {each.name for each in documents if each.kind is ResourceKind.POOL}
+    pools |= {each.manifest.pool_name for each in documents if each.kind is ResourceKind.MODEL}
+    for index, document in enumerate(documents):
+        name, kind = document.name, document.kind
+        declared = DECLARED_KINDS.get(kind)
         has_own_space = kind is ResourceKind.POOL or (declared is not None and not declared.shares_namespace)
         space = kind if has_own_space else None
         earlier = owners.setdefault((space, name), index)

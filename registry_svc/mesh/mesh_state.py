@@ -15,11 +15,12 @@ from registry_svc.mesh.overlay import may_serve, public_agent, public_model, say
 from registry_svc.mesh.policy.declarations import Target
 from registry_svc.mesh.session_state import SessionState
 from weft.api.registry.v1 import agent_pb2, model_pb2, pool_pb2, route_pb2, runner_pb2, workflow_pb2
-from weft.api.registry.v1.declaration_service_pb2 import Declaration
 from weft.api.registry.v1.profile_pb2 import Profile
 from weft.api.registry.v1.registry_service_pb2 import Change
-from weft.documents.kinds.declared import DECLARED_KINDS, Key, key_of, kind_of, manifest_of
+from weft.api.registry.v1.resource_pb2 import ResourceDocument
+from weft.documents.kinds import DECLARED_KINDS, Key, key_of, packed
 from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import AnyDocument
 
 INDEXED_KINDS = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE)
 """Kinds of documents that runners publish as well, or whose status follows from runners."""
@@ -126,6 +127,20 @@ class ResourceIndex:
         if state is None or not may_serve(declared, state.profile.name):
             return partial(public_model, declared, None, None)
         return partial(public_model, declared, state.publications[name], state.publisher())
+
+    def deferred_resources(self) -> Iterator[Callable[[], ResourceDocument]]:
+        """Yield what makes each resource of a snapshot, as it is now, at any later time."""
+        makers: Mapping[ResourceKind, Callable[[str], Callable[[], Message] | None]] = {
+            ResourceKind.MODEL: self.deferred_model,
+            ResourceKind.AGENT: self.deferred_agent,
+            ResourceKind.ROUTE: self.routes.deferred,
+        }
+        for kind, make_of in makers.items():
+            yield from (
+                partial(_packed, kind, make) for name in self.names_of(kind) if (make := make_of(name)) is not None
+            )
+        for kind in self.documents.keys() - makers.keys():
+            yield from (partial(packed, kind, each) for _, each in sorted(self.documents[kind].shown.items()))
 
     def unowned_on(self, model: str) -> str | None:
         """The runner that has a model loaded which it does not publish any more; None: no active one has."""
@@ -294,11 +309,10 @@ class Mesh(ResourceIndex):
     def _shown_changes(self, kind: ResourceKind, before: Mapping[str, Any]) -> list[Change]:
         """Return the changes from documents that counted before to those that count now."""
         after = self.documents[kind].shown
-        changes: list[tuple[str, Any]] = [
-            *((f"deleted_{kind.value}", name) for name in sorted(before.keys() - after.keys())),
-            *((kind.value, after[name]) for name in sorted(after) if after[name] is not before.get(name)),
+        return [
+            *(_gone(kind, name) for name in sorted(before.keys() - after.keys())),
+            *(_put(kind, after[name]) for name in sorted(after) if after[name] is not before.get(name)),
         ]
-        return [Change(**{field: value}) for field, value in changes]
 
     def shown_workflow(self, name: str) -> workflow_pb2.RegisteredWorkflow | None:
         """Return a workflow with its present status."""
@@ -314,21 +328,17 @@ class Mesh(ResourceIndex):
         )
         return shown
 
-    def is_declared_as(self, expected: Declaration) -> bool:
+    def is_declared_as(self, expected: AnyDocument) -> bool:
         """Whether it would change nothing to declare this; a runner and a pool are not declared."""
-        kind = kind_of(expected)
+        kind, name = expected.kind, expected.name
         if kind is ResourceKind.MODEL:
-            name = expected.model.manifest.name
             publication, _ = self.published_model(name) or (None, None)
             view, declared = self.model(name), self.declared_model(name)
-            return says_the_same(expected.model, view=view, declared=declared, publication=publication)
-        if kind is None or kind not in self.documents:
+            return says_the_same(expected.declared, view=view, declared=declared, publication=publication)
+        if kind not in self.documents:
             return True
-        manifest: Any = manifest_of(expected)
-        found = (
-            self.agent(manifest.name) if kind is ResourceKind.AGENT else self.documents[kind].shown.get(manifest.name)
-        )
-        return found is not None and found.manifest == manifest
+        found = self.agent(name) if kind is ResourceKind.AGENT else self.documents[kind].shown.get(name)
+        return found is not None and found.manifest == expected.declared
 
     def _changes(
         self,
@@ -349,13 +359,13 @@ class Mesh(ResourceIndex):
         ]
         gone_routes, new_routes = self._replaced_routes(routes, concerned | self._routes_over(models))
         return [
-            *(Change(deleted_route=name) for name in gone_routes),
-            *(Change(deleted_agent=name) for name in gone_agents),
-            *(Change(deleted_model=name) for name in gone_models),
+            *(_gone(ResourceKind.ROUTE, name) for name in gone_routes),
+            *(_gone(ResourceKind.AGENT, name) for name in gone_agents),
+            *(_gone(ResourceKind.MODEL, name) for name in gone_models),
             *(Change(deleted_runner=name) for name in gone_runners),
             *_with_their_models(members, new_models),
-            *(Change(agent=agent) for agent in new_agents),
-            *(Change(route=route) for route in new_routes),
+            *(_put(ResourceKind.AGENT, agent) for agent in new_agents),
+            *(_put(ResourceKind.ROUTE, route) for route in new_routes),
         ]
 
     def _replaced_models(self, names: Iterable[str]) -> tuple[list[str], dict[str, model_pb2.Model], set[str]]:
@@ -437,8 +447,20 @@ def _with_their_models(members: Sequence[SessionState], models: dict[str, model_
     for state in members:
         yield Change(runner=state.runner())
         own = [name for name in state.publications if name in rest] if rest else []
-        yield from (Change(model=rest.pop(name)) for name in own)
-    yield from (Change(model=model) for model in rest.values())
+        yield from (_put(ResourceKind.MODEL, rest.pop(name)) for name in own)
+    yield from (_put(ResourceKind.MODEL, model) for model in rest.values())
+
+
+def _packed(kind: ResourceKind, make: Callable[[], Message]) -> ResourceDocument:
+    return packed(kind, make())
+
+
+def _put(kind: ResourceKind, record: Message) -> Change:
+    return Change(resource=packed(kind, record))
+
+
+def _gone(kind: ResourceKind, name: str) -> Change:
+    return Change(deleted_resource=ResourceDocument(kind=kind.value, name=name))
 
 
 def _names(records: Iterable[Any]) -> dict[str, None]:

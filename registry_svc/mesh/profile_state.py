@@ -3,11 +3,10 @@
 from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.profile_steps import WantedModels, differences
 from registry_svc.mesh.records import is_loaded
-from weft.api.registry.v1.declaration_service_pb2 import Declaration
 from weft.api.registry.v1.profile_pb2 import Profile, ProfileManifest
-from weft.documents.kinds.declared import kind_of, manifest_of
-from weft.documents.profiles import declarations_of
+from weft.documents.profiles import documents_of
 from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import AnyDocument
 
 MAX_CHANGES = 20
 """Differences that are named; of more, how many there are."""
@@ -42,9 +41,9 @@ def shown_profile(mesh: Mesh, name: str) -> Profile | None:
     if profile is None or not profile.active:
         return profile
     found = [
-        f"{kind_of(declaration)}/{manifest_of(declaration).name} is declared otherwise, or was deleted"
-        for declaration in declarations_of(profile.manifest)
-        if not mesh.is_declared_as(_owned(mesh, declaration))
+        f"{document.label} is declared otherwise, or was deleted"
+        for document in documents_of(profile.manifest)
+        if not mesh.is_declared_as(_owned(mesh, document))
     ]
     found += differences(wanted_models(profile.manifest), loaded_models(mesh))
     shown = Profile()
@@ -55,13 +54,10 @@ def shown_profile(mesh: Mesh, name: str) -> Profile | None:
     return shown
 
 
-def _owned(mesh: Mesh, declaration: Declaration) -> Declaration:
-    """Return a declaration of a profile that names no owner with the present owner, which a switch leaves."""
-    kind, manifest = kind_of(declaration), manifest_of(declaration)
+def _owned(mesh: Mesh, document: AnyDocument) -> AnyDocument:
+    """Return a document of a profile that names no owner with the present owner, which a switch leaves."""
     views = {ResourceKind.MODEL: mesh.model, ResourceKind.AGENT: mesh.agent}
-    view = views[kind](manifest.name) if kind in views else None
-    if view is None:
-        return declaration
-    if view.manifest.tags.owner and not manifest.tags.owner:
-        manifest.tags.owner = view.manifest.tags.owner
-    return declaration
+    view = views[document.kind](document.name) if document.kind in views else None
+    if view is not None and view.manifest.tags.owner and not document.manifest.tags.owner:
+        document.manifest.tags.owner = view.manifest.tags.owner
+    return document

@@ -19,11 +19,10 @@ from weft.api.registry.v1 import (
     event_pb2,
     model_pb2,
     registry_service_pb2,
-    resource_kind_pb2,
     runner_pb2,
 )
+from weft.documents.kinds import KINDS
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import kind_number
 from weft.kernel.errors import invalid_field
 from weft.kernel.timestamps import stamp_of
 
@@ -32,15 +31,15 @@ M = TypeVar("M")
 P = TypeVar("P", bound=Message)
 M_contra = TypeVar("M_contra", contravariant=True)
 
-_KINDS = {kind_number(kind): kind for kind in ResourceKind}
+MESH = "mesh"
+"""The kind in events of the mesh itself."""
 
 
-def to_kind(kind: resource_kind_pb2.ResourceKind.ValueType, field: str) -> ResourceKind:
+def to_kind(word: str, field: str) -> ResourceKind:
     """A kind of resource; raises INVALID_ARGUMENT naming the field when it is none."""
-    found = _KINDS.get(kind)
-    if found is None:
-        raise invalid_field(field, "must be model, agent, runner, pool, route, alias, profile, workflow or tenant")
-    return found
+    if word not in KINDS:
+        raise invalid_field(field, f"must be one of {', '.join(KINDS)}")
+    return ResourceKind(word)
 
 
 def pool_name_of(manifest: model_pb2.ModelManifest) -> str:
@@ -53,7 +52,7 @@ def event_message(draft: EventDraft, sequence: int, now: datetime) -> event_pb2.
     return event_pb2.Event(
         sequence=sequence,
         time=stamp_of(now),
-        kind=resource_kind_pb2.RESOURCE_KIND_UNSPECIFIED if draft.kind is None else kind_number(draft.kind),
+        kind=draft.kind or MESH,
         name=draft.name,
         reason=event_pb2.EventReason.ValueType(draft.reason),
         message=draft.message,

@@ -7,7 +7,6 @@ import base64
 import binascii
 from collections.abc import Sequence
 from datetime import UTC
-from typing import Protocol
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.records import to_kind
@@ -96,30 +95,7 @@ def _to_canonical_instance(state: runner_pb2.InstanceState) -> None:
             state.last_fault.ClearField("reason")
 
 
-class PageRequest(Protocol):
-    """Any request for a page of names."""
-
-    @property
-    def page_size(self) -> int:
-        """At most this many."""
-        ...
-
-    @property
-    def page_token(self) -> str:
-        """Where the last page ended."""
-        ...
-
-
-class NamedPageRequest(PageRequest, Protocol):
-    """A request for a page that may be limited to some names."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The names, each a name or a beginning and `*`; empty: all."""
-        ...
-
-
-def page_of(request: PageRequest) -> tuple[str, int]:
+def page_of(request: registry_service_pb2.ListResourcesRequest) -> tuple[str, int]:
     """The name after which the page begins, and how many it holds; raises INVALID_ARGUMENT naming the field."""
     if request.page_size < 0:
         raise invalid_field("page_size", "must not be negative")

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from registry_svc.mesh.domain import JoinToken, Session, Standing
 from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, runner_pb2, settings_pb2
-from weft.documents.kinds.declared import key_of
+from weft.documents.kinds import key_of
 from weft.sql.connections import Row
 
 

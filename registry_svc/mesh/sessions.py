@@ -26,7 +26,7 @@ from registry_svc.mesh.records import Held, compact, kept, pool_name_of, unowned
 from registry_svc.mesh.session_state import SessionState, profile_of
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
-from weft.documents.kinds.agent import AGENT
+from weft.documents.kinds import DECLARED_KINDS
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id, new_key
@@ -152,7 +152,7 @@ class SessionManager:
             declared = mesh.declared_model(manifest.name)
             arriving[manifest.name] = pool_name_of(manifest if declared is None else declared.manifest)
         for agent in opening.agents:
-            for reference in AGENT.references_of(agent):
+            for reference in DECLARED_KINDS[ResourceKind.AGENT].references_of(agent):
                 to = reference.field.to
                 if not exists(mesh.target(reference.target), to, arriving=arriving, leaving=gone):
                     raise absent(ResourceKind.AGENT, agent.name, reference, mesh.names_of(ResourceKind(to.value)))

@@ -22,7 +22,7 @@ from registry_svc.mesh.rows import (
 )
 from registry_svc.store.database import RegistryDatabase
 from weft.api.registry.v1 import event_pb2, settings_pb2
-from weft.documents.kinds.declared import DECLARED_KINDS, Key
+from weft.documents.kinds import DECLARED_KINDS, Key
 from weft.kernel.log import get_logger
 from weft.sql.connections import Row, Tx
 

@@ -2,28 +2,23 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
-from google.protobuf.message import Message
-
 from registry_svc.mesh.domain import EventDraft
 from registry_svc.mesh.overlay import Publisher, watched_runner
 from registry_svc.mesh.records import event_message, extended, without_key
 from weft.api.registry.v1 import (
-    agent_pb2,
     event_pb2,
-    model_pb2,
     registry_service_pb2,
-    route_pb2,
     router_pb2,
     settings_pb2,
 )
+from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import kind_number
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -39,12 +34,8 @@ class Snapshot:
     revision: int
     settings: settings_pb2.MeshSettings
     runners: Sequence[Publisher]
-    models: Sequence[Callable[[], model_pb2.Model]]
-    agents: Sequence[Callable[[], agent_pb2.Agent]]
-    routes: Sequence[Callable[[], route_pb2.Route]]
+    resources: Sequence[Callable[[], ResourceDocument]]
     routers: Sequence[router_pb2.Router]
-    documents: Mapping[ResourceKind, Sequence[Message]]
-    """What else is declared, by kind."""
 
     async def message(self, *, with_keys: bool) -> registry_service_pb2.WatchResponse:
         """Return the first response of a watch. A large one takes long; the event loop turns meanwhile."""
@@ -53,12 +44,8 @@ class Snapshot:
         shown.settings.CopyFrom(self.settings)
         runners = [partial(watched_runner, runner, with_key=with_keys) for runner in self.runners]
         await extended(shown.runners, runners)
-        await extended(shown.models, self.models)
-        await extended(shown.agents, self.agents)
-        await extended(shown.routes, self.routes)
+        await extended(shown.resources, self.resources)
         shown.routers.extend(self.routers)
-        for kind, documents in self.documents.items():
-            getattr(shown, kind.plural).extend(documents)
         return response
 
 
@@ -230,4 +217,4 @@ class EventLog:
 
 def concerns(event: event_pb2.Event, kind: ResourceKind | None, name: str) -> bool:
     """Whether an event is of this kind and name; None and "" mean all."""
-    return (kind is None or event.kind == kind_number(kind)) and (not name or event.name == name)
+    return (kind is None or event.kind == kind) and (not name or event.name == name)

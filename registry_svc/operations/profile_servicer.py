@@ -9,7 +9,7 @@ from registry_svc.mesh.policy.ownership import Author
 from registry_svc.operations.profiles import Profiles
 from registry_svc.wire_values import cleaned_multiline, to_actor
 from weft.api.registry.v1 import profile_service_pb2, profile_service_pb2_grpc
-from weft.documents.profiles import declarations_of
+from weft.documents.profiles import documents_of
 from weft.documents.rights import names_secret
 from weft.kernel.names import require_name
 from weft.kernel.principal import OPERATE, USE_SECRETS
@@ -48,6 +48,6 @@ class ProfileServicer(profile_service_pb2_grpc.ProfileServiceServicer):
             manifest = profile.manifest
             if manifest.load or manifest.unload or manifest.unload_others:
                 known.require(OPERATE)
-            if names_secret(declarations_of(manifest)):
+            if names_secret(documents_of(manifest)):
                 known.require(USE_SECRETS)
             return await self._profiles.switch(request, to_actor(request.requested_by))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.declarations import NOBODY, Declarations, Plan, events_of
 from registry_svc.mesh.domain import EventDraft, EventReason
-from registry_svc.mesh.manifests import valid_profile
+from registry_svc.mesh.manifests import Batch, valid_profile
 from registry_svc.mesh.policy.declarations import in_use
 from registry_svc.mesh.policy.ownership import Author
 from registry_svc.mesh.policy.profile_steps import Step, StepKind, plan_steps
@@ -16,7 +16,7 @@ from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.operations.operations import Operations
 from weft.api.operations.v1.operation_pb2 import LoadModel, OperationAction, UnloadModel
 from weft.api.operations.v1.operation_service_pb2 import CreateOperationRequest, GetGovernanceResponse
-from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResult, Declaration
+from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.model_pb2 import ModelDeclaration
 from weft.api.registry.v1.profile_pb2 import Profile, ProfileLoad, ProfileLoadSettings, ProfileManifest
 from weft.api.registry.v1.profile_service_pb2 import (
@@ -26,10 +26,10 @@ from weft.api.registry.v1.profile_service_pb2 import (
     SwitchProfileResponse,
 )
 from weft.api.runner.v1.load_pb2 import LoadOptions
-from weft.documents.kinds.declared import DECLARED_KINDS, Key
-from weft.documents.profiles import declarations_of, load_options_of, load_settings_of, profile_field
+from weft.documents.kinds import DECLARED_KINDS, Key, packed
+from weft.documents.profiles import documents_of, load_options_of, load_settings_of, profile_field
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import kind_number
+from weft.documents.resources import new_document
 from weft.documents.rights import visible_names
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -141,7 +141,7 @@ class Profiles:
             **{kind.plural: [each.manifest for each in mesh.documents[kind].all_declared()] for kind in _REPLACED},
         )
         valid_profile(manifest, "profile", self._core.config)
-        batch = ApplyRequest(declarations=[Declaration(profile=manifest)], dry_run=request.dry_run)
+        batch = Batch(documents=[new_document(ResourceKind.PROFILE, manifest)], dry_run=request.dry_run)
         plan = self._declarations.planned(batch, author)
         if not request.dry_run:
             self._activate(plan, request.name)
@@ -154,8 +154,8 @@ class Profiles:
         previous = "" if active is None else active.manifest.name
         leaving = self._leaving(manifest)
         self._require_unused(manifest, leaving)
-        batch = ApplyRequest(declarations=declarations_of(manifest), dry_run=request.dry_run)
-        self._declarations.name_targets(batch)
+        batch = Batch(documents=documents_of(manifest), dry_run=request.dry_run)
+        self._declarations.name_targets(batch.documents)
         try:
             plan = self._declarations.planned(batch, NOBODY, leaving)
         except WeftError as error:
@@ -214,10 +214,10 @@ class Profiles:
         found = [(kind, name, self._core.mesh.documents[kind].declared(name)) for kind, name in leaving]
         return [
             ApplyResult(
-                kind=kind_number(kind),
+                kind=kind.value,
                 name=name,
                 outcome=ApplyResult.OUTCOME_DELETED,
-                before=Declaration(**{kind.value: record.manifest}),
+                before=packed(kind, record.manifest),
             )
             for kind, name, record in found
             if record is not None

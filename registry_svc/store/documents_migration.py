@@ -1,4 +1,4 @@
-"""Moves the rows of the tables of declarations and publications, which had columns, to tables of messages."""
+"""Moves rows of columns to tables of messages: declarations and publications; rewrites events."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -6,11 +6,13 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from google.protobuf import json_format
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import (
     agent_pb2,
     alias_pb2,
+    event_pb2,
     journal_pb2,
     model_pb2,
     profile_pb2,
@@ -50,6 +52,24 @@ def move_documents(tx: Tx) -> None:
         moved = {"kind": "settings", "name": "mesh", "document": settings.SerializeToString(deterministic=True)}
         tx.insert("documents", {**moved, "revision": row.revision, "owner": ""})
     tx.execute("DROP TABLE mesh_settings")
+
+
+_EVENT_KINDS = ("mesh", "model", "agent", "runner", "pool", "route", "alias", "profile", "workflow", "tenant")
+"""The words of the numbers that were in the field 3 of an event."""
+_EVENT_KIND_FIELD = 3
+
+
+def name_event_kinds(tx: Tx) -> None:
+    """Replaces the number of a kind in each event by its word."""
+    rows = []
+    for row in tx.rows("SELECT sequence, event FROM events"):
+        event = event_pb2.Event.FromString(bytes(row.event))
+        unknown: Any = UnknownFieldSet(event)
+        numbers = [each.data for each in unknown if each.field_number == _EVENT_KIND_FIELD]
+        event.kind = _EVENT_KINDS[numbers[0] if numbers else 0]
+        event.DiscardUnknownFields()
+        rows.append({"sequence": row.sequence, "event": event.SerializeToString()})
+    tx.many("UPDATE events SET event = :event WHERE sequence = :sequence", rows)
 
 
 def _model(row: Row) -> model_pb2.Model:

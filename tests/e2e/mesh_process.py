@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import psutil
 import yaml
+from kit.resources import records
 from kit.warm_python import warm
 from kit.warm_server import NAME as SERVER_NAME
 
@@ -91,8 +92,8 @@ class MeshProcess:
         """What the registry knows of runners."""
         async with open_channel(self.grpc) as channel:
             stub = cast("RegistryServiceAsyncStub", registry_service_pb2_grpc.RegistryServiceStub(channel))
-            response = await stub.ListRunners(registry_service_pb2.ListRunnersRequest(), timeout=5.0)
-            return list(response.runners)
+            response = await stub.ListResources(registry_service_pb2.ListResourcesRequest(kind="runner"), timeout=5.0)
+            return records(response.resources)
 
     async def describe(self, runner: str, log_lines: int = 0) -> runner_service_pb2.InstanceDescription:
         """The only instance of a runner, as the runner itself describes it."""

@@ -22,6 +22,7 @@ from nat_world import (
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, runner_pb2
 from weft.client import connect_async
 from weft.client._home import mesh_address
+from weft.documents.kinds import record_in
 from weft.kernel.rpc import open_channel
 
 pytestmark = pytest.mark.nightly("a network of its own that is cut")
@@ -81,5 +82,7 @@ async def _survives_a_pulled_cable(world: NatWorld, home: Path, laptop: JoinProc
 async def _is_active(home: Path, wanted: bool) -> bool:
     async with open_channel(mesh_address(home, "registry")) as channel:
         stub: Any = registry_service_pb2_grpc.RegistryServiceStub(channel)
-        response = await stub.GetRunner(registry_service_pb2.GetRunnerRequest(name="laptop"), timeout=5.0)
-        return bool((response.runner.status == runner_pb2.Runner.STATUS_ACTIVE) is wanted)
+        response = await stub.GetResource(
+            registry_service_pb2.GetResourceRequest(kind="runner", name="laptop"), timeout=5.0
+        )
+        return bool((record_in(response.resource).status == runner_pb2.Runner.STATUS_ACTIVE) is wanted)

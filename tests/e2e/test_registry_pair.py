@@ -75,7 +75,7 @@ def refusal(member: Member) -> tuple[Reason, str]:
     with grpc.insecure_channel(member.address) as channel:
         stub = registry_service_pb2_grpc.RegistryServiceStub(channel)
         with pytest.raises(grpc.RpcError) as refused:
-            stub.ListModels(registry_service_pb2.ListModelsRequest(), timeout=CALL_SECONDS)
+            stub.ListResources(registry_service_pb2.ListResourcesRequest(kind="model"), timeout=CALL_SECONDS)
     error = error_from_call(refused.value, Reason.SERVICE_UNAVAILABLE)
     return error.reason, error.metadata.get("address", "")
 

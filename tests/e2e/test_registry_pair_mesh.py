@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import aiohttp
 import pytest
 from apart_mesh import Apart, running_apart
+from kit.resources import records
 from mesh_process import POOL, eventually, fake_runner, write_config
 from registry_pair import Pair, running_pair, until
 
@@ -62,10 +63,12 @@ class Calls:
     async def runners(self) -> list[tuple[str, int]]:
         """Names and statuses; empty while no registry answers."""
         try:
-            answer = await self._registry.ListRunners(registry_service_pb2.ListRunnersRequest(), timeout=2.0)
+            answer = await self._registry.ListResources(
+                registry_service_pb2.ListResourcesRequest(kind="runner"), timeout=2.0
+            )
         except Exception:  # noqa: BLE001 - the registry changes
             return []
-        return [(each.name, each.status) for each in answer.runners]
+        return [(each.name, each.status) for each in records(answer.resources)]
 
     async def has_runner(self) -> bool:
         """Whether the runner is there, and active."""

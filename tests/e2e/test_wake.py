@@ -16,6 +16,7 @@ from sleepy_server import SleepyServer
 
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc
 from weft.client import connect_async
+from weft.documents.kinds import record_in
 from weft.kernel.rpc import open_channel
 
 MODEL = "sleepy"
@@ -69,8 +70,10 @@ async def _ask(
 async def _status(address: str, model: str = MODEL) -> "model_pb2.Model.Status.ValueType":
     async with open_channel(address) as channel:
         stub: Any = registry_service_pb2_grpc.RegistryServiceStub(channel)
-        response = await stub.GetModel(registry_service_pb2.GetModelRequest(name=model), timeout=5.0)
-        status: model_pb2.Model.Status.ValueType = response.model.status
+        response = await stub.GetResource(
+            registry_service_pb2.GetResourceRequest(kind="model", name=model), timeout=5.0
+        )
+        status: model_pb2.Model.Status.ValueType = record_in(response.resource).status
         return status
 
 

@@ -13,6 +13,8 @@ from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import Message
 from grpc_status import rpc_status
 
+from weft.api.registry.v1.resource_pb2 import ResourceDocument
+from weft.documents.resources import declared_document
 from weft.kernel.errors import FieldError
 from weft.kernel.rpc import error_to_status
 
@@ -53,7 +55,9 @@ def _typed_fields(message: Message, path: str = "") -> Iterator[str]:
             continue
         for place, item in enumerate(value if field.is_repeated else [value]):
             name = f"{path}{field.name}[{place}]" if field.is_repeated else f"{path}{field.name}"
-            if field.message_type is not None and not field.message_type.full_name.startswith("google."):
+            if isinstance(item, ResourceDocument):
+                yield from _typed_fields(declared_document(item).declared, f"{name}.{item.kind}.")
+            elif field.message_type is not None and not field.message_type.full_name.startswith("google."):
                 yield from _typed_fields(item, f"{name}.")
             elif re.search(r"\bzz\b|^7$|^8192$", str(item)):
                 yield name

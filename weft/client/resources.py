@@ -7,7 +7,7 @@ with connect_registry() as registry:
         print(model.name, model.state)
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -22,18 +22,19 @@ from weft.api.registry.v1 import (
     profile_service_pb2_grpc,
     registry_service_pb2,
     registry_service_pb2_grpc,
-    resource_kind_pb2,
     runner_pb2,
     settings_service_pb2,
     settings_service_pb2_grpc,
 )
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.profile_service_pb2 import SwitchProfileResponse
+from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.api.runner.v1.load_pb2 import LoadOptions
 from weft.client._channel import MeshServiceClient, ServiceClient, open_mesh_channel, registry_failure
 from weft.client.operations import requester
+from weft.documents.kinds import record_in
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
     AnyDocument,
@@ -41,7 +42,6 @@ from weft.documents.resources import (
     PoolDocument,
     RunnerDocument,
     instance_of,
-    kind_number,
     model_document,
     observed_document,
     pool_document,
@@ -89,14 +89,11 @@ class Registry(MeshServiceClient):
 
     def names(self, kind: ResourceKind) -> Iterator[str]:
         """Yields the names of the resources of one kind, fetched lazily."""
-        named_by_itself = kind in (ResourceKind.RUNNER, ResourceKind.POOL)
-        return (message.name if named_by_itself else message.manifest.name for message in self._messages(kind))
+        return (resource.name for resource in self._resources(kind))
 
     def document(self, kind: ResourceKind, name: str) -> AnyDocument:
         """Returns one resource. Raises NOT_FOUND or MODEL_NOT_FOUND."""
-        noun = kind.value.capitalize()
-        response = self._call(getattr(self._stub, f"Get{noun}"), getattr(pb, f"Get{noun}Request")(name=name))
-        message = getattr(response, kind.value)
+        message = self._message(kind, name)
         if kind is not ResourceKind.MODEL:
             return observed_document(kind, message)
         return model_document(message, instance_of(message, self._runner_of(message.runner)))
@@ -129,7 +126,7 @@ class Registry(MeshServiceClient):
 
     def delete(self, kind: ResourceKind, name: str, *, force: bool = False) -> None:
         """Deletes a resource; `force` unloads it first. Raises NOT_FOUND, MODEL_NOT_FOUND or RESOURCE_IN_USE."""
-        request = declaration_service_pb2.DeleteRequest(kind=kind_number(kind), name=name, force=force)
+        request = declaration_service_pb2.DeleteRequest(kind=kind.value, name=name, force=force)
         self._call(self._declarations.Delete, request, FORCED_DELETE_TIMEOUT_SECONDS if force else None)
 
     def save_profile(
@@ -170,7 +167,7 @@ class Registry(MeshServiceClient):
 
     def events(self, kind: ResourceKind | None = None, name: str = "", limit: int = 0) -> list[event_pb2.Event]:
         """Returns recent events of one resource, one kind, or all, oldest first."""
-        request = pb.ListEventsRequest(kind=_scope(kind), name=name, limit=limit)
+        request = pb.ListEventsRequest(kind=kind or "", name=name, limit=limit)
         return list(self._call(self._stub.ListEvents, request).events)
 
     def watch(self, timeout_seconds: float | None = None) -> Iterator[registry_service_pb2.WatchResponse]:
@@ -179,7 +176,7 @@ class Registry(MeshServiceClient):
 
     def watch_events(self, kind: ResourceKind | None = None, name: str = "") -> Iterator[event_pb2.Event]:
         """Yields new events. Raises WATCH_LAGGED or SERVICE_UNAVAILABLE when it ends."""
-        call = self._stub.WatchEvents(pb.WatchEventsRequest(kind=_scope(kind), name=name))
+        call = self._stub.WatchEvents(pb.WatchEventsRequest(kind=kind or "", name=name))
         return (response.event for response in self._stream(call))
 
     @override
@@ -191,20 +188,24 @@ class Registry(MeshServiceClient):
         if not name:
             return None
         try:
-            return cast("runner_pb2.Runner", self._call(self._stub.GetRunner, pb.GetRunnerRequest(name=name)).runner)
+            return cast("runner_pb2.Runner", self._message(ResourceKind.RUNNER, name))
         except WeftError as error:
             if error.reason is Reason.NOT_FOUND:
                 return None
             raise
 
+    def _message(self, kind: ResourceKind, name: str) -> Any:
+        return record_in(self._call(self._stub.GetResource, pb.GetResourceRequest(kind=kind.value, name=name)).resource)
+
     def _messages(self, kind: ResourceKind) -> Iterator[Any]:
+        return map(record_in, self._resources(kind))
+
+    def _resources(self, kind: ResourceKind) -> Iterator[ResourceDocument]:
         """Yields every resource of a kind, from all pages."""
-        plural = kind.plural.capitalize()
-        call: Callable[..., Any] = getattr(self._stub, f"List{plural}")
-        request = getattr(pb, f"List{plural}Request")(page_size=PAGE_SIZE)
+        request = pb.ListResourcesRequest(kind=kind.value, page_size=PAGE_SIZE)
         while True:
-            response = self._call(call, request)
-            yield from getattr(response, kind.plural)
+            response = self._call(self._stub.ListResources, request)
+            yield from response.resources
             if not response.next_page_token:
                 return
             request.page_token = response.next_page_token
@@ -269,7 +270,3 @@ class RunnerOfModel(ServiceClient):
     @override
     def _failure(self, error: grpc.RpcError) -> WeftError:
         return error_from_call(error, Reason.WORKER_LOST)
-
-
-def _scope(kind: ResourceKind | None) -> "resource_kind_pb2.ResourceKind.ValueType":
-    return kind_number(kind) if kind is not None else resource_kind_pb2.RESOURCE_KIND_UNSPECIFIED

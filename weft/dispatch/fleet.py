@@ -26,6 +26,7 @@ from weft.api.registry.v1 import (
     wake_pb2,
     workflow_pb2,
 )
+from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.kernel.abilities import Abilities, reported_over, skills_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -184,37 +185,43 @@ def file_in(view: FleetView, model: ModelView) -> model_pb2.ModelFile:
 
 def apply_watch(view: FleetView, response: registry_service_pb2.WatchResponse) -> FleetView:
     """The view after one response of Watch. Pure; a snapshot replaces everything."""
-    if response.WhichOneof("kind") == "snapshot":
-        return FleetView(
-            response.revision,
-            MappingProxyType({watched.runner.name: _runner(watched) for watched in response.snapshot.runners}),
-            MappingProxyType({model.manifest.name: _model(model) for model in response.snapshot.models}),
-            MappingProxyType({agent.manifest.name: _agent(agent) for agent in response.snapshot.agents}),
-            MappingProxyType({route.manifest.name: _kept(route) for route in response.snapshot.routes}),
-            _kept(response.snapshot.settings),
-            MappingProxyType({alias.manifest.name: _kept(alias) for alias in response.snapshot.aliases}),
-            MappingProxyType({each.manifest.name: _kept(each) for each in response.snapshot.workflows}),
-            MappingProxyType({router.name: _router(router) for router in response.snapshot.routers}),
-            MappingProxyType({tenant.manifest.name: _kept(tenant) for tenant in response.snapshot.tenants}),
-        )
-    return replace(view, revision=response.revision, **_changed(view, response.change))
-
-
-_PREFIX_OF_DELETION = "deleted_"
+    if response.WhichOneof("kind") != "snapshot":
+        return replace(view, revision=response.revision, **_changed(view, response.change))
+    snapshot = response.snapshot
+    parts: dict[str, dict[str, Any]] = {folding.part: {} for folding in _FOLDINGS.values()}
+    for resource in snapshot.resources:
+        folding = _FOLDINGS.get(resource.kind)
+        if folding is not None:
+            parts[folding.part][resource.name] = folding.folded(resource)
+    return FleetView(
+        revision=response.revision,
+        runners=MappingProxyType({watched.runner.name: _runner(watched) for watched in snapshot.runners}),
+        settings=_kept(snapshot.settings),
+        routers=MappingProxyType({router.name: _router(router) for router in snapshot.routers}),
+        **{part: MappingProxyType(found) for part, found in parts.items()},
+    )
 
 
 def _changed(view: FleetView, change: registry_service_pb2.Change) -> dict[str, Any]:
     """The parts of a view that one change replaces; none for a change that this version does not know."""
-    kind = change.WhichOneof("kind") or ""
-    if kind == "settings":
-        return {"settings": _kept(change.settings)}
-    folding = _FOLDINGS.get(kind.removeprefix(_PREFIX_OF_DELETION))
+    word = change.WhichOneof("kind") or ""
+    value: Any = getattr(change, word) if word else None
+    match word:
+        case "settings":
+            return {"settings": _kept(value)}
+        case "runner":
+            return {"runners": _with(view.runners, value.runner.name, _runner(value))}
+        case "router":
+            return {"routers": _with(view.routers, value.name, _router(value))}
+        case "deleted_runner" | "deleted_router":
+            part = f"{word.removeprefix('deleted_')}s"
+            return {part: _without(getattr(view, part), value)}
+    folding = _FOLDINGS.get(value.kind) if word in ("resource", "deleted_resource") else None
     if folding is None:
         return {}
-    known, value = getattr(view, folding.part), getattr(change, kind)
-    if kind.startswith(_PREFIX_OF_DELETION):
-        return {folding.part: _without(known, value)}
-    return {folding.part: _with(known, folding.name_of(value), folding.fold(value))}
+    known = getattr(view, folding.part)
+    changed = _with(known, value.name, folding.folded(value)) if word == "resource" else _without(known, value.name)
+    return {folding.part: changed}
 
 
 def _with(part: Mapping[str, T], name: str, value: T) -> Mapping[str, T]:
@@ -285,10 +292,9 @@ def _skills(manifest: model_pb2.ModelManifest) -> frozenset[Skill] | None:
 
 
 def _agent(agent: agent_pb2.Agent) -> agent_pb2.Agent:
-    """A copy without the time of the last heartbeat, which changes without being sent."""
-    kept = _kept(agent)
-    kept.ClearField("last_heartbeat_time")
-    return kept
+    """An agent without the time of the last heartbeat, which changes without being sent."""
+    agent.ClearField("last_heartbeat_time")
+    return agent
 
 
 def _router(router: router_pb2.Router) -> RouterView:
@@ -311,23 +317,26 @@ def _kept(message: M) -> M:
 
 @dataclass(frozen=True, slots=True)
 class _Folding:
-    """How a change of one kind becomes an entry of a view."""
+    """How a resource of one kind becomes an entry of a view."""
 
     part: str
-    fold: Callable[[Any], Any]
-    name_of: Callable[[Any], str] = lambda message: str(message.manifest.name)
+    record: type[Message]
+    fold: Callable[[Any], Any] = lambda message: message
+
+    def folded(self, resource: ResourceDocument) -> Any:
+        message = self.record()
+        resource.content.Unpack(message)
+        return self.fold(message)
 
 
 _FOLDINGS: Mapping[str, _Folding] = MappingProxyType(
     {
-        "runner": _Folding("runners", _runner, lambda watched: str(watched.runner.name)),
-        "router": _Folding("routers", _router, lambda router: str(router.name)),
-        "model": _Folding("models", _model),
-        "agent": _Folding("agents", _agent),
-        "route": _Folding("routes", _kept),
-        "alias": _Folding("aliases", _kept),
-        "workflow": _Folding("workflows", _kept),
-        "tenant": _Folding("tenants", _kept),
+        "model": _Folding("models", model_pb2.Model, _model),
+        "agent": _Folding("agents", agent_pb2.Agent, _agent),
+        "route": _Folding("routes", route_pb2.Route),
+        "alias": _Folding("aliases", alias_pb2.Alias),
+        "workflow": _Folding("workflows", workflow_pb2.RegisteredWorkflow),
+        "tenant": _Folding("tenants", tenant_pb2.Tenant),
     }
 )
 

@@ -8,13 +8,11 @@ from typing import Any
 from weft.api.operations.v1.operation_pb2 import OperationAction
 from weft.api.runner.v1.load_pb2 import LoadOptions
 from weft.documents.codec import camel, document_path
+from weft.documents.kinds import KINDS
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import DOCUMENT_TYPES
 from weft.kernel.field_rules import MapKey, path_text
 
-_DECLARED = re.compile(
-    r"^declarations\[(\d+)\](?:\.(model|agent|runner|pool|route|alias|profile|workflow|tenant)(?=[.\[]|$))?\.?"
-)
+_DECLARED = re.compile(rf"^declarations\[(\d+)\](?:\.({'|'.join(KINDS)})(?=[.\[]|$))?\.?")
 _STEP = re.compile(r"\[(\d+)\]|\[([^\]]*)\]|([^.\[]+)")
 
 
@@ -26,7 +24,7 @@ def declared_field(field: str) -> tuple[int, str] | None:
     found = _DECLARED.match(field)
     if found is None:
         return None
-    descriptor: Any = DOCUMENT_TYPES[ResourceKind(found[2])].declared_type.DESCRIPTOR if found[2] else None
+    descriptor: Any = KINDS[ResourceKind(found[2])].declared.DESCRIPTOR if found[2] else None
     return int(found[1]), path_text(document_path(descriptor, tuple(_steps(field[found.end() :]))))
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from weft.api.registry.v1 import (
@@ -11,15 +10,12 @@ from weft.api.registry.v1 import (
     registry_service_pb2,
     runner_pb2,
 )
-from weft.documents.kinds.declared import DECLARED_KINDS
+from weft.documents.kinds import DECLARED_KINDS, Key, record_in
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, instance_of, model_document, observed_document, pool_document
 from weft.kernel.names import is_resource_id
 
-Key = tuple[ResourceKind, str]
 _DECLARED = tuple(kind for kind in DECLARED_KINDS if kind is not ResourceKind.MODEL)
-_CHANGES: Mapping[str, ResourceKind] = MappingProxyType({kind.value: kind for kind in _DECLARED})
-"""The kinds of which nothing else depends, by the field of a change."""
 _IDENTIFIED = frozenset({ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE})
 
 
@@ -91,12 +87,14 @@ class MeshState:
 
     def _replace(self, snapshot: registry_service_pb2.Snapshot) -> None:
         self.runners = {watched.runner.name: watched.runner for watched in snapshot.runners}
-        self.declared = {
-            kind: {message.manifest.name: message for message in getattr(snapshot, kind.plural)} for kind in _DECLARED
-        }
+        self.declared = {kind: {} for kind in _DECLARED}
         self.models, self._of_pool, self._of_runner = {}, {}, {}
-        for model in snapshot.models:
-            self._put(model)
+        for resource in snapshot.resources:
+            record = record_in(resource)
+            if isinstance(record, model_pb2.Model):
+                self._put(record)
+            elif record is not None:
+                self.declared[ResourceKind(resource.kind)][resource.name] = record
 
     def _change(self, change: registry_service_pb2.Change) -> Iterator[Key]:
         match change.WhichOneof("kind"):
@@ -107,20 +105,21 @@ class MeshState:
             case "deleted_runner":
                 self.runners.pop(change.deleted_runner, None)
                 yield from self._runner_keys(change.deleted_runner)
-            case "model":
-                name = change.model.manifest.name
-                yield from _model_keys(name, self._drop(name), change.model)
-                self._put(change.model)
-            case "deleted_model":
-                yield from _model_keys(change.deleted_model, self._drop(change.deleted_model))
-            case str(word) if (kind := _CHANGES.get(word.removeprefix("deleted_"))) is not None:
-                found = getattr(change, word)
-                if isinstance(found, str):
-                    self.declared[kind].pop(found, None)
-                    yield kind, found
+            case "resource" if (record := record_in(change.resource)) is not None:
+                kind, name = ResourceKind(change.resource.kind), change.resource.name
+                if isinstance(record, model_pb2.Model):
+                    yield from _model_keys(name, self._drop(name), record)
+                    self._put(record)
                 else:
-                    self.declared[kind][found.manifest.name] = found
-                    yield kind, found.manifest.name
+                    self.declared[kind][name] = record
+                    yield kind, name
+            case "deleted_resource" if change.deleted_resource.kind in DECLARED_KINDS:
+                kind, name = ResourceKind(change.deleted_resource.kind), change.deleted_resource.name
+                if kind is ResourceKind.MODEL:
+                    yield from _model_keys(name, self._drop(name))
+                else:
+                    self.declared[kind].pop(name, None)
+                    yield kind, name
 
     def _runner_keys(self, name: str) -> Iterator[Key]:
         """Yields a runner and its models, because it reports their instances."""

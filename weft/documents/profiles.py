@@ -1,18 +1,19 @@
-"""What a profile declares, as declarations."""
+"""What a profile declares, as documents."""
 
-from weft.api.registry.v1.declaration_service_pb2 import Declaration
 from weft.api.registry.v1.profile_pb2 import ProfileLoadSettings, ProfileManifest
 from weft.api.runner.v1.load_pb2 import LoadOptions
+from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import AnyDocument, new_document
+
+PROFILED_KINDS = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE, ResourceKind.ALIAS)
+"""Kinds that a profile declares, each in the field of its plural."""
 
 
-def declarations_of(manifest: ProfileManifest) -> list[Declaration]:
-    """Returns what a switch to a profile declares: models, agents, routes and aliases, each kind in its order."""
-    return [
-        *(Declaration(model=each) for each in manifest.models),
-        *(Declaration(agent=each) for each in manifest.agents),
-        *(Declaration(route=each) for each in manifest.routes),
-        *(Declaration(alias=each) for each in manifest.aliases),
-    ]
+def documents_of(manifest: ProfileManifest) -> list[AnyDocument]:
+    """Returns what a switch to a profile declares, each kind in its order."""
+    own = type(manifest)()
+    own.CopyFrom(manifest)
+    return [new_document(kind, each) for kind in PROFILED_KINDS for each in getattr(own, kind.plural)]
 
 
 def load_options_of(settings: ProfileLoadSettings) -> LoadOptions:
@@ -27,9 +28,9 @@ def load_settings_of(options: LoadOptions) -> ProfileLoadSettings:
 
 def profile_field(manifest: ProfileManifest, index: int) -> str:
     """Returns the place of one of these declarations in its profile, such as "agents[0]"."""
-    for field in ("models", "agents", "routes", "aliases"):
-        count = len(getattr(manifest, field))
+    for kind in PROFILED_KINDS:
+        count = len(getattr(manifest, kind.plural))
         if index < count:
-            return f"{field}[{index}]"
+            return f"{kind.plural}[{index}]"
         index -= count
-    return field
+    return kind.plural

@@ -3,14 +3,21 @@
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
 from weft.kernel.errors import invalid_field
 
+_MODULES = sorted(path.stem for path in Path(__file__).with_name("kinds").glob("[a-z]*.py"))
+
 
 class ResourceKind(StrEnum):
-    """A kind of thing with a name; the value is its name in documents and in `KIND/NAME`."""
+    """A kind of thing with a name; the value is its name in documents and in `KIND/NAME`.
 
+    Each module of `weft/documents/kinds` is one. Those that other code is about are named here, in the order of lists.
+    """
+
+    _ignore_ = ["module"]  # noqa: RUF012 - not a member
     MODEL = "model"
     AGENT = "agent"
     RUNNER = "runner"
@@ -20,6 +27,9 @@ class ResourceKind(StrEnum):
     PROFILE = "profile"
     WORKFLOW = "workflow"
     TENANT = "tenant"
+    for module in _MODULES:
+        if module.upper() not in vars():
+            vars()[module.upper()] = module
 
     @property
     def plural(self) -> str:
@@ -34,6 +44,11 @@ class ResourceKind(StrEnum):
 
 ALIASES = {"llm": ResourceKind.MODEL, "llms": ResourceKind.MODEL}
 """Other words for a kind, besides its singular and its plural."""
+
+
+def listed_kinds(*, plural: bool) -> str:
+    """Returns the kinds for a help text, such as "models, agents, runners"."""
+    return ", ".join(kind.plural if plural else kind.value for kind in ResourceKind)
 
 
 @cache

@@ -3,46 +3,27 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from weft.api.registry.v1 import resource_kind_pb2
 from weft.api.registry.v1.agent_pb2 import Agent, AgentManifest
 from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
-from weft.api.registry.v1.declaration_service_pb2 import (
-    ApplyResult,
-    Declaration,
-    PoolDeclaration,
-    RunnerDeclaration,
-)
+from weft.api.registry.v1.declaration_service_pb2 import ApplyResult, PoolDeclaration, RunnerDeclaration
 from weft.api.registry.v1.model_pb2 import Model, ModelDeclaration, ModelManifest
 from weft.api.registry.v1.pool_pb2 import Pool
 from weft.api.registry.v1.profile_pb2 import Profile, ProfileManifest
+from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.api.registry.v1.route_pb2 import Route, RouteManifest
 from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
-from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
 from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
 from weft.documents.codec import document_of, leave_out_defaults, without_defaults, word_of
-from weft.documents.conditions import (
-    Condition,
-    agent_conditions,
-    model_conditions,
-    pool_conditions,
-    route_conditions,
-    runner_conditions,
-)
+from weft.documents.conditions import Condition, model_conditions
+from weft.documents.kinds import KINDS, packed
 from weft.documents.reader import read_message
 from weft.documents.resource_kinds import ResourceKind
+from weft.kernel.errors import invalid_field
 
-_CONDITIONS: Mapping[ResourceKind, Callable[[Any], tuple[Condition, ...]]] = MappingProxyType(
-    {
-        ResourceKind.AGENT: agent_conditions,
-        ResourceKind.RUNNER: runner_conditions,
-        ResourceKind.POOL: pool_conditions,
-        ResourceKind.ROUTE: route_conditions,
-    }
-)
 DeclaredT = TypeVar("DeclaredT", bound=Message)
 ObservedT = TypeVar("ObservedT", bound=Message)
 
@@ -51,9 +32,7 @@ ObservedT = TypeVar("ObservedT", bound=Message)
 class Document(Generic[DeclaredT, ObservedT]):
     """A resource. Its messages are never changed; they may hold secrets, so they are never printed."""
 
-    kind: ClassVar[ResourceKind]
-    declared_type: ClassVar[type[Message]]
-    observed_type: ClassVar[type[Message]]
+    kind: ResourceKind
     declared: DeclaredT = field(repr=False)
     """What is declared of it."""
     observed: ObservedT | None = field(default=None, repr=False)
@@ -62,8 +41,12 @@ class Document(Generic[DeclaredT, ObservedT]):
     @property
     def name(self) -> str:
         """Its name, unique in the mesh but for pools."""
-        declared: Any = self.declared
-        return str(declared.name)
+        return str(self.manifest.name)
+
+    @property
+    def manifest(self) -> Any:
+        """What is declared of it, a message with its name."""
+        return self.declared
 
     @property
     def label(self) -> str:
@@ -80,9 +63,7 @@ class Document(Generic[DeclaredT, ObservedT]):
     @property
     def conditions(self) -> tuple[Condition, ...]:
         """What does or does not hold of it; empty where nothing is known."""
-        if self.observed is None or self.kind not in _CONDITIONS:
-            return ()
-        return _CONDITIONS[self.kind](self.observed)
+        return () if self.observed is None else KINDS[self.kind].conditions(self.observed)
 
     def status_document(self) -> dict[str, Any] | None:
         """Returns what is true of it now as JSON types; None: not known."""
@@ -99,9 +80,7 @@ class Document(Generic[DeclaredT, ObservedT]):
 class ModelDocument(Document[ModelDeclaration, Model]):
     """A model."""
 
-    kind = ResourceKind.MODEL
-    declared_type = ModelDeclaration
-    observed_type = Model
+    kind: ResourceKind = ResourceKind.MODEL
     instance: InstanceState | None = field(default=None, repr=False)
     """Its state on its runner, while that is known."""
 
@@ -109,11 +88,6 @@ class ModelDocument(Document[ModelDeclaration, Model]):
     def manifest(self) -> ModelManifest:
         """Its manifest as declared or published."""
         return self.declared.manifest
-
-    @property
-    def name(self) -> str:
-        """See `Document.name`."""
-        return self.manifest.name
 
     @property
     def pool(self) -> str:
@@ -134,18 +108,14 @@ class ModelDocument(Document[ModelDeclaration, Model]):
 class AgentDocument(Document[AgentManifest, Agent]):
     """A named persona over a model or a pool."""
 
-    kind = ResourceKind.AGENT
-    declared_type = AgentManifest
-    observed_type = Agent
+    kind: ResourceKind = ResourceKind.AGENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerDocument(Document[RunnerDeclaration, Runner]):
     """A runner. Runners register themselves: `apply` checks that it exists and changes nothing."""
 
-    kind = ResourceKind.RUNNER
-    declared_type = RunnerDeclaration
-    observed_type = Runner
+    kind: ResourceKind = ResourceKind.RUNNER
 
 
 MEMBER_FIELDS = ("kind", "state", "runner")
@@ -156,9 +126,7 @@ MEMBER_FIELDS = ("kind", "state", "runner")
 class PoolDocument(Document[PoolDeclaration, Pool]):
     """A pool. Pools follow from their models: `apply` checks that it is as declared and changes nothing."""
 
-    kind = ResourceKind.POOL
-    declared_type = PoolDeclaration
-    observed_type = Pool
+    kind: ResourceKind = ResourceKind.POOL
 
     def _computed(self) -> dict[str, Any]:
         return {"members": [_member(model) for model in self.observed.members] if self.observed is not None else []}
@@ -168,27 +136,21 @@ class PoolDocument(Document[PoolDeclaration, Pool]):
 class RouteDocument(Document[RouteManifest, Route]):
     """A ladder of models for one kind of task."""
 
-    kind = ResourceKind.ROUTE
-    declared_type = RouteManifest
-    observed_type = Route
+    kind: ResourceKind = ResourceKind.ROUTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AliasDocument(Document[AliasManifest, Alias]):
     """Another name of a model, a pool, an agent or a route."""
 
-    kind = ResourceKind.ALIAS
-    declared_type = AliasManifest
-    observed_type = Alias
+    kind: ResourceKind = ResourceKind.ALIAS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileDocument(Document[ProfileManifest, Profile]):
     """A configuration of the mesh that is switched to as a whole."""
 
-    kind = ResourceKind.PROFILE
-    declared_type = ProfileManifest
-    observed_type = Profile
+    kind: ResourceKind = ResourceKind.PROFILE
 
     @property
     def state(self) -> str:
@@ -207,43 +169,23 @@ class ProfileDocument(Document[ProfileManifest, Profile]):
 class WorkflowDocument(Document[WorkflowManifest, RegisteredWorkflow]):
     """A workflow of ComfyUI over a model or a pool."""
 
-    kind = ResourceKind.WORKFLOW
-    declared_type = WorkflowManifest
-    observed_type = RegisteredWorkflow
+    kind: ResourceKind = ResourceKind.WORKFLOW
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantDocument(Document[TenantManifest, Tenant]):
-    """A tenant: its share of scarce capacity and its limits."""
-
-    kind = ResourceKind.TENANT
-    declared_type = TenantManifest
-    observed_type = Tenant
-
-
-AnyDocument = (
-    ModelDocument
-    | AgentDocument
-    | RunnerDocument
-    | PoolDocument
-    | RouteDocument
-    | AliasDocument
-    | ProfileDocument
-    | WorkflowDocument
-    | TenantDocument
+AnyDocument = Document[Any, Any]
+_TYPES: Mapping[ResourceKind, type[Document[Any, Any]]] = MappingProxyType(
+    {
+        ResourceKind.MODEL: ModelDocument,
+        ResourceKind.AGENT: AgentDocument,
+        ResourceKind.RUNNER: RunnerDocument,
+        ResourceKind.POOL: PoolDocument,
+        ResourceKind.ROUTE: RouteDocument,
+        ResourceKind.ALIAS: AliasDocument,
+        ResourceKind.PROFILE: ProfileDocument,
+        ResourceKind.WORKFLOW: WorkflowDocument,
+    }
 )
-_TYPES: tuple[type[AnyDocument], ...] = (
-    ModelDocument,
-    AgentDocument,
-    RunnerDocument,
-    PoolDocument,
-    RouteDocument,
-    AliasDocument,
-    ProfileDocument,
-    WorkflowDocument,
-    TenantDocument,
-)
-DOCUMENT_TYPES: Mapping[ResourceKind, type[AnyDocument]] = MappingProxyType({each.kind: each for each in _TYPES})
+"""Kinds with more than a `Document` has."""
 
 
 def _member(model: Model) -> dict[str, Any]:
@@ -279,7 +221,7 @@ def observed_document(kind: ResourceKind, message: Any) -> AnyDocument:
     """Returns a resource as the registry knows it; a model is without its state on its runner."""
     if kind in _OBSERVED:
         return _OBSERVED[kind](message)
-    return _declared(kind, message.manifest, message)
+    return new_document(kind, message.manifest, message)
 
 
 _OBSERVED: Mapping[ResourceKind, Callable[[Any], AnyDocument]] = MappingProxyType(
@@ -292,25 +234,30 @@ _OBSERVED: Mapping[ResourceKind, Callable[[Any], AnyDocument]] = MappingProxyTyp
 """Kinds of which more is shown than the manifest of the message declares."""
 
 
-def declared_document(declaration: Declaration) -> AnyDocument | None:
-    """Returns what is declared, without `status`; None: nothing is."""
-    kind = declaration.WhichOneof("resource")
-    return None if kind is None else _declared(ResourceKind(kind), getattr(declaration, kind))
+def declared_document(resource: ResourceDocument, field: str = "resource") -> AnyDocument:
+    """Returns what is declared, without `status`. Raises INVALID_ARGUMENT naming the field."""
+    if resource.kind not in KINDS:
+        raise invalid_field(field, f"must be of a known kind: {', '.join(KINDS)}")
+    kind = ResourceKind(resource.kind)
+    declared = KINDS[kind].declared()
+    if not resource.content.Unpack(declared):
+        raise invalid_field(f"{field}.{kind.value}", f"must be a {KINDS[kind].declared.DESCRIPTOR.full_name}")
+    return new_document(kind, declared)
 
 
-def to_declaration(document: AnyDocument) -> Declaration:
+def to_declaration(document: AnyDocument) -> ResourceDocument:
     """Returns the declaration of a document, without `status`."""
-    fields: Any = {document.kind.value: document.declared}
-    return Declaration(**fields)
+    return packed(document.kind, document.declared)
 
 
 def read_document(kind: ResourceKind, value: Mapping[str, Any]) -> AnyDocument:
     """Returns the document that declares `value`, JSON types without `kind` and `status`. Raises RuleError."""
-    return _declared(kind, read_message(value, DOCUMENT_TYPES[kind].declared_type))
+    return new_document(kind, read_message(value, KINDS[kind].declared))
 
 
-def _declared(kind: ResourceKind, declared: Any, observed: Any = None) -> AnyDocument:
-    return DOCUMENT_TYPES[kind](declared=declared, observed=observed)
+def new_document(kind: ResourceKind, declared: Any, observed: Any = None) -> AnyDocument:
+    """Returns the document of a kind."""
+    return _TYPES.get(kind, Document)(kind=kind, declared=declared, observed=observed)
 
 
 def plain(document: AnyDocument) -> dict[str, Any]:
@@ -328,18 +275,13 @@ def declared(document: AnyDocument) -> dict[str, Any]:
 def declared_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what the whole document of a resource declares; see `declared`."""
     kind = document["kind"]
-    descriptor: Any = DOCUMENT_TYPES[ResourceKind(kind)].declared_type.DESCRIPTOR
+    descriptor: Any = KINDS[ResourceKind(kind)].declared.DESCRIPTOR
     given = {name: value for name, value in document.items() if name not in ("kind", "status")}
     return {"kind": kind} | leave_out_defaults(descriptor, given)
 
 
 def applied_document(result: ApplyResult) -> dict[str, Any]:
     """Returns what `apply` did with one document as JSON types, as `/api/v1/apply` answers."""
-    found = {name: word_of(result, name) for name in ("kind", "outcome")} | {"name": result.name}
-    states = {name: declared_document(getattr(result, name)) for name in ("before", "after")}
-    return found | {name: plain(document) for name, document in states.items() if document is not None}
-
-
-def kind_number(kind: ResourceKind) -> "resource_kind_pb2.ResourceKind.ValueType":
-    """Returns the number of a kind."""
-    return resource_kind_pb2.ResourceKind.Value(f"RESOURCE_KIND_{kind.name}")
+    found = {"kind": result.kind, "outcome": word_of(result, "outcome"), "name": result.name}
+    states = {name: getattr(result, name) for name in ("before", "after") if result.HasField(name)}
+    return found | {name: plain(declared_document(state)) for name, state in states.items()}

@@ -3,85 +3,70 @@
 A caller whose scopes are not limited to names passes every check here.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from weft.api.operations.v1.operation_pb2 import OperationAction
-from weft.api.registry.v1.declaration_service_pb2 import Declaration
 from weft.api.registry.v1.pool_pb2 import Pool
 from weft.dispatch.agents import name_asked_for
-from weft.documents.kinds.declared import DECLARED_KINDS, declared_kind_of, kind_of, manifest_of
-from weft.documents.kinds.kind import DeclaredKind, PointsTo
+from weft.documents.kind import DeclaredKind, PointsTo
+from weft.documents.kinds import DECLARED_KINDS, KINDS
 from weft.documents.mesh_state import pool_message
 from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import AnyDocument
 from weft.kernel.principal import EDIT_MODELS, OPERATE, USE_MODELS, VIEW_MODELS, Access, Principal, Resource, Role
 
 
-def require_declarable(principal: Principal, declarations: Iterable[Declaration]) -> None:
+def require_declarable(principal: Principal, documents: Iterable[AnyDocument]) -> None:
     """Raises PERMISSION_DENIED for the first name that the caller may not edit, or not point to.
 
     The pool of a model is a name that it is about: its members answer for each other. An agent, a route, an alias or a
     workflow may point to what its caller may edit or use, since whoever may use it reaches that. A profile needs the
     scope for everything, a tenant the scope for settings.
     """
-    for declaration in declarations:
-        kind = declared_kind_of(declaration)
+    for each in documents:
+        kind = DECLARED_KINDS.get(each.kind)
         if kind is not None and kind.resource is not Resource.MODELS:
             principal.require(Access(kind.resource, Role.EDIT))
         elif not principal.may(EDIT_MODELS):
-            _require_names(principal, kind, declaration)
+            _require_names(principal, kind, each)
 
 
-def _require_names(principal: Principal, kind: DeclaredKind | None, declaration: Declaration) -> None:
+def _require_names(principal: Principal, kind: DeclaredKind | None, document: AnyDocument) -> None:
     """Raises PERMISSION_DENIED for a name that a caller with rights to some names may not edit, or not point to."""
-    if kind is not None and not kind.by_name:
+    if kind is None:
+        principal.require_name(EDIT_MODELS, document.name)
+        return
+    if not kind.by_name:
         principal.require(EDIT_MODELS)
-    for name in _declared_names(declaration):
+    for name in kind.names(document.declared):
         principal.require_name(EDIT_MODELS, name)
-    for name in _targets(declaration):
+    for reference in kind.references_of(document.manifest):
+        is_request = reference.field.to is PointsTo.REQUESTABLE
+        name = name_asked_for(reference.target) if is_request else reference.target
         if not principal.may_name(EDIT_MODELS, name):
             principal.require_name(USE_MODELS, name)
 
 
-def resource_of(kind: ResourceKind) -> Resource:
-    """Returns what a role must be granted for to see, declare or delete resources of a kind."""
-    if kind is ResourceKind.RUNNER:
-        return Resource.RUNNERS
-    return DECLARED_KINDS[kind].resource if kind in DECLARED_KINDS else Resource.MODELS
+def view_of(kind: ResourceKind) -> Access:
+    """Returns the access that seeing resources of a kind needs."""
+    return Access(KINDS[kind].resource, Role.VIEW)
 
 
-def is_by_name(kind: ResourceKind) -> bool:
-    """Whether rights to some names are enough to see, declare or delete resources of a kind."""
-    return DECLARED_KINDS[kind].by_name if kind in DECLARED_KINDS else kind is not ResourceKind.RUNNER
-
-
-def names_secret(declarations: Sequence[Declaration]) -> bool:
+def names_secret(documents: Iterable[AnyDocument]) -> bool:
     """Whether a model among these, or in a profile among these, is of a provider whose key is a secret."""
-    models = [
-        *(each.model for each in declarations if each.HasField("model")),
-        *(model for each in declarations for model in each.profile.models),
-    ]
-    return any(model.manifest.provider.api_key_ref for model in models)
+    declared: list[Any] = []
+    for each in documents:
+        if each.kind is ResourceKind.MODEL:
+            declared.append(each.declared)
+        elif each.kind is ResourceKind.PROFILE:
+            declared += each.declared.models
+    return any(model.manifest.provider.api_key_ref for model in declared)
 
 
 def visible_names(principal: Principal, names: Iterable[str]) -> Iterator[str]:
     """Yields those of some names that the caller may see."""
     return (name for name in names if principal.may_name(VIEW_MODELS, name))
-
-
-def _declared_names(declaration: Declaration) -> Iterable[str]:
-    declared, kind = declared_kind_of(declaration), kind_of(declaration)
-    if kind is None:
-        return ()
-    given = getattr(declaration, kind.value)
-    return (given.name,) if declared is None else declared.names(given)
-
-
-def _targets(declaration: Declaration) -> Iterator[str]:
-    declared = declared_kind_of(declaration)
-    if declared is not None:
-        for reference in declared.references_of(manifest_of(declaration)):
-            is_request = reference.field.to is PointsTo.REQUESTABLE
-            yield name_asked_for(reference.target) if is_request else reference.target
 
 
 def require_operable(principal: Principal, action: OperationAction) -> None:

@@ -16,8 +16,9 @@ from weft.documents.json_schema import (
     record_schema,
     schema_name,
 )
+from weft.documents.kinds import KINDS
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import DOCUMENT_TYPES, MEMBER_FIELDS
+from weft.documents.resources import MEMBER_FIELDS
 
 _TEXT: Schema = {"type": "string"}
 
@@ -27,15 +28,14 @@ def resource_schema(kind: ResourceKind) -> DocumentSchema:
     name = f"{kind.value.capitalize()}Document"
 
     def build(schemas: SchemaSet) -> Schema:
-        document = DOCUMENT_TYPES[kind]
-        descriptor: Any = document.declared_type.DESCRIPTOR
+        descriptor: Any = KINDS[kind].declared.DESCRIPTOR
         declared = schemas.object_of(descriptor)
         status = nullable(_status_schema(kind, schemas)) | {
             "description": "What is true of it now; ignored by `apply`."
         }
         own = {"kind": {"const": kind.value, "type": "string", "description": "What it is."}}
         properties = own | declared["properties"] | {"status": status}
-        return object_schema(properties, ["kind", *declared["required"]], (document.__doc__ or "").strip())
+        return object_schema(properties, ["kind", *declared["required"]], KINDS[kind].summary)
 
     return built_schema(name, build)
 
@@ -60,7 +60,7 @@ def resource_list_schema(kind: ResourceKind, page_token: Schema, *, required: bo
 
 
 def _status_schema(kind: ResourceKind, schemas: SchemaSet) -> Schema:
-    descriptor: Any = DOCUMENT_TYPES[kind].observed_type.DESCRIPTOR
+    descriptor: Any = KINDS[kind].record.DESCRIPTOR
 
     def build() -> Schema:
         observed = schemas.object_of(descriptor)
@@ -72,7 +72,7 @@ def _status_schema(kind: ResourceKind, schemas: SchemaSet) -> Schema:
             "description": "What does or does not hold of it.",
         }
         properties = observed["properties"] | computed | {"conditions": conditions}
-        return object_schema(properties, [*observed["required"], *required], observed["description"])
+        return object_schema(properties, [*observed.get("required", ()), *required], observed["description"])
 
     return schemas.add(schema_name(descriptor), build)
 

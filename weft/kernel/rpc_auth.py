@@ -179,11 +179,21 @@ def access_of(method: str) -> Access | None:
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED)
+def checks_kind(method: str) -> bool:
+    """Whether the servicer of a method checks the access that the kind of resource in a request needs."""
+    return _option(method, access_pb2.access_by_kind)
+
+
+@lru_cache(maxsize=_MAX_REMEMBERED)
 def checks_names(method: str) -> bool:
     """Whether the servicer of a method checks the names of a request, so that scopes limited to names suffice."""
+    return _option(method, access_pb2.access_by_name)
+
+
+def _option(method: str, option: Any) -> bool:
     service, _, name = method.removeprefix("/").partition("/")
     rpc = _rpcs_of(service).get(name)
-    return rpc is not None and bool(rpc.GetOptions().Extensions[access_pb2.access_by_name])
+    return rpc is not None and bool(rpc.GetOptions().Extensions[option])
 
 
 def _rpcs_of(service: str) -> Mapping[str, MethodDescriptor]:
@@ -225,10 +235,9 @@ class AuthInterceptor(RpcGuard):
     def check(self, method: str, context: Context) -> None:
         """Raises UNAUTHENTICATED or PERMISSION_DENIED; sets the caller for the servicer."""
         principal, access = self._principal(context), access_of(method)
-        if access is not None and checks_names(method):
-            principal.require_some(access)
-        elif access is not None:
-            principal.require(access)
+        if access is not None and not checks_kind(method):
+            check = principal.require_some if checks_names(method) else principal.require
+            check(access)
         set_caller(principal)
 
     def _principal(self, context: Context) -> Principal:

@@ -11,9 +11,9 @@ from weft.kernel.reasons import Reason
 TARGET = "model, pool, agent, route or workflow"
 """What a request can name: all kinds share one namespace."""
 MODEL, POOL, AGENT, ROUTE, RUNNER, SECRET = "model", "pool", "agent", "route", "runner", "secret"
-WORKFLOW, ALIAS, PROFILE, TENANT = "workflow", "alias", "profile", "tenant"
+WORKFLOW = "workflow"
 MODEL_OR_POOL = "model or pool"
-RESOURCE = "model, agent, runner, pool, route, alias, profile, workflow or tenant"
+RESOURCE = "resource"
 """What `weft get NAME` can name."""
 LOGGED = "model, runner or service"
 """What `weft logs NAME` can name."""
@@ -27,20 +27,12 @@ FOR_TASKS = " (a task may set wait_for_model for one that will come)"
 MAX_SOME_NAMES = 5
 """Maximum number of names that are named where none is close."""
 
-_TARGETS_LISTED = "`weft get models` (GET /v1/models)"
 _LISTED: Mapping[str, str] = MappingProxyType(
     {
-        AGENT: "`weft get agents` (GET /api/v1/agents)",
-        ROUTE: "`weft get routes` (GET /api/v1/routes)",
-        WORKFLOW: "`weft get workflows` (GET /api/v1/workflows)",
-        POOL: "`weft get pools` (GET /api/v1/pools)",
-        RUNNER: "`weft get runners` (GET /api/v1/runners)",
+        **dict.fromkeys((MODEL, MODEL_OR_POOL, TARGET), "`weft get models` (GET /v1/models)"),
         RESOURCE: "`weft get all`",
         LOGGED: "`weft get all`",
         SECRET: "`weft get secrets` (GET /v1/admin/secrets)",
-        ALIAS: "`weft get aliases` (GET /api/v1/aliases)",
-        PROFILE: "`weft get profiles` (GET /api/v1/profiles)",
-        TENANT: "`weft get tenants` (GET /api/v1/tenants)",
     }
 )
 _PREFIXED_KINDS = (AGENT, ROUTE, WORKFLOW)
@@ -132,12 +124,16 @@ def _sentence(details: Mapping[str, str]) -> str:
 def _hint(kind: str, details: Mapping[str, str]) -> str:
     if details.get(CLOSE_NAMES):
         return did_you_mean(details[CLOSE_NAMES].split(","))
-    lists = _LISTED.get(kind, _TARGETS_LISTED)
+    lists = _LISTED.get(kind) or _resources_listed(f"{kind}es" if kind.endswith("s") else f"{kind}s")
     some = details.get(SOME_NAMES, "").split(",")
     if not some[0]:
         return f"{lists} lists what there is"
     more = f", and those that {lists} lists" if len(some) == MAX_SOME_NAMES else ""
     return f"there {'is' if len(some) == 1 else 'are'} {', '.join(some)}{more}"
+
+
+def _resources_listed(plural: str) -> str:
+    return f"`weft get {plural}` (GET /api/v1/{plural})"
 
 
 def _shown(name: str) -> str:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from weft.documents.resource_kinds import ResourceKind
@@ -290,7 +291,7 @@ def _listing(kind: ResourceKind, empty: str, columns: Sequence[Column], wide: Se
 _NO_MODELS = "there are no models yet; weft load hf:OWNER/REPO adds one"
 NOTHING = f"the mesh is empty: {_NO_MODELS}"
 _APPLY = "; weft apply -f FILE declares them"
-RESOURCES: Mapping[ResourceKind, Listing] = {
+_LISTINGS: Mapping[ResourceKind, Listing] = {
     kind: _listing(kind, empty, columns, wide)
     for kind, empty, columns, wide in (
         (ResourceKind.MODEL, _NO_MODELS, _MODEL, _MODEL_WIDE),
@@ -319,11 +320,30 @@ RESOURCES: Mapping[ResourceKind, Listing] = {
         (ResourceKind.TENANT, f"no tenant is declared or configured{_APPLY}", _TENANT, _TENANT_WIDE),
     )
 }
+
+
+@cache
+def listing_of(kind: ResourceKind) -> Listing:
+    """Returns how resources of a kind are listed; one without columns here has those that follow from its fields."""
+    if kind in _LISTINGS:
+        return _LISTINGS[kind]
+    from weft.documents.kinds import KINDS  # noqa: PLC0415 - it needs protobuf
+
+    declared: Any = KINDS[kind].declared.DESCRIPTOR
+    texts = [each for each in declared.fields if each.cpp_type != each.CPPTYPE_MESSAGE and not each.is_repeated]
+    columns = (
+        _NAME,
+        *(Column(each.name.replace("_", " ").upper(), each.camelcase_name) for each in texts if each.name != "name"),
+        _AGE,
+    )
+    return _listing(kind, f"there are no {kind.plural}{_APPLY}", columns, columns)
+
+
 MIXED = Listing(columns=(), name=label_of, kind="List", yaml=declared_yaml, plural="resources")
 """Resources of several kinds, as documents."""
 
 
 def labelled_listing(kind: ResourceKind) -> Listing:
     """Returns the listing of a kind beside others: with KIND/NAME for the name."""
-    listing, name = RESOURCES[kind], Column("NAME", label_of)
+    listing, name = listing_of(kind), Column("NAME", label_of)
     return replace(listing, columns=(name, *listing.columns[1:]), wide=(name, *listing.wide[1:]))

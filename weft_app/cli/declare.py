@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from difflib import unified_diff
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -128,14 +128,16 @@ def submit(
 def difference(result: ApplyResult, where: str) -> str:
     """Returns a unified diff between a resource as declared in the mesh and as `where` declares it."""
     name = _label(result)
-    before, after = _lines(declared_document(result.before)), _lines(declared_document(result.after))
+    before, after = _lines(result, "before"), _lines(result, "after")
     if before == after:
         return f"# {name}: published by a runner now, declared then\n"
     return "".join(unified_diff(before, after, f"{name} (mesh)", f"{name} ({where})"))
 
 
-def _lines(document: AnyDocument | None) -> list[str]:
-    return yaml_text(declared(document)).splitlines(keepends=True) if document is not None else []
+def _lines(result: ApplyResult, state: Literal["before", "after"]) -> list[str]:
+    if not result.HasField(state):
+        return []
+    return yaml_text(declared(declared_document(getattr(result, state)))).splitlines(keepends=True)
 
 
 def _render(applied: list[ApplyResult], output: str, *, dry_run: bool) -> str:
@@ -148,7 +150,7 @@ def _render(applied: list[ApplyResult], output: str, *, dry_run: bool) -> str:
 
 
 def _label(result: ApplyResult) -> str:
-    return f"{word_of(result, 'kind')}/{result.name}"
+    return f"{result.kind}/{result.name}"
 
 
 def _placed(error: WeftError, documents: tuple[SourcedDocument, ...]) -> WeftError:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resource_kinds import ResourceKind, listed_kinds
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
 from weft.kernel.reasons import NO_REGISTRY
@@ -34,8 +34,7 @@ def describe(
         list[str],
         typer.Argument(
             metavar="[KIND] NAME",
-            help="A model, agent, runner, pool, route, alias, profile, workflow, tenant, request or task: KIND NAME, "
-            "KIND/NAME or NAME.",
+            help=f"A {listed_kinds(plural=False)}, request or task: KIND NAME, KIND/NAME or NAME.",
             autocompletion=complete_described,
         ),
     ],

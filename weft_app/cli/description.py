@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from weft_app.cli.columns import RESOURCES, Document, graph_bytes, shown_state, who_wakes
+from weft.documents.resource_kinds import ResourceKind
+from weft_app.cli.columns import Document, graph_bytes, listing_of, shown_state, who_wakes
 from weft_app.cli.formats import ago, formatted, moment_in, seconds_ago
 from weft_app.cli.output import Column, block, page, safe_text, table_block
 
@@ -47,9 +48,9 @@ def description(
     for instance in [status["instance"]] if "instance" in status else status.get("instances", ()):
         own = {"process": "its runner is unreachable"} if described is None else described.get(instance["model"], {})
         lines += block(f"Instance {instance['model']}", _facts(instance | own))
-    for kind, listing in RESOURCES.items():
-        rows = [each for each in users if each["kind"] == kind]
-        lines += table_block(kind.plural.capitalize(), listing.columns, rows)
+    for word in dict.fromkeys(each["kind"] for each in users):
+        kind, rows = ResourceKind(word), [each for each in users if each["kind"] == word]
+        lines += table_block(kind.plural.capitalize(), listing_of(kind).columns, rows)
     lines += table_block("Events", _EVENTS, events) if events else ["Events:       none"]
     return "\n".join(lines) + "\n"
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from weft.api.registry.v1.event_pb2 import Event
-    from weft.documents.mesh_state import Key, MeshState
+    from weft.documents.kinds import Key
+    from weft.documents.mesh_state import MeshState
 
 RETRY_PAUSE_SECONDS = 1.0
 RETRY_LIMIT_SECONDS = 60.0

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resource_kinds import ResourceKind, listed_kinds
 from weft.documents.selectors import Selector, parse_selector
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import NO_REGISTRY
-from weft_app.cli.columns import MIXED, NOTHING, RESOURCES, USES, labelled_listing
+from weft_app.cli.columns import MIXED, NOTHING, USES, labelled_listing, listing_of
 from weft_app.cli.completion import complete_shown, complete_with_tasks
 from weft_app.cli.mesh_documents import Document, MeshDocuments, connect_documents
 from weft_app.cli.options import (
@@ -46,8 +46,7 @@ ResourcesArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="KIND [NAME...]",
-        help="models, agents, runners, pools, routes, aliases, profiles, workflows or tenants, and names; or "
-        "KIND/NAME...; also task and an id",
+        help=f"{listed_kinds(plural=True)}, and names; or KIND/NAME...; also task and an id",
         autocompletion=complete_with_tasks,
     ),
 ]
@@ -55,8 +54,8 @@ ShownArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="KIND [NAME...]",
-        help="models, agents, runners, pools, routes, aliases, profiles, workflows, tenants or all, and names; or "
-        "KIND/NAME..., or NAME; requests, clients, tasks, secrets, leases, routers",
+        help=f"{listed_kinds(plural=True)} or all, and names; or KIND/NAME..., or NAME; requests, clients, tasks, "
+        "secrets, leases, routers",
         autocompletion=complete_shown,
     ),
 ]
@@ -153,7 +152,7 @@ def _show_resources(words: list[str], selector: str, output: ResourceFormat, hom
         _end_with(found.failures)
         return
     ((kind, documents),) = found.documents.items()
-    listing = RESOURCES[kind]
+    listing = listing_of(kind)
     if wanted:
         listing = replace(listing, empty=f"no {kind.plural} have the labels {selector}")
     # One that was named is printed without a list around it.

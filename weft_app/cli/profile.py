@@ -106,7 +106,7 @@ def _text(switched: SwitchProfileResponse, name: str, *, dry_run: bool) -> str:
     if dry_run:
         lines = [difference(each, f"profile/{name}") for each in changed]
     else:
-        lines = [f"{word_of(each, 'kind')}/{each.name} {word_of(each, 'outcome')}\n" for each in changed]
+        lines = [f"{each.kind}/{each.name} {word_of(each, 'outcome')}\n" for each in changed]
     suffix = " (dry run)" if dry_run else ""
     lines += [f"{word_of(step, 'kind')} {step.model}{_settings(step)}{suffix}\n" for step in switched.steps]
     if not lines:

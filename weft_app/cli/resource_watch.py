@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from weft.documents.mesh_state import Key, MeshState
+from weft.documents.kinds import Key
+from weft.documents.mesh_state import MeshState
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import declared_of, plain
 from weft.documents.selectors import Selector
 from weft.kernel.unknown_names import unknown_name
-from weft_app.cli.columns import RESOURCES, labelled_listing
+from weft_app.cli.columns import labelled_listing, listing_of
 from weft_app.cli.follow import follow_resources
 from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import ResourceFormat
@@ -24,8 +25,8 @@ class ResourceWatch:
         self._selector = selector
         self._wanted = frozenset((target.kind, target.name) for target in scope.targets)
         self._output = output
-        listings = RESOURCES if len(scope.kinds) == 1 else {kind: labelled_listing(kind) for kind in scope.kinds}
-        self._feeds = {kind: Feed(listings[kind], output) for kind in scope.kinds}
+        listing = listing_of if len(scope.kinds) == 1 else labelled_listing
+        self._feeds = {kind: Feed(listing(kind), output) for kind in scope.kinds}
         self._headed: set[ResourceKind] = set()
         """Kinds whose header is printed."""
         self._shown: dict[Key, Any] = {}

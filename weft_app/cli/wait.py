@@ -30,7 +30,9 @@ RETRY_PAUSE_SECONDS = 0.2
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
-_WITHOUT_STATUS = frozenset({ResourceKind.POOL, ResourceKind.ALIAS, ResourceKind.WORKFLOW, ResourceKind.TENANT})
+_WITH_STATUS = frozenset(
+    {ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, ResourceKind.ROUTE, ResourceKind.PROFILE}
+)
 _STATES = ("active", "inactive", "hibernating", "failed")
 _BREAKS = AWAY | {Reason.WATCH_LAGGED}
 
@@ -96,7 +98,6 @@ def wait(
 
 _NO_STATUS_OF_ALIAS = "an alias has no status; wait for exists or delete, or for its target"
 _NO_STATUS_OF_WORKFLOW = "a workflow has no status here; wait for its model, or for exists or delete"
-_NO_STATUS_OF_TENANT = "a tenant has no status; wait for exists or delete"
 _UNKNOWN: Mapping[tuple[str, ResourceKind], str] = MappingProxyType(
     {
         ("status", ResourceKind.POOL): "a pool has no status; wait for condition=Ready",
@@ -104,8 +105,6 @@ _UNKNOWN: Mapping[tuple[str, ResourceKind], str] = MappingProxyType(
         ("condition", ResourceKind.ALIAS): _NO_STATUS_OF_ALIAS,
         ("status", ResourceKind.WORKFLOW): _NO_STATUS_OF_WORKFLOW,
         ("condition", ResourceKind.WORKFLOW): _NO_STATUS_OF_WORKFLOW,
-        ("status", ResourceKind.TENANT): _NO_STATUS_OF_TENANT,
-        ("condition", ResourceKind.TENANT): _NO_STATUS_OF_TENANT,
         ("condition", ResourceKind.PROFILE): "a profile has no conditions; wait for status=active, exists or delete",
     }
 )
@@ -120,14 +119,16 @@ def parse_expectation(text: str, kind: ResourceKind) -> Expectation:
             return Expectation(what=What.EXISTS)
         case "delete" if not rest:
             return Expectation(what=What.DELETE)
-        case "status" if rest.lower() in _STATES and kind not in _WITHOUT_STATUS:
+        case "status" if rest.lower() in _STATES and kind in _WITH_STATUS:
             return Expectation(what=What.STATUS, value=rest.lower())
         case "status" | "condition" if (what.lower(), kind) in _UNKNOWN:
             raise invalid_field("--for", _UNKNOWN[what.lower(), kind])
+        case "status" | "condition" if not _condition_types(kind):
+            raise invalid_field("--for", f"a {kind.value} has no status; wait for exists or delete")
         case "condition" if rest:
             name, _, value = rest.partition("=")
             return _condition(name.lower(), (value or "true").lower(), kind)
-        case word if not rest and word in _STATES and kind not in _WITHOUT_STATUS:
+        case word if not rest and word in _STATES and kind in _WITH_STATUS:
             return Expectation(what=What.STATUS, value=word)
         case word if not rest and word in _condition_names(kind):
             return Expectation(what=What.CONDITION, name=word, value="true")
@@ -157,11 +158,7 @@ def _condition_types(kind: ResourceKind) -> tuple[str, ...]:
         ResourceKind.RUNNER: ("Connected", "Ready"),
         ResourceKind.POOL: ("Ready",),
         ResourceKind.ROUTE: ("Ready",),
-        ResourceKind.ALIAS: (),
-        ResourceKind.PROFILE: (),
-        ResourceKind.WORKFLOW: (),
-        ResourceKind.TENANT: (),
-    }[kind]
+    }.get(kind, ())
 
 
 def parse_duration(text: str, field: str = "--timeout") -> float:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from registry_svc.mesh.domain import Outcome
-from weft.documents.kinds.kind import PointsTo, Reference
+from weft.documents.kind import PointsTo, Reference
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from kit.resources import declared
 
 import weft.api
 from registry_svc.config import RegistryConfig
@@ -19,14 +20,14 @@ from weft.api.registry.v1 import (
     declaration_service_pb2_grpc,
     registry_service_pb2,
     registry_service_pb2_grpc,
-    resource_kind_pb2,
 )
 from weft.api.registry.v1.agent_pb2 import AgentManifest
-from weft.api.registry.v1.declaration_service_pb2 import Declaration
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelDeclaration, ModelManifest
+from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.api.registry.v1.route_pb2 import RouteManifest
 from weft.api.registry.v1.tags_pb2 import Tags
 from weft.api.runner.v1.runner_service_pb2 import FlushCacheRequest
+from weft.documents.kinds import record_in
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 from weft.kernel.reasons import Reason
@@ -46,8 +47,8 @@ LoadModel, UnloadModel, FlushCache = operation_pb2.LoadModel, operation_pb2.Unlo
 RemoveModel, SOURCE = operation_pb2.RemoveModel, "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M"
 ALL = FlushCacheRequest.SCOPE_ALL
 PB = registry_service_pb2
-MODEL, AGENT = resource_kind_pb2.RESOURCE_KIND_MODEL, resource_kind_pb2.RESOURCE_KIND_AGENT
-ROUTE, RUNNER = resource_kind_pb2.RESOURCE_KIND_ROUTE, resource_kind_pb2.RESOURCE_KIND_RUNNER
+MODEL, AGENT = "model", "agent"
+ROUTE, RUNNER = "route", "runner"
 
 
 class Caller:
@@ -65,7 +66,11 @@ class Caller:
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.INTERNAL) from error
 
-    async def apply(self, *declarations: Declaration) -> Any:
+    async def listed(self, kind: str, **wanted: Any) -> list[str]:
+        request = PB.ListResourcesRequest(kind=kind, **wanted)
+        return [each.name for each in (await self.call(self.reads.ListResources, request)).resources]
+
+    async def apply(self, *declarations: ResourceDocument) -> Any:
         request = declaration_service_pb2.ApplyRequest(declarations=declarations)
         return (await self.call(self.declarations.Apply, request)).results
 
@@ -73,19 +78,19 @@ class Caller:
         await self.call(self.declarations.Delete, declaration_service_pb2.DeleteRequest(kind=kind, name=name))
 
 
-def a_model(name: str, pool: str = "", owner: str = "") -> Declaration:
+def a_model(name: str, pool: str = "", owner: str = "") -> ResourceDocument:
     manifest = ModelManifest(name=name, pool_name=pool, operations=[MODEL_OPERATION_CHAT])
     if owner:
         manifest.tags.CopyFrom(Tags(owner=owner))
-    return Declaration(model=ModelDeclaration(manifest=manifest))
+    return declared(model=ModelDeclaration(manifest=manifest))
 
 
-def an_agent(name: str, model: str) -> Declaration:
-    return Declaration(agent=AgentManifest(name=name, model=model))
+def an_agent(name: str, model: str) -> ResourceDocument:
+    return declared(agent=AgentManifest(name=name, model=model))
 
 
-def a_route(name: str, *candidates: str) -> Declaration:
-    return Declaration(route=RouteManifest(name=name, candidates=candidates))
+def a_route(name: str, *candidates: str) -> ResourceDocument:
+    return declared(route=RouteManifest(name=name, candidates=candidates))
 
 
 @asynccontextmanager
@@ -150,42 +155,76 @@ async def test_lists_hold_what_the_key_may_see_and_their_tokens_name_nothing_els
             caller = of(key)
             reads, found, token = caller.reads, [], ""
             while True:
-                page = await caller.call(reads.ListModels, PB.ListModelsRequest(page_size=1, page_token=token))
-                found += page.models
+                page = await caller.call(
+                    reads.ListResources, PB.ListResourcesRequest(kind="model", page_size=1, page_token=token)
+                )
+                found += page.resources
                 token = page.next_page_token
                 if not token:
                     break
-            assert [model.manifest.name for model in found] == models
-            listed = (await caller.call(reads.ListAgents, PB.ListAgentsRequest())).agents
-            assert [agent.manifest.name for agent in listed] == agents
-            assert len((await caller.call(reads.ListRoutes, PB.ListRoutesRequest())).routes) == routes
-            shown = (await caller.call(reads.ListPools, PB.ListPoolsRequest())).pools
-            assert [pool.name for pool in shown] == pools
+            assert [each.name for each in found] == models
+            assert await caller.listed("agent") == agents
+            assert len(await caller.listed("route")) == routes
+            assert await caller.listed("pool") == pools
         async with refused("models:view"):
-            await of("nobody000000").call(of("nobody000000").reads.ListModels, PB.ListModelsRequest())
+            await of("nobody000000").call(of("nobody000000").reads.ListResources, PB.ListResourcesRequest(kind="model"))
 
 
 async def test_a_service_lists_for_a_caller_by_the_names_that_this_may_see(tmp_path: Path) -> None:
     async with registry(tmp_path) as of:
         whole, limited = of("everything00"), of("reader000000")
         for caller, names in ((whole, ["team-a", "team-b"]), (limited, ["team-a"])):
-            wanted = PB.ListModelsRequest(names=["team-*", "none"])
-            found = (await caller.call(caller.reads.ListModels, wanted)).models
-            assert [model.manifest.name for model in found] == names
+            assert await caller.listed("model", names=["team-*", "none"]) == names
         with pytest.raises(WeftError) as too_many:
-            await whole.call(whole.reads.ListModels, PB.ListModelsRequest(names=["a"] * 65))
+            await whole.call(whole.reads.ListResources, PB.ListResourcesRequest(kind="model", names=["a"] * 65))
         assert too_many.value.reason is Reason.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("kind", "scope"), [("runner", "runners:view"), ("tenant", "settings:view"), ("profile", "models:view")]
+)
+async def test_kinds_that_are_not_seen_by_name_need_their_own_scope(tmp_path: Path, kind: str, scope: str) -> None:
+    async with registry(tmp_path) as of:
+        team = of("team00000000")
+        for rpc, request in (
+            ("ListResources", PB.ListResourcesRequest(kind=kind)),
+            ("GetResource", PB.GetResourceRequest(kind=kind, name="team-r")),
+        ):
+            async with refused(scope):
+                await team.call(getattr(team.reads, rpc), request)
+        if kind == "profile":
+            assert await of("everything00").listed(kind) == []
 
 
 @pytest.mark.parametrize(
     ("rpc", "request_", "mine"),
     [
-        ("GetModel", PB.GetModelRequest(name="other"), PB.GetModelRequest(name="team-a")),
-        ("GetModel", PB.GetModelRequest(name="not-there"), PB.GetModelRequest(name="team-b")),
+        (
+            "GetResource",
+            PB.GetResourceRequest(kind="model", name="other"),
+            PB.GetResourceRequest(kind="model", name="team-a"),
+        ),
+        (
+            "GetResource",
+            PB.GetResourceRequest(kind="model", name="not-there"),
+            PB.GetResourceRequest(kind="model", name="team-b"),
+        ),
         ("GetModelMembers", PB.GetModelMembersRequest(name="shared"), PB.GetModelMembersRequest(name="team-a")),
-        ("GetPool", PB.GetPoolRequest(name="shared"), PB.GetPoolRequest(name="team-pool")),
-        ("GetAgent", PB.GetAgentRequest(name="boss"), PB.GetAgentRequest(name="team-coder")),
-        ("GetRoute", PB.GetRouteRequest(name="road"), PB.GetRouteRequest(name="team-route")),
+        (
+            "GetResource",
+            PB.GetResourceRequest(kind="pool", name="shared"),
+            PB.GetResourceRequest(kind="pool", name="team-pool"),
+        ),
+        (
+            "GetResource",
+            PB.GetResourceRequest(kind="agent", name="boss"),
+            PB.GetResourceRequest(kind="agent", name="team-coder"),
+        ),
+        (
+            "GetResource",
+            PB.GetResourceRequest(kind="route", name="road"),
+            PB.GetResourceRequest(kind="route", name="team-route"),
+        ),
     ],
 )
 async def test_what_the_key_may_not_see_is_refused_by_name_whether_or_not_it_is_there(
@@ -202,8 +241,9 @@ async def test_a_pool_is_shown_without_the_members_that_the_key_may_not_see(tmp_
     async with registry(tmp_path) as of:
         for key, members in (("everything00", ["other", "team-a", "team-b"]), ("team00000000", ["team-a", "team-b"])):
             caller = of(key)
+            wanted = PB.GetResourceRequest(kind="pool", name="team-pool")
             for pool in (
-                (await caller.call(caller.reads.GetPool, PB.GetPoolRequest(name="team-pool"))).pool,
+                record_in((await caller.call(caller.reads.GetResource, wanted)).resource),
                 (await caller.call(caller.reads.GetModelMembers, PB.GetModelMembersRequest(name="team-a"))).pool,
             ):
                 assert [model.manifest.name for model in pool.members] == members
@@ -223,14 +263,14 @@ async def test_a_pool_is_shown_without_the_members_that_the_key_may_not_see(tmp_
     ],
 )
 async def test_a_key_declares_and_points_to_its_own_names_only_and_nothing_of_a_refused_batch_is_done(
-    tmp_path: Path, declaration: Declaration, missing: str
+    tmp_path: Path, declaration: ResourceDocument, missing: str
 ) -> None:
     async with registry(tmp_path) as of:
         team = of("team00000000")
         async with refused(missing):
             await team.apply(a_model("team-new"), declaration)
         with pytest.raises(WeftError) as found:
-            await team.call(team.reads.GetModel, PB.GetModelRequest(name="team-new"))
+            await team.call(team.reads.GetResource, PB.GetResourceRequest(kind="model", name="team-new"))
         assert found.value.reason is Reason.MODEL_NOT_FOUND
         await of("everything00").apply(a_model("team-new"), declaration)
 
@@ -242,7 +282,8 @@ async def test_a_key_declares_and_deletes_what_it_may_and_owns_what_it_creates(t
             a_model("team-c", pool="team-pool"), an_agent("team-two", "shared"), a_route("team-way", "team-c", "shared")
         )
         assert [result.outcome for result in results] == [1, 1, 1]
-        made = (await team.call(team.reads.GetModel, PB.GetModelRequest(name="team-c"))).model
+        wanted = PB.GetResourceRequest(kind="model", name="team-c")
+        made = record_in((await team.call(team.reads.GetResource, wanted)).resource)
         assert made.manifest.tags.owner == "key:team00000000"
         for owner in ("key:everything00", "somebody"):
             async with refused("owner"):
@@ -314,10 +355,7 @@ def test_the_rpcs_for_which_a_limited_scope_suffices_are_these() -> None:
     found = {method.rpartition(".")[2]: str(access_of(method)) for method in methods if checks_names(method)}
     # Whoever adds one checks the names in its servicer, and here.
     assert found == {
-        **{f"RegistryService/{name}": "models:view" for name in (
-            "ListModels", "GetModel", "GetModelMembers", "ListPools", "GetPool", "ListAgents", "GetAgent", "ListRoutes",
-            "GetRoute", "ListAliases", "GetAlias", "ListWorkflows", "GetWorkflow",
-        )},
+        "RegistryService/GetModelMembers": "models:view",
         "DeclarationService/Apply": "models:edit", "DeclarationService/Delete": "models:edit",
         **{f"InferenceService/{name}": "inference:create" for name in (
             "Chat", "Complete", "Embed", "Rerank", "Tokenize", "GenerateImages", "Transcribe", "Speak", "StreamImages",

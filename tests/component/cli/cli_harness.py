@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 from grpc_status import rpc_status
+from kit.resources import declared, page, snapshot
 from typer.testing import CliRunner, Result
 
 from weft.api.common.v1 import event_pb2, receipt_pb2
@@ -29,7 +30,6 @@ from weft.api.registry.v1 import (
     model_pb2,
     registry_service_pb2,
     registry_service_pb2_grpc,
-    resource_kind_pb2,
     route_pb2,
     runner_pb2,
     settings_pb2,
@@ -41,8 +41,10 @@ from weft.api.registry.v1 import (
 )
 from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc
 from weft.api.runner.v1 import load_pb2, runner_service_pb2, runner_service_pb2_grpc
+from weft.documents.kinds import packed
 from weft.documents.mesh_state import MeshState, pool_message, pool_of
 from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import declared_document
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import SERVER_OPTIONS, error_to_status
@@ -52,13 +54,6 @@ from weft_app.cli.main import app
 pb = registry_service_pb2
 APPLY = declaration_service_pb2.ApplyResult
 _END = object()
-_KINDS = {
-    "model": resource_kind_pb2.RESOURCE_KIND_MODEL,
-    "agent": resource_kind_pb2.RESOURCE_KIND_AGENT,
-    "runner": resource_kind_pb2.RESOURCE_KIND_RUNNER,
-    "pool": resource_kind_pb2.RESOURCE_KIND_POOL,
-    "route": resource_kind_pb2.RESOURCE_KIND_ROUTE,
-}
 
 
 def refuse_with(context: Any, error: WeftError) -> None:
@@ -125,14 +120,8 @@ class ScriptedMesh:
 
     def snapshot(self) -> pb.WatchResponse:
         runners = [pb.WatchedRunner(runner=runner) for runner in self.state.runners.values()]
-        told = pb.Snapshot(
-            runners=runners,
-            models=self.state.models.values(),
-            agents=self.state.declared[ResourceKind.AGENT].values(),
-            routes=self.state.declared[ResourceKind.ROUTE].values(),
-            aliases=self.state.declared[ResourceKind.ALIAS].values(),
-            settings=self.settings,
-        )
+        declared = (each for rows in self.state.declared.values() for each in rows.values())
+        told = snapshot(*self.state.models.values(), *declared, runners=runners, settings=self.settings)
         return pb.WatchResponse(revision=1, snapshot=told)
 
 
@@ -140,82 +129,25 @@ class _Registry(registry_service_pb2_grpc.RegistryServiceServicer):
     def __init__(self, mesh: ScriptedMesh) -> None:
         self._mesh = mesh
 
-    def ListModels(self, request: Any, context: Any) -> Any:  # noqa: N802
-        names = sorted(self._mesh.state.models)
-        start = int(request.page_token or 0)
-        page = names[start : start + 2]
-        rest = str(start + 2) if names[start + 2 :] else ""
-        return pb.ListModelsResponse(models=[self._mesh.state.models[name] for name in page], next_page_token=rest)
-
-    def ListAgents(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.ListAgentsResponse(agents=self._mesh.state.declared[ResourceKind.AGENT].values())
-
-    def ListRoutes(self, request: Any, context: Any) -> Any:  # noqa: N802
-        if self._mesh.denies_routes:
+    def ListResources(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if request.kind == "route" and self._mesh.denies_routes:
             refuse(context, Reason.PERMISSION_DENIED, "the key may not see routes")
-        return pb.ListRoutesResponse(routes=self._mesh.state.declared[ResourceKind.ROUTE].values())
+        rows = self._rows(request.kind)
+        if request.kind != "model":
+            return page(rows.values())
+        names, start = sorted(rows), int(request.page_token or 0)
+        return page((rows[name] for name in names[start : start + 2]), str(start + 2) if names[start + 2 :] else "")
 
-    def GetRoute(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.GetRouteResponse(
-            route=self._one(self._mesh.state.declared[ResourceKind.ROUTE], request.name, context, "route")
-        )
+    def GetResource(self, request: Any, context: Any) -> Any:  # noqa: N802
+        found = self._one(self._rows(request.kind), request.name, context, request.kind)
+        return pb.GetResourceResponse(resource=packed(ResourceKind(request.kind), found))
 
-    def ListAliases(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.ListAliasesResponse(aliases=self._mesh.state.declared[ResourceKind.ALIAS].values())
-
-    def ListTenants(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.ListTenantsResponse(tenants=self._mesh.state.declared[ResourceKind.TENANT].values())
-
-    def GetTenant(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.GetTenantResponse(
-            tenant=self._one(self._mesh.state.declared[ResourceKind.TENANT], request.name, context, "tenant")
-        )
-
-    def ListWorkflows(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.ListWorkflowsResponse(workflows=self._mesh.state.declared[ResourceKind.WORKFLOW].values())
-
-    def GetWorkflow(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.GetWorkflowResponse(
-            workflow=self._one(self._mesh.state.declared[ResourceKind.WORKFLOW], request.name, context, "workflow")
-        )
-
-    def ListProfiles(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.ListProfilesResponse(profiles=self._mesh.state.declared[ResourceKind.PROFILE].values())
-
-    def GetProfile(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.GetProfileResponse(
-            profile=self._one(self._mesh.state.declared[ResourceKind.PROFILE], request.name, context, "profile")
-        )
-
-    def GetAlias(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.GetAliasResponse(
-            alias=self._one(self._mesh.state.declared[ResourceKind.ALIAS], request.name, context, "alias")
-        )
-
-    def ListRunners(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.ListRunnersResponse(runners=self._mesh.state.runners.values())
-
-    def ListPools(self, request: Any, context: Any) -> Any:  # noqa: N802
-        names = sorted({pool_of(model) for model in self._mesh.state.models.values()})
-        return pb.ListPoolsResponse(pools=[self._pool(name) for name in names])
-
-    def GetModel(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.GetModelResponse(model=self._one(self._mesh.state.models, request.name, context, "model"))
-
-    def GetAgent(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.GetAgentResponse(
-            agent=self._one(self._mesh.state.declared[ResourceKind.AGENT], request.name, context, "agent")
-        )
-
-    def GetRunner(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.GetRunnerResponse(runner=self._one(self._mesh.state.runners, request.name, context, "runner"))
-
-    def GetPool(self, request: Any, context: Any) -> Any:  # noqa: N802
-        pool = self._pool(request.name)
-        if not pool.members:
-            pools = {pool_of(model) for model in self._mesh.state.models.values()}
-            refuse_with(context, unknown_name("pool", request.name, pools))
-        return pb.GetPoolResponse(pool=pool)
+    def _rows(self, kind: str) -> dict[str, Any]:
+        state = self._mesh.state
+        if kind == "pool":
+            return {name: self._pool(name) for name in sorted({pool_of(model) for model in state.models.values()})}
+        others: dict[str, dict[str, Any]] = {"model": state.models, "runner": state.runners}
+        return others[kind] if kind in others else state.declared[ResourceKind(kind)]
 
     def GetModelMembers(self, request: Any, context: Any) -> Any:  # noqa: N802
         model = self._one(self._mesh.state.models, request.name, context, "model")
@@ -285,25 +217,23 @@ class _Declarations(declaration_service_pb2_grpc.DeclarationServiceServicer):
         if self._mesh.apply_error is not None:
             context.abort_with_status(rpc_status.to_status(error_to_status(self._mesh.apply_error)))
         for given, expected in zip(request.declarations, request.expected, strict=False):
-            kind = given.WhichOneof("resource")
-            name = given.model.manifest.name if kind == "model" else getattr(given, kind).name
-            if self._known(kind, name) != expected:
-                refuse(context, Reason.RESOURCE_CHANGED, f"the {kind} {name!r} was changed")
+            if self._known(given.kind, given.name) != expected:
+                refuse(context, Reason.RESOURCE_CHANGED, f"the {given.kind} {given.name!r} was changed")
         results = [self._apply(declaration, request.dry_run) for declaration in request.declarations]
         return declaration_service_pb2.ApplyResponse(results=results)
 
     def Delete(self, request: Any, context: Any) -> Any:  # noqa: N802
         state = self._mesh.state
-        kinds: dict[int, dict[str, Any]] = {
-            _KINDS["model"]: state.models,
-            _KINDS["agent"]: state.declared[ResourceKind.AGENT],
-            _KINDS["runner"]: state.runners,
-            _KINDS["route"]: state.declared[ResourceKind.ROUTE],
+        kinds: dict[str, dict[str, Any]] = {
+            "model": state.models,
+            "agent": state.declared[ResourceKind.AGENT],
+            "runner": state.runners,
+            "route": state.declared[ResourceKind.ROUTE],
         }
         rows = kinds[request.kind]
         users = [agent.manifest.model for agent in state.declared[ResourceKind.AGENT].values()]
         users += [name for route in state.declared[ResourceKind.ROUTE].values() for name in route.manifest.candidates]
-        if request.kind == _KINDS["model"] and request.name in users:
+        if request.kind == "model" and request.name in users:
             refuse(context, Reason.RESOURCE_IN_USE, f"the model {request.name!r} is in use")
         if request.name in rows and request.name in self._mesh.loaded and not request.force:
             refuse(context, Reason.RESOURCE_IN_USE, f"the model {request.name!r} is loaded")
@@ -312,9 +242,7 @@ class _Declarations(declaration_service_pb2_grpc.DeclarationServiceServicer):
         return declaration_service_pb2.DeleteResponse()
 
     def _apply(self, declaration: Any, dry_run: bool) -> Any:
-        kind = declaration.WhichOneof("resource")
-        wanted = getattr(declaration, kind)
-        name = wanted.manifest.name if kind == "model" else wanted.name
+        kind, name, wanted = declaration.kind, declaration.name, declared_document(declaration).declared
         before = self._known(kind, name)
         if kind in ("runner", "pool"):
             outcome = APPLY.OUTCOME_UNCHANGED if before is not None else APPLY.OUTCOME_UNSPECIFIED
@@ -324,23 +252,18 @@ class _Declarations(declaration_service_pb2_grpc.DeclarationServiceServicer):
             outcome = APPLY.OUTCOME_UNCHANGED if before == declaration else APPLY.OUTCOME_CONFIGURED
         if outcome in (APPLY.OUTCOME_CREATED, APPLY.OUTCOME_CONFIGURED) and not dry_run:
             self._store(kind, wanted)
-        return APPLY(kind=_KINDS[kind], name=name, outcome=outcome, before=before, after=declaration)
+        return APPLY(kind=kind, name=name, outcome=outcome, before=before, after=declaration)
 
     def _known(self, kind: str, name: str) -> Any:
         state = self._mesh.state
-        declared = declaration_service_pb2.Declaration()
         if kind == "model" and name in state.models:
-            declared.model.manifest.CopyFrom(state.models[name].manifest)
-            declared.model.runner = state.models[name].declared_runner
-        elif kind == "agent" and name in state.declared[ResourceKind.AGENT]:
-            declared.agent.CopyFrom(state.declared[ResourceKind.AGENT][name].manifest)
-        elif kind == "route" and name in state.declared[ResourceKind.ROUTE]:
-            declared.route.CopyFrom(state.declared[ResourceKind.ROUTE][name].manifest)
-        elif (kind == "runner" and name in state.runners) or kind == "pool":
-            getattr(declared, kind).name = name
-        else:
-            return None
-        return declared
+            found = state.models[name]
+            return declared(model=model_pb2.ModelDeclaration(manifest=found.manifest, runner=found.declared_runner))
+        if kind in ("agent", "route") and name in state.declared[ResourceKind(kind)]:
+            return declared(**{kind: state.declared[ResourceKind(kind)][name].manifest})
+        if kind == "runner" and name in state.runners:
+            return declared(runner=declaration_service_pb2.RunnerDeclaration(name=name))
+        return declared(pool=declaration_service_pb2.PoolDeclaration(name=name)) if kind == "pool" else None
 
     def _store(self, kind: str, wanted: Any) -> None:
         if kind == "model":

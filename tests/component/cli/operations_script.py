@@ -11,13 +11,14 @@ from typing import Any
 
 import grpc
 from cli_harness import refuse
+from kit.resources import declared
 from typer.testing import CliRunner, Result
 
 from registry_svc.operations.audit_chain import chained, empty_head, entry_draft
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.registry.v1 import profile_service_pb2_grpc
-from weft.api.registry.v1.declaration_service_pb2 import ApplyResult, Declaration
+from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.profile_pb2 import ProfileManifest
 from weft.api.registry.v1.profile_service_pb2 import (
     SaveProfileRequest,
@@ -25,7 +26,6 @@ from weft.api.registry.v1.profile_service_pb2 import (
     SwitchProfileRequest,
     SwitchProfileResponse,
 )
-from weft.api.registry.v1.resource_kind_pb2 import RESOURCE_KIND_PROFILE
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import SERVER_OPTIONS
@@ -141,10 +141,10 @@ class ScriptedProfiles(profile_service_pb2_grpc.ProfileServiceServicer):
     def SaveProfile(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._script.profile_calls.append(request)
         result = ApplyResult(
-            kind=RESOURCE_KIND_PROFILE,
+            kind="profile",
             name=request.name,
             outcome=ApplyResult.OUTCOME_CREATED,
-            after=Declaration(profile=ProfileManifest(name=request.name, unload_others=not request.leave_others)),
+            after=declared(profile=ProfileManifest(name=request.name, unload_others=not request.leave_others)),
         )
         return SaveProfileResponse(result=result)
 

@@ -7,6 +7,7 @@ import pytest
 from cli_harness import ScriptedMesh
 from cli_samples import some_model
 from jsonschema import Draft202012Validator
+from kit.resources import gone, put
 
 from gateway.resources.documents import APPLY_ANSWER
 from weft.api.registry.v1.registry_service_pb2 import Change
@@ -198,9 +199,9 @@ def test_wait_for_what_holds_ends_at_once(mesh: ScriptedMesh, expected: str) -> 
 @pytest.mark.parametrize(
     ("expected", "changes"),
     [
-        ("status=inactive", [Change(model=some_model("qwen", status="INACTIVE"))]),
-        ("delete", [Change(deleted_model="qwen")]),
-        ("condition=Ready=false", [Change(model=some_model("qwen", status="HIBERNATING"))]),
+        ("status=inactive", [put(some_model("qwen", status="INACTIVE"))]),
+        ("delete", [gone("model", "qwen")]),
+        ("condition=Ready=false", [put(some_model("qwen", status="HIBERNATING"))]),
     ],
 )
 def test_wait_ends_with_the_change_it_waits_for(mesh: ScriptedMesh, expected: str, changes: list[Change]) -> None:

@@ -11,6 +11,7 @@ from typer.testing import Result
 
 from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2
 from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import declared_document
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -71,7 +72,7 @@ def test_a_changed_text_is_applied_and_its_file_removed(public: ScriptedMesh, ed
     done = editor.run("agent/reviewer", changes=("Be brief.=>Be thorough.",))
     assert (done.exit_code, done.stdout) == (0, "agent/reviewer configured\n"), done.stderr
     assert public.state.declared[ResourceKind.AGENT]["reviewer"].manifest.system_prompt == "Be thorough."
-    assert public.applied[-1].expected[0].agent.system_prompt == "Be brief."
+    assert declared_document(public.applied[-1].expected[0]).declared.system_prompt == "Be brief."
     assert editor.shown[0].startswith("# Edit agent/reviewer.")
     assert list(editor.files.iterdir()) == []
 

@@ -13,6 +13,7 @@ import pytest
 from cli_harness import ScriptedMesh, TellOneByOne
 from cli_samples import some_agent, some_event, some_model, some_route, some_runner
 from jsonschema import Draft202012Validator
+from kit.resources import gone, put
 from typer.testing import CliRunner
 
 from weft import __version__
@@ -157,12 +158,12 @@ def test_a_table_without_rows_says_what_makes_one(mesh: ScriptedMesh) -> None:
 
 def test_a_watch_of_several_kinds_follows_each_with_its_own_columns(mesh: ScriptedMesh) -> None:
     mesh.state.declared[ResourceKind.ROUTE].clear()
-    changes = [Change(deleted_agent="coder"), Change(model=some_model("solo", pool="", status="HIBERNATING"))]
-    _, lines = _watch(mesh, "all", changes=[*changes, Change(route=some_route())])
+    changes = [gone("agent", "coder"), put(some_model("solo", pool="", status="HIBERNATING"))]
+    _, lines = _watch(mesh, "all", changes=[*changes, put(some_route())])
     titles = [line.split()[1] for line in lines if line.startswith("NAME")]
     assert titles == ["POOL", "SOURCE", "STATUS", "MEMBERS", "STATUS"]
-    gone, *slept = lines[-5:-2]
-    assert gone.split()[:3] == ["agent/coder", "-", "deleted"]
+    deleted, *slept = lines[-5:-2]
+    assert deleted.split()[:3] == ["agent/coder", "-", "deleted"]
     assert sorted(line.split()[0] for line in slept) == ["model/solo", "pool/solo"]
     assert [line.split()[0] for line in lines[-2:]] == ["NAME", "route/summaries"]
 
@@ -219,7 +220,7 @@ def test_commands_take_the_id_of_a_model_for_its_name(mesh: ScriptedMesh, argume
 
 
 def test_a_watch_of_an_id_follows_the_name(mesh: ScriptedMesh) -> None:
-    mesh.changes.put(Change(deleted_model="qwen"))
+    mesh.changes.put(gone("model", "qwen"))
     mesh.changes.put(OVER)
     result = mesh.run("get", "model", resource_id("model", "qwen", 0), "-w", "-o", "name")
     assert result.stdout.split() == ["model/qwen", "model/qwen"], result.output
@@ -267,7 +268,7 @@ def test_words_of_others_cannot_steer_a_terminal(mesh: ScriptedMesh) -> None:
         (
             ("get", "widgets"),
             3,
-            "there is no model, agent, runner, pool, route, alias, profile, workflow or tenant widgets; there are big",
+            "there is no resource widgets; there are big",
         ),
         (("get", "pods"), 3, "pods is no kind either: the kinds are models, agents, runners, "),
         (("describe", "codre"), 3, "did you mean coder"),
@@ -336,10 +337,10 @@ def test_a_watch_shows_the_table_then_each_row_that_changed(mesh: ScriptedMesh) 
     heartbeat = some_model("solo", pool="")
     heartbeat.last_heartbeat_time.GetCurrentTime()
     changes = [
-        Change(model=heartbeat),
-        Change(model=some_model("qwen", status="HIBERNATING")),
-        Change(agent=some_agent("other")),
-        Change(deleted_model="qwen-2"),
+        put(heartbeat),
+        put(some_model("qwen", status="HIBERNATING")),
+        put(some_agent("other")),
+        gone("model", "qwen-2"),
     ]
     code, lines = _watch(mesh, "models", changes=changes)
     assert code == 1
@@ -352,29 +353,29 @@ def test_a_watch_shows_the_table_then_each_row_that_changed(mesh: ScriptedMesh) 
 def test_a_watch_in_json_is_one_document_per_line(mesh: ScriptedMesh) -> None:
     heartbeat = some_agent()
     heartbeat.last_heartbeat_time.GetCurrentTime()
-    changes = [Change(agent=heartbeat), Change(agent=some_agent(description="Changed")), Change(deleted_agent="coder")]
+    changes = [put(heartbeat), put(some_agent(description="Changed")), gone("agent", "coder")]
     _, lines = _watch(mesh, "agent", "coder", "-o", "json", changes=changes)
-    first, changed, gone = map(json.loads, lines)
+    first, changed, deleted = map(json.loads, lines)
     assert (first["description"], changed["description"]) == ("Writes code", "Changed")
-    assert gone == {"kind": "agent", "name": "coder", "deleted": True}
+    assert deleted == {"kind": "agent", "name": "coder", "deleted": True}
 
 
 def test_a_watch_of_names_does_not_show_heartbeats(mesh: ScriptedMesh) -> None:
     heartbeat = some_agent()
     heartbeat.last_heartbeat_time.GetCurrentTime()
-    changes = [Change(agent=heartbeat), Change(agent=some_agent(description="Changed"))]
+    changes = [put(heartbeat), put(some_agent(description="Changed"))]
     _, lines = _watch(mesh, "agents", "-o", "name", changes=changes)
     assert lines == ["agent/coder", "agent/coder"]
 
 
 def test_a_watch_of_pools_follows_their_members(mesh: ScriptedMesh) -> None:
-    _, lines = _watch(mesh, "pools", changes=[Change(model=some_model("qwen", status="INACTIVE"))])
+    _, lines = _watch(mesh, "pools", changes=[put(some_model("qwen", status="INACTIVE"))])
     assert lines[-1].split() == ["big", "2", "1", "yes"]
 
 
 def test_a_watch_that_lagged_goes_on(mesh: ScriptedMesh) -> None:
     lagged = WeftError(Reason.WATCH_LAGGED, "too slow")
-    code, lines = _watch(mesh, "models", "-o", "name", changes=[lagged, Change(deleted_model="solo")])
+    code, lines = _watch(mesh, "models", "-o", "name", changes=[lagged, gone("model", "solo")])
     assert code == 1
     assert mesh.watches == 2
     assert lines == ["model/qwen", "model/qwen-2", "model/solo", "model/solo"]
@@ -386,7 +387,7 @@ def test_a_watch_outlives_a_registry_that_is_away_for_a_moment(
 ) -> None:
     monkeypatch.setattr(follow, "RETRY_PAUSE_SECONDS", 0.0)
     mesh.changes.put(WeftError(reason, "going down"))
-    mesh.changes.put(Change(deleted_model="solo"))
+    mesh.changes.put(gone("model", "solo"))
     mesh.changes.put(OVER)
     result = mesh.run("get", "models", "-w", "-o", "name")
     assert mesh.watches == 2
@@ -543,7 +544,7 @@ def test_ps_follows_what_changes_and_no_heartbeats(mesh: ScriptedMesh) -> None:
     heartbeat.last_heartbeat_time.GetCurrentTime()
     asleep.capability.instances[0].phase = InstanceState.PHASE_HIBERNATING
     changes = [Change(runner=WatchedRunner(runner=each)) for each in (heartbeat, asleep)]
-    changes += [Change(model=some_model("solo", status="HIBERNATING")), Change(deleted_runner="r1")]
+    changes += [put(some_model("solo", status="HIBERNATING")), Change(deleted_runner="r1")]
     header, *rows = _processes(mesh, changes=changes)
     assert [row.split()[0] for row in rows] == ["qwen"] * 3
     words = [row[header.index("STATE") :].split()[0] for row in rows]

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kit.resources import declared
 from operations_script import GIB, ScriptedRegistry, an_operation, scripted_registry
 
 from weft.api.operations.v1 import operation_pb2
 from weft.api.registry.v1.agent_pb2 import AgentManifest
-from weft.api.registry.v1.declaration_service_pb2 import ApplyResult, Declaration
+from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.profile_pb2 import ProfileLoadSettings
 from weft.api.registry.v1.profile_service_pb2 import ProfileStep, SwitchProfileResponse
-from weft.api.registry.v1.resource_kind_pb2 import RESOURCE_KIND_AGENT
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -24,11 +24,11 @@ def registry(tmp_path: Path) -> Iterator[ScriptedRegistry]:
 
 
 def result(outcome: str, name: str = "coder") -> ApplyResult:
-    agent = Declaration(agent=AgentManifest(name=name, model="qwen", system_prompt="Be terse."))
+    agent = declared(agent=AgentManifest(name=name, model="qwen", system_prompt="Be terse."))
     before = None if outcome == "CREATED" else agent
     after = None if outcome == "DELETED" else agent
     return ApplyResult(
-        kind=RESOURCE_KIND_AGENT,
+        kind="agent",
         name=name,
         outcome=ApplyResult.Outcome.Value(f"OUTCOME_{outcome}"),
         before=before,

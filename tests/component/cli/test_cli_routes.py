@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from cli_harness import ScriptedMesh
 from cli_samples import some_route
+from kit.resources import gone, put
 
 from weft.api.registry.v1 import route_pb2
-from weft.api.registry.v1.registry_service_pb2 import Change
+from weft.documents.resources import declared_document
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -40,7 +41,7 @@ def test_wide_shows_how_long_models_stay_and_whether_the_primary_is_pinned(mesh:
 
 def test_a_route_is_applied_changed_and_deleted(mesh: ScriptedMesh) -> None:
     assert mesh.run("apply", "-f", "-", stdin=ROUTE).stdout == "route/fast created\n"
-    declared = mesh.applied[-1].declarations[0].route
+    declared = declared_document(mesh.applied[-1].declarations[0]).declared
     assert (list(declared.candidates), declared.keep_alive.ToSeconds()) == (["qwen", "solo"], 300)
     assert mesh.run("apply", "-f", "-", stdin=ROUTE).stdout == "route/fast unchanged\n"
     changed = ROUTE.replace("5m", "-1")
@@ -71,7 +72,7 @@ def test_a_wait_for_a_route_ends_when_it_can_answer(mesh: ScriptedMesh) -> None:
     asleep = some_route("slow")
     asleep.status = route_pb2.Route.STATUS_INACTIVE
     mesh.add(asleep)
-    mesh.changes.put(Change(route=some_route("slow")))
+    mesh.changes.put(put(some_route("slow")))
     waited = mesh.run("wait", "route", "slow", "--for", "status=active", "--timeout", "20s")
     assert (waited.exit_code, waited.stdout) == (0, "route/slow: status=active\n")
     late = mesh.run("wait", "route/gone", "--timeout", "0")
@@ -80,9 +81,9 @@ def test_a_wait_for_a_route_ends_when_it_can_answer(mesh: ScriptedMesh) -> None:
 
 
 def test_a_watch_of_routes_shows_each_that_changes(mesh: ScriptedMesh) -> None:
-    mesh.changes.put(Change(route=some_route("new")))
-    mesh.changes.put(Change(deleted_route="summaries"))
-    mesh.changes.put(Change(deleted_route="never-there"))
+    mesh.changes.put(put(some_route("new")))
+    mesh.changes.put(gone("route", "summaries"))
+    mesh.changes.put(gone("route", "never-there"))
     mesh.changes.put(WeftError(Reason.INTERNAL, "the script is over"))
     lines = mesh.run("get", "routes", "-w").stdout.splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [

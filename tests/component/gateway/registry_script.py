@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from gateway.ports import NOBODY, Author, Names, ResourcePage
-from weft.api.registry.v1 import journal_pb2, resource_kind_pb2
+from weft.api.registry.v1 import journal_pb2
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.event_pb2 import Event, EventReason
 from weft.api.registry.v1.pool_pb2 import Pool
@@ -26,7 +26,7 @@ from weft.api.registry.v1.registry_service_pb2 import (
 )
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import AnyDocument, ModelDocument, ProfileDocument, kind_number, to_declaration
+from weft.documents.resources import AnyDocument, ModelDocument, ProfileDocument, to_declaration
 from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -47,7 +47,7 @@ def model_row(name: str, **fields: object) -> ModelDocument:
 def event(sequence: int, reason: str = "registered") -> Event:
     found = Event(
         sequence=sequence,
-        kind=resource_kind_pb2.RESOURCE_KIND_MODEL,
+        kind="model",
         name="tiny",
         reason=EventReason.Value(f"EVENT_REASON_{reason.upper()}"),
         message="titan publishes it",
@@ -201,7 +201,7 @@ class ScriptedRegistry:
         before = next((entry for entry in self.documents if entry.name == wanted.name), None)
         outcome = "CREATED" if before is None else "UNCHANGED" if before == wanted else "CONFIGURED"
         return ApplyResult(
-            kind=kind_number(wanted.kind),
+            kind=wanted.kind,
             name=wanted.name,
             outcome=ApplyResult.Outcome.Value(f"OUTCOME_{outcome}"),
             before=None if before is None else to_declaration(before),

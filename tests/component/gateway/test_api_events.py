@@ -9,7 +9,6 @@ from registry_script import ScriptedRegistry, event
 
 from gateway.config import GatewayConfig
 from weft.api.registry.v1.registry_service_pb2 import ListEventsRequest, WatchEventsRequest
-from weft.api.registry.v1.resource_kind_pb2 import RESOURCE_KIND_MODEL
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -44,7 +43,7 @@ async def test_events_are_listed_oldest_first() -> None:
         "message": "titan publishes it",
     }
     assert [item["sequence"] for item in answer["items"]] == [1, 2]
-    assert registry.asked == [("events", ListEventsRequest(kind=RESOURCE_KIND_MODEL, name="tiny", limit=5))]
+    assert registry.asked == [("events", ListEventsRequest(kind="model", name="tiny", limit=5))]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ async def test_a_watch_sends_each_event_as_it_happens_and_comments_between() -> 
     assert b"text/event-stream" in top
     assert b"id: 1\ndata: {" in first
     assert b"id: 2\ndata: {" in second
-    assert registry.asked == [("watch", WatchEventsRequest(kind=RESOURCE_KIND_MODEL, name="tiny"))]
+    assert registry.asked == [("watch", WatchEventsRequest(kind="model", name="tiny"))]
 
 
 async def test_a_caller_that_leaves_ends_the_watch() -> None:

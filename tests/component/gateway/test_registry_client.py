@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from gateway_script import FixedFleet
+from kit.resources import carried, manifest_in, page
 
 from gateway.resources.registry_client import RegistryClient
 from weft.api.registry.v1 import (
@@ -20,7 +21,6 @@ from weft.api.registry.v1 import (
     pool_pb2,
     registry_service_pb2,
     registry_service_pb2_grpc,
-    resource_kind_pb2,
     route_pb2,
     runner_pb2,
     settings_pb2,
@@ -75,25 +75,29 @@ def settings(*, allowed: bool) -> settings_pb2.MeshSettings:
 def event(sequence: int) -> event_pb2.Event:
     return event_pb2.Event(
         sequence=sequence,
-        kind=resource_kind_pb2.RESOURCE_KIND_AGENT,
+        kind="agent",
         name="coder",
         reason=event_pb2.EVENT_REASON_WOKE,
         message="it woke",
     )
 
 
+RECORDS: dict[str, Callable[[str], Any]] = {
+    "model": model,
+    "agent": agent,
+    "runner": lambda name: runner_pb2.Runner(name=name),
+    "pool": lambda _: pool(),
+    "route": route,
+}
+NAMES = {"model": "tiny", "agent": "coder", "runner": "titan", "pool": "chat", "route": "summaries"}
 ANSWERS: dict[str, Answer] = {
-    "ListModels": lambda _: registry_service_pb2.ListModelsResponse(models=[model("tiny")], next_page_token="more"),
-    "GetModel": lambda request: registry_service_pb2.GetModelResponse(model=model(request.name)),
+    "ListResources": lambda request: page(
+        [RECORDS[request.kind](NAMES[request.kind])], "more" if request.kind == "model" else ""
+    ),
+    "GetResource": lambda request: registry_service_pb2.GetResourceResponse(
+        resource=carried(RECORDS[request.kind](request.name))
+    ),
     "GetModelMembers": lambda _: registry_service_pb2.GetModelMembersResponse(pool=pool()),
-    "ListPools": lambda _: registry_service_pb2.ListPoolsResponse(pools=[pool()]),
-    "GetPool": lambda _: registry_service_pb2.GetPoolResponse(pool=pool()),
-    "ListAgents": lambda _: registry_service_pb2.ListAgentsResponse(agents=[agent("coder")]),
-    "GetAgent": lambda request: registry_service_pb2.GetAgentResponse(agent=agent(request.name)),
-    "ListRunners": lambda _: registry_service_pb2.ListRunnersResponse(runners=[runner_pb2.Runner(name="titan")]),
-    "GetRunner": lambda request: registry_service_pb2.GetRunnerResponse(runner=runner_pb2.Runner(name=request.name)),
-    "ListRoutes": lambda _: registry_service_pb2.ListRoutesResponse(routes=[route("summaries")]),
-    "GetRoute": lambda request: registry_service_pb2.GetRouteResponse(route=route(request.name)),
     "GetSettings": lambda _: settings_service_pb2.GetSettingsResponse(settings=settings(allowed=True)),
     "UpdateSettings": lambda request: settings_service_pb2.UpdateSettingsResponse(
         settings=settings(allowed=request.allow_cloud_fallback)
@@ -221,9 +225,7 @@ async def test_a_model_tells_how_it_does_on_its_runner(tmp_path: Path) -> None:
 async def test_members_and_events_and_deletes(tmp_path: Path) -> None:
     async with connected(tmp_path) as (client, servicer):
         pool, _ = await client.members("tiny")
-        events = await client.list_events(
-            ListEventsRequest(kind=resource_kind_pb2.RESOURCE_KIND_AGENT, name="coder", limit=5)
-        )
+        events = await client.list_events(ListEventsRequest(kind="agent", name="coder", limit=5))
         await client.delete(ResourceKind.RUNNER, "titan", force=False)
     assert (pool.name, pool.explicit, pool.size, pool.active_count) == ("chat", True, 1, 1)
     told = [document_of(entry) for entry in events.events]
@@ -231,8 +233,8 @@ async def test_members_and_events_and_deletes(tmp_path: Path) -> None:
         (1, "agent", "woke"),
         (2, "agent", "woke"),
     ]
-    assert (servicer.asked[1].kind, servicer.asked[1].limit) == (resource_kind_pb2.RESOURCE_KIND_AGENT, 5)
-    assert (servicer.asked[2].kind, servicer.asked[2].name) == (resource_kind_pb2.RESOURCE_KIND_RUNNER, "titan")
+    assert (servicer.asked[1].kind, servicer.asked[1].limit) == ("agent", 5)
+    assert (servicer.asked[2].kind, servicer.asked[2].name) == ("runner", "titan")
 
 
 async def test_settings_are_told_and_set(tmp_path: Path) -> None:
@@ -248,7 +250,7 @@ async def test_a_watch_yields_events_until_it_is_ended_with_a_reason(tmp_path: P
     async with connected(tmp_path) as (client, _):
         for wanted, reason in (
             (WatchEventsRequest(), Reason.SERVICE_UNAVAILABLE),
-            (WatchEventsRequest(kind=resource_kind_pb2.RESOURCE_KIND_AGENT, name="coder"), Reason.WATCH_LAGGED),
+            (WatchEventsRequest(kind="agent", name="coder"), Reason.WATCH_LAGGED),
         ):
             watch = client.watch_events(wanted)
             assert (await anext(watch)).sequence == 7
@@ -259,7 +261,7 @@ async def test_a_watch_yields_events_until_it_is_ended_with_a_reason(tmp_path: P
 
 def _applied(request: declaration_service_pb2.ApplyRequest) -> declaration_service_pb2.ApplyResponse:
     result = declaration_service_pb2.ApplyResult(
-        kind=resource_kind_pb2.RESOURCE_KIND_AGENT,
+        kind="agent",
         name="coder",
         outcome=declaration_service_pb2.ApplyResult.OUTCOME_CREATED,
         after=request.declarations[0],
@@ -272,7 +274,7 @@ async def test_an_apply_sends_declarations_and_tells_states(tmp_path: Path) -> N
     async with connected(tmp_path, {"Apply": _applied}) as (client, servicer):
         results = await client.apply([wanted], dry_run=True, adopt=True)
     assert (servicer.asked[0].dry_run, servicer.asked[0].adopt) == (True, True)
-    assert servicer.asked[0].declarations[0].agent.default_params.HasField("temperature")
+    assert manifest_in(servicer.asked[0].declarations[0]).default_params.HasField("temperature")
     told = applied_document(results[0])
     assert (told["kind"], told["name"], told["outcome"]) == ("agent", "coder", "created")
     assert ("before" in told, told["after"]) == (False, plain(wanted))
@@ -302,7 +304,7 @@ async def test_a_registry_that_does_not_say_what_it_did_is_not_believed(tmp_path
     ],
 )
 async def test_a_wrong_field_has_the_callers_name(tmp_path: Path, theirs: str, ours: str) -> None:
-    async with connected(tmp_path, {"GetModel": invalid_field(theirs, "is wrong")}) as (client, _):
+    async with connected(tmp_path, {"GetResource": invalid_field(theirs, "is wrong")}) as (client, _):
         with pytest.raises(FieldError) as caught:
             await client.get(ResourceKind.MODEL, "x")
     assert (caught.value.field, caught.value.message) == (ours, f"{ours}: is wrong")
@@ -318,7 +320,10 @@ async def test_an_owner_of_another_kind_is_told(tmp_path: Path) -> None:
 
 
 async def test_a_registry_that_does_not_answer_is_late(tmp_path: Path) -> None:
-    async with connected(tmp_path, {"GetModel": lambda _: asyncio.Event().wait()}, timeout_seconds=0.05) as (client, _):
+    async with connected(tmp_path, {"GetResource": lambda _: asyncio.Event().wait()}, timeout_seconds=0.05) as (
+        client,
+        _,
+    ):
         with pytest.raises(WeftError, match="did not answer within") as caught:
             await client.get(ResourceKind.MODEL, "x")
     assert caught.value.reason is Reason.DEADLINE_EXCEEDED
@@ -338,7 +343,7 @@ async def test_a_registry_that_is_away_is_unavailable(tmp_path: Path) -> None:
 
 async def test_an_older_registry_lacks_the_method(tmp_path: Path) -> None:
     class OlderServicer(registry_service_pb2_grpc.RegistryServiceServicer):
-        async def GetAgent(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802
+        async def GetResource(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
     server = new_server()

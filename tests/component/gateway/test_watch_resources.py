@@ -3,6 +3,8 @@
 import asyncio
 
 from gateway_script import serving
+from kit.resources import gone, put
+from kit.resources import snapshot as carrying
 from registry_script import ScriptedRegistry, event
 from test_watch_http import Ring, bearer
 from watch_script import QUICK, brief, watching
@@ -10,7 +12,7 @@ from watch_script import QUICK, brief, watching
 from gateway.watch.events import EventSource
 from gateway.watch.resources import resource_sources
 from weft.api.registry.v1.model_pb2 import Model, ModelManifest
-from weft.api.registry.v1.registry_service_pb2 import Change, Snapshot, WatchResponse
+from weft.api.registry.v1.registry_service_pb2 import WatchResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -20,17 +22,17 @@ def model(name: str, pool: str = "", status: Model.Status.ValueType = Model.STAT
 
 
 def snapshot(*models: Model) -> WatchResponse:
-    return WatchResponse(revision=1, snapshot=Snapshot(models=models))
+    return WatchResponse(revision=1, snapshot=carrying(*models))
 
 
 def changed(found: Model) -> WatchResponse:
-    return WatchResponse(revision=2, change=Change(model=found))
+    return WatchResponse(revision=2, change=put(found))
 
 
 async def test_a_pool_changes_with_its_members_and_goes_with_the_last() -> None:
     gate, end = asyncio.Event(), asyncio.Event()
-    gone = WatchResponse(revision=3, change=Change(deleted_model="a"))
-    registry = ScriptedRegistry(resources=[snapshot(model("a", "chat")), gate, gone, end])
+    deleted = WatchResponse(revision=3, change=gone("model", "a"))
+    registry = ScriptedRegistry(resources=[snapshot(model("a", "chat")), gate, deleted, end])
     sources = resource_sources(registry)
     async with serving(config=QUICK, watched=sources) as gateway, watching(gateway, "model,pool") as stream:
         first = await stream.snapshot("model", "pool")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import pytest
+from kit.resources import declared, records
 
 from registry_svc.config import RegistryConfig
 from registry_svc.service import RegistryService, build
@@ -23,7 +24,6 @@ from weft.api.registry.v1 import (
     pool_pb2,
     registry_service_pb2,
     registry_service_pb2_grpc,
-    resource_kind_pb2,
     route_pb2,
     runner_pb2,
     runner_session_service_pb2,
@@ -31,6 +31,8 @@ from weft.api.registry.v1 import (
     settings_service_pb2_grpc,
     wake_pb2,
 )
+from weft.api.registry.v1.resource_pb2 import ResourceDocument
+from weft.documents.kinds import record_in
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, new_server, open_channel
@@ -68,13 +70,12 @@ ROUTE_HIBERNATING = route_pb2.Route.STATUS_HIBERNATING
 ROUTE_WORDS = {ROUTE_ACTIVE: "active", ROUTE_INACTIVE: "inactive", ROUTE_HIBERNATING: "hibernating"}
 AGENT_WORDS = {AGENT_ACTIVE: "active", AGENT_INACTIVE: "inactive", AGENT_HIBERNATING: "hibernating"}
 READ_LIMIT_SECONDS = 20.0
-MODEL = resource_kind_pb2.RESOURCE_KIND_MODEL
-AGENT = resource_kind_pb2.RESOURCE_KIND_AGENT
-RUNNER = resource_kind_pb2.RESOURCE_KIND_RUNNER
-POOL = resource_kind_pb2.RESOURCE_KIND_POOL
-ROUTE = resource_kind_pb2.RESOURCE_KIND_ROUTE
+MODEL = "model"
+AGENT = "agent"
+RUNNER = "runner"
+POOL = "pool"
+ROUTE = "route"
 ApplyResult = declaration_service_pb2.ApplyResult
-Declaration = declaration_service_pb2.Declaration
 
 LOOPS = 3
 """Loops of a registry that sleep between their rounds: the sweeper, the operations' housekeeping, the audit's head."""
@@ -97,41 +98,44 @@ class RunningRegistry:
         """Let time pass; the sweeper and the two loops of the operations finish each of their rounds."""
         await self.clock.advance(seconds, sleepers=LOOPS)
 
+    async def shown(self, kind: str, name: str) -> Any:
+        found = await self.registry.GetResource(registry_service_pb2.GetResourceRequest(kind=kind, name=name))
+        return record_in(found.resource)
+
+    async def listed(self, kind: str, **wanted: Any) -> list[Any]:
+        request = registry_service_pb2.ListResourcesRequest(kind=kind, **wanted)
+        return records((await self.registry.ListResources(request)).resources)
+
     async def runner(self, name: str) -> runner_pb2.Runner:
-        return (await self.registry.GetRunner(registry_service_pb2.GetRunnerRequest(name=name))).runner
+        return cast("runner_pb2.Runner", await self.shown("runner", name))
 
     async def model(self, name: str) -> model_pb2.Model:
-        return (await self.registry.GetModel(registry_service_pb2.GetModelRequest(name=name))).model
+        return cast("model_pb2.Model", await self.shown("model", name))
 
     async def agent(self, name: str) -> agent_pb2.Agent:
-        return (await self.registry.GetAgent(registry_service_pb2.GetAgentRequest(name=name))).agent
+        return cast("agent_pb2.Agent", await self.shown("agent", name))
 
     async def route(self, name: str) -> route_pb2.Route:
-        return (await self.registry.GetRoute(registry_service_pb2.GetRouteRequest(name=name))).route
+        return cast("route_pb2.Route", await self.shown("route", name))
 
     async def pool(self, name: str) -> pool_pb2.Pool:
-        return (await self.registry.GetPool(registry_service_pb2.GetPoolRequest(name=name))).pool
+        return cast("pool_pb2.Pool", await self.shown("pool", name))
 
-    async def apply(
-        self, *declarations: declaration_service_pb2.Declaration, dry_run: bool = False, adopt: bool = False
-    ) -> list[str]:
+    async def apply(self, *declarations: ResourceDocument, dry_run: bool = False, adopt: bool = False) -> list[str]:
         """The outcomes in words, such as "model m1 created"."""
         request = declaration_service_pb2.ApplyRequest(declarations=declarations, dry_run=dry_run, adopt=adopt)
         response = await self.declarations.Apply(request)
         return [
-            f"{resource_kind_pb2.ResourceKind.Name(result.kind).removeprefix('RESOURCE_KIND_').lower()} {result.name} "
-            f"{ApplyResult.Outcome.Name(result.outcome).removeprefix('OUTCOME_').lower()}"
+            f"{result.kind} {result.name} {ApplyResult.Outcome.Name(result.outcome).removeprefix('OUTCOME_').lower()}"
             for result in response.results
         ]
 
-    async def delete(self, kind: resource_kind_pb2.ResourceKind.ValueType, name: str) -> None:
+    async def delete(self, kind: str, name: str) -> None:
         await self.declarations.Delete(declaration_service_pb2.DeleteRequest(kind=kind, name=name))
 
-    async def events(self, kind: int = 0, name: str = "") -> list[str]:
+    async def events(self, kind: str = "", name: str = "") -> list[str]:
         """All events in words, oldest first, such as "model m1 registered"."""
-        request = registry_service_pb2.ListEventsRequest(
-            kind=resource_kind_pb2.ResourceKind.ValueType(kind), name=name, limit=1000
-        )
+        request = registry_service_pb2.ListEventsRequest(kind=kind, name=name, limit=1000)
         return [event_in_words(event) for event in (await self.registry.ListEvents(request)).events]
 
     async def watch(self, *, include_ticket_keys: bool = False) -> "WatchReader":
@@ -162,21 +166,20 @@ class WatchReader:
 
 
 def in_words(change: registry_service_pb2.Change) -> str:
-    kind = change.WhichOneof("kind")
-    assert kind is not None
-    noun = kind.removeprefix("deleted_")
-    if kind != noun:
-        return f"{noun} {getattr(change, kind)} gone"
-    words: dict[str, Any] = {"model": MODEL_WORDS, "agent": AGENT_WORDS, "route": ROUTE_WORDS}
-    match kind:
+    match change.WhichOneof("kind"):
         case "runner":
             runner = change.runner.runner
             return f"runner {runner.name} {'active' if runner.status == ACTIVE else 'inactive'}"
+        case "deleted_runner":
+            return f"runner {change.deleted_runner} gone"
         case "settings":
             return f"settings at revision {change.settings.revision}"
+        case "deleted_resource":
+            return f"{change.deleted_resource.kind} {change.deleted_resource.name} gone"
         case _:
-            told = getattr(change, kind)
-            return f"{noun} {told.manifest.name} {words[kind][told.status]}"
+            words: dict[str, Any] = {"model": MODEL_WORDS, "agent": AGENT_WORDS, "route": ROUTE_WORDS}
+            told = change.resource
+            return f"{told.kind} {told.name} {words[told.kind][record_in(told).status]}"
 
 
 @dataclass
@@ -248,17 +251,17 @@ def an_agent(name: str, model: str = "", *, pool: str = "", prompt: str = "Be te
     return manifest
 
 
-def an_alias(name: str, target: str = "m1", *, pattern: str = "", tenant: str = "") -> Declaration:
-    return Declaration(alias=alias_pb2.AliasManifest(name=name, target=target, pattern=pattern, tenant=tenant))
+def an_alias(name: str, target: str = "m1", *, pattern: str = "", tenant: str = "") -> ResourceDocument:
+    return declared(alias=alias_pb2.AliasManifest(name=name, target=target, pattern=pattern, tenant=tenant))
 
 
-def a_route(name: str, *candidates: str) -> Declaration:
-    return Declaration(route=route_pb2.RouteManifest(name=name, candidates=candidates or ("m1",)))
+def a_route(name: str, *candidates: str) -> ResourceDocument:
+    return declared(route=route_pb2.RouteManifest(name=name, candidates=candidates or ("m1",)))
 
 
-def declare(model: model_pb2.ModelManifest | str, *, runner: str = "") -> Declaration:
-    declared = manifest(model) if isinstance(model, str) else model
-    return Declaration(model=model_pb2.ModelDeclaration(manifest=declared, runner=runner))
+def declare(model: model_pb2.ModelManifest | str, *, runner: str = "") -> ResourceDocument:
+    given = manifest(model) if isinstance(model, str) else model
+    return declared(model=model_pb2.ModelDeclaration(manifest=given, runner=runner))
 
 
 def by_mesh() -> wake_pb2.Wake:
@@ -273,8 +276,7 @@ def in_phase(phase: runner_pb2.InstanceState.Phase.ValueType, *models: str) -> r
 
 
 def event_in_words(event: event_pb2.Event) -> str:
-    kind = resource_kind_pb2.ResourceKind.Name(event.kind).removeprefix("RESOURCE_KIND_").lower()
-    return f"{kind} {event.name} {event_pb2.EventReason.Name(event.reason).removeprefix('EVENT_REASON_').lower()}"
+    return f"{event.kind} {event.name} {event_pb2.EventReason.Name(event.reason).removeprefix('EVENT_REASON_').lower()}"
 
 
 def ready(model: str = "m1", *, slots_used: int = 0, detail: str = "") -> runner_pb2.Capability:

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from registry_harness import Declaration, RunningRegistry, SomeRunner, an_agent, refused, running_registry
+from kit.resources import declared, records
+from registry_harness import RunningRegistry, SomeRunner, an_agent, refused, running_registry
 
 from weft.api.common.v1 import agent_behaviour_pb2
 from weft.api.registry.v1 import agent_pb2
@@ -27,7 +28,7 @@ async def test_what_a_published_agent_asks_for_is_told_to_everyone(mesh: Running
     await SomeRunner(mesh, agents=(asking(stop_on_decision_request=False, max_tool_iterations=0),)).open()
     told = (await mesh.agent("coder")).manifest
     assert told == asking(stop_on_decision_request=False, max_tool_iterations=0)
-    assert (await mesh.watch()).snapshot.snapshot.agents[0].manifest == told
+    assert records((await mesh.watch()).snapshot.snapshot.resources, "agent")[0].manifest == told
 
 
 async def test_a_change_of_nothing_but_what_it_asks_for_is_a_change(mesh: RunningRegistry) -> None:
@@ -41,8 +42,8 @@ async def test_a_change_of_nothing_but_what_it_asks_for_is_a_change(mesh: Runnin
 
 async def test_a_declaration_wins_over_what_its_runner_published(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, agents=(asking(),)).open()
-    assert await mesh.apply(Declaration(agent=asking())) == ["agent coder unchanged"]
-    other = Declaration(agent=asking(tools=[]))
+    assert await mesh.apply(declared(agent=asking())) == ["agent coder unchanged"]
+    other = declared(agent=asking(tools=[]))
     with refused(Reason.ALREADY_EXISTS):
         await mesh.apply(other)
     assert await mesh.apply(other, adopt=True) == ["agent coder configured"]
@@ -61,7 +62,7 @@ async def test_the_document_of_any_agent_can_be_applied_and_changes_nothing(
 
 async def test_a_wrong_wish_is_refused_by_its_path_and_nothing_of_the_batch_is_done(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
-    batch = [Declaration(agent=asking("good")), Declaration(agent=asking("bad", signals=["not a signal"]))]
+    batch = [declared(agent=asking("good")), declared(agent=asking("bad", signals=["not a signal"]))]
     with refused(Reason.INVALID_ARGUMENT) as errors:
         await mesh.apply(*batch)
     assert errors[0].metadata["field"] == "declarations[1].agent.behaviour.signals[0]"
@@ -73,7 +74,7 @@ async def test_a_restarted_registry_still_knows_what_agents_ask_for(tmp_path: Pa
     clock = FakeClock()
     async with running_registry(tmp_path, database_url=database_url, clock=clock) as before:
         await SomeRunner(before, agents=(asking("published"),)).open()
-        await before.apply(Declaration(agent=asking("declared", repetition_policy=3)))
+        await before.apply(declared(agent=asking("declared", repetition_policy=3)))
         known = [await before.agent(name) for name in ("published", "declared")]
     async with running_registry(tmp_path, database_url=database_url, clock=clock) as after:
         assert [await after.agent(name) for name in ("published", "declared")] == known

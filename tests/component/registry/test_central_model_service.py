@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import pytest
+from kit.resources import declared
 from registry_harness import RunningRegistry, refused, running_registry
 
 from registry_svc.config import SecretsConfig
@@ -19,8 +20,9 @@ from weft.api.registry.v1 import (
     secret_service_pb2,
     secret_service_pb2_grpc,
 )
-from weft.api.registry.v1.declaration_service_pb2 import Declaration
 from weft.api.registry.v1.model_pb2 import ModelDeclaration
+from weft.api.registry.v1.resource_pb2 import ResourceDocument
+from weft.documents.resources import declared_document, to_declaration
 from weft.kernel.names import CENTRAL_RUNNER
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server
@@ -49,12 +51,12 @@ def _watch(channel: grpc.aio.Channel) -> Any:
     return stub.WatchCentralModels(WatchRequest())
 
 
-def _declared(name: str = "frontier", *, ref: str = "secret/k", **provider: Any) -> Declaration:
+def _declared(name: str = "frontier", *, ref: str = "secret/k", **provider: Any) -> ResourceDocument:
     provider.setdefault("url", "https://provider.example/v1")
     manifest = model_pb2.ModelManifest(
         name=name, operations=[CHAT], provider=model_pb2.ModelProvider(api_key_ref=ref, **provider)
     )
-    return Declaration(model=ModelDeclaration(manifest=manifest))
+    return declared(model=ModelDeclaration(manifest=manifest))
 
 
 def _seen(state: Any) -> dict[str, tuple[str, bool]]:
@@ -71,7 +73,7 @@ async def test_every_change_of_a_model_and_of_its_secret_is_told(tmp_path: Path)
         assert _seen(await watch.read())["frontier"] == (NEXT, False)
         await secrets.DeleteSecret(secret_service_pb2.DeleteSecretRequest(name="k", force=True))
         assert _seen(await watch.read())["frontier"] == ("", True)
-        await mesh.delete(1, "frontier")  # type: ignore[arg-type]  # RESOURCE_KIND_MODEL
+        await mesh.delete("model", "frontier")
         assert _seen(await watch.read()) == {"keyless": ("", False)}
         watch.cancel()
 
@@ -93,8 +95,9 @@ async def test_the_declaration_is_stored_in_one_form_and_survives_a_restart(tmp_
 
 
 async def test_a_platform_prompt_is_told_and_refused_of_a_model_that_does_not_chat(tmp_path: Path) -> None:
-    silent = _declared(platform_prompt=True)
-    silent.model.manifest.operations[:] = [model_pb2.MODEL_OPERATION_EMBEDDING]
+    document = declared_document(_declared(platform_prompt=True))
+    document.manifest.operations[:] = [model_pb2.MODEL_OPERATION_EMBEDDING]
+    silent = to_declaration(document)
     async with _registry(tmp_path) as (mesh, _):
         with refused(Reason.INVALID_ARGUMENT):
             await mesh.apply(silent)

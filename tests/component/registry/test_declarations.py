@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from kit.resources import declared, manifest_in
 from registry_harness import (
     AGENT,
     AGENT_INACTIVE,
@@ -12,7 +13,6 @@ from registry_harness import (
     PUBLIC,
     RUNNER,
     VIRTUAL,
-    Declaration,
     RunningRegistry,
     SomeRunner,
     an_agent,
@@ -23,7 +23,8 @@ from registry_harness import (
     running_registry,
 )
 
-from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, registry_service_pb2, resource_kind_pb2
+from weft.api.registry.v1 import agent_pb2, declaration_service_pb2
+from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -57,7 +58,7 @@ async def test_a_runner_that_publishes_a_declared_name_serves_it_and_the_declara
 
 
 async def test_declaring_what_can_be_read_of_any_row_changes_nothing(mesh: RunningRegistry) -> None:
-    await mesh.apply(declare(manifest("public", context_tokens=0)), Declaration(agent=an_agent("judge", "public")))
+    await mesh.apply(declare(manifest("public", context_tokens=0)), declared(agent=an_agent("judge", "public")))
     await SomeRunner(
         mesh,
         models=(manifest("public", context_tokens=512, remote=True), manifest("virtual", wake=by_mesh())),
@@ -68,10 +69,10 @@ async def test_declaring_what_can_be_read_of_any_row_changes_nothing(mesh: Runni
     outcomes = await mesh.apply(
         declare(public.manifest, runner=public.declared_runner),
         declare(virtual.manifest, runner=virtual.declared_runner),
-        Declaration(agent=(await mesh.agent("judge")).manifest),
-        Declaration(agent=(await mesh.agent("a1")).manifest),
-        Declaration(runner=RunnerDeclaration(name="r1")),
-        Declaration(pool=PoolDeclaration(name="virtual", members=["virtual"])),
+        declared(agent=(await mesh.agent("judge")).manifest),
+        declared(agent=(await mesh.agent("a1")).manifest),
+        declared(runner=RunnerDeclaration(name="r1")),
+        declared(pool=PoolDeclaration(name="virtual", members=["virtual"])),
     )
     assert {outcome.rpartition(" ")[2] for outcome in outcomes} == {"unchanged"}
     assert (await mesh.watch()).snapshot == watch.snapshot
@@ -84,7 +85,7 @@ async def test_a_live_virtual_row_that_differs_is_refused_and_adopted_on_request
     for declaration in (
         declare(manifest("m1", pool="p1")),
         declare("m1", runner="r2"),
-        Declaration(agent=an_agent("a1", prompt="Be long.")),
+        declared(agent=an_agent("a1", prompt="Be long.")),
     ):
         with refused(Reason.ALREADY_EXISTS) as errors:
             await mesh.apply(declaration)
@@ -110,7 +111,7 @@ async def test_an_adopted_row_survives_the_four_hours_of_its_runner_and_a_restar
     clock = FakeClock()
     async with running_registry(tmp_path, clock=clock) as mesh:
         await SomeRunner(mesh, models=("m1", "m2"), agents=(an_agent("a1"), an_agent("a2"))).open()
-        assert await mesh.apply(declare("m1"), Declaration(agent=an_agent("a1")), adopt=True) == [
+        assert await mesh.apply(declare("m1"), declared(agent=an_agent("a1")), adopt=True) == [
             "model m1 configured",
             "agent a1 configured",
         ]
@@ -129,7 +130,7 @@ async def test_an_adopted_row_survives_the_four_hours_of_its_runner_and_a_restar
 
 
 async def test_a_public_agent_shadows_a_published_one_which_lies_underneath(mesh: RunningRegistry) -> None:
-    await mesh.apply(declare("m1"), Declaration(agent=an_agent("a1", prompt="declared")))
+    await mesh.apply(declare("m1"), declared(agent=an_agent("a1", prompt="declared")))
     runner = await SomeRunner(mesh, agents=(an_agent("a1", prompt="published"),)).open()
     agent = await mesh.agent("a1")
     assert (agent.manifest.system_prompt, agent.kind, agent.runner) == ("declared", AGENT_PUBLIC, "")
@@ -145,16 +146,16 @@ async def test_a_public_agent_shadows_a_published_one_which_lies_underneath(mesh
         (declare("fine"), Reason.INVALID_ARGUMENT),
         (declare("r1"), Reason.ALREADY_EXISTS),
         (declare(manifest("m1", pool="p")), Reason.ALREADY_EXISTS),
-        (Declaration(agent=an_agent("a1", "nobody")), Reason.MODEL_NOT_FOUND),
-        (Declaration(agent=an_agent("a1", pool="nobody")), Reason.MODEL_NOT_FOUND),
-        (Declaration(runner=RunnerDeclaration(name="nobody")), Reason.NOT_FOUND),
-        (Declaration(pool=PoolDeclaration(name="nobody")), Reason.NOT_FOUND),
-        (Declaration(pool=PoolDeclaration(name="m1", members=["m1", "m2"])), Reason.INVALID_ARGUMENT),
-        (Declaration(), Reason.INVALID_ARGUMENT),
+        (declared(agent=an_agent("a1", "nobody")), Reason.MODEL_NOT_FOUND),
+        (declared(agent=an_agent("a1", pool="nobody")), Reason.MODEL_NOT_FOUND),
+        (declared(runner=RunnerDeclaration(name="nobody")), Reason.NOT_FOUND),
+        (declared(pool=PoolDeclaration(name="nobody")), Reason.NOT_FOUND),
+        (declared(pool=PoolDeclaration(name="m1", members=["m1", "m2"])), Reason.INVALID_ARGUMENT),
+        (ResourceDocument(), Reason.INVALID_ARGUMENT),
     ],
 )
 async def test_one_bad_declaration_among_good_ones_applies_nothing(
-    tmp_path: Path, bad: Declaration, reason: Reason, *, dry_run: bool
+    tmp_path: Path, bad: ResourceDocument, reason: Reason, *, dry_run: bool
 ) -> None:
     async with running_registry(tmp_path) as mesh:
         await SomeRunner(mesh).open()
@@ -172,15 +173,15 @@ async def test_one_bad_declaration_among_good_ones_applies_nothing(
     ("first", "second"),
     [
         (declare("x"), declare("x")),
-        (declare("x"), Declaration(agent=an_agent("x"))),
-        (declare(manifest("m1", pool="x")), Declaration(agent=an_agent("x"))),
-        (Declaration(agent=an_agent("x")), Declaration(pool=PoolDeclaration(name="x"))),
-        (Declaration(pool=PoolDeclaration(name="x")), Declaration(pool=PoolDeclaration(name="x"))),
-        (Declaration(runner=RunnerDeclaration(name="x")), declare("x")),
+        (declare("x"), declared(agent=an_agent("x"))),
+        (declare(manifest("m1", pool="x")), declared(agent=an_agent("x"))),
+        (declared(agent=an_agent("x")), declared(pool=PoolDeclaration(name="x"))),
+        (declared(pool=PoolDeclaration(name="x")), declared(pool=PoolDeclaration(name="x"))),
+        (declared(runner=RunnerDeclaration(name="x")), declare("x")),
     ],
 )
 async def test_two_of_one_name_in_one_call_are_refused(
-    mesh: RunningRegistry, first: Declaration, second: Declaration
+    mesh: RunningRegistry, first: ResourceDocument, second: ResourceDocument
 ) -> None:
     with refused(Reason.INVALID_ARGUMENT) as errors:
         await mesh.apply(first, second)
@@ -189,9 +190,14 @@ async def test_two_of_one_name_in_one_call_are_refused(
 
 
 async def test_deleting_something_of_no_kind_or_with_a_hostile_name_is_refused(mesh: RunningRegistry) -> None:
-    for kind, name, field in ((0, "m1", "kind"), (99, "m1", "kind"), (1, "../m1", "name"), (1, "", "name")):
+    for kind, name, field in (
+        ("", "m1", "kind"),
+        ("models", "m1", "kind"),
+        ("model", "../m1", "name"),
+        ("model", "", "name"),
+    ):
         with refused(Reason.INVALID_ARGUMENT) as errors:
-            await mesh.delete(resource_kind_pb2.ResourceKind.ValueType(kind), name)
+            await mesh.delete(kind, name)
         assert isinstance(errors[0], FieldError)
         assert errors[0].field == field
 
@@ -209,7 +215,7 @@ async def test_a_refused_declaration_is_named_by_its_place(mesh: RunningRegistry
 
 async def test_a_dry_run_answers_like_the_real_one_and_changes_nothing(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
-    batch = (declare("m1"), declare("m2"), Declaration(agent=an_agent("a1", "m2")))
+    batch = (declare("m1"), declare("m2"), declared(agent=an_agent("a1", "m2")))
     watch = await mesh.watch()
     dry = await mesh.declarations.Apply(ApplyRequest(declarations=batch, dry_run=True, adopt=True))
     assert (await mesh.watch()).snapshot == watch.snapshot
@@ -223,7 +229,7 @@ async def test_results_show_before_and_after(mesh: RunningRegistry) -> None:
     (created,) = (await mesh.declarations.Apply(ApplyRequest(declarations=[first]))).results
     assert not created.HasField("before")
     (configured,) = (await mesh.declarations.Apply(ApplyRequest(declarations=[second]))).results
-    assert configured.before.model.manifest.wake.by_mesh.wake_on_lan.mac_address == "02:00:00:00:00:01"
+    assert manifest_in(configured.before).wake.by_mesh.wake_on_lan.mac_address == "02:00:00:00:00:01"
     assert configured.after == second
     (unchanged,) = (await mesh.declarations.Apply(ApplyRequest(declarations=[second]))).results
     assert unchanged.before == unchanged.after == second
@@ -231,9 +237,9 @@ async def test_results_show_before_and_after(mesh: RunningRegistry) -> None:
 
 async def test_agents_may_point_to_models_and_pools_of_the_same_call_in_any_order(mesh: RunningRegistry) -> None:
     outcomes = await mesh.apply(
-        Declaration(agent=an_agent("a1", "m1")),
-        Declaration(agent=an_agent("a2", pool="p1")),
-        Declaration(pool=PoolDeclaration(name="p1", members=["m2", "m1"])),
+        declared(agent=an_agent("a1", "m1")),
+        declared(agent=an_agent("a2", pool="p1")),
+        declared(pool=PoolDeclaration(name="p1", members=["m2", "m1"])),
         declare(manifest("m1", pool="p1")),
         declare(manifest("m2", pool="p1")),
     )
@@ -244,8 +250,8 @@ async def test_agents_may_point_to_models_and_pools_of_the_same_call_in_any_orde
 async def test_a_batch_is_checked_against_the_state_that_it_leads_to(mesh: RunningRegistry) -> None:
     await mesh.apply(declare(manifest("m1", pool="p1")))
     with refused(Reason.MODEL_NOT_FOUND):
-        await mesh.apply(declare("m1"), Declaration(agent=an_agent("a1", pool="p1")))
-    assert await mesh.apply(declare("m1"), Declaration(agent=an_agent("p1", "m1"))) == [
+        await mesh.apply(declare("m1"), declared(agent=an_agent("a1", pool="p1")))
+    assert await mesh.apply(declare("m1"), declared(agent=an_agent("p1", "m1"))) == [
         "model m1 configured",
         "agent p1 created",
     ]
@@ -289,7 +295,7 @@ async def test_deleting_a_runner_ends_its_session_with_its_rows_but_not_what_is_
 async def test_what_agents_point_to_is_not_deleted_from_under_them(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, models=(manifest("m1", pool="p1"),)).open()
     await SomeRunner(mesh, name="r2", models=(manifest("m2", pool="p1"),)).open()
-    await mesh.apply(Declaration(agent=an_agent("a1", pool="p1")))
+    await mesh.apply(declared(agent=an_agent("a1", pool="p1")))
     await mesh.delete(MODEL, "m1")
     for kind, name in ((MODEL, "m2"), (RUNNER, "r2")):
         with refused(Reason.RESOURCE_IN_USE) as errors:
@@ -300,14 +306,14 @@ async def test_what_agents_point_to_is_not_deleted_from_under_them(mesh: Running
 
 async def test_agents_with_long_prompts_end_before_a_snapshot_cannot_be_sent(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_manifest_bytes=300_000) as mesh:
-        prompts = [Declaration(agent=an_agent(f"a{number}", prompt="\u00e9" * 30_000)) for number in range(5)]
+        prompts = [declared(agent=an_agent(f"a{number}", prompt="\u00e9" * 30_000)) for number in range(5)]
         await mesh.apply(declare("m1"), *prompts[:4])
         for _ in range(3):
             with refused(Reason.TOO_MANY_RESOURCES) as errors:
                 await mesh.apply(prompts[4])
             assert errors[0].metadata["limit"] == "300000"
             with refused(Reason.TOO_MANY_RESOURCES):
-                await SomeRunner(mesh, models=("m2",), agents=(prompts[4].agent,)).open()
+                await SomeRunner(mesh, models=("m2",), agents=(manifest_in(prompts[4]),)).open()
             assert len(await mesh.apply(declare("m1"), *prompts[:4])) == 5
         await mesh.delete(AGENT, "a0")
         await mesh.apply(prompts[4])
@@ -323,18 +329,17 @@ async def test_declarations_have_limits(tmp_path: Path) -> None:
         await mesh.apply(declare("m1"), declare("m2"))
         assert await mesh.apply(declare("m1")) == ["model m1 unchanged"]
         with refused(Reason.TOO_MANY_RESOURCES):
-            await mesh.apply(Declaration(agent=an_agent("a1")), Declaration(agent=an_agent("a2")))
+            await mesh.apply(declared(agent=an_agent("a1")), declared(agent=an_agent("a2")))
         with refused(Reason.TOO_MANY_RESOURCES):
             await SomeRunner(mesh, models=("m3",)).open()
         with refused(Reason.NOT_FOUND):
             await mesh.runner("r1")
-        response = await mesh.registry.ListAgents(registry_service_pb2.ListAgentsRequest())
-        assert list(response.agents) == []
+        assert await mesh.listed("agent") == []
 
 
 async def test_a_change_of_what_was_read_is_applied_only_while_it_is_declared_so(mesh: RunningRegistry) -> None:
     read, mine, theirs = (declare(manifest("m1", context_tokens=size)) for size in (512, 1024, 2048))
-    agent = Declaration(agent=an_agent("judge", "m1"))
+    agent = declared(agent=an_agent("judge", "m1"))
     await mesh.apply(read, agent)
     mine_and_agent = ApplyRequest(declarations=[mine, agent], expected=[read, agent])
     answer = await mesh.declarations.Apply(mine_and_agent)
@@ -346,7 +351,7 @@ async def test_a_change_of_what_was_read_is_applied_only_while_it_is_declared_so
         await mesh.declarations.Apply(ApplyRequest(declarations=[theirs], expected=[read]))
     assert errors[0].metadata["model"] == "m1"
     assert (await mesh.model("m1")).manifest.context_tokens == 1024
-    gone = Declaration(agent=an_agent("other", "m1"))
+    gone = declared(agent=an_agent("other", "m1"))
     with refused(Reason.RESOURCE_CHANGED):  # what was deleted is not created again
         await mesh.declarations.Apply(ApplyRequest(declarations=[gone], expected=[gone]))
 
@@ -372,7 +377,7 @@ async def test_an_agent_of_a_misspelt_model_is_answered_with_the_close_names(mes
     """The words had two spaces, and named no close ones."""
     await mesh.apply(declare("qwen"))
     with refused(Reason.MODEL_NOT_FOUND) as errors:
-        await mesh.apply(Declaration(agent=an_agent("judge", "qwne")))
+        await mesh.apply(declared(agent=an_agent("judge", "qwne")))
     assert errors[0].message == (
         "the target of the agent 'judge' is neither in the mesh nor in this call: there is no model qwne; "
         "did you mean qwen?"

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from kit.resources import declared, gone, manifest_in, put, snapshot
 from registry_harness import a_route, an_alias, declare
 from roster_harness import BareRegistry
 
@@ -13,8 +14,9 @@ from registry_svc.config import RegistryConfig
 from registry_svc.mesh.manifests import valid_batch
 from registry_svc.mesh.store import SqlStore
 from weft.api.common.v1 import workflow_pb2 as workflows
-from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResult, Declaration
-from weft.api.registry.v1.registry_service_pb2 import Change, Snapshot, WatchResponse
+from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResult
+from weft.api.registry.v1.registry_service_pb2 import WatchResponse
+from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
 from weft.dispatch.fleet import FleetView, apply_watch
 from weft.documents.resource_kinds import ResourceKind
@@ -28,7 +30,7 @@ GRAPH = {
 }
 
 
-def a_workflow(name: str = "turbo", model: str = "m1", *, node: str = "6", text: str = "") -> Declaration:
+def a_workflow(name: str = "turbo", model: str = "m1", *, node: str = "6", text: str = "") -> ResourceDocument:
     prompt = workflows.WorkflowInput(
         name="prompt",
         type=workflows.WORKFLOW_INPUT_TYPE_TEXT,
@@ -37,7 +39,7 @@ def a_workflow(name: str = "turbo", model: str = "m1", *, node: str = "6", text:
         source=workflows.WORKFLOW_SOURCE_PROMPT,
     )
     workflow = workflows.Workflow(graph=text or json.dumps(GRAPH), inputs=[prompt], outputs=["6"])
-    return Declaration(workflow=WorkflowManifest(name=name, model=model, workflow=workflow))
+    return declared(workflow=WorkflowManifest(name=name, model=model, workflow=workflow))
 
 
 @asynccontextmanager
@@ -51,7 +53,7 @@ async def registry_of(tmp_path: Path, **more: int) -> AsyncIterator[BareRegistry
         await registry.stop()
 
 
-async def apply(registry: BareRegistry, *declarations: Declaration) -> list[str]:
+async def apply(registry: BareRegistry, *declarations: ResourceDocument) -> list[str]:
     request = valid_batch(ApplyRequest(declarations=declarations), registry.core.config)
     results = await registry.declarations.apply(request)
     return [ApplyResult.Outcome.Name(each.outcome).removeprefix("OUTCOME_").lower() for each in results]
@@ -65,7 +67,7 @@ async def test_a_workflow_is_created_left_alone_changed_and_there_after_a_restar
         other = json.dumps(GRAPH | {"7": {"class_type": "X", "inputs": {}}})
         assert await apply(registry, a_workflow(text=other)) == ["configured"]
     async with registry_of(tmp_path) as registry:
-        found = registry.catalogue.documents(ResourceKind.WORKFLOW).get("turbo")
+        found = registry.catalogue.get(ResourceKind.WORKFLOW, "turbo")
         assert set(json.loads(found.manifest.workflow.graph)) == {"4", "6", "7"}
         assert found.status == RegisteredWorkflow.STATUS_INACTIVE
 
@@ -120,10 +122,10 @@ async def test_there_is_room_for_so_many_workflows(tmp_path: Path) -> None:
 
 
 def test_routers_follow_workflows_by_the_watch() -> None:
-    workflow = RegisteredWorkflow(manifest=a_workflow().workflow)
-    view = apply_watch(FleetView(), WatchResponse(revision=1, snapshot=Snapshot(workflows=[workflow])))
+    workflow = RegisteredWorkflow(manifest=manifest_in(a_workflow()))
+    view = apply_watch(FleetView(), WatchResponse(revision=1, snapshot=snapshot(workflow)))
     assert view.workflows["turbo"].manifest.model == "m1"
-    view = apply_watch(view, WatchResponse(revision=2, change=Change(deleted_workflow="turbo")))
+    view = apply_watch(view, WatchResponse(revision=2, change=gone("workflow", "turbo")))
     assert not view.workflows
-    view = apply_watch(view, WatchResponse(revision=3, change=Change(workflow=workflow)))
+    view = apply_watch(view, WatchResponse(revision=3, change=put(workflow)))
     assert set(view.workflows) == {"turbo"}

@@ -1,13 +1,13 @@
 """Models that their runner cannot serve: they counted as active, and their pools as ready."""
 
 import pytest
+from kit.resources import declared
 from registry_harness import (
     AGENT_ACTIVE,
     AGENT_INACTIVE,
     MODEL_ACTIVE,
     MODEL_FAILED,
     MODEL_INACTIVE,
-    Declaration,
     RunningRegistry,
     SomeRunner,
     an_agent,
@@ -27,7 +27,7 @@ async def test_a_model_that_cannot_be_served_is_failed_with_all_that_depends_on_
     mesh: RunningRegistry, phase: InstanceState.Phase.ValueType
 ) -> None:
     runner = await SomeRunner(mesh, models=("m1",)).open()
-    await mesh.apply(Declaration(agent=an_agent("public", pool="m1")))
+    await mesh.apply(declared(agent=an_agent("public", pool="m1")))
     await runner.beat(ready())
     watch = await mesh.watch()
     await runner.beat(in_phase(phase))

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.resources import declared
 from registry_harness import (
     AGENT,
     MODEL,
     ROUTE,
-    Declaration,
     RunningRegistry,
     SomeRunner,
     a_route,
@@ -22,6 +22,7 @@ from registry_harness import (
 
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import registry_service_pb2 as pb
+from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.kernel.names import is_resource_id
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -33,7 +34,7 @@ Call = Callable[[RunningRegistry, str], Awaitable[Any]]
 async def some_mesh(mesh: RunningRegistry) -> dict[str, str]:
     """Ids by name."""
     await SomeRunner(mesh, models=(manifest("published"),)).open()
-    await mesh.apply(declare("declared"), Declaration(agent=an_agent("judge", "declared")), a_route("way", "declared"))
+    await mesh.apply(declare("declared"), declared(agent=an_agent("judge", "declared")), a_route("way", "declared"))
     return {
         "published": (await mesh.model("published")).id,
         "declared": (await mesh.model("declared")).id,
@@ -46,7 +47,7 @@ async def _members(mesh: RunningRegistry, text: str) -> str:
     return (await mesh.registry.GetModelMembers(pb.GetModelMembersRequest(name=text))).pool.name
 
 
-async def _event(mesh: RunningRegistry, kind: int, text: str) -> str:
+async def _event(mesh: RunningRegistry, kind: str, text: str) -> str:
     return (await mesh.events(kind, text))[-1].split()[1]
 
 
@@ -76,7 +77,7 @@ async def test_an_id_is_taken_where_a_name_is(mesh: RunningRegistry, rpc: str) -
 async def test_agents_and_routes_may_point_to_an_id_and_are_stored_with_the_name(mesh: RunningRegistry) -> None:
     ids = await some_mesh(mesh)
     await mesh.apply(
-        Declaration(agent=an_agent("second", ids["published"])), a_route("road", ids["published"], "declared")
+        declared(agent=an_agent("second", ids["published"])), a_route("road", ids["published"], "declared")
     )
     assert (await mesh.agent("second")).manifest.model == "published"
     assert list((await mesh.route("road")).manifest.candidates) == ["published", "declared"]
@@ -123,12 +124,12 @@ async def test_ids_outlive_a_restart_and_a_change_of_their_declaration(tmp_path:
     [
         declare(ID),
         declare(manifest("m1", pool=ID)),
-        Declaration(agent=an_agent(ID.replace("model", "agent"), "declared")),
+        declared(agent=an_agent(ID.replace("model", "agent"), "declared")),
         a_route(ID.replace("model", "route"), "declared"),
     ],
 )
 async def test_no_name_has_the_form_of_an_id_so_that_none_stands_before_it(
-    mesh: RunningRegistry, declaration: Declaration
+    mesh: RunningRegistry, declaration: ResourceDocument
 ) -> None:
     await some_mesh(mesh)
     with refused(Reason.INVALID_ARGUMENT) as errors:

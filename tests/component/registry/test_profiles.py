@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from kit.resources import declared, manifest_in
 from operation_stage import ScriptedCalls
 from registry_harness import a_route, an_agent, an_alias
 from roster_harness import BareRegistry
@@ -23,7 +24,7 @@ from registry_svc.operations.operations import OperationService
 from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.profiles import Profiles
 from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
-from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResult, Declaration
+from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResult
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
 from weft.api.registry.v1.profile_pb2 import (
     Profile,
@@ -33,6 +34,7 @@ from weft.api.registry.v1.profile_pb2 import (
     ProfileManifest,
 )
 from weft.api.registry.v1.profile_service_pb2 import ProfileStep, SaveProfileRequest, SwitchProfileRequest
+from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.api.runner.v1.load_pb2 import LoadOptions, LoadValue
@@ -65,12 +67,12 @@ class Mesh:
     session: Session
     sequence: int = 0
 
-    async def apply(self, *declarations: Declaration, dry_run: bool = False) -> list[str]:
+    async def apply(self, *declarations: ResourceDocument, dry_run: bool = False) -> list[str]:
         request = valid_batch(ApplyRequest(declarations=declarations, dry_run=dry_run), self.registry.core.config)
         return in_words(await self.declarations.apply(request))
 
     async def profile(self, manifest: ProfileManifest) -> list[str]:
-        return await self.apply(Declaration(profile=manifest))
+        return await self.apply(declared(profile=manifest))
 
     async def save(self, name: str, **more: bool | str) -> str:
         request = SaveProfileRequest(name=name)
@@ -88,7 +90,7 @@ class Mesh:
         ]
 
     def shown(self, name: str) -> Profile:
-        found: Profile = self.registry.catalogue.documents(ResourceKind.PROFILE).get(name)
+        found: Profile = self.registry.catalogue.get(ResourceKind.PROFILE, name)
         return found
 
     def active(self) -> list[str]:
@@ -187,7 +189,7 @@ async def refusal(reason: Reason, change: Awaitable[object]) -> WeftError:
 
 async def test_a_saved_profile_holds_what_is_declared_and_loaded_and_is_the_active_one(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as mesh:
-        await mesh.apply(Declaration(agent=an_agent("coder")), a_route("way"), an_alias("gpt", "agent/coder"))
+        await mesh.apply(declared(agent=an_agent("coder")), a_route("way"), an_alias("gpt", "agent/coder"))
         await mesh.report("m1", "m2")
         mesh.calls.loaded_with["m2"] = LONG
         assert await mesh.save("day", description="Work") == "day created"
@@ -226,12 +228,12 @@ async def test_a_switch_declares_deletes_what_the_profile_before_declared_and_lo
     tmp_path: Path,
 ) -> None:
     async with mesh_of(tmp_path) as mesh:
-        await mesh.apply(Declaration(agent=an_agent("own")))
+        await mesh.apply(declared(agent=an_agent("own")))
         await mesh.profile(
             ProfileManifest(
                 name="day",
                 agents=[an_agent("coder"), an_agent("both", prompt="By day.")],
-                aliases=[an_alias("gpt", "agent/coder").alias],
+                aliases=[manifest_in(an_alias("gpt", "agent/coder"))],
             )
         )
         await mesh.profile(
@@ -240,7 +242,7 @@ async def test_a_switch_declares_deletes_what_the_profile_before_declared_and_lo
                 unload=["m1"],
                 load=[ProfileLoad(model="m2", settings=SETTINGS)],
                 agents=[an_agent("both", prompt="By night.")],
-                aliases=[an_alias("gpt", "agent/both").alias],
+                aliases=[manifest_in(an_alias("gpt", "agent/both"))],
             )
         )
         await mesh.switch("day")
@@ -304,7 +306,7 @@ async def test_what_an_alias_that_stays_leads_to_is_not_deleted_by_a_switch(tmp_
 async def test_an_alias_of_the_next_profile_may_have_the_pattern_of_one_that_leaves(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as mesh:
         for name, alias in (("day", "one"), ("night", "two")):
-            await mesh.profile(ProfileManifest(name=name, aliases=[an_alias(alias, pattern="gpt-*").alias]))
+            await mesh.profile(ProfileManifest(name=name, aliases=[manifest_in(an_alias(alias, pattern="gpt-*"))]))
         assert await mesh.switch("day") == ["one created"]
         assert await mesh.switch("night") == ["two created", "one deleted"]
 
@@ -315,7 +317,7 @@ async def test_the_active_profile_shows_what_is_not_as_it_says(tmp_path: Path) -
         await mesh.switch("day")
         await mesh.report("m1")
         assert list(mesh.shown("day").changes) == []
-        await mesh.apply(Declaration(agent=an_agent("coder", prompt="Be long.")))
+        await mesh.apply(declared(agent=an_agent("coder", prompt="Be long.")))
         await mesh.report("m2")
         assert list(mesh.shown("day").changes) == [
             "agent/coder is declared otherwise, or was deleted",
@@ -384,7 +386,7 @@ async def test_a_step_whose_operation_cannot_be_begun_says_why_and_the_switch_ho
         (loading("m1", unload=["m1"]), "profile.unload"),
         (ProfileManifest(name="day", agents=[an_agent("a b")]), "profile.agents[0].name"),
         (ProfileManifest(name="day", agents=[an_agent("a"), an_agent("a")]), "profile.agents[1]"),
-        (ProfileManifest(name="day", aliases=[an_alias("a", "b c").alias]), "profile.aliases[0].target"),
+        (ProfileManifest(name="day", aliases=[manifest_in(an_alias("a", "b c"))]), "profile.aliases[0].target"),
         (
             loading(ProfileLoad(model="m1", settings=ProfileLoadSettings(parameters={"x": ProfileLoadValue()}))),
             "profile.load[0].settings.parameters.x",

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.resources import declared
 from registry_harness import (
     AGENT,
     MODEL,
@@ -19,14 +20,14 @@ from registry_harness import (
 )
 
 from registry_svc.config import AliasSetting, RegistryConfig
-from weft.api.registry.v1 import registry_service_pb2, resource_kind_pb2
+from weft.api.registry.v1 import registry_service_pb2
 from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
-from weft.api.registry.v1.declaration_service_pb2 import Declaration
+from weft.documents.kinds import record_in
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.settings import SettingError
 
-ALIAS = resource_kind_pb2.RESOURCE_KIND_ALIAS
+ALIAS = "alias"
 
 
 async def refusal(reason: Reason, change: Awaitable[object]) -> WeftError:
@@ -36,8 +37,7 @@ async def refusal(reason: Reason, change: Awaitable[object]) -> WeftError:
 
 
 async def aliases(mesh: RunningRegistry) -> dict[str, Alias]:
-    found = await mesh.registry.ListAliases(registry_service_pb2.ListAliasesRequest())
-    return {each.manifest.name: each for each in found.aliases}
+    return {each.manifest.name: each for each in await mesh.listed("alias")}
 
 
 async def test_an_alias_is_kept_over_a_restart_and_declaring_it_again_changes_nothing(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ async def test_an_alias_is_kept_over_a_restart_and_declaring_it_again_changes_no
 async def test_an_alias_leads_to_what_exists_or_comes_with_it_and_never_to_an_alias(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         await SomeRunner(mesh, models=("m1",)).open()
-        await mesh.apply(a_route("way"), Declaration(agent=an_agent("coder")), an_alias("one"))
+        await mesh.apply(a_route("way"), declared(agent=an_agent("coder")), an_alias("one"))
         for target in ("m1", "route/way", "agent/coder"):
             await mesh.apply(an_alias("any", target))
         for target in ("one", "nothing", "route/one", "agent/m1", "way"):
@@ -89,7 +89,7 @@ async def test_what_an_alias_leads_to_is_not_deleted_until_the_alias_is(tmp_path
     async with running_registry(tmp_path) as mesh:
         runner = SomeRunner(mesh, models=("m1",))
         await runner.open()
-        await mesh.apply(a_route("way"), Declaration(agent=an_agent("coder")))
+        await mesh.apply(a_route("way"), declared(agent=an_agent("coder")))
         await mesh.apply(an_alias("a", "route/way"), an_alias("b", "agent/coder"), an_alias("c"))
         for kind, name, alias in ((ROUTE, "way", "a"), (AGENT, "coder", "b"), (MODEL, "m1", "c")):
             error = await refusal(Reason.RESOURCE_IN_USE, mesh.delete(kind, name))
@@ -122,11 +122,11 @@ async def test_watchers_see_aliases_come_change_and_go(tmp_path: Path) -> None:
         await SomeRunner(mesh, models=("m1",)).open()
         await mesh.apply(an_alias("before"))
         watch: Any = mesh.registry.Watch(registry_service_pb2.WatchRequest())
-        assert [each.manifest.name for each in (await watch.read()).snapshot.aliases] == ["before"]
+        assert [each.name for each in (await watch.read()).snapshot.resources if each.kind == "alias"] == ["before"]
         await mesh.apply(an_alias("after", pattern="x-*"))
-        assert (await watch.read()).change.alias.manifest.pattern == "x-*"
+        assert record_in((await watch.read()).change.resource).manifest.pattern == "x-*"
         await mesh.delete(ALIAS, "before")
-        assert (await watch.read()).change.deleted_alias == "before"
+        assert (await watch.read()).change.deleted_resource.name == "before"
         watch.cancel()
 
 

@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from kit.resources import declared
 from registry_harness import (
     AGENT,
     MODEL,
     POOL,
     RUNNER,
-    Declaration,
     RunningRegistry,
     SomeRunner,
     an_agent,
@@ -27,6 +27,7 @@ from weft.api.registry.v1 import (
     registry_service_pb2,
     runner_pb2,
 )
+from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 
@@ -60,8 +61,8 @@ def _instance(name: str) -> runner_pb2.Capability:
     )
 
 
-def _pool(name: str, *members: str) -> Declaration:
-    return Declaration(pool=declaration_service_pb2.PoolDeclaration(name=name, members=members))
+def _pool(name: str, *members: str) -> ResourceDocument:
+    return declared(pool=declaration_service_pb2.PoolDeclaration(name=name, members=members))
 
 
 def _events(name: str) -> registry_service_pb2.ListEventsRequest:
@@ -82,15 +83,17 @@ NAMING: dict[str, Send] = {
     ).open(),
     "declarations[1].model.manifest.name": lambda mesh, name: mesh.apply(declare("fine"), declare(name)),
     "declarations[0].model.runner": lambda mesh, name: mesh.apply(declare("fine", runner=name)),
-    "declarations[1].agent.name": lambda mesh, name: mesh.apply(declare("fine"), Declaration(agent=an_agent(name))),
+    "declarations[1].agent.name": lambda mesh, name: mesh.apply(declare("fine"), declared(agent=an_agent(name))),
     "declarations[0].runner.name": lambda mesh, name: mesh.apply(
-        Declaration(runner=declaration_service_pb2.RunnerDeclaration(name=name))
+        declared(runner=declaration_service_pb2.RunnerDeclaration(name=name))
     ),
     "declarations[0].pool.name": lambda mesh, name: mesh.apply(_pool(name)),
     "declarations[0].pool.members[1]": lambda mesh, name: mesh.apply(_pool("m1", "m1", name)),
     "name": lambda mesh, name: mesh.delete(MODEL, name),
     "id": lambda mesh, name: mesh.tokens.RevokeJoinToken(join_token_service_pb2.RevokeJoinTokenRequest(id=name)),
-    "page_token": lambda mesh, name: mesh.registry.ListModels(registry_service_pb2.ListModelsRequest(page_token=name)),
+    "page_token": lambda mesh, name: mesh.registry.ListResources(
+        registry_service_pb2.ListResourcesRequest(kind="model", page_token=name)
+    ),
 }
 
 
@@ -165,7 +168,7 @@ async def test_words_that_could_steer_a_terminal_are_refused(
         return await SomeRunner(mesh, agents=(agent,)).open()
 
     async def apply(mesh: RunningRegistry, agent: agent_pb2.AgentManifest) -> object:
-        return await mesh.apply(declare("m1"), Declaration(agent=agent))
+        return await mesh.apply(declare("m1"), declared(agent=agent))
 
     for character in CONTROL_CHARACTERS:
         agent = make(f"before{character}after")

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import grpc
 import pytest
+from kit.resources import declared
 from registry_harness import (
     AGENT,
     MODEL,
     READ_LIMIT_SECONDS,
     RUNNER,
-    Declaration,
     RunningRegistry,
     SomeRunner,
     an_agent,
@@ -22,7 +22,7 @@ from registry_harness import (
     running_registry,
 )
 
-from weft.api.registry.v1 import registry_service_pb2, resource_kind_pb2, runner_pb2
+from weft.api.registry.v1 import registry_service_pb2, runner_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -82,7 +82,7 @@ async def test_the_first_reports_after_a_restart_are_no_news_unless_something_is
 
 async def test_what_operators_do_is_written_down(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh, models=("m1", "m2")).open()
-    await mesh.apply(declare("m1"), declare("m3"), Declaration(agent=an_agent("a1")), adopt=True)
+    await mesh.apply(declare("m1"), declare("m3"), declared(agent=an_agent("a1")), adopt=True)
     await mesh.apply(declare("m3"))
     await SomeRunner(mesh, incarnation="life-2", session_id=runner.session_id).open()
     await mesh.delete(AGENT, "a1")
@@ -132,7 +132,7 @@ async def test_events_are_kept_over_a_restart_and_counted_on(tmp_path: Path) -> 
     "request_",
     [
         ListEvents(name="m1"),
-        ListEvents(kind=resource_kind_pb2.ResourceKind.ValueType(99)),
+        ListEvents(kind="models"),
         ListEvents(kind=MODEL, name="../x"),
         ListEvents(limit=-1),
     ],

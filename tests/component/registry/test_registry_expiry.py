@@ -5,11 +5,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+from kit.resources import declared
 from registry_harness import (
     ACTIVE,
     AGENT_INACTIVE,
     INACTIVE,
-    Declaration,
     RunningRegistry,
     SomeRunner,
     an_agent,
@@ -18,7 +18,7 @@ from registry_harness import (
     running_registry,
 )
 
-from weft.api.registry.v1 import registry_service_pb2, runner_pb2
+from weft.api.registry.v1 import runner_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
@@ -43,7 +43,7 @@ async def test_agents_are_deleted_before_the_models_they_point_to_across_runners
 @pytest.mark.slow("steps hours of a registry's life")
 async def test_a_public_agent_whose_model_expired_stays_inactive(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
-    await mesh.apply(Declaration(agent=an_agent("a1")))
+    await mesh.apply(declared(agent=an_agent("a1")))
     await mesh.advance(90.0 + FOUR_HOURS)
     with refused(Reason.MODEL_NOT_FOUND):
         await mesh.model("m1")
@@ -70,8 +70,7 @@ async def test_after_a_restart_the_silent_do_not_expire_all_at_once(tmp_path: Pa
 
 
 async def count_active(mesh: RunningRegistry) -> int:
-    response = await mesh.registry.ListRunners(registry_service_pb2.ListRunnersRequest(page_size=1000))
-    return sum(runner.status == ACTIVE for runner in response.runners)
+    return sum(runner.status == ACTIVE for runner in await mesh.listed("runner", page_size=1000))
 
 
 async def test_a_heartbeat_for_somebody_elses_row_changes_nothing(mesh: RunningRegistry) -> None:

@@ -12,6 +12,7 @@ from registry_svc.config import RegistryConfig
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -135,13 +136,13 @@ async def test_reports_with_more_words_than_there_is_room_for_are_kept_without_t
 
 
 def _kept(registry: BareRegistry, number: int) -> list[tuple[str, str]]:
-    runner = registry.catalogue.runners.find(f"r{number}")
+    runner = registry.catalogue.find(ResourceKind.RUNNER, f"r{number}")
     assert runner is not None
     return [(instance.model, instance.detail) for instance in runner.capability.instances]
 
 
 def _tools(registry: BareRegistry, number: int) -> tuple[str, ...]:
-    runner = registry.catalogue.runners.find(f"r{number}")
+    runner = registry.catalogue.find(ResourceKind.RUNNER, f"r{number}")
     assert runner is not None
     return tuple(runner.capability.tool_names)
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from kit.resources import declared
 from registry_harness import (
     AGENT_ACTIVE,
     AGENT_HIBERNATING,
@@ -10,7 +11,6 @@ from registry_harness import (
     MODEL_ACTIVE,
     MODEL_HIBERNATING,
     MODEL_INACTIVE,
-    Declaration,
     RunningRegistry,
     SomeRunner,
     an_agent,
@@ -33,7 +33,7 @@ LOADING = runner_pb2.InstanceState.PHASE_LOADING
 
 async def test_a_model_sleeps_and_wakes_with_its_instance_and_its_agents_with_it(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh, models=("m1", "m2"), agents=(an_agent("a1"),)).open()
-    await mesh.apply(Declaration(agent=an_agent("public", pool="m1")))
+    await mesh.apply(declared(agent=an_agent("public", pool="m1")))
     watch = await mesh.watch()
     await runner.beat(in_phase(HIBERNATING))
     changes = await watch.read_changes(4)
@@ -63,7 +63,7 @@ async def test_a_model_whose_host_the_mesh_can_wake_hibernates_while_its_runner_
     by_runner = wake_pb2.Wake(by_runner=True)
     models = (manifest("m1", wake=by_mesh()), manifest("m2", wake=by_runner))
     runner = await SomeRunner(mesh, models=models, agents=(an_agent("a1"),)).open()
-    await mesh.apply(Declaration(agent=an_agent("public")))
+    await mesh.apply(declared(agent=an_agent("public")))
     await mesh.advance(90.0)
     assert (await mesh.model("m1")).status == MODEL_HIBERNATING
     assert (await mesh.model("m1")).HasField("inactive_time")

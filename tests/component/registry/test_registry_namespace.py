@@ -1,10 +1,10 @@
 """One namespace: whoever has a name keeps it against every kind."""
 
 import pytest
+from kit.resources import declared
 from registry_harness import (
     MODEL_ACTIVE,
     POOL,
-    Declaration,
     RunningRegistry,
     SomeRunner,
     an_agent,
@@ -67,7 +67,7 @@ async def test_a_dead_session_that_holds_the_name_in_another_kind_ends_whole(mes
 
 
 async def test_a_public_row_keeps_its_name_without_any_runner(mesh: RunningRegistry) -> None:
-    await mesh.apply(declare("m1"), Declaration(agent=an_agent("a1")))
+    await mesh.apply(declare("m1"), declared(agent=an_agent("a1")))
     for thief in (
         SomeRunner(mesh, name="m1", models=()),
         SomeRunner(mesh, name="a1", models=()),
@@ -100,9 +100,9 @@ async def test_declarations_share_the_namespace_with_what_is_published(mesh: Run
         (declare("r1"), "runner"),
         (declare(manifest("m9", pool="a1")), "agent"),
         (declare(manifest("m9", pool="r1")), "runner"),
-        (Declaration(agent=an_agent("m1")), "model"),
-        (Declaration(agent=an_agent("r1")), "runner"),
-        (Declaration(agent=an_agent("p1")), "pool"),
+        (declared(agent=an_agent("m1")), "model"),
+        (declared(agent=an_agent("r1")), "runner"),
+        (declared(agent=an_agent("p1")), "pool"),
     ):
         with refused(Reason.ALREADY_EXISTS) as errors:
             await mesh.apply(declaration)

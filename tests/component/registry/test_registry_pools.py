@@ -1,10 +1,10 @@
 """Pools as they follow from the models, and the agents that point to them."""
 
+from kit.resources import declared, records
 from registry_harness import (
     AGENT_ACTIVE,
     AGENT_INACTIVE,
     MODEL,
-    Declaration,
     RunningRegistry,
     SomeRunner,
     an_agent,
@@ -16,8 +16,7 @@ from registry_harness import (
 from weft.api.registry.v1 import registry_service_pb2
 from weft.kernel.reasons import Reason
 
-ListPools = registry_service_pb2.ListPoolsRequest
-ListAgents = registry_service_pb2.ListAgentsRequest
+ListResources = registry_service_pb2.ListResourcesRequest
 
 
 async def members(mesh: RunningRegistry, model: str) -> list[str]:
@@ -41,9 +40,11 @@ async def test_a_solo_model_called_like_a_pool_joins_it(mesh: RunningRegistry) -
 
 async def test_pools_are_listed_page_by_page(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, models=(manifest("m1", pool="p2"), manifest("m2", pool="p2"), "p1", "p3")).open()
-    first = await mesh.registry.ListPools(ListPools(page_size=2))
-    second = await mesh.registry.ListPools(ListPools(page_size=2, page_token=first.next_page_token))
-    assert [pool.name for pool in (*first.pools, *second.pools)] == ["p1", "p2", "p3"]
+    first = await mesh.registry.ListResources(ListResources(kind="pool", page_size=2))
+    second = await mesh.registry.ListResources(
+        ListResources(kind="pool", page_size=2, page_token=first.next_page_token)
+    )
+    assert [each.name for each in (*first.resources, *second.resources)] == ["p1", "p2", "p3"]
     assert second.next_page_token == ""
 
 
@@ -72,7 +73,7 @@ async def test_agents_are_published_with_their_models_or_not_at_all(mesh: Runnin
     agent = await mesh.agent("a1")
     assert (agent.kind, agent.runner, agent.status) == (2, "r1", AGENT_ACTIVE)
     assert agent.manifest == an_agent("a1")
-    assert (await mesh.watch()).snapshot.snapshot.agents[0] == agent
+    assert records((await mesh.watch()).snapshot.snapshot.resources, "agent")[0] == agent
 
 
 async def test_an_agent_may_point_to_what_others_have_but_not_to_what_leaves_with_it(mesh: RunningRegistry) -> None:
@@ -100,7 +101,7 @@ async def test_an_agent_may_point_to_what_others_have_but_not_to_what_leaves_wit
 async def test_an_agent_over_a_model_answers_while_any_member_of_its_pool_does(mesh: RunningRegistry) -> None:
     first = await SomeRunner(mesh, models=(manifest("m1", pool="p1"),)).open()
     second = await SomeRunner(mesh, name="r2", models=(manifest("m2", pool="p1"),)).open()
-    await mesh.apply(Declaration(agent=an_agent("a1", "m1")), Declaration(agent=an_agent("a2", pool="p1")))
+    await mesh.apply(declared(agent=an_agent("a1", "m1")), declared(agent=an_agent("a2", pool="p1")))
     watch = await mesh.watch()
     await first.close()
     assert await watch.read_changes(2) == ["runner r1 inactive", "model m1 inactive"]
@@ -112,7 +113,7 @@ async def test_an_agent_over_a_model_answers_while_any_member_of_its_pool_does(m
 
 
 async def test_a_model_that_moves_to_another_pool_takes_its_agents_along(mesh: RunningRegistry) -> None:
-    await mesh.apply(declare(manifest("m1", pool="p1")), Declaration(agent=an_agent("a1", "m1")))
+    await mesh.apply(declare(manifest("m1", pool="p1")), declared(agent=an_agent("a1", "m1")))
     await SomeRunner(mesh, name="r2", models=(manifest("m2", pool="p2"),)).open()
     assert (await mesh.agent("a1")).status == AGENT_INACTIVE
     watch = await mesh.watch()
@@ -123,6 +124,8 @@ async def test_a_model_that_moves_to_another_pool_takes_its_agents_along(mesh: R
 async def test_agents_are_listed_page_by_page(mesh: RunningRegistry) -> None:
     agents = tuple(an_agent(f"a{number}") for number in range(5))
     await SomeRunner(mesh, agents=agents).open()
-    first = await mesh.registry.ListAgents(ListAgents(page_size=3))
-    second = await mesh.registry.ListAgents(ListAgents(page_size=3, page_token=first.next_page_token))
-    assert [agent.manifest.name for agent in (*first.agents, *second.agents)] == [f"a{n}" for n in range(5)]
+    first = await mesh.registry.ListResources(ListResources(kind="agent", page_size=3))
+    second = await mesh.registry.ListResources(
+        ListResources(kind="agent", page_size=3, page_token=first.next_page_token)
+    )
+    assert [each.name for each in (*first.resources, *second.resources)] == [f"a{n}" for n in range(5)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 import yaml
+from kit.resources import declared
 from kit.warm_python import warm
 from registry_harness import an_agent, declare
 
@@ -18,6 +19,7 @@ from weft.api.registry.v1 import (
     registry_service_pb2,
     registry_service_pb2_grpc,
 )
+from weft.documents.kinds import record_in
 from weft.kernel.rpc import open_channel
 
 if TYPE_CHECKING:
@@ -65,14 +67,14 @@ async def test_a_registry_process_keeps_what_was_declared_in_the_database_of_its
 ) -> None:
     config = tmp_path / "weft.yaml"
     config.write_text(yaml.safe_dump({"registry": {"database_url": database_url}}))
-    request = declaration_service_pb2.ApplyRequest(
-        declarations=[declare("m1"), declaration_service_pb2.Declaration(agent=an_agent("a1"))]
-    )
+    request = declaration_service_pb2.ApplyRequest(declarations=[declare("m1"), declared(agent=an_agent("a1"))])
     with serving(tmp_path / "home", config) as address:
         async with asking(address) as (_, declarations):
             await declarations.Apply(request, timeout=CALL_LIMIT_SECONDS)
     with serving(tmp_path / "home", config) as address:
         async with asking(address) as (registry, _):
-            found = await registry.GetAgent(registry_service_pb2.GetAgentRequest(name="a1"), timeout=CALL_LIMIT_SECONDS)
-    assert found.agent.manifest == an_agent("a1")
+            found = await registry.GetResource(
+                registry_service_pb2.GetResourceRequest(kind="agent", name="a1"), timeout=CALL_LIMIT_SECONDS
+            )
+    assert record_in(found.resource).manifest == an_agent("a1")
     assert not list((tmp_path / "home").rglob("registry.db")), "it used a file of its own"

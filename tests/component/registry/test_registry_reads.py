@@ -7,8 +7,7 @@ from weft.api.registry.v1 import registry_service_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 
-ListModels = registry_service_pb2.ListModelsRequest
-ListRunners = registry_service_pb2.ListRunnersRequest
+ListResources = registry_service_pb2.ListResourcesRequest
 
 
 async def test_pages_hold_every_model_once_in_order(mesh: RunningRegistry) -> None:
@@ -17,47 +16,49 @@ async def test_pages_hold_every_model_once_in_order(mesh: RunningRegistry) -> No
     listed: list[str] = []
     token, pages = "", 0
     while pages == 0 or token:
-        response = await mesh.registry.ListModels(ListModels(page_size=10, page_token=token))
-        listed += [model.manifest.name for model in response.models]
+        response = await mesh.registry.ListResources(ListResources(kind="model", page_size=10, page_token=token))
+        listed += [each.name for each in response.resources]
         token, pages = response.next_page_token, pages + 1
     assert (tuple(listed), pages) == (names, 3)
 
 
 async def test_a_page_that_ends_exactly_at_the_last_one_has_no_next(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, models=("a", "b")).open()
-    response = await mesh.registry.ListModels(ListModels(page_size=2))
-    assert (len(response.models), response.next_page_token) == (2, "")
+    response = await mesh.registry.ListResources(ListResources(kind="model", page_size=2))
+    assert (len(response.resources), response.next_page_token) == (2, "")
 
 
 async def test_paging_survives_the_deletion_of_the_last_seen_runner(mesh: RunningRegistry) -> None:
     seen = await SomeRunner(mesh, name="a", models=()).open()
     await SomeRunner(mesh, name="b", models=()).open()
-    first = await mesh.registry.ListRunners(ListRunners(page_size=1))
+    first = await mesh.registry.ListResources(ListResources(kind="runner", page_size=1))
     await seen.close()
     await SomeRunner(mesh, name="z", incarnation="life-2", session_id=seen.session_id, models=()).open()
-    second = await mesh.registry.ListRunners(ListRunners(page_size=1, page_token=first.next_page_token))
-    assert [runner.name for runner in second.runners] == ["b"]
+    second = await mesh.registry.ListResources(
+        ListResources(kind="runner", page_size=1, page_token=first.next_page_token)
+    )
+    assert [each.name for each in second.resources] == ["b"]
 
 
 @pytest.mark.parametrize(("asked", "got"), [(0, 100), (5000, 1000), (7, 7)])
 async def test_page_sizes_have_a_default_and_a_limit(mesh: RunningRegistry, asked: int, got: int) -> None:
     await SomeRunner(mesh, models=tuple(f"m{number}" for number in range(1010))).open()
-    response = await mesh.registry.ListModels(ListModels(page_size=asked))
-    assert len(response.models) == got
+    response = await mesh.registry.ListResources(ListResources(kind="model", page_size=asked))
+    assert len(response.resources) == got
 
 
 @pytest.mark.parametrize(
     ("request_", "field"),
     [
-        (ListModels(page_size=-1), "page_size"),
-        (ListModels(page_token="not a token"), "page_token"),
-        (ListModels(page_token="Li4vLi4="), "page_token"),
-        (ListModels(page_token="\u043c"), "page_token"),
+        (ListResources(kind="model", page_size=-1), "page_size"),
+        (ListResources(kind="model", page_token="not a token"), "page_token"),
+        (ListResources(kind="model", page_token="Li4vLi4="), "page_token"),
+        (ListResources(kind="model", page_token="\u043c"), "page_token"),
     ],
 )
-async def test_a_bad_page_is_refused_with_its_field(mesh: RunningRegistry, request_: ListModels, field: str) -> None:
+async def test_a_bad_page_is_refused_with_its_field(mesh: RunningRegistry, request_: ListResources, field: str) -> None:
     with refused(Reason.INVALID_ARGUMENT) as errors:
-        await mesh.registry.ListModels(request_)
+        await mesh.registry.ListResources(request_)
     assert isinstance(errors[0], FieldError)
     assert errors[0].field == field
 

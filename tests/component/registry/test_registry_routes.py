@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from kit.resources import declared, records
 from registry_harness import (
     AGENT,
     MODEL,
@@ -12,7 +13,6 @@ from registry_harness import (
     ROUTE_HIBERNATING,
     ROUTE_INACTIVE,
     RUNNER,
-    Declaration,
     RunningRegistry,
     SomeRunner,
     a_route,
@@ -28,7 +28,6 @@ from registry_harness import (
 from weft.api.registry.v1 import (
     declaration_service_pb2,
     registry_service_pb2,
-    resource_kind_pb2,
     route_pb2,
     runner_pb2,
 )
@@ -51,24 +50,24 @@ def a_whole_route(name: str = "summaries") -> route_pb2.RouteManifest:
 async def test_a_route_is_kept_with_every_field_over_a_restart(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         await SomeRunner(mesh, models=("m1", manifest("m2", pool="big"))).open()
-        assert await mesh.apply(Declaration(route=a_whole_route())) == ["route summaries created"]
+        assert await mesh.apply(declared(route=a_whole_route())) == ["route summaries created"]
         before = await mesh.route("summaries")
         assert before.manifest == a_whole_route()
         assert before.status == ROUTE_ACTIVE
         assert before.HasField("create_time")
     async with running_registry(tmp_path) as mesh:
         assert await mesh.route("summaries") == before
-        assert (await mesh.watch()).snapshot.snapshot.routes[0] == before
+        assert records((await mesh.watch()).snapshot.snapshot.resources, "route")[0] == before
 
 
 async def test_a_route_that_keeps_models_for_ever_or_not_at_all_says_so(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
     route = route_pb2.RouteManifest(name="q1", candidates=["m1"])
     route.keep_alive.FromSeconds(-30)
-    await mesh.apply(Declaration(route=route))
+    await mesh.apply(declared(route=route))
     assert (await mesh.route("q1")).manifest.keep_alive.ToSeconds() == -1
     route.keep_alive.FromSeconds(0)
-    await mesh.apply(Declaration(route=route))
+    await mesh.apply(declared(route=route))
     assert (await mesh.route("q1")).manifest.HasField("keep_alive")
     assert (await mesh.route("q1")).manifest.keep_alive.ToNanoseconds() == 0
 
@@ -79,7 +78,7 @@ async def test_what_happens_to_a_route_is_told_in_order_and_written_down(mesh: R
     assert await mesh.apply(a_route("q1"), dry_run=True) == ["route q1 created"]
     assert await mesh.apply(a_route("q1")) == ["route q1 created"]
     assert await mesh.apply(a_route("q1")) == ["route q1 unchanged"]
-    changed = Declaration(route=route_pb2.RouteManifest(name="q1", candidates=["m1"], pin_primary=True))
+    changed = declared(route=route_pb2.RouteManifest(name="q1", candidates=["m1"], pin_primary=True))
     assert await mesh.apply(changed) == ["route q1 configured"]
     await runner.close()
     await mesh.delete(ROUTE, "q1")
@@ -100,7 +99,7 @@ async def test_what_happens_to_a_route_is_told_in_order_and_written_down(mesh: R
 
 async def test_results_show_a_route_before_and_after(mesh: RunningRegistry) -> None:
     await mesh.apply(declare("m1"), a_route("q1"))
-    changed = Declaration(route=route_pb2.RouteManifest(name="q1", candidates=["m1"], description="new"))
+    changed = declared(route=route_pb2.RouteManifest(name="q1", candidates=["m1"], description="new"))
     request = declaration_service_pb2.ApplyRequest(declarations=[changed, a_route("q2")])
     first, second = (await mesh.declarations.Apply(request)).results
     assert (first.kind, first.before, first.after) == (ROUTE, a_route("q1"), changed)
@@ -183,7 +182,7 @@ async def test_what_a_route_names_is_not_deleted_from_under_it(mesh: RunningRegi
         with refused(Reason.RESOURCE_IN_USE) as errors:
             await mesh.delete(kind, name)
         assert errors[0].metadata["routes"] == "over-pool"
-    await mesh.apply(Declaration(agent=an_agent("a1", "m1")))
+    await mesh.apply(declared(agent=an_agent("a1", "m1")))
     with refused(Reason.RESOURCE_IN_USE) as errors:
         await mesh.delete(MODEL, "m1")
     assert errors[0].message == (
@@ -201,7 +200,7 @@ async def test_routes_share_the_namespace(mesh: RunningRegistry) -> None:
         with refused(Reason.ALREADY_EXISTS) as errors:
             await mesh.apply(a_route(name, "m1"))
         assert repr(name) in errors[0].message
-    for wanted in (declare("q1"), declare(manifest("m2", pool="q1")), Declaration(agent=an_agent("q1"))):
+    for wanted in (declare("q1"), declare(manifest("m2", pool="q1")), declared(agent=an_agent("q1"))):
         with refused(Reason.ALREADY_EXISTS) as errors:
             await mesh.apply(wanted)
         assert errors[0].metadata["owner_kind"] == "route"
@@ -217,7 +216,7 @@ async def test_routes_share_the_namespace(mesh: RunningRegistry) -> None:
         await mesh.apply(a_route("q2"), declare("q2"))
     with refused(Reason.INVALID_ARGUMENT):
         await mesh.apply(a_route("q2", "m1"), declare(manifest("m2", pool="q2")))
-    assert (await mesh.watch()).snapshot.snapshot.routes[0].manifest.name == "q1"
+    assert records((await mesh.watch()).snapshot.snapshot.resources, "route")[0].manifest.name == "q1"
 
 
 @pytest.mark.slow("steps hours of a registry's life")
@@ -236,10 +235,10 @@ async def test_a_route_outlives_what_it_names_and_answers_again_when_that_is_bac
 async def test_routes_are_listed_page_by_page(mesh: RunningRegistry) -> None:
     await mesh.apply(declare("m1"), *(a_route(f"q{number}") for number in range(5)))
     names: list[str] = []
-    request = registry_service_pb2.ListRoutesRequest(page_size=2)
+    request = registry_service_pb2.ListResourcesRequest(kind="route", page_size=2)
     while True:
-        page = await mesh.registry.ListRoutes(request)
-        names += [route.manifest.name for route in page.routes]
+        page = await mesh.registry.ListResources(request)
+        names += [each.name for each in page.resources]
         if not page.next_page_token:
             break
         request.page_token = page.next_page_token
@@ -284,14 +283,14 @@ async def test_a_route_beyond_a_limit_is_refused_by_field(
 ) -> None:
     await mesh.apply(*(declare(f"m{number}") for number in range(17)))
     with refused(Reason.INVALID_ARGUMENT) as errors:
-        await mesh.apply(Declaration(route=route))
+        await mesh.apply(declared(route=route))
     assert isinstance(errors[0], FieldError)
     assert errors[0].field == f"declarations[0].route.{field}"
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 0.5, 86_400.0])
 async def test_the_ends_of_the_range_of_budgets_are_in_it(seconds: float, mesh: RunningRegistry) -> None:
-    await mesh.apply(declare("m1"), Declaration(route=_with_budget(seconds)))
+    await mesh.apply(declare("m1"), declared(route=_with_budget(seconds)))
     assert (await mesh.route("q1")).manifest.budget.ToNanoseconds() == round(seconds * 1e9)
 
 
@@ -307,7 +306,7 @@ async def test_there_may_be_so_many_routes_and_no_more(tmp_path: Path) -> None:
 async def test_long_routes_end_before_a_snapshot_cannot_be_sent(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_manifest_bytes=4_000) as mesh:
         long = [
-            Declaration(route=route_pb2.RouteManifest(name=f"q{number}", candidates=["m1"], description="x" * 1_000))
+            declared(route=route_pb2.RouteManifest(name=f"q{number}", candidates=["m1"], description="x" * 1_000))
             for number in range(4)
         ]
         await mesh.apply(declare("m1"), *long[:3])
@@ -318,9 +317,9 @@ async def test_long_routes_end_before_a_snapshot_cannot_be_sent(tmp_path: Path) 
 
 
 async def test_unknown_kinds_are_refused_with_those_there_are(mesh: RunningRegistry) -> None:
-    for kind in (0, 99):
+    for kind in ("", "routes"):
         with refused(Reason.INVALID_ARGUMENT) as errors:
-            await mesh.delete(resource_kind_pb2.ResourceKind.ValueType(kind), "q1")
+            await mesh.delete(kind, "q1")
         assert "route" in errors[0].message
     with refused(Reason.INVALID_ARGUMENT):
         await mesh.delete(POOL, "q1")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from gated_store import GatedStore
+from kit.resources import records
 from registry_harness import RunningRegistry, SomeRunner, manifest, refused, running_registry
 from roster_harness import BareRegistry
 
@@ -51,7 +52,7 @@ async def test_a_change_is_told_and_written_down_once(mesh: RunningRegistry) -> 
     await SomeRunner(mesh, models=()).open()
     # What is set already, or is not named, is no change.
     assert await watch.read_changes(2) == ["settings at revision 2", "runner r1 active"]
-    assert await mesh.events() == ["unspecified settings configured", "runner r1 registered"]
+    assert await mesh.events() == ["mesh settings configured", "runner r1 registered"]
 
 
 async def test_what_could_not_be_kept_is_neither_set_nor_told() -> None:
@@ -68,7 +69,7 @@ async def test_what_could_not_be_kept_is_neither_set_nor_told() -> None:
     changed = await registry.settings.update(False)
     assert (changed.allow_cloud_fallback, changed.revision) == (False, 2)
     assert (await anext(watcher)).change.settings == changed
-    assert [(event.kind, event.name) for event in registry.catalogue.events(None, "", 10)] == [(0, "settings")]
+    assert [(event.kind, event.name) for event in registry.catalogue.events(None, "", 10)] == [("mesh", "settings")]
     assert registry.catalogue.events(ResourceKind.ROUTE, "", 10) == []
     await registry.stop()
     await store.really_close()
@@ -114,7 +115,10 @@ async def test_the_journal_of_a_model_is_published_declared_and_kept_over_a_rest
         await SomeRunner(mesh, models=(journaled("tiny", wait), "plain")).open()
     async with running_registry(tmp_path) as mesh:
         snapshot = (await mesh.watch()).snapshot.snapshot
-        assert {each.manifest.name: each.manifest.journal for each in snapshot.models} == {"tiny": wait, "plain": 0}
+        assert {each.manifest.name: each.manifest.journal for each in records(snapshot.resources, "model")} == {
+            "tiny": wait,
+            "plain": 0,
+        }
     assert combined(journaled("tiny", keep), journaled("tiny", wait)).journal == keep
     assert combined(manifest("tiny"), journaled("tiny", wait)).journal == wait
 

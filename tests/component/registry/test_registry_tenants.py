@@ -3,28 +3,26 @@
 from pathlib import Path
 
 import pytest
+from kit.resources import declared
 from registry_harness import RunningRegistry, SomeRunner, refused, running_registry
 
-from weft.api.registry.v1 import registry_service_pb2 as pb
-from weft.api.registry.v1 import resource_kind_pb2
-from weft.api.registry.v1.declaration_service_pb2 import Declaration
+from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.api.registry.v1.tenant_pb2 import Tenant, TenantLimit, TenantManifest
 from weft.documents.kinds.tenant import check_tenant
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 
-TENANT = resource_kind_pb2.RESOURCE_KIND_TENANT
+TENANT = "tenant"
 MINUTE = TenantLimit.WINDOW_MINUTE
 
 
-def a_tenant(name: str = "a", requests: int = 10, **fields: object) -> Declaration:
+def a_tenant(name: str = "a", requests: int = 10, **fields: object) -> ResourceDocument:
     limit = TenantLimit(window=MINUTE, requests=requests)
-    return Declaration(tenant=TenantManifest(name=name, limits=[limit], **fields))  # type: ignore[arg-type]
+    return declared(tenant=TenantManifest(name=name, limits=[limit], **fields))  # type: ignore[arg-type]
 
 
 async def tenants(mesh: RunningRegistry) -> dict[str, Tenant]:
-    found = await mesh.registry.ListTenants(pb.ListTenantsRequest())
-    return {each.manifest.name: each for each in found.tenants}
+    return {each.manifest.name: each for each in await mesh.listed("tenant")}
 
 
 async def test_a_tenant_is_kept_over_a_restart_and_declaring_it_again_changes_nothing(tmp_path: Path) -> None:
@@ -35,7 +33,7 @@ async def test_a_tenant_is_kept_over_a_restart_and_declaring_it_again_changes_no
         before = await tenants(mesh)
     async with running_registry(tmp_path) as mesh:
         assert await tenants(mesh) == before
-        assert (await mesh.registry.GetTenant(pb.GetTenantRequest(name="a"))).tenant == before["a"]
+        assert await mesh.shown("tenant", "a") == before["a"]
         await mesh.delete(TENANT, "a")
         assert await tenants(mesh) == {}
     assert (before["a"].source, before["a"].manifest.limits[0].requests) == (Tenant.SOURCE_DECLARED, 20)

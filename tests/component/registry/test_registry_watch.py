@@ -33,7 +33,7 @@ async def test_a_whole_life_is_told_in_order_without_gaps_in_the_revision(mesh: 
     responses = [await watch.read() for _ in range(10)]
     assert [response.revision - watch.snapshot.revision for response in responses] == list(range(1, 11))
     kinds = [response.change.WhichOneof("kind") for response in responses]
-    assert kinds == ["runner", "model"] * 4 + ["deleted_model", "deleted_runner"]
+    assert kinds == ["runner", "resource"] * 4 + ["deleted_resource", "deleted_runner"]
 
 
 async def test_every_step_of_a_life_reaches_the_watcher(mesh: RunningRegistry) -> None:
@@ -140,7 +140,7 @@ async def test_a_watcher_that_goes_away_is_forgotten(mesh: RunningRegistry) -> N
     async with asyncio.timeout(READ_LIMIT_SECONDS):
         while broadcaster.watchers:
             # Any answered rpc shows that the server's loop has turned.
-            await mesh.registry.ListRunners(registry_service_pb2.ListRunnersRequest())
+            await mesh.registry.ListResources(registry_service_pb2.ListResourcesRequest(kind="runner"))
 
 
 @pytest.mark.slow("steps hours of a registry's life")

@@ -15,7 +15,6 @@ from registry_harness import (
 
 from registry_svc.mesh.expiry import Retirements
 from registry_svc.mesh.policy.heartbeat import Retirement
-from weft.api.registry.v1 import registry_service_pb2
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft_testing.fake_clock import FakeClock
 
@@ -29,9 +28,7 @@ async def _retire(mesh: RunningRegistry, session_id: str, *, ended: bool = False
 
 async def _names(mesh: RunningRegistry) -> tuple[list[str], list[str], list[str]]:
     """Runners, models and pools."""
-    runners = (await mesh.registry.ListRunners(registry_service_pb2.ListRunnersRequest())).runners
-    models = (await mesh.registry.ListModels(registry_service_pb2.ListModelsRequest())).models
-    pools = (await mesh.registry.ListPools(registry_service_pb2.ListPoolsRequest())).pools
+    runners, models, pools = [await mesh.listed(kind) for kind in ("runner", "model", "pool")]
     return [one.name for one in runners], [one.manifest.name for one in models], [one.name for one in pools]
 
 

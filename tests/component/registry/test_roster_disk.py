@@ -9,13 +9,14 @@ from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import Outcome
-from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, Declaration
+from registry_svc.mesh.manifests import Batch
 from weft.api.registry.v1.join_token_service_pb2 import CreateJoinTokenRequest
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelDeclaration, ModelManifest
 from weft.api.registry.v1.runner_pb2 import Capability, Runner
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
-from weft.documents.kinds.declared import key_of
+from weft.documents.kinds import key_of
 from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import AnyDocument, new_document
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -59,7 +60,7 @@ async def test_a_session_is_on_disk_before_anyone_hears_of_it(registry: BareRegi
     opening = asyncio.create_task(registry.roster.open_session(OPENING))
     await store.waiting.wait()
     assert not opening.done()
-    assert registry.catalogue.runners.find("r1") is None
+    assert registry.catalogue.find(ResourceKind.RUNNER, "r1") is None
     store.gate.set()
     session = await opening
     assert [stored.session for stored in (await store.load()).sessions] == [session]
@@ -71,7 +72,7 @@ async def test_a_session_that_the_disk_refuses_never_was(registry: BareRegistry,
     with pytest.raises(WeftError) as failure:
         await registry.roster.open_session(OPENING)
     assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
-    assert registry.catalogue.runners.find("r1") is None
+    assert registry.catalogue.find(ResourceKind.RUNNER, "r1") is None
     assert registry.catalogue.watch()[0].revision == before.revision
 
 
@@ -88,7 +89,7 @@ async def test_a_caller_that_leaves_during_the_commit_does_not_part_memory_from_
     # The next write waits for the one before it, so this repeat finds what the first call did.
     session = await registry.roster.open_session(OPENING)
     assert [stored.session for stored in (await store.load()).sessions] == [session]
-    assert registry.catalogue.models.find("m1") is not None
+    assert registry.catalogue.find(ResourceKind.MODEL, "m1") is not None
 
 
 async def test_two_who_ask_for_one_name_at_once_do_not_both_get_it(registry: BareRegistry) -> None:
@@ -109,7 +110,7 @@ async def test_a_good_bye_that_the_disk_refuses_is_not_acknowledged(registry: Ba
     store.failing = True
     with pytest.raises(WeftError):
         await registry.roster.close_session(session.id, session.incarnation)
-    runner = registry.catalogue.runners.find("r1")
+    runner = registry.catalogue.find(ResourceKind.RUNNER, "r1")
     assert runner is not None
     assert runner.status == Runner.STATUS_ACTIVE
 
@@ -138,7 +139,7 @@ async def test_silence_is_told_even_while_the_disk_fails_and_written_when_it_wor
     await let_pass(90.0, registry, clock)
     with pytest.raises(WeftError):
         await registry.expiry.sweep()
-    runner = registry.catalogue.runners.find("r1")
+    runner = registry.catalogue.find(ResourceKind.RUNNER, "r1")
     assert runner is not None
     assert runner.status == Runner.STATUS_INACTIVE
     store.failing = False
@@ -157,10 +158,10 @@ async def test_a_runner_that_the_disk_cannot_forget_is_forgotten_later(
     store.failing = True
     with pytest.raises(WeftError):
         await registry.expiry.sweep()
-    assert registry.catalogue.runners.find("r1") is not None
+    assert registry.catalogue.find(ResourceKind.RUNNER, "r1") is not None
     store.failing = False
     await registry.expiry.sweep()
-    assert registry.catalogue.runners.find("r1") is None
+    assert registry.catalogue.find(ResourceKind.RUNNER, "r1") is None
     assert (await store.load()).sessions == ()
 
 
@@ -170,12 +171,12 @@ async def test_a_registry_that_was_frozen_gives_everyone_time_to_be_heard_again(
     await registry.roster.open_session(OPENING)
     await clock.advance(600.0)
     await registry.expiry.sweep()
-    runner = registry.catalogue.runners.find("r1")
+    runner = registry.catalogue.find(ResourceKind.RUNNER, "r1")
     assert runner is not None
     assert runner.status == Runner.STATUS_ACTIVE
     await let_pass(90.0, registry, clock)
     await registry.expiry.sweep()
-    runner = registry.catalogue.runners.find("r1")
+    runner = registry.catalogue.find(ResourceKind.RUNNER, "r1")
     assert runner is not None
     assert runner.status == Runner.STATUS_INACTIVE
 
@@ -185,7 +186,7 @@ async def test_a_sweep_that_is_merely_late_expires_who_is_due(registry: BareRegi
     await let_pass(50.0, registry, clock)
     await clock.advance(40.0)
     await registry.expiry.sweep()
-    runner = registry.catalogue.runners.find("r1")
+    runner = registry.catalogue.find(ResourceKind.RUNNER, "r1")
     assert runner is not None
     assert runner.status == Runner.STATUS_INACTIVE
 
@@ -195,7 +196,7 @@ async def test_stopping_with_a_broken_disk_still_stops(registry: BareRegistry, s
     store.failing = True
     await registry.stop(grace_seconds=1.0)
     with pytest.raises(WeftError) as refusal:
-        registry.catalogue.runners.find("r1")
+        registry.catalogue.find(ResourceKind.RUNNER, "r1")
     assert refusal.value.reason is Reason.SHUTTING_DOWN
 
 
@@ -214,19 +215,19 @@ async def test_stopping_waits_for_a_write_in_progress_and_cancels_it_after_the_g
     assert (await store.load()).sessions == ()
 
 
-def a_model(name: str) -> Declaration:
+def a_model(name: str) -> AnyDocument:
     manifest = ModelManifest(name=name, operations=[MODEL_OPERATION_CHAT])
-    return Declaration(model=ModelDeclaration(manifest=manifest))
+    return new_document(ResourceKind.MODEL, ModelDeclaration(manifest=manifest))
 
 
 async def test_nothing_of_a_batch_is_told_before_all_of_it_is_on_disk(
     registry: BareRegistry, store: GatedStore
 ) -> None:
     store.gate, store.writes = asyncio.Event(), 0
-    batch = ApplyRequest(declarations=[a_model("m1"), a_model("m2")])
+    batch = Batch(documents=[a_model("m1"), a_model("m2")])
     applying = asyncio.create_task(registry.declarations.apply(batch))
     await store.waiting.wait()
-    assert registry.catalogue.models.find("m1") is None
+    assert registry.catalogue.find(ResourceKind.MODEL, "m1") is None
     store.gate.set()
     await applying
     assert [key_of(each)[1] for each in (await store.load()).documents] == ["m1", "m2"]
@@ -239,7 +240,7 @@ async def test_what_a_dead_disk_refuses_is_half_applied_nowhere(registry: BareRe
     before = await registry.catalogue.watch()[0].message(with_keys=True)
     stored, events = await store.load(), registry.catalogue.events(None, "", 9)
     store.failing = True
-    batch = ApplyRequest(declarations=[a_model("m2"), a_model("m3")], adopt=True)
+    batch = Batch(documents=[a_model("m2"), a_model("m3")], adopt=True)
     for attempt in (
         registry.declarations.apply(batch),
         registry.declarations.delete(ResourceKind.MODEL, "m1"),
@@ -259,9 +260,9 @@ async def test_what_a_dead_disk_refuses_is_half_applied_nowhere(registry: BareRe
 async def test_a_dry_run_and_an_unchanged_batch_do_not_write(registry: BareRegistry, store: GatedStore) -> None:
     await registry.roster.open_session(OPENING)
     store.writes = 0
-    batch = ApplyRequest(declarations=[a_model("m1")])
+    batch = Batch(documents=[a_model("m1")])
     assert [Outcome(each.outcome) for each in await registry.declarations.apply(batch)] == [Outcome.UNCHANGED]
-    dry = ApplyRequest(declarations=[a_model("m2")], dry_run=True)
+    dry = Batch(documents=[a_model("m2")], dry_run=True)
     assert [Outcome(each.outcome) for each in await registry.declarations.apply(dry)] == [Outcome.CREATED]
     assert store.writes == 0
 
@@ -270,7 +271,7 @@ async def test_an_operator_who_leaves_during_the_commit_does_not_part_memory_fro
     registry: BareRegistry, store: GatedStore
 ) -> None:
     store.gate = asyncio.Event()
-    batch = ApplyRequest(declarations=[a_model("m1")])
+    batch = Batch(documents=[a_model("m1")])
     applying = asyncio.create_task(registry.declarations.apply(batch))
     await store.waiting.wait()
     applying.cancel()
@@ -282,9 +283,9 @@ async def test_an_operator_who_leaves_during_the_commit_does_not_part_memory_fro
 
 async def test_nothing_is_answered_before_the_start(store: GatedStore, clock: FakeClock) -> None:
     closed = BareRegistry(store, clock, RegistryConfig(database_url="sqlite://"))
-    batch = ApplyRequest()
+    batch = Batch(documents=[])
     for attempt in (
-        lambda: closed.catalogue.pools.find("p"),
+        lambda: closed.catalogue.find(ResourceKind.POOL, "p"),
         closed.catalogue.watch_events,
         closed.tokens.newest_first,
         lambda: closed.tokens.check("wjt_a_b"),

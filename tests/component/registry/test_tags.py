@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from kit.resources import declared
 from registry_harness import (
-    Declaration,
     RunningRegistry,
     SomeRunner,
     an_agent,
@@ -15,7 +15,7 @@ from registry_harness import (
 )
 
 from weft.api.registry.v1 import agent_pb2, model_pb2
-from weft.api.registry.v1.registry_service_pb2 import ListAgentsRequest, ListModelsRequest
+from weft.api.registry.v1.registry_service_pb2 import ListResourcesRequest
 from weft.api.registry.v1.tags_pb2 import Tags
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
@@ -48,7 +48,7 @@ async def test_tags_of_runners_and_operators_are_shown_and_outlive_a_restart(tmp
         await mesh.apply(
             declare(tagged("m2", tier="heavy")),
             declare(central),
-            Declaration(agent=tagged_agent("a1", "m1", tier="fast")),
+            declared(agent=tagged_agent("a1", "m1", tier="fast")),
         )
     async with running_registry(tmp_path, clock=clock) as mesh:
         first, second, agent = await mesh.model("m1"), await mesh.model("m2"), await mesh.agent("a1")
@@ -87,18 +87,20 @@ async def test_lists_hold_what_a_selector_selects(
         declare(tagged("m1", tier="fast", labels={"team": "a"})),
         declare("m2"),
         declare(tagged("m3", tier="fast", labels={"team": "b"})),
-        Declaration(agent=tagged_agent("a1", "m1", tier="fast")),
-        Declaration(agent=an_agent("a2", "m1")),
+        declared(agent=tagged_agent("a1", "m1", tier="fast")),
+        declared(agent=an_agent("a2", "m1")),
     )
     found, token = [], ""
     while True:
-        page = await mesh.registry.ListModels(ListModelsRequest(page_size=1, page_token=token, labels=labels))
-        found += [model.manifest.name for model in page.models]
+        page = await mesh.registry.ListResources(
+            ListResourcesRequest(kind="model", page_size=1, page_token=token, labels=labels)
+        )
+        found += [each.name for each in page.resources]
         token = page.next_page_token
         if not token:
             break
     assert found == models
-    listed = (await mesh.registry.ListAgents(ListAgentsRequest(labels=labels))).agents
+    listed = await mesh.listed("agent", labels=labels)
     assert [agent.manifest.name for agent in listed] == agents
 
 
@@ -126,4 +128,4 @@ async def test_tags_out_of_bounds_are_refused_by_the_name_of_their_field(
     with refused(Reason.INVALID_ARGUMENT):
         await SomeRunner(mesh, models=(tagged("m1", **tags),)).open()
     with refused(Reason.INVALID_ARGUMENT):
-        await mesh.registry.ListModels(ListModelsRequest(labels="a=b c"))
+        await mesh.registry.ListResources(ListResourcesRequest(kind="model", labels="a=b c"))

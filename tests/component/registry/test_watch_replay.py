@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from gated_store import GatedStore
 from hypothesis import given
+from kit.resources import records
 from roster_harness import BareRegistry
 from told_state import Told
 from watch_steps import (
@@ -30,18 +31,19 @@ from watch_steps import (
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import Status
+from registry_svc.mesh.manifests import Batch
 from registry_svc.mesh.watch import Snapshot, change_message
 from weft.api.registry.v1 import registry_service_pb2
 from weft.api.registry.v1.agent_pb2 import AgentManifest
-from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, Declaration
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelDeclaration, ModelManifest
 from weft.api.registry.v1.route_pb2 import RouteManifest
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.api.registry.v1.wake_pb2 import Wake, WakeOnLanAction, WakeRecipe
 from weft.dispatch.fleet import FleetView, ModelView, apply_watch
-from weft.documents.kinds.declared import DECLARED_KINDS, key_of
+from weft.documents.kinds import DECLARED_KINDS, key_of
 from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import new_document
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -121,7 +123,7 @@ class World:
                 await self.registry.declarations.delete(kind, name)
 
     def _incarnation(self, runner: str) -> str:
-        found = self.registry.catalogue.runners.find(runner)
+        found = self.registry.catalogue.find(ResourceKind.RUNNER, runner)
         return "none" if found is None else found.incarnation
 
     def _opening(self, step: Open) -> OpenSessionRequest:
@@ -163,16 +165,17 @@ def agent(name: str, target: str) -> AgentManifest:
     return AgentManifest(name=name, model=target)
 
 
-def batch_of(step: Declare) -> ApplyRequest:
-    points = Declaration(agent=AgentManifest(name=step.agent, pool=step.pool or step.model))
-    model = Declaration(model=ModelDeclaration(manifest=manifest(step.model, step.pool), runner=step.runner))
+def batch_of(step: Declare) -> Batch:
+    points = new_document(ResourceKind.AGENT, AgentManifest(name=step.agent, pool=step.pool or step.model))
+    declaration = ModelDeclaration(manifest=manifest(step.model, step.pool), runner=step.runner)
+    model = new_document(ResourceKind.MODEL, declaration)
     clashes = step.agent in {step.model, step.pool}
-    return ApplyRequest(declarations=[model] if clashes else [points, model], adopt=step.adopt)
+    return Batch(documents=[model] if clashes else [points, model], adopt=step.adopt)
 
 
-def route_batch_of(step: DeclareRoute) -> ApplyRequest:
+def route_batch_of(step: DeclareRoute) -> Batch:
     route = RouteManifest(name=step.name, candidates=sorted(step.candidates), pin_primary=step.pinned)
-    return ApplyRequest(declarations=[Declaration(route=route)])
+    return Batch(documents=[new_document(ResourceKind.ROUTE, route)])
 
 
 async def view_of(snapshot: Snapshot) -> FleetView:
@@ -210,16 +213,16 @@ async def assert_told(world: World) -> None:
         response = await snapshot.message(with_keys=True)
         assert world.told == Told.of(response)
     shown = response.snapshot
-    assert len(shown.models) == len(world.view.models)
+    assert len(records(shown.resources, "model")) == len(world.view.models)
     assert all(model.runner in {"", *world.view.runners} for model in world.view.models.values())
-    assert all(agent.runner in {"", *world.view.runners} for agent in shown.agents)
+    assert all(agent.runner in {"", *world.view.runners} for agent in records(shown.resources, "agent"))
     assert_statuses_of_routes(world.view, shown)
     assert_one_namespace(world.view, shown)
 
 
 def assert_statuses_of_routes(view: FleetView, shown: registry_service_pb2.Snapshot) -> None:
     """A route is as well as the best that its names stand for: pools first, then models."""
-    for route in shown.routes:
+    for route in records(shown.resources, "route"):
         found: list[ModelView] = []
         for name in route.manifest.candidates:
             pool = [model for model in view.models.values() if model.pool == name]
@@ -237,7 +240,7 @@ def assert_one_namespace(view: FleetView, shown: registry_service_pb2.Snapshot) 
     pools = {model.pool for model in view.models.values()} - view.models.keys()
     names = [*view.runners, *view.models, *view.agents, *view.routes, *pools]
     assert len(names) == len(set(names)), names
-    explicit = {model.manifest.pool_name for model in shown.models}
+    explicit = {model.manifest.pool_name for model in records(shown.resources, "model")}
     assert not explicit & (view.runners.keys() | view.agents.keys() | view.routes.keys())
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.api.registry.v1 import registry_service_pb2
+from weft.documents.kinds import record_in
 
 
 @dataclass
@@ -17,12 +18,8 @@ class Told:
         told = cls()
         for runner in response.snapshot.runners:
             told.put("runner", runner.runner.name, runner)
-        for model in response.snapshot.models:
-            told.put("model", model.manifest.name, model)
-        for agent_ in response.snapshot.agents:
-            told.put("agent", agent_.manifest.name, agent_)
-        for route in response.snapshot.routes:
-            told.put("route", route.manifest.name, route)
+        for resource in response.snapshot.resources:
+            told.put(resource.kind, resource.name, record_in(resource))
         told.put("settings", "", response.snapshot.settings)
         return told
 
@@ -37,19 +34,11 @@ class Told:
         match change.WhichOneof("kind"):
             case "runner":
                 self.put("runner", change.runner.runner.name, change.runner)
-            case "model":
-                self.put("model", change.model.manifest.name, change.model)
-            case "agent":
-                self.put("agent", change.agent.manifest.name, change.agent)
-            case "route":
-                self.put("route", change.route.manifest.name, change.route)
+            case "resource":
+                self.put(change.resource.kind, change.resource.name, record_in(change.resource))
             case "settings":
                 self.put("settings", "", change.settings)
             case "deleted_runner":
                 del self.messages["runner", change.deleted_runner]
-            case "deleted_model":
-                del self.messages["model", change.deleted_model]
-            case "deleted_agent":
-                del self.messages["agent", change.deleted_agent]
-            case "deleted_route":
-                del self.messages["route", change.deleted_route]
+            case "deleted_resource":
+                del self.messages[change.deleted_resource.kind, change.deleted_resource.name]

@@ -10,6 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
+from kit.resources import carried
 
 from router_svc.config import RelayConfig
 from router_svc.relay import Relay, add_relay_to_server
@@ -113,9 +114,9 @@ class ScriptedRegistry(
         self.closed.put_nowait(request.session_id)
         return runner_session_service_pb2.CloseSessionResponse()
 
-    async def GetRunner(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def GetResource(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self.may_answer.wait()
-        return registry_service_pb2.GetRunnerResponse(runner=self.runners.get(request.name))
+        return registry_service_pb2.GetResourceResponse(resource=carried(self.runners[request.name]))
 
 
 class ScriptedRunner(

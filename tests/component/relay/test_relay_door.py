@@ -42,7 +42,7 @@ async def door(tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
         "/weft.api.runner.v1.EmbeddingService/Embed",
         "/weft.api.router.v1.InferenceService/Generate",
         "/weft.api.registry.v1.RunnerSessionService/OpenSession",
-        "/weft.api.registry.v1.RegistryService/ListRunners",
+        "/weft.api.registry.v1.RegistryService/ListResources",
         "/weft.api.registry.v1.JoinTokenService/CreateJoinToken",
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
         "/grpc.health.v1.Health/Watch",

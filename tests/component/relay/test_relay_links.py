@@ -268,7 +268,7 @@ async def test_a_session_of_somebody_else_cannot_be_spoken_for(mesh: Mesh) -> No
     "method",
     [
         "/weft.api.registry.v1.JoinTokenService/CreateJoinToken",
-        "/weft.api.registry.v1.RegistryService/ListRunners",
+        "/weft.api.registry.v1.RegistryService/ListResources",
         "/weft.api.registry.v1.RunnerSessionService/OpenSessionX",
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 from kit.recipes import packet_recipe, wake_plan
+from kit.resources import carried
 from waker_harness import MODEL, NOTICE_SECONDS, RUNNER, grant_of, next_word, refusal_of
 
 from router_svc.config import RouterConfig
@@ -38,7 +39,7 @@ class ScriptedRegistry(registry_service_pb2_grpc.RegistryServiceServicer):
         response = registry_service_pb2.WatchResponse(revision=self._revision)
         watched = response.snapshot.runners.add(ticket_key=b"k" * 32)
         watched.runner.name, watched.runner.incarnation, watched.runner.address = RUNNER, incarnation, "unix:/nowhere"
-        model = response.snapshot.models.add(runner=RUNNER)
+        model = model_pb2.Model(runner=RUNNER)
         model.manifest.name = MODEL
         model.manifest.operations.append(model_pb2.MODEL_OPERATION_CHAT)
         model.manifest.wake.CopyFrom(plan)
@@ -49,6 +50,7 @@ class ScriptedRegistry(registry_service_pb2_grpc.RegistryServiceServicer):
             watched.runner.status = runner_pb2.Runner.STATUS_ACTIVE
             model.status = model_pb2.Model.STATUS_ACTIVE
             watched.runner.capability.instances.add(model=MODEL, phase=phase, slots_total=1)
+        response.snapshot.resources.append(carried(model))
         self._snapshots.put_nowait(response)
 
     async def Watch(  # noqa: N802 - the name of the rpc

@@ -16,7 +16,7 @@ from weft.documents.resources import ModelDocument, model_document
 from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import FieldError
 from weft_app.cli.background import arguments_of
-from weft_app.cli.columns import RESOURCES
+from weft_app.cli.columns import listing_of
 from weft_app.cli.main import ALIASES, COMMANDS, OTHER_WORDS, app, load
 from weft_app.cli.options import EXIT_OK, EXIT_USAGE
 from weft_app.cli.output import Column, TextTable, page, safe_text
@@ -59,8 +59,8 @@ def test_text_for_a_terminal_has_no_controls() -> None:
 
 def test_every_kind_has_columns_and_wide_has_more() -> None:
     for kind in ResourceKind:
-        narrow = [column.title for column in RESOURCES[kind].columns]
-        wide = [column.title for column in RESOURCES[kind].wide]
+        narrow = [column.title for column in listing_of(kind).columns]
+        wide = [column.title for column in listing_of(kind).wide]
         assert narrow[0] == "NAME"
         assert set(narrow) < set(wide)
 

@@ -1,6 +1,7 @@
 """The read model: a snapshot, then changes."""
 
 import pytest
+from kit.resources import gone, put, snapshot
 
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import (
@@ -37,14 +38,14 @@ def _model(name: str, pool: str = "") -> model_pb2.Model:
 
 
 def _snapshot(revision: int, *runners: str) -> registry_service_pb2.WatchResponse:
-    snapshot = registry_service_pb2.Snapshot(
-        runners=[_runner(name) for name in runners], models=[_model(f"m-{name}") for name in runners]
-    )
-    return registry_service_pb2.WatchResponse(revision=revision, snapshot=snapshot)
+    told = snapshot(*(_model(f"m-{name}") for name in runners), runners=[_runner(name) for name in runners])
+    return registry_service_pb2.WatchResponse(revision=revision, snapshot=told)
 
 
-def _change(revision: int, **kind: object) -> registry_service_pb2.WatchResponse:
-    change = registry_service_pb2.Change(**kind)  # type: ignore[arg-type]  # one member of the oneof
+def _change(
+    revision: int, change: registry_service_pb2.Change | None = None, **kind: object
+) -> registry_service_pb2.WatchResponse:
+    change = change or registry_service_pb2.Change(**kind)  # type: ignore[arg-type]  # one member of the oneof
     return registry_service_pb2.WatchResponse(revision=revision, change=change)
 
 
@@ -60,7 +61,7 @@ def test_changes_add_replace_and_remove() -> None:
     view = apply_watch(view, _change(3, runner=_runner("a", phase=runner_pb2.InstanceState.PHASE_LOADING)))
     assert view.runners["a"].instances["m-a"].phase == InstanceState.PHASE_LOADING
     view = apply_watch(view, _change(4, deleted_runner="a"))
-    view = apply_watch(view, _change(5, deleted_model="m-a"))
+    view = apply_watch(view, _change(5, gone("model", "m-a")))
     assert (view.revision, set(view.runners), set(view.models)) == (5, {"b"}, set())
 
 
@@ -78,7 +79,7 @@ def test_a_phase_of_a_newer_registry_is_not_taken_for_ready() -> None:
 def test_a_pool_is_found_by_its_name_and_by_those_of_its_members() -> None:
     view = FleetView()
     for revision, (name, pool) in enumerate([("p", ""), ("x", "p"), ("y", "")]):
-        view = apply_watch(view, _change(revision, model=_model(name, pool)))
+        view = apply_watch(view, _change(revision, put(_model(name, pool))))
     assert {member.name for member in view.pool_members("p")} == {"p", "x"}
     assert {member.name for member in view.pool_members("x")} == {"p", "x"}
     assert [member.name for member in view.pool_members("y")] == ["y"]
@@ -89,7 +90,7 @@ def test_a_pool_is_found_by_its_name_and_by_those_of_its_members() -> None:
 def test_a_pool_wins_over_a_model_of_another_pool_with_its_name() -> None:
     view = FleetView()
     for revision, (name, pool) in enumerate([("p", "q"), ("x", "p")]):
-        view = apply_watch(view, _change(revision, model=_model(name, pool)))
+        view = apply_watch(view, _change(revision, put(_model(name, pool))))
     assert [member.name for member in view.pool_members("p")] == ["x"]
 
 
@@ -100,30 +101,30 @@ def _agent(name: str, **fields: object) -> agent_pb2.Agent:
 
 
 def test_agents_come_with_the_snapshot_and_change_and_go() -> None:
-    snapshot = registry_service_pb2.Snapshot(agents=[_agent("coder", model="m", system_prompt="Be terse.")])
-    view = apply_watch(FleetView(), registry_service_pb2.WatchResponse(revision=1, snapshot=snapshot))
+    told = snapshot(_agent("coder", model="m", system_prompt="Be terse."))
+    view = apply_watch(FleetView(), registry_service_pb2.WatchResponse(revision=1, snapshot=told))
     coder = view.agents["coder"]
     assert (*target_of(coder.manifest), coder.manifest.system_prompt) == ("m", False, "Be terse.")
     assert coder.manifest.default_params.HasField("temperature")
     assert not coder.HasField("inactive_time")
-    view = apply_watch(view, _change(2, agent=_agent("coder", pool="p")))
+    view = apply_watch(view, _change(2, put(_agent("coder", pool="p"))))
     assert target_of(view.agents["coder"].manifest) == ("p", True)
-    view = apply_watch(view, _change(3, deleted_agent="coder"))
+    view = apply_watch(view, _change(3, gone("agent", "coder")))
     assert view.agents == {}
 
 
 def test_what_an_agent_asks_for_is_known() -> None:
     behaviour = agent_behaviour_pb2.AgentBehaviour(tools=["files.read"])
-    view = apply_watch(FleetView(), _change(1, agent=_agent("coder", model="m", behaviour=behaviour)))
+    view = apply_watch(FleetView(), _change(1, put(_agent("coder", model="m", behaviour=behaviour))))
     assert view.agents["coder"].manifest.behaviour == behaviour
-    view = apply_watch(view, _change(2, agent=_agent("coder", model="m")))
+    view = apply_watch(view, _change(2, put(_agent("coder", model="m"))))
     assert not view.agents["coder"].manifest.HasField("behaviour")
 
 
 def test_an_agent_whose_runner_is_gone_says_so() -> None:
     agent = _agent("coder", model="m")
     agent.inactive_time.GetCurrentTime()
-    assert apply_watch(FleetView(), _change(1, agent=agent)).agents["coder"].HasField("inactive_time")
+    assert apply_watch(FleetView(), _change(1, put(agent))).agents["coder"].HasField("inactive_time")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_a_model_that_sleeps_is_reachable_and_not_active(
     model = _model("m")
     model.status = status
     model.manifest.wake.by_runner = True
-    view = apply_watch(FleetView(), _change(1, model=model)).models["m"]
+    view = apply_watch(FleetView(), _change(1, put(model))).models["m"]
     assert (view.active, view.hibernating, view.reachable) == (active, hibernating, active or hibernating)
     assert view.wake is not None
     assert view.wake.by_runner
@@ -150,11 +151,11 @@ def test_a_model_of_a_provider_is_expected_until_the_runner_of_the_mesh_itself_p
     """Requests that came before the first one of a mesh was served were refused for want of a heartbeat."""
     model = _model("m")
     model.manifest.provider.url, model.status = "https://api.example.com/v1", model_pb2.Model.STATUS_INACTIVE
-    served = apply_watch(FleetView(), _change(1, model=model)).models["m"]
+    served = apply_watch(FleetView(), _change(1, put(model))).models["m"]
     model.runner = ""
-    created = apply_watch(FleetView(), _change(1, model=model)).models["m"]
+    created = apply_watch(FleetView(), _change(1, put(model))).models["m"]
     model.manifest.ClearField("provider")
-    declared = apply_watch(FleetView(), _change(1, model=model)).models["m"]
+    declared = apply_watch(FleetView(), _change(1, put(model))).models["m"]
     assert (created.expected, served.expected, declared.expected) == (True, False, False)
 
 
@@ -183,8 +184,8 @@ def _route(**fields: object) -> route_pb2.Route:
 
 
 def test_routes_come_with_the_snapshot_and_change_and_go() -> None:
-    snapshot = registry_service_pb2.Snapshot(routes=[_route(description="Short")])
-    view = apply_watch(FleetView(), registry_service_pb2.WatchResponse(revision=1, snapshot=snapshot))
+    told = snapshot(_route(description="Short"))
+    view = apply_watch(FleetView(), registry_service_pb2.WatchResponse(revision=1, snapshot=told))
     route = view.routes["sum"]
     manifest = route.manifest
     assert (list(manifest.candidates), manifest.description, route.create_time.seconds) == (["m", "p"], "Short", 7)
@@ -192,11 +193,11 @@ def test_routes_come_with_the_snapshot_and_change_and_go() -> None:
     changed = _route(pin_primary=True)
     changed.manifest.budget.FromMilliseconds(1_500)
     changed.manifest.keep_alive.FromSeconds(-1)
-    view = apply_watch(view, _change(2, route=changed))
+    view = apply_watch(view, _change(2, put(changed)))
     assert view.routes["sum"] == changed
     changed.manifest.keep_alive.FromSeconds(0)
-    assert apply_watch(view, _change(3, route=changed)).routes["sum"].manifest.HasField("keep_alive")
-    view = apply_watch(view, _change(3, deleted_route="sum"))
+    assert apply_watch(view, _change(3, put(changed))).routes["sum"].manifest.HasField("keep_alive")
+    view = apply_watch(view, _change(3, gone("route", "sum")))
     assert (view.routes, view.revision) == ({}, 3)
 
 
@@ -208,14 +209,14 @@ def test_nothing_may_fall_back_to_the_cloud_before_the_registry_says_so() -> Non
     snapshot = registry_service_pb2.Snapshot(settings=yes)
     view = apply_watch(FleetView(), registry_service_pb2.WatchResponse(revision=1, snapshot=snapshot))
     assert view.settings.allow_cloud_fallback
-    view = apply_watch(view, _change(2, model=_model("m")))
+    view = apply_watch(view, _change(2, put(_model("m"))))
     assert view.settings.allow_cloud_fallback
     assert not apply_watch(view, _change(3, settings=no)).settings.allow_cloud_fallback
 
 
 def test_a_change_leaves_what_it_is_not_about_the_very_same() -> None:
     view = apply_watch(FleetView(), _snapshot(1, "a"))
-    after = apply_watch(view, _change(2, route=_route()))
+    after = apply_watch(view, _change(2, put(_route())))
     assert after.runners is view.runners
     assert after.models is view.models
     assert after.agents is view.agents
@@ -223,10 +224,10 @@ def test_a_change_leaves_what_it_is_not_about_the_very_same() -> None:
 
 
 def test_skills_that_nobody_says_are_unknown_and_not_none() -> None:
-    assert apply_watch(FleetView(), _change(1, model=_model("m"))).models["m"].skills is None
+    assert apply_watch(FleetView(), _change(1, put(_model("m")))).models["m"].skills is None
     model = _model("m")
     model.manifest.skills.extend([model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_IMAGE])
-    view = apply_watch(FleetView(), _change(1, model=model))
+    view = apply_watch(FleetView(), _change(1, put(model)))
     assert view.models["m"].skills == frozenset({Skill.TEXT, Skill.IMAGE})
 
 

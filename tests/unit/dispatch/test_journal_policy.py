@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field, replace
 
 import pytest
+from kit.resources import snapshot
 
 from weft.api.registry.v1 import agent_pb2, journal_pb2, model_pb2, route_pb2, settings_pb2
+from weft.api.registry.v1.registry_service_pb2 import WatchResponse
 from weft.dispatch.fleet import FleetView, ModelView, apply_watch, expected_model
 from weft.dispatch.request_trace import WhenLeft
 from weft.durable.journal_policy import JournalPolicy, JournalRules, journal_mode
@@ -109,7 +111,5 @@ def test_a_name_that_only_the_router_can_resolve_is_refused_where_it_may_have_to
 
 def test_a_mode_of_a_newer_release_demands_as_much_as_there_is() -> None:
     manifest = model_pb2.ModelManifest(name="tiny", journal=9)  # type: ignore[arg-type]
-    from weft.api.registry.v1 import registry_service_pb2 as pb  # noqa: PLC0415
-
-    view = apply_watch(FleetView(), pb.WatchResponse(revision=1, snapshot={"models": [{"manifest": manifest}]}))  # type: ignore[arg-type]
+    view = apply_watch(FleetView(), WatchResponse(revision=1, snapshot=snapshot(model_pb2.Model(manifest=manifest))))
     assert view.models["tiny"].journal is KEEP

@@ -7,12 +7,12 @@ import pytest
 from gateway.visible_names import with_visible_names
 from weft.dispatch.fleet import FleetView, expected_model
 from weft.kernel.principal import LOCAL
-from weft.kernel.unknown_names import ALIAS, MODEL, PROFILE, SECRET, TENANT, unknown_name
+from weft.kernel.unknown_names import MODEL, SECRET, unknown_name
 
 VIEW = FleetView(1, models=MappingProxyType({"qwen": expected_model("qwen", "", "titan")}))
 
 
-@pytest.mark.parametrize("kind", [ALIAS, PROFILE, SECRET, TENANT])
+@pytest.mark.parametrize("kind", ["alias", "profile", SECRET, "tenant"])
 def test_the_error_for_a_kind_that_no_request_asks_for_lists_no_models(kind: str) -> None:
     error = with_visible_names(unknown_name(kind, "nobody"), VIEW, LOCAL)
     assert "qwen" not in error.message

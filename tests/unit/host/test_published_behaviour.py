@@ -11,7 +11,6 @@ from runner_svc.session.report import RunnerReport
 from runner_svc.settings import RunnerSettings
 from weft.api.common.v1 import agent_behaviour_pb2, warning_pb2
 from weft.api.registry.v1 import agent_pb2
-from weft.documents.resources import to_declaration
 from weft.documents.yaml_documents import read_documents
 from weft.kernel.errors import FieldError
 from weft_app.compose.home import WeftHome
@@ -126,7 +125,7 @@ def test_the_two_examples_of_the_page_are_good_and_mean_the_same(tmp_path: Path)
     config = runner_config(runner, WeftHome(tmp_path), address="unix:/r", registry_address="unix:/g")
     (read,) = read_documents(document, "agents.md")
     (published,) = RunnerReport(config, "life-1", []).agents()
-    assert to_declaration(read.document).agent == published
+    assert read.document.declared == published
 
 
 def test_the_example_of_platform_prompts_of_models_means_what_the_page_says(

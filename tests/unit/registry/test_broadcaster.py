@@ -1,17 +1,16 @@
 """Watchers get everything, or are told that they did not."""
 
 import pytest
+from kit.resources import gone
 
 from registry_svc.mesh.watch import Broadcaster
-from weft.api.registry.v1.registry_service_pb2 import Change, WatchResponse
+from weft.api.registry.v1.registry_service_pb2 import WatchResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
 def batch(first: int, last: int) -> list[WatchResponse]:
-    return [
-        WatchResponse(revision=number, change=Change(deleted_model=f"m{number}")) for number in range(first, last + 1)
-    ]
+    return [WatchResponse(revision=number, change=gone("model", f"m{number}")) for number in range(first, last + 1)]
 
 
 async def test_a_watcher_hears_everything_from_its_subscription_on_and_nothing_before() -> None:

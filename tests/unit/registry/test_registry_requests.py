@@ -191,7 +191,7 @@ def test_a_heartbeat_of_nobody_is_refused(change: dict[str, object], field: str)
 @settings(deadline=None)  # a busy machine is not a failure
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", fullmatch=True))
 def test_a_page_token_leads_back_to_its_name(name: str) -> None:
-    request = registry_service_pb2.ListRunnersRequest(page_token=page_token(name))
+    request = registry_service_pb2.ListResourcesRequest(kind="runner", page_token=page_token(name))
     assert page_of(request)[0] == name
 
 
@@ -199,7 +199,9 @@ def test_a_page_token_leads_back_to_its_name(name: str) -> None:
 @given(st.text(), st.integers(0, 2**31 - 1))
 def test_any_page_token_is_either_a_name_or_refused(token: str, size: int) -> None:
     try:
-        after, limit = page_of(registry_service_pb2.ListModelsRequest(page_token=token, page_size=size))
+        after, limit = page_of(
+            registry_service_pb2.ListResourcesRequest(kind="model", page_token=token, page_size=size)
+        )
     except FieldError as error:
         assert error.field == "page_token"  # noqa: PT017 - refusing is one of two right answers
     else:

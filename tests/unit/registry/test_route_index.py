@@ -6,7 +6,7 @@ from registry_svc.mesh.domain import Status
 from registry_svc.mesh.indexes import PoolIndex, RouteIndex
 from registry_svc.mesh.policy.declarations import Target, exists
 from weft.api.registry.v1 import model_pb2, route_pb2
-from weft.documents.kinds.kind import PointsTo
+from weft.documents.kind import PointsTo
 
 
 def model(name: str, pool: str = "") -> model_pb2.ModelManifest:

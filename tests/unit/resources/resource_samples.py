@@ -10,7 +10,6 @@ from weft.api.registry.v1 import (
     event_pb2,
     model_pb2,
     pool_pb2,
-    resource_kind_pb2,
     route_pb2,
     runner_pb2,
     wake_pb2,
@@ -144,7 +143,7 @@ def some_route(name: str = "summaries") -> route_pb2.Route:
 def some_event(sequence: int = 1, name: str = "qwen") -> event_pb2.Event:
     event = event_pb2.Event(
         sequence=sequence,
-        kind=resource_kind_pb2.RESOURCE_KIND_MODEL,
+        kind="model",
         name=name,
         reason=event_pb2.EVENT_REASON_WOKE,
         message="it woke up",

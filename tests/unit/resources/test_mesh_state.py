@@ -1,5 +1,6 @@
 """What a watcher knows after a snapshot and changes."""
 
+from kit.resources import gone, put, snapshot
 from resource_samples import some_agent, some_model, some_route, some_runner
 
 from weft.api.registry.v1 import model_pb2
@@ -14,7 +15,7 @@ MODEL, AGENT, RUNNER, POOL = ResourceKind.MODEL, ResourceKind.AGENT, ResourceKin
 def _snapshot(*models: model_pb2.Model) -> WatchResponse:
     return WatchResponse(
         revision=1,
-        snapshot=Snapshot(runners=[WatchedRunner(runner=some_runner())], models=models, agents=[some_agent()]),
+        snapshot=snapshot(*models, some_agent(), runners=[WatchedRunner(runner=some_runner())]),
     )
 
 
@@ -47,7 +48,7 @@ def test_a_change_of_a_runner_also_changes_its_models() -> None:
 def test_a_model_that_moves_changes_both_pools() -> None:
     state = MeshState()
     state.fold(_snapshot(some_model("qwen")))
-    changed = state.fold(WatchResponse(revision=2, change=Change(model=_solo("qwen"))))
+    changed = state.fold(WatchResponse(revision=2, change=put(_solo("qwen"))))
     assert changed == {(MODEL, "qwen"), (POOL, "big"), (POOL, "qwen")}
     assert state.document((POOL, "big")) is None
 
@@ -56,8 +57,8 @@ def test_what_is_deleted_is_gone() -> None:
     state = MeshState()
     state.fold(_snapshot(some_model("qwen")))
     for change, key in [
-        (Change(deleted_agent="coder"), (AGENT, "coder")),
-        (Change(deleted_model="qwen"), (MODEL, "qwen")),
+        (gone("agent", "coder"), (AGENT, "coder")),
+        (gone("model", "qwen"), (MODEL, "qwen")),
         (Change(deleted_runner="r1"), (RUNNER, "r1")),
     ]:
         assert key in state.fold(WatchResponse(revision=2, change=change))
@@ -73,11 +74,11 @@ def test_a_second_snapshot_tells_what_went_meanwhile() -> None:
 
 def test_routes_come_change_and_go() -> None:
     state = MeshState()
-    state.fold(WatchResponse(revision=1, snapshot=Snapshot(routes=[some_route("a")])))
+    state.fold(WatchResponse(revision=1, snapshot=snapshot(some_route("a"))))
     assert [route.name for route in state.documents(ResourceKind.ROUTE)] == ["a"]
-    assert state.fold(WatchResponse(revision=2, change=Change(route=some_route("b")))) == {(ResourceKind.ROUTE, "b")}
+    assert state.fold(WatchResponse(revision=2, change=put(some_route("b")))) == {(ResourceKind.ROUTE, "b")}
     assert state.document((ResourceKind.ROUTE, "b")) is not None
-    assert state.fold(WatchResponse(revision=3, change=Change(deleted_route="b"))) == {(ResourceKind.ROUTE, "b")}
+    assert state.fold(WatchResponse(revision=3, change=gone("route", "b"))) == {(ResourceKind.ROUTE, "b")}
     assert state.document((ResourceKind.ROUTE, "b")) is None
     assert (ResourceKind.ROUTE, "a") in state.fold(WatchResponse(revision=4, snapshot=Snapshot()))
     assert state.documents(ResourceKind.ROUTE) == []

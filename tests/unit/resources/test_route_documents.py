@@ -3,7 +3,7 @@
 import pytest
 from resource_samples import some_event, some_route
 
-from weft.api.registry.v1 import model_pb2, resource_kind_pb2, route_pb2
+from weft.api.registry.v1 import model_pb2, route_pb2
 from weft.documents.codec import document_of, seconds_of
 from weft.documents.kinds.route import check_route
 from weft.documents.resource_kinds import ResourceKind, parse_kind
@@ -14,7 +14,6 @@ from weft.documents.resources import (
     model_document,
     observed_document,
     plain,
-    to_declaration,
 )
 from weft.documents.yaml_documents import parse_document, read_documents, to_yaml
 
@@ -32,7 +31,7 @@ def read(**fields: object) -> RouteDocument:
 def test_how_long_a_model_stays_is_written_as_elsewhere(written: object, seconds: float) -> None:
     route = read(keepAlive=written)
     assert seconds_of(route.declared, "keep_alive") == seconds
-    manifest = to_declaration(route).route
+    manifest = route.declared
     assert manifest.keep_alive.ToNanoseconds() == seconds * 1e9
     # And read back from the registry it is the same, with the shortest number that says it.
     told = observed_document(ResourceKind.ROUTE, route_pb2.Route(manifest=manifest))
@@ -42,19 +41,19 @@ def test_how_long_a_model_stays_is_written_as_elsewhere(written: object, seconds
 
 @pytest.mark.parametrize("seconds", [0.067, 0.57, 1.1, 8.3, 16.1, 86_399.999])
 def test_a_budget_of_8_3_s_is_not_read_back_as_8_300000001(seconds: float) -> None:
-    manifest = to_declaration(read(budgetSeconds=seconds, keepAlive=seconds)).route
+    manifest = read(budgetSeconds=seconds, keepAlive=seconds).declared
     check_route(manifest, "route")
     told = observed_document(ResourceKind.ROUTE, route_pb2.Route(manifest=manifest))
     assert (seconds_of(told.declared, "budget"), seconds_of(told.declared, "keep_alive")) == (seconds, seconds)
 
 
 def test_a_budget_below_a_nanosecond_is_not_lost() -> None:
-    manifest = to_declaration(read(budgetSeconds=1e-12)).route
+    manifest = read(budgetSeconds=1e-12).declared
     assert manifest.budget.ToNanoseconds() == 1
 
 
 def test_what_is_not_said_stays_unsaid() -> None:
-    manifest = to_declaration(read()).route
+    manifest = read().declared
     assert (manifest.HasField("keep_alive"), manifest.HasField("budget")) == (False, False)
     assert to_yaml([read()]) == "kind: route\nname: q\ncandidates:\n- a\n"
 
@@ -99,14 +98,14 @@ def test_the_words_for_routes() -> None:
 
 def test_an_event_of_the_mesh_itself_is_about_the_mesh() -> None:
     event = some_event(name="settings")
-    event.kind = resource_kind_pb2.RESOURCE_KIND_UNSPECIFIED
+    event.kind = "mesh"
     document = document_of(event)
     assert (document["resourceKind"], document["resourceName"]) == ("mesh", "settings")
 
 
 def test_skills_go_to_the_registry_and_come_back() -> None:
     document = parse_document({"kind": "model", "name": "m", "skills": ["text", "image", "audio", "tools"]})
-    manifest = to_declaration(document).model.manifest
+    manifest = document.manifest
     assert list(manifest.skills) == [1, 2, 3, 4]
     # One that this version does not know is passed over: one odd row must not make a list unreadable.
     manifest.skills.append(model_pb2.ModelSkill.ValueType(99))

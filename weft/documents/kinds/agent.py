@@ -2,7 +2,8 @@
 
 from weft.api.common.v1.agent_behaviour_pb2 import AgentBehaviour
 from weft.api.registry.v1.agent_pb2 import Agent, AgentManifest
-from weft.documents.kinds.kind import DeclaredKind, PointsTo, ReferenceField, check_named
+from weft.documents.conditions import agent_conditions
+from weft.documents.kind import DeclaredKind, PointsTo, ReferenceField, check_named
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.selectors import to_canonical_tags
 from weft.kernel.names import AGENT_PREFIX
@@ -27,9 +28,12 @@ def _drop_defaults(behaviour: AgentBehaviour) -> None:
         behaviour.ClearField("parse_text_tool_calls")
 
 
-AGENT = DeclaredKind(
+KIND = DeclaredKind(
     kind=ResourceKind.AGENT,
+    declared=AgentManifest,
     record=Agent,
+    summary="A named persona over a model or a pool.",
+    conditions=agent_conditions,
     check=check_agent,
     references=(
         ReferenceField(name="model", to=PointsTo.MODEL, key="model", words="target"),

@@ -1,7 +1,7 @@
 """Aliases: other names of models, pools, agents, routes and workflows."""
 
 from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
-from weft.documents.kinds.kind import DeclaredKind, PointsTo, ReferenceField
+from weft.documents.kind import DeclaredKind, PointsTo, ReferenceField
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.alias_rules import check_alias as check_pattern
 from weft.kernel.field_rules import check_message
@@ -24,9 +24,11 @@ def _scope(manifest: AliasManifest) -> tuple[str, str]:
     return manifest.tenant, manifest.pattern
 
 
-ALIAS = DeclaredKind(
+KIND = DeclaredKind(
     kind=ResourceKind.ALIAS,
+    declared=AliasManifest,
     record=Alias,
+    summary="Another name of a model, a pool, an agent or a route.",
     check=check_alias,
     references=(
         ReferenceField(name="target", to=PointsTo.REQUESTABLE, key="target", words="target (never another alias)"),

@@ -3,7 +3,7 @@
 from urllib.parse import urlsplit
 
 from weft.api.registry.v1 import model_pb2, wake_pb2
-from weft.documents.kinds.kind import DeclaredKind
+from weft.documents.kind import DeclaredKind
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.selectors import to_canonical_tags
 from weft.kernel.address import is_loopback
@@ -126,4 +126,11 @@ def _names(model: model_pb2.ModelDeclaration) -> list[str]:
     return [name for name in (model.manifest.name, model.manifest.pool_name) if name]
 
 
-MODEL = DeclaredKind(kind=ResourceKind.MODEL, record=model_pb2.Model, check=check_model, names=_names)
+KIND = DeclaredKind(
+    kind=ResourceKind.MODEL,
+    declared=model_pb2.ModelDeclaration,
+    record=model_pb2.Model,
+    summary="A model.",
+    check=check_model,
+    names=_names,
+)

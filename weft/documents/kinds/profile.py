@@ -1,9 +1,9 @@
 """Profiles: configurations of the mesh that are switched to as a whole."""
 
 from weft.api.registry.v1.profile_pb2 import Profile, ProfileManifest
+from weft.documents.kind import DeclaredKind, check_named
 from weft.documents.kinds.agent import check_agent
 from weft.documents.kinds.alias import check_alias
-from weft.documents.kinds.kind import DeclaredKind, check_named
 from weft.documents.kinds.model import check_model
 from weft.documents.kinds.route import check_route
 from weft.documents.resource_kinds import ResourceKind
@@ -31,9 +31,11 @@ def check_profile(manifest: ProfileManifest, field: str) -> None:
             load.ClearField("settings")
 
 
-PROFILE = DeclaredKind(
+KIND = DeclaredKind(
     kind=ResourceKind.PROFILE,
+    declared=ProfileManifest,
     record=Profile,
+    summary="A configuration of the mesh that is switched to as a whole.",
     check=check_profile,
     # A switch may change what no name in it says.
     by_name=False,

@@ -1,7 +1,8 @@
 """Routes: ladders of models for one kind of task."""
 
 from weft.api.registry.v1.route_pb2 import Route, RouteManifest
-from weft.documents.kinds.kind import DeclaredKind, PointsTo, ReferenceField, check_named
+from weft.documents.conditions import route_conditions
+from weft.documents.kind import DeclaredKind, PointsTo, ReferenceField, check_named
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.timestamps import duration_of
@@ -18,9 +19,12 @@ def check_route(manifest: RouteManifest, field: str) -> None:
         manifest.keep_alive.CopyFrom(duration_of(seconds))
 
 
-ROUTE = DeclaredKind(
+KIND = DeclaredKind(
     kind=ResourceKind.ROUTE,
+    declared=RouteManifest,
     record=Route,
+    summary="A ladder of models for one kind of task.",
+    conditions=route_conditions,
     check=check_route,
     references=(ReferenceField(name="candidates", to=PointsTo.MODEL_OR_POOL, key="candidate", words="candidate"),),
     prefix=ROUTE_PREFIX,

@@ -1,7 +1,7 @@
 """Tenants: their share of scarce capacity and their limits."""
 
 from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
-from weft.documents.kinds.kind import DeclaredKind
+from weft.documents.kind import DeclaredKind
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.field_rules import check_message
 from weft.kernel.principal import Resource
@@ -15,9 +15,11 @@ def check_tenant(manifest: TenantManifest, field: str) -> None:
     to_canonical_limits(manifest, field)
 
 
-TENANT = DeclaredKind(
+KIND = DeclaredKind(
     kind=ResourceKind.TENANT,
+    declared=TenantManifest,
     record=Tenant,
+    summary="A tenant: its share of scarce capacity and its limits.",
     check=check_tenant,
     by_name=False,
     resource=Resource.SETTINGS,

@@ -2,7 +2,7 @@
 
 from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
 from weft.dispatch.workflow_graph import to_canonical_workflow
-from weft.documents.kinds.kind import DeclaredKind, PointsTo, ReferenceField, check_named
+from weft.documents.kind import DeclaredKind, PointsTo, ReferenceField, check_named
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.names import WORKFLOW_PREFIX
 
@@ -13,9 +13,11 @@ def check_workflow(manifest: WorkflowManifest, field: str) -> None:
     to_canonical_workflow(manifest.workflow, f"{field}.workflow")
 
 
-WORKFLOW = DeclaredKind(
+KIND = DeclaredKind(
     kind=ResourceKind.WORKFLOW,
+    declared=WorkflowManifest,
     record=RegisteredWorkflow,
+    summary="A workflow of ComfyUI over a model or a pool.",
     check=check_workflow,
     references=(ReferenceField(name="model", to=PointsTo.MODEL_OR_POOL, key="model", words="model"),),
     prefix=WORKFLOW_PREFIX,

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fweft/api/common/v1/access.proto\x12\x12weft.api.common.v1\x1a google/protobuf/descriptor.proto:3\n\x06\x61\x63\x63\x65ss\x12\x1e.google.protobuf.MethodOptions\x18\xd6\x86\x03 \x01(\t\x88\x01\x01:;\n\x0e\x61\x63\x63\x65ss_by_name\x12\x1e.google.protobuf.MethodOptions\x18\xd7\x86\x03 \x01(\x08\x88\x01\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fweft/api/common/v1/access.proto\x12\x12weft.api.common.v1\x1a google/protobuf/descriptor.proto:3\n\x06\x61\x63\x63\x65ss\x12\x1e.google.protobuf.MethodOptions\x18\xd6\x86\x03 \x01(\t\x88\x01\x01:;\n\x0e\x61\x63\x63\x65ss_by_name\x12\x1e.google.protobuf.MethodOptions\x18\xd7\x86\x03 \x01(\x08\x88\x01\x01:;\n\x0e\x61\x63\x63\x65ss_by_kind\x12\x1e.google.protobuf.MethodOptions\x18\xd8\x86\x03 \x01(\x08\x88\x01\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)

@@ -24,17 +24,10 @@ _sym_db = _symbol_database.Default()
 
 from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
-from weft.api.registry.v1 import agent_pb2 as weft_dot_api_dot_registry_dot_v1_dot_agent__pb2
-from weft.api.registry.v1 import alias_pb2 as weft_dot_api_dot_registry_dot_v1_dot_alias__pb2
-from weft.api.registry.v1 import model_pb2 as weft_dot_api_dot_registry_dot_v1_dot_model__pb2
-from weft.api.registry.v1 import profile_pb2 as weft_dot_api_dot_registry_dot_v1_dot_profile__pb2
-from weft.api.registry.v1 import resource_kind_pb2 as weft_dot_api_dot_registry_dot_v1_dot_resource__kind__pb2
-from weft.api.registry.v1 import route_pb2 as weft_dot_api_dot_registry_dot_v1_dot_route__pb2
-from weft.api.registry.v1 import tenant_pb2 as weft_dot_api_dot_registry_dot_v1_dot_tenant__pb2
-from weft.api.registry.v1 import workflow_pb2 as weft_dot_api_dot_registry_dot_v1_dot_workflow__pb2
+from weft.api.registry.v1 import resource_pb2 as weft_dot_api_dot_registry_dot_v1_dot_resource__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.weft/api/registry/v1/declaration_service.proto\x12\x14weft.api.registry.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a weft/api/registry/v1/agent.proto\x1a weft/api/registry/v1/alias.proto\x1a weft/api/registry/v1/model.proto\x1a\"weft/api/registry/v1/profile.proto\x1a(weft/api/registry/v1/resource_kind.proto\x1a weft/api/registry/v1/route.proto\x1a!weft/api/registry/v1/tenant.proto\x1a#weft/api/registry/v1/workflow.proto\"\x94\x04\n\x0b\x44\x65\x63laration\x12\x37\n\x05model\x18\x01 \x01(\x0b\x32&.weft.api.registry.v1.ModelDeclarationH\x00\x12\x34\n\x05\x61gent\x18\x02 \x01(\x0b\x32#.weft.api.registry.v1.AgentManifestH\x00\x12\x39\n\x06runner\x18\x03 \x01(\x0b\x32\'.weft.api.registry.v1.RunnerDeclarationH\x00\x12\x35\n\x04pool\x18\x04 \x01(\x0b\x32%.weft.api.registry.v1.PoolDeclarationH\x00\x12\x34\n\x05route\x18\x05 \x01(\x0b\x32#.weft.api.registry.v1.RouteManifestH\x00\x12\x34\n\x05\x61lias\x18\x06 \x01(\x0b\x32#.weft.api.registry.v1.AliasManifestH\x00\x12\x38\n\x07profile\x18\x07 \x01(\x0b\x32%.weft.api.registry.v1.ProfileManifestH\x00\x12:\n\x08workflow\x18\x08 \x01(\x0b\x32&.weft.api.registry.v1.WorkflowManifestH\x00\x12\x36\n\x06tenant\x18\t \x01(\x0b\x32$.weft.api.registry.v1.TenantManifestH\x00\x42\n\n\x08resource\"1\n\x11RunnerDeclaration\x12\x1c\n\x04name\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\"M\n\x0fPoolDeclaration\x12\x1c\n\x04name\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x0c\x92\xb5\x18\x02\x10\x01\x12\x1c\n\x07members\x18\x02 \x03(\tB\x0b\x8a\xb5\x18\x07\x10\x0cX\x90N`\x01\"\xcf\x01\n\x0c\x41pplyRequest\x12\x37\n\x0c\x64\x65\x63larations\x18\x01 \x03(\x0b\x32!.weft.api.registry.v1.Declaration\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\r\n\x05\x61\x64opt\x18\x03 \x01(\x08\x12\x1f\n\x0crequested_by\x18\x04 \x01(\tB\t\x8a\xb5\x18\x05\x10\x02 \x80\x01\x12\x10\n\x08own_only\x18\x05 \x01(\x08\x12\x33\n\x08\x65xpected\x18\x06 \x03(\x0b\x32!.weft.api.registry.v1.Declaration\"C\n\rApplyResponse\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.weft.api.registry.v1.ApplyResult\"\xeb\x02\n\x0b\x41pplyResult\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".weft.api.registry.v1.ResourceKind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12:\n\x07outcome\x18\x03 \x01(\x0e\x32).weft.api.registry.v1.ApplyResult.Outcome\x12\x31\n\x06\x62\x65\x66ore\x18\x04 \x01(\x0b\x32!.weft.api.registry.v1.Declaration\x12\x30\n\x05\x61\x66ter\x18\x05 \x01(\x0b\x32!.weft.api.registry.v1.Declaration\"{\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_CREATED\x10\x01\x12\x16\n\x12OUTCOME_CONFIGURED\x10\x02\x12\x15\n\x11OUTCOME_UNCHANGED\x10\x03\x12\x13\n\x0fOUTCOME_DELETED\x10\x04\"^\n\rDeleteRequest\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".weft.api.registry.v1.ResourceKind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\"\x10\n\x0e\x44\x65leteResponse2\xeb\x01\n\x12\x44\x65\x63larationService\x12h\n\x05\x41pply\x12\".weft.api.registry.v1.ApplyRequest\x1a#.weft.api.registry.v1.ApplyResponse\"\x16\x90\x02\x02\xb2\xb5\x18\x0bmodels:edit\xb8\xb5\x18\x01\x12k\n\x06\x44\x65lete\x12#.weft.api.registry.v1.DeleteRequest\x1a$.weft.api.registry.v1.DeleteResponse\"\x16\x90\x02\x02\xb2\xb5\x18\x0bmodels:edit\xb8\xb5\x18\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.weft/api/registry/v1/declaration_service.proto\x12\x14weft.api.registry.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a#weft/api/registry/v1/resource.proto\"1\n\x11RunnerDeclaration\x12\x1c\n\x04name\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\"M\n\x0fPoolDeclaration\x12\x1c\n\x04name\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x0c\x92\xb5\x18\x02\x10\x01\x12\x1c\n\x07members\x18\x02 \x03(\tB\x0b\x8a\xb5\x18\x07\x10\x0cX\x90N`\x01\"\xd9\x01\n\x0c\x41pplyRequest\x12<\n\x0c\x64\x65\x63larations\x18\x01 \x03(\x0b\x32&.weft.api.registry.v1.ResourceDocument\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\r\n\x05\x61\x64opt\x18\x03 \x01(\x08\x12\x1f\n\x0crequested_by\x18\x04 \x01(\tB\t\x8a\xb5\x18\x05\x10\x02 \x80\x01\x12\x10\n\x08own_only\x18\x05 \x01(\x08\x12\x38\n\x08\x65xpected\x18\x06 \x03(\x0b\x32&.weft.api.registry.v1.ResourceDocument\"C\n\rApplyResponse\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.weft.api.registry.v1.ApplyResult\"\xd1\x02\n\x0b\x41pplyResult\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12:\n\x07outcome\x18\x03 \x01(\x0e\x32).weft.api.registry.v1.ApplyResult.Outcome\x12\x36\n\x06\x62\x65\x66ore\x18\x04 \x01(\x0b\x32&.weft.api.registry.v1.ResourceDocument\x12\x35\n\x05\x61\x66ter\x18\x05 \x01(\x0b\x32&.weft.api.registry.v1.ResourceDocument\"{\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_CREATED\x10\x01\x12\x16\n\x12OUTCOME_CONFIGURED\x10\x02\x12\x15\n\x11OUTCOME_UNCHANGED\x10\x03\x12\x13\n\x0fOUTCOME_DELETED\x10\x04\":\n\rDeleteRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\"\x10\n\x0e\x44\x65leteResponse2\xeb\x01\n\x12\x44\x65\x63larationService\x12h\n\x05\x41pply\x12\".weft.api.registry.v1.ApplyRequest\x1a#.weft.api.registry.v1.ApplyResponse\"\x16\x90\x02\x02\xb2\xb5\x18\x0bmodels:edit\xb8\xb5\x18\x01\x12k\n\x06\x44\x65lete\x12#.weft.api.registry.v1.DeleteRequest\x1a$.weft.api.registry.v1.DeleteResponse\"\x16\x90\x02\x02\xb2\xb5\x18\x0bmodels:edit\xb8\xb5\x18\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,24 +46,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECLARATIONSERVICE'].methods_by_name['Apply']._serialized_options = b'\220\002\002\262\265\030\013models:edit\270\265\030\001'
   _globals['_DECLARATIONSERVICE'].methods_by_name['Delete']._loaded_options = None
   _globals['_DECLARATIONSERVICE'].methods_by_name['Delete']._serialized_options = b'\220\002\002\262\265\030\013models:edit\270\265\030\001'
-  _globals['_DECLARATION']._serialized_start=427
-  _globals['_DECLARATION']._serialized_end=959
-  _globals['_RUNNERDECLARATION']._serialized_start=961
-  _globals['_RUNNERDECLARATION']._serialized_end=1010
-  _globals['_POOLDECLARATION']._serialized_start=1012
-  _globals['_POOLDECLARATION']._serialized_end=1089
-  _globals['_APPLYREQUEST']._serialized_start=1092
-  _globals['_APPLYREQUEST']._serialized_end=1299
-  _globals['_APPLYRESPONSE']._serialized_start=1301
-  _globals['_APPLYRESPONSE']._serialized_end=1368
-  _globals['_APPLYRESULT']._serialized_start=1371
-  _globals['_APPLYRESULT']._serialized_end=1734
-  _globals['_APPLYRESULT_OUTCOME']._serialized_start=1611
-  _globals['_APPLYRESULT_OUTCOME']._serialized_end=1734
-  _globals['_DELETEREQUEST']._serialized_start=1736
-  _globals['_DELETEREQUEST']._serialized_end=1830
-  _globals['_DELETERESPONSE']._serialized_start=1832
-  _globals['_DELETERESPONSE']._serialized_end=1848
-  _globals['_DECLARATIONSERVICE']._serialized_start=1851
-  _globals['_DECLARATIONSERVICE']._serialized_end=2086
+  _globals['_RUNNERDECLARATION']._serialized_start=177
+  _globals['_RUNNERDECLARATION']._serialized_end=226
+  _globals['_POOLDECLARATION']._serialized_start=228
+  _globals['_POOLDECLARATION']._serialized_end=305
+  _globals['_APPLYREQUEST']._serialized_start=308
+  _globals['_APPLYREQUEST']._serialized_end=525
+  _globals['_APPLYRESPONSE']._serialized_start=527
+  _globals['_APPLYRESPONSE']._serialized_end=594
+  _globals['_APPLYRESULT']._serialized_start=597
+  _globals['_APPLYRESULT']._serialized_end=934
+  _globals['_APPLYRESULT_OUTCOME']._serialized_start=811
+  _globals['_APPLYRESULT_OUTCOME']._serialized_end=934
+  _globals['_DELETEREQUEST']._serialized_start=936
+  _globals['_DELETEREQUEST']._serialized_end=994
+  _globals['_DELETERESPONSE']._serialized_start=996
+  _globals['_DELETERESPONSE']._serialized_end=1012
+  _globals['_DECLARATIONSERVICE']._serialized_start=1015
+  _globals['_DECLARATIONSERVICE']._serialized_end=1250
 # @@protoc_insertion_point(module_scope)

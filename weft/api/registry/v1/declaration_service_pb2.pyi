@@ -11,14 +11,7 @@ import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import sys
 import typing
-import weft.api.registry.v1.agent_pb2
-import weft.api.registry.v1.alias_pb2
-import weft.api.registry.v1.model_pb2
-import weft.api.registry.v1.profile_pb2
-import weft.api.registry.v1.resource_kind_pb2
-import weft.api.registry.v1.route_pb2
-import weft.api.registry.v1.tenant_pb2
-import weft.api.registry.v1.workflow_pb2
+import weft.api.registry.v1.resource_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -26,76 +19,6 @@ else:
     import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
-
-@typing.final
-class Declaration(google.protobuf.message.Message):
-    """Declaration is the wanted state of one resource."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    MODEL_FIELD_NUMBER: builtins.int
-    AGENT_FIELD_NUMBER: builtins.int
-    RUNNER_FIELD_NUMBER: builtins.int
-    POOL_FIELD_NUMBER: builtins.int
-    ROUTE_FIELD_NUMBER: builtins.int
-    ALIAS_FIELD_NUMBER: builtins.int
-    PROFILE_FIELD_NUMBER: builtins.int
-    WORKFLOW_FIELD_NUMBER: builtins.int
-    TENANT_FIELD_NUMBER: builtins.int
-    @property
-    def model(self) -> weft.api.registry.v1.model_pb2.ModelDeclaration:
-        """A model."""
-
-    @property
-    def agent(self) -> weft.api.registry.v1.agent_pb2.AgentManifest:
-        """An agent."""
-
-    @property
-    def runner(self) -> global___RunnerDeclaration:
-        """A runner."""
-
-    @property
-    def pool(self) -> global___PoolDeclaration:
-        """A pool."""
-
-    @property
-    def route(self) -> weft.api.registry.v1.route_pb2.RouteManifest:
-        """A route."""
-
-    @property
-    def alias(self) -> weft.api.registry.v1.alias_pb2.AliasManifest:
-        """An alias."""
-
-    @property
-    def profile(self) -> weft.api.registry.v1.profile_pb2.ProfileManifest:
-        """A profile."""
-
-    @property
-    def workflow(self) -> weft.api.registry.v1.workflow_pb2.WorkflowManifest:
-        """A workflow."""
-
-    @property
-    def tenant(self) -> weft.api.registry.v1.tenant_pb2.TenantManifest:
-        """A tenant. It needs the scope settings:edit, too."""
-
-    def __init__(
-        self,
-        *,
-        model: weft.api.registry.v1.model_pb2.ModelDeclaration | None = ...,
-        agent: weft.api.registry.v1.agent_pb2.AgentManifest | None = ...,
-        runner: global___RunnerDeclaration | None = ...,
-        pool: global___PoolDeclaration | None = ...,
-        route: weft.api.registry.v1.route_pb2.RouteManifest | None = ...,
-        alias: weft.api.registry.v1.alias_pb2.AliasManifest | None = ...,
-        profile: weft.api.registry.v1.profile_pb2.ProfileManifest | None = ...,
-        workflow: weft.api.registry.v1.workflow_pb2.WorkflowManifest | None = ...,
-        tenant: weft.api.registry.v1.tenant_pb2.TenantManifest | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "model", b"model", "pool", b"pool", "profile", b"profile", "resource", b"resource", "route", b"route", "runner", b"runner", "tenant", b"tenant", "workflow", b"workflow"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "model", b"model", "pool", b"pool", "profile", b"profile", "resource", b"resource", "route", b"route", "runner", b"runner", "tenant", b"tenant", "workflow", b"workflow"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["resource", b"resource"]) -> typing.Literal["model", "agent", "runner", "pool", "route", "alias", "profile", "workflow", "tenant"] | None: ...
-
-global___Declaration = Declaration
 
 @typing.final
 class RunnerDeclaration(google.protobuf.message.Message):
@@ -168,11 +91,13 @@ class ApplyRequest(google.protobuf.message.Message):
     for others this follows from its scopes.
     """
     @property
-    def declarations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Declaration]:
-        """The resources; at most 1,000, no two of one name."""
+    def declarations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.resource_pb2.ResourceDocument]:
+        """The resources; at most 1,000, no two of one name. The content of each is what its kind declares: ModelDeclaration,
+        RunnerDeclaration, PoolDeclaration, or a manifest such as AgentManifest. A tenant needs the scope settings:edit, too.
+        """
 
     @property
-    def expected(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Declaration]:
+    def expected(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.resource_pb2.ResourceDocument]:
         """What the caller read the resources as, one for each declaration in its order; or none, and nothing is compared.
         Changes are based on what was read: nothing is applied when one of them is declared otherwise by now.
         """
@@ -180,12 +105,12 @@ class ApplyRequest(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        declarations: collections.abc.Iterable[global___Declaration] | None = ...,
+        declarations: collections.abc.Iterable[weft.api.registry.v1.resource_pb2.ResourceDocument] | None = ...,
         dry_run: builtins.bool = ...,
         adopt: builtins.bool = ...,
         requested_by: builtins.str = ...,
         own_only: builtins.bool = ...,
-        expected: collections.abc.Iterable[global___Declaration] | None = ...,
+        expected: collections.abc.Iterable[weft.api.registry.v1.resource_pb2.ResourceDocument] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "declarations", b"declarations", "dry_run", b"dry_run", "expected", b"expected", "own_only", b"own_only", "requested_by", b"requested_by"]) -> None: ...
 
@@ -253,28 +178,28 @@ class ApplyResult(google.protobuf.message.Message):
     OUTCOME_FIELD_NUMBER: builtins.int
     BEFORE_FIELD_NUMBER: builtins.int
     AFTER_FIELD_NUMBER: builtins.int
-    kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType
-    """What kind of resource."""
+    kind: builtins.str
+    """Its kind, such as "model"."""
     name: builtins.str
     """Its name."""
     outcome: global___ApplyResult.Outcome.ValueType
     """What was done."""
     @property
-    def before(self) -> global___Declaration:
+    def before(self) -> weft.api.registry.v1.resource_pb2.ResourceDocument:
         """The state before; not set when it did not exist."""
 
     @property
-    def after(self) -> global___Declaration:
+    def after(self) -> weft.api.registry.v1.resource_pb2.ResourceDocument:
         """The state after; not set when it was deleted."""
 
     def __init__(
         self,
         *,
-        kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType = ...,
+        kind: builtins.str = ...,
         name: builtins.str = ...,
         outcome: global___ApplyResult.Outcome.ValueType = ...,
-        before: global___Declaration | None = ...,
-        after: global___Declaration | None = ...,
+        before: weft.api.registry.v1.resource_pb2.ResourceDocument | None = ...,
+        after: weft.api.registry.v1.resource_pb2.ResourceDocument | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["after", b"after", "before", b"before"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["after", b"after", "before", b"before", "kind", b"kind", "name", b"name", "outcome", b"outcome"]) -> None: ...
@@ -290,8 +215,8 @@ class DeleteRequest(google.protobuf.message.Message):
     KIND_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     FORCE_FIELD_NUMBER: builtins.int
-    kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType
-    """What kind of resource."""
+    kind: builtins.str
+    """Its kind, such as "model"."""
     name: builtins.str
     """Its name."""
     force: builtins.bool
@@ -301,7 +226,7 @@ class DeleteRequest(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType = ...,
+        kind: builtins.str = ...,
         name: builtins.str = ...,
         force: builtins.bool = ...,
     ) -> None: ...

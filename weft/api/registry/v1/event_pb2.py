@@ -24,10 +24,9 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
-from weft.api.registry.v1 import resource_kind_pb2 as weft_dot_api_dot_registry_dot_v1_dot_resource__kind__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/event.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a(weft/api/registry/v1/resource_kind.proto\"\xa2\x02\n\x05\x45vent\x12\x18\n\x08sequence\x18\x01 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x30\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\x92\xb5\x18\x02\x10\x01\x12G\n\x04kind\x18\x03 \x01(\x0e\x32\".weft.api.registry.v1.ResourceKindB\x15\x92\xb5\x18\x11\n\rresource_kind\x10\x01\x12#\n\x04name\x18\x04 \x01(\tB\x15\x92\xb5\x18\x11\n\rresource_name\x10\x01\x12\x39\n\x06reason\x18\x05 \x01(\x0e\x32!.weft.api.registry.v1.EventReasonB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07message\x18\x06 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01:\x0b\xb2\xb5\x18\x07\n\x05\x65vent*\xf2\x03\n\x0b\x45ventReason\x12\x1c\n\x18\x45VENT_REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x45VENT_REASON_REGISTERED\x10\x01\x12\x18\n\x14\x45VENT_REASON_REVIVED\x10\x02\x12\x17\n\x13\x45VENT_REASON_SILENT\x10\x03\x12\x17\n\x13\x45VENT_REASON_CLOSED\x10\x04\x12\x1b\n\x17\x45VENT_REASON_HIBERNATED\x10\x05\x12\x15\n\x11\x45VENT_REASON_WOKE\x10\x06\x12\x18\n\x14\x45VENT_REASON_EXPIRED\x10\x07\x12\x18\n\x14\x45VENT_REASON_DELETED\x10\x08\x12\x18\n\x14\x45VENT_REASON_CREATED\x10\t\x12\x1b\n\x17\x45VENT_REASON_CONFIGURED\x10\n\x12\x1a\n\x16\x45VENT_REASON_WITHDRAWN\x10\x0b\x12\x17\n\x13\x45VENT_REASON_FAILED\x10\x0c\x12\x16\n\x12\x45VENT_REASON_READY\x10\r\x12\x15\n\x11\x45VENT_REASON_DIED\x10\x0e\x12\x1a\n\x16\x45VENT_REASON_RESTARTED\x10\x0f\x12\x18\n\x14\x45VENT_REASON_UNOWNED\x10\x10\x12\x19\n\x15\x45VENT_REASON_SWITCHED\x10\x11\x1a\x08\x9a\xb5\x18\x04\x08\x01\x18\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/event.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\"\x84\x02\n\x05\x45vent\x12\x18\n\x08sequence\x18\x01 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x30\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\x92\xb5\x18\x02\x10\x01\x12#\n\x04kind\x18\x07 \x01(\tB\x15\x92\xb5\x18\x11\n\rresource_kind\x10\x01\x12#\n\x04name\x18\x04 \x01(\tB\x15\x92\xb5\x18\x11\n\rresource_name\x10\x01\x12\x39\n\x06reason\x18\x05 \x01(\x0e\x32!.weft.api.registry.v1.EventReasonB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07message\x18\x06 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01:\x0b\xb2\xb5\x18\x07\n\x05\x65ventJ\x04\x08\x03\x10\x04*\xf2\x03\n\x0b\x45ventReason\x12\x1c\n\x18\x45VENT_REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x45VENT_REASON_REGISTERED\x10\x01\x12\x18\n\x14\x45VENT_REASON_REVIVED\x10\x02\x12\x17\n\x13\x45VENT_REASON_SILENT\x10\x03\x12\x17\n\x13\x45VENT_REASON_CLOSED\x10\x04\x12\x1b\n\x17\x45VENT_REASON_HIBERNATED\x10\x05\x12\x15\n\x11\x45VENT_REASON_WOKE\x10\x06\x12\x18\n\x14\x45VENT_REASON_EXPIRED\x10\x07\x12\x18\n\x14\x45VENT_REASON_DELETED\x10\x08\x12\x18\n\x14\x45VENT_REASON_CREATED\x10\t\x12\x1b\n\x17\x45VENT_REASON_CONFIGURED\x10\n\x12\x1a\n\x16\x45VENT_REASON_WITHDRAWN\x10\x0b\x12\x17\n\x13\x45VENT_REASON_FAILED\x10\x0c\x12\x16\n\x12\x45VENT_REASON_READY\x10\r\x12\x15\n\x11\x45VENT_REASON_DIED\x10\x0e\x12\x1a\n\x16\x45VENT_REASON_RESTARTED\x10\x0f\x12\x18\n\x14\x45VENT_REASON_UNOWNED\x10\x10\x12\x19\n\x15\x45VENT_REASON_SWITCHED\x10\x11\x1a\x08\x9a\xb5\x18\x04\x08\x01\x18\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,8 +49,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EVENT'].fields_by_name['message']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_EVENT']._loaded_options = None
   _globals['_EVENT']._serialized_options = b'\262\265\030\007\n\005event'
-  _globals['_EVENTREASON']._serialized_start=462
-  _globals['_EVENTREASON']._serialized_end=960
-  _globals['_EVENT']._serialized_start=169
-  _globals['_EVENT']._serialized_end=459
+  _globals['_EVENTREASON']._serialized_start=390
+  _globals['_EVENTREASON']._serialized_end=888
+  _globals['_EVENT']._serialized_start=127
+  _globals['_EVENT']._serialized_end=387
 # @@protoc_insertion_point(module_scope)

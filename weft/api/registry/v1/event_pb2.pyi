@@ -10,7 +10,6 @@ import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import sys
 import typing
-import weft.api.registry.v1.resource_kind_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -117,8 +116,8 @@ class Event(google.protobuf.message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """Counts up by one with every event, also over restarts of the registry."""
-    kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType
-    """What kind of resource. Not set: the mesh itself, whose name is "settings"."""
+    kind: builtins.str
+    """Its kind, such as "model"; "mesh": the mesh itself, whose name is "settings"."""
     name: builtins.str
     """Its name."""
     reason: global___EventReason.ValueType
@@ -134,7 +133,7 @@ class Event(google.protobuf.message.Message):
         *,
         sequence: builtins.int = ...,
         time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
-        kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType = ...,
+        kind: builtins.str = ...,
         name: builtins.str = ...,
         reason: global___EventReason.ValueType = ...,
         message: builtins.str = ...,

@@ -24,22 +24,15 @@ _sym_db = _symbol_database.Default()
 
 from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
-from weft.api.registry.v1 import agent_pb2 as weft_dot_api_dot_registry_dot_v1_dot_agent__pb2
-from weft.api.registry.v1 import alias_pb2 as weft_dot_api_dot_registry_dot_v1_dot_alias__pb2
 from weft.api.registry.v1 import event_pb2 as weft_dot_api_dot_registry_dot_v1_dot_event__pb2
-from weft.api.registry.v1 import model_pb2 as weft_dot_api_dot_registry_dot_v1_dot_model__pb2
 from weft.api.registry.v1 import pool_pb2 as weft_dot_api_dot_registry_dot_v1_dot_pool__pb2
-from weft.api.registry.v1 import profile_pb2 as weft_dot_api_dot_registry_dot_v1_dot_profile__pb2
-from weft.api.registry.v1 import resource_kind_pb2 as weft_dot_api_dot_registry_dot_v1_dot_resource__kind__pb2
-from weft.api.registry.v1 import route_pb2 as weft_dot_api_dot_registry_dot_v1_dot_route__pb2
+from weft.api.registry.v1 import resource_pb2 as weft_dot_api_dot_registry_dot_v1_dot_resource__pb2
 from weft.api.registry.v1 import router_pb2 as weft_dot_api_dot_registry_dot_v1_dot_router__pb2
 from weft.api.registry.v1 import runner_pb2 as weft_dot_api_dot_registry_dot_v1_dot_runner__pb2
 from weft.api.registry.v1 import settings_pb2 as weft_dot_api_dot_registry_dot_v1_dot_settings__pb2
-from weft.api.registry.v1 import tenant_pb2 as weft_dot_api_dot_registry_dot_v1_dot_tenant__pb2
-from weft.api.registry.v1 import workflow_pb2 as weft_dot_api_dot_registry_dot_v1_dot_workflow__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/registry/v1/registry_service.proto\x12\x14weft.api.registry.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a weft/api/registry/v1/agent.proto\x1a weft/api/registry/v1/alias.proto\x1a weft/api/registry/v1/event.proto\x1a weft/api/registry/v1/model.proto\x1a\x1fweft/api/registry/v1/pool.proto\x1a\"weft/api/registry/v1/profile.proto\x1a(weft/api/registry/v1/resource_kind.proto\x1a weft/api/registry/v1/route.proto\x1a!weft/api/registry/v1/router.proto\x1a!weft/api/registry/v1/runner.proto\x1a#weft/api/registry/v1/settings.proto\x1a!weft/api/registry/v1/tenant.proto\x1a#weft/api/registry/v1/workflow.proto\"Y\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06labels\x18\x03 \x01(\t\x12\r\n\x05names\x18\x04 \x03(\t\"Z\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x10GetModelResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Model\"&\n\x16GetModelMembersRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"C\n\x17GetModelMembersResponse\x12(\n\x04pool\x18\x01 \x01(\x0b\x32\x1a.weft.api.registry.v1.Pool\"H\n\x10ListPoolsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\r\n\x05names\x18\x04 \x03(\t\"W\n\x11ListPoolsResponse\x12)\n\x05pools\x18\x01 \x03(\x0b\x32\x1a.weft.api.registry.v1.Pool\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1e\n\x0eGetPoolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\";\n\x0fGetPoolResponse\x12(\n\x04pool\x18\x01 \x01(\x0b\x32\x1a.weft.api.registry.v1.Pool\"Y\n\x11ListAgentsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06labels\x18\x03 \x01(\t\x12\r\n\x05names\x18\x04 \x03(\t\"Z\n\x12ListAgentsResponse\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.Agent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1f\n\x0fGetAgentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x10GetAgentResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Agent\"I\n\x11ListRoutesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\r\n\x05names\x18\x04 \x03(\t\"Z\n\x12ListRoutesResponse\x12+\n\x06routes\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.Route\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1f\n\x0fGetRouteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x10GetRouteResponse\x12*\n\x05route\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Route\"J\n\x12ListAliasesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\r\n\x05names\x18\x04 \x03(\t\"\\\n\x13ListAliasesResponse\x12,\n\x07\x61liases\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.Alias\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1f\n\x0fGetAliasRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x10GetAliasResponse\x12*\n\x05\x61lias\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Alias\"K\n\x13ListProfilesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\r\n\x05names\x18\x04 \x03(\t\"`\n\x14ListProfilesResponse\x12/\n\x08profiles\x18\x01 \x03(\x0b\x32\x1d.weft.api.registry.v1.Profile\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"!\n\x11GetProfileRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"D\n\x12GetProfileResponse\x12.\n\x07profile\x18\x01 \x01(\x0b\x32\x1d.weft.api.registry.v1.Profile\"L\n\x14ListWorkflowsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\r\n\x05names\x18\x03 \x03(\t\"m\n\x15ListWorkflowsResponse\x12;\n\tworkflows\x18\x01 \x03(\x0b\x32(.weft.api.registry.v1.RegisteredWorkflow\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x12GetWorkflowRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"Q\n\x13GetWorkflowResponse\x12:\n\x08workflow\x18\x01 \x01(\x0b\x32(.weft.api.registry.v1.RegisteredWorkflow\"J\n\x12ListTenantsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\r\n\x05names\x18\x03 \x03(\t\"]\n\x13ListTenantsResponse\x12-\n\x07tenants\x18\x01 \x03(\x0b\x32\x1c.weft.api.registry.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x10GetTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"A\n\x11GetTenantResponse\x12,\n\x06tenant\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Tenant\";\n\x12ListRunnersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"]\n\x13ListRunnersResponse\x12-\n\x07runners\x18\x01 \x03(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x10GetRunnerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"A\n\x11GetRunnerResponse\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\"[\n\x0cWatchRequest\x12\x1b\n\x13include_ticket_keys\x18\x01 \x01(\x08\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\"\x8d\x01\n\rWatchResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x32\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1e.weft.api.registry.v1.SnapshotH\x00\x12.\n\x06\x63hange\x18\x03 \x01(\x0b\x32\x1c.weft.api.registry.v1.ChangeH\x00\x42\x06\n\x04kind\"\xf7\x03\n\x08Snapshot\x12\x34\n\x07runners\x18\x01 \x03(\x0b\x32#.weft.api.registry.v1.WatchedRunner\x12+\n\x06models\x18\x02 \x03(\x0b\x32\x1b.weft.api.registry.v1.Model\x12+\n\x06\x61gents\x18\x03 \x03(\x0b\x32\x1b.weft.api.registry.v1.Agent\x12+\n\x06routes\x18\x04 \x03(\x0b\x32\x1b.weft.api.registry.v1.Route\x12\x34\n\x08settings\x18\x05 \x01(\x0b\x32\".weft.api.registry.v1.MeshSettings\x12,\n\x07\x61liases\x18\x06 \x03(\x0b\x32\x1b.weft.api.registry.v1.Alias\x12/\n\x08profiles\x18\x07 \x03(\x0b\x32\x1d.weft.api.registry.v1.Profile\x12;\n\tworkflows\x18\x08 \x03(\x0b\x32(.weft.api.registry.v1.RegisteredWorkflow\x12-\n\x07routers\x18\t \x03(\x0b\x32\x1c.weft.api.registry.v1.Router\x12-\n\x07tenants\x18\n \x03(\x0b\x32\x1c.weft.api.registry.v1.Tenant\"\xf0\x05\n\x06\x43hange\x12\x35\n\x06runner\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.WatchedRunnerH\x00\x12,\n\x05model\x18\x02 \x01(\x0b\x32\x1b.weft.api.registry.v1.ModelH\x00\x12\x18\n\x0e\x64\x65leted_runner\x18\x03 \x01(\tH\x00\x12\x17\n\rdeleted_model\x18\x04 \x01(\tH\x00\x12,\n\x05\x61gent\x18\x05 \x01(\x0b\x32\x1b.weft.api.registry.v1.AgentH\x00\x12\x17\n\rdeleted_agent\x18\x06 \x01(\tH\x00\x12,\n\x05route\x18\x07 \x01(\x0b\x32\x1b.weft.api.registry.v1.RouteH\x00\x12\x17\n\rdeleted_route\x18\x08 \x01(\tH\x00\x12\x36\n\x08settings\x18\t \x01(\x0b\x32\".weft.api.registry.v1.MeshSettingsH\x00\x12,\n\x05\x61lias\x18\n \x01(\x0b\x32\x1b.weft.api.registry.v1.AliasH\x00\x12\x17\n\rdeleted_alias\x18\x0b \x01(\tH\x00\x12\x30\n\x07profile\x18\x0c \x01(\x0b\x32\x1d.weft.api.registry.v1.ProfileH\x00\x12\x19\n\x0f\x64\x65leted_profile\x18\r \x01(\tH\x00\x12<\n\x08workflow\x18\x0e \x01(\x0b\x32(.weft.api.registry.v1.RegisteredWorkflowH\x00\x12\x1a\n\x10\x64\x65leted_workflow\x18\x0f \x01(\tH\x00\x12.\n\x06router\x18\x10 \x01(\x0b\x32\x1c.weft.api.registry.v1.RouterH\x00\x12\x18\n\x0e\x64\x65leted_router\x18\x11 \x01(\tH\x00\x12.\n\x06tenant\x18\x12 \x01(\x0b\x32\x1c.weft.api.registry.v1.TenantH\x00\x12\x18\n\x0e\x64\x65leted_tenant\x18\x13 \x01(\tH\x00\x42\x06\n\x04kind\"Q\n\rWatchedRunner\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12\x12\n\nticket_key\x18\x02 \x01(\x0c\"b\n\x11ListEventsRequest\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".weft.api.registry.v1.ResourceKind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x05\"l\n\x12ListEventsResponse\x12:\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.EventB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x1a\xb2\xb5\x18\x16\n\tEventList\x12\tEventList\"T\n\x12WatchEventsRequest\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".weft.api.registry.v1.ResourceKind\x12\x0c\n\x04name\x18\x02 \x01(\t\"A\n\x13WatchEventsResponse\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Event2\xd3\x14\n\x0fRegistryService\x12w\n\nListModels\x12\'.weft.api.registry.v1.ListModelsRequest\x1a(.weft.api.registry.v1.ListModelsResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\xb8\xb5\x18\x01\x12q\n\x08GetModel\x12%.weft.api.registry.v1.GetModelRequest\x1a&.weft.api.registry.v1.GetModelResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\xb8\xb5\x18\x01\x12\x86\x01\n\x0fGetModelMembers\x12,.weft.api.registry.v1.GetModelMembersRequest\x1a-.weft.api.registry.v1.GetModelMembersResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\xb8\xb5\x18\x01\x12t\n\tListPools\x12&.weft.api.registry.v1.ListPoolsRequest\x1a\'.weft.api.registry.v1.ListPoolsResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\xb8\xb5\x18\x01\x12n\n\x07GetPool\x12$.weft.api.registry.v1.GetPoolRequest\x1a%.weft.api.registry.v1.GetPoolResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\xb8\xb5\x18\x01\x12w\n\nListAgents\x12\'.weft.api.registry.v1.ListAgentsRequest\x1a(.weft.api.registry.v1.ListAgentsResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\xb8\xb5\x18\x01\x12q\n\x08GetAgent\x12%.weft.api.registry.v1.GetAgentRequest\x1a&.weft.api.registry.v1.GetAgentResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\xb8\xb5\x18\x01\x12w\n\nListRoutes\x12\'.weft.api.registry.v1.ListRoutesRequest\x1a(.weft.api.registry.v1.ListRoutesResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\xb8\xb5\x18\x01\x12q\n\x08GetRoute\x12%.weft.api.registry.v1.GetRouteRequest\x1a&.weft.api.registry.v1.GetRouteResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\xb8\xb5\x18\x01\x12z\n\x0bListAliases\x12(.weft.api.registry.v1.ListAliasesRequest\x1a).weft.api.registry.v1.ListAliasesResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\xb8\xb5\x18\x01\x12q\n\x08GetAlias\x12%.weft.api.registry.v1.GetAliasRequest\x1a&.weft.api.registry.v1.GetAliasResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\xb8\xb5\x18\x01\x12y\n\x0cListProfiles\x12).weft.api.registry.v1.ListProfilesRequest\x1a*.weft.api.registry.v1.ListProfilesResponse\"\x12\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\x12s\n\nGetProfile\x12\'.weft.api.registry.v1.GetProfileRequest\x1a(.weft.api.registry.v1.GetProfileResponse\"\x12\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\x12\x80\x01\n\rListWorkflows\x12*.weft.api.registry.v1.ListWorkflowsRequest\x1a+.weft.api.registry.v1.ListWorkflowsResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\xb8\xb5\x18\x01\x12z\n\x0bGetWorkflow\x12(.weft.api.registry.v1.GetWorkflowRequest\x1a).weft.api.registry.v1.GetWorkflowResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\xb8\xb5\x18\x01\x12x\n\x0bListTenants\x12(.weft.api.registry.v1.ListTenantsRequest\x1a).weft.api.registry.v1.ListTenantsResponse\"\x14\x90\x02\x01\xb2\xb5\x18\rsettings:view\x12r\n\tGetTenant\x12&.weft.api.registry.v1.GetTenantRequest\x1a\'.weft.api.registry.v1.GetTenantResponse\"\x14\x90\x02\x01\xb2\xb5\x18\rsettings:view\x12w\n\x0bListRunners\x12(.weft.api.registry.v1.ListRunnersRequest\x1a).weft.api.registry.v1.ListRunnersResponse\"\x13\x90\x02\x01\xb2\xb5\x18\x0crunners:view\x12q\n\tGetRunner\x12&.weft.api.registry.v1.GetRunnerRequest\x1a\'.weft.api.registry.v1.GetRunnerResponse\"\x13\x90\x02\x01\xb2\xb5\x18\x0crunners:view\x12\x63\n\x05Watch\x12\".weft.api.registry.v1.WatchRequest\x1a#.weft.api.registry.v1.WatchResponse\"\x0f\xb2\xb5\x18\x0bmodels:view0\x01\x12v\n\nListEvents\x12\'.weft.api.registry.v1.ListEventsRequest\x1a(.weft.api.registry.v1.ListEventsResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:view\x12x\n\x0bWatchEvents\x12(.weft.api.registry.v1.WatchEventsRequest\x1a).weft.api.registry.v1.WatchEventsResponse\"\x12\xb2\xb5\x18\x0etelemetry:view0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/registry/v1/registry_service.proto\x12\x14weft.api.registry.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a weft/api/registry/v1/event.proto\x1a\x1fweft/api/registry/v1/pool.proto\x1a#weft/api/registry/v1/resource.proto\x1a!weft/api/registry/v1/router.proto\x1a!weft/api/registry/v1/runner.proto\x1a#weft/api/registry/v1/settings.proto\"j\n\x14ListResourcesRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0e\n\x06labels\x18\x04 \x01(\t\x12\r\n\x05names\x18\x05 \x03(\t\"k\n\x15ListResourcesResponse\x12\x39\n\tresources\x18\x01 \x03(\x0b\x32&.weft.api.registry.v1.ResourceDocument\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"0\n\x12GetResourceRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"O\n\x13GetResourceResponse\x12\x38\n\x08resource\x18\x01 \x01(\x0b\x32&.weft.api.registry.v1.ResourceDocument\"&\n\x16GetModelMembersRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"C\n\x17GetModelMembersResponse\x12(\n\x04pool\x18\x01 \x01(\x0b\x32\x1a.weft.api.registry.v1.Pool\"[\n\x0cWatchRequest\x12\x1b\n\x13include_ticket_keys\x18\x01 \x01(\x08\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\"\x8d\x01\n\rWatchResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x32\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1e.weft.api.registry.v1.SnapshotH\x00\x12.\n\x06\x63hange\x18\x03 \x01(\x0b\x32\x1c.weft.api.registry.v1.ChangeH\x00\x42\x06\n\x04kind\"\xe0\x01\n\x08Snapshot\x12\x34\n\x07runners\x18\x01 \x03(\x0b\x32#.weft.api.registry.v1.WatchedRunner\x12\x39\n\tresources\x18\x02 \x03(\x0b\x32&.weft.api.registry.v1.ResourceDocument\x12\x34\n\x08settings\x18\x03 \x01(\x0b\x32\".weft.api.registry.v1.MeshSettings\x12-\n\x07routers\x18\x04 \x03(\x0b\x32\x1c.weft.api.registry.v1.Router\"\xe3\x02\n\x06\x43hange\x12\x35\n\x06runner\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.WatchedRunnerH\x00\x12\x18\n\x0e\x64\x65leted_runner\x18\x02 \x01(\tH\x00\x12:\n\x08resource\x18\x03 \x01(\x0b\x32&.weft.api.registry.v1.ResourceDocumentH\x00\x12\x42\n\x10\x64\x65leted_resource\x18\x04 \x01(\x0b\x32&.weft.api.registry.v1.ResourceDocumentH\x00\x12\x36\n\x08settings\x18\x05 \x01(\x0b\x32\".weft.api.registry.v1.MeshSettingsH\x00\x12.\n\x06router\x18\x06 \x01(\x0b\x32\x1c.weft.api.registry.v1.RouterH\x00\x12\x18\n\x0e\x64\x65leted_router\x18\x07 \x01(\tH\x00\x42\x06\n\x04kind\"Q\n\rWatchedRunner\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12\x12\n\nticket_key\x18\x02 \x01(\x0c\">\n\x11ListEventsRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x05\"l\n\x12ListEventsResponse\x12:\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.EventB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x1a\xb2\xb5\x18\x16\n\tEventList\x12\tEventList\"0\n\x12WatchEventsRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"A\n\x13WatchEventsResponse\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Event2\xd1\x05\n\x0fRegistryService\x12q\n\rListResources\x12*.weft.api.registry.v1.ListResourcesRequest\x1a+.weft.api.registry.v1.ListResourcesResponse\"\x07\x90\x02\x01\xc0\xb5\x18\x01\x12k\n\x0bGetResource\x12(.weft.api.registry.v1.GetResourceRequest\x1a).weft.api.registry.v1.GetResourceResponse\"\x07\x90\x02\x01\xc0\xb5\x18\x01\x12\x86\x01\n\x0fGetModelMembers\x12,.weft.api.registry.v1.GetModelMembersRequest\x1a-.weft.api.registry.v1.GetModelMembersResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\xb8\xb5\x18\x01\x12\x63\n\x05Watch\x12\".weft.api.registry.v1.WatchRequest\x1a#.weft.api.registry.v1.WatchResponse\"\x0f\xb2\xb5\x18\x0bmodels:view0\x01\x12v\n\nListEvents\x12\'.weft.api.registry.v1.ListEventsRequest\x1a(.weft.api.registry.v1.ListEventsResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:view\x12x\n\x0bWatchEvents\x12(.weft.api.registry.v1.WatchEventsRequest\x1a).weft.api.registry.v1.WatchEventsResponse\"\x12\xb2\xb5\x18\x0etelemetry:view0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,144 +43,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTEVENTSRESPONSE'].fields_by_name['events']._serialized_options = b'\222\265\030\t\n\005items\020\001'
   _globals['_LISTEVENTSRESPONSE']._loaded_options = None
   _globals['_LISTEVENTSRESPONSE']._serialized_options = b'\262\265\030\026\n\tEventList\022\tEventList'
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListModels']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListModels']._serialized_options = b'\220\002\001\262\265\030\013models:view\270\265\030\001'
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetModel']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetModel']._serialized_options = b'\220\002\001\262\265\030\013models:view\270\265\030\001'
+  _globals['_REGISTRYSERVICE'].methods_by_name['ListResources']._loaded_options = None
+  _globals['_REGISTRYSERVICE'].methods_by_name['ListResources']._serialized_options = b'\220\002\001\300\265\030\001'
+  _globals['_REGISTRYSERVICE'].methods_by_name['GetResource']._loaded_options = None
+  _globals['_REGISTRYSERVICE'].methods_by_name['GetResource']._serialized_options = b'\220\002\001\300\265\030\001'
   _globals['_REGISTRYSERVICE'].methods_by_name['GetModelMembers']._loaded_options = None
   _globals['_REGISTRYSERVICE'].methods_by_name['GetModelMembers']._serialized_options = b'\220\002\001\262\265\030\013models:view\270\265\030\001'
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListPools']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListPools']._serialized_options = b'\220\002\001\262\265\030\013models:view\270\265\030\001'
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetPool']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetPool']._serialized_options = b'\220\002\001\262\265\030\013models:view\270\265\030\001'
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListAgents']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListAgents']._serialized_options = b'\220\002\001\262\265\030\013models:view\270\265\030\001'
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetAgent']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetAgent']._serialized_options = b'\220\002\001\262\265\030\013models:view\270\265\030\001'
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListRoutes']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListRoutes']._serialized_options = b'\220\002\001\262\265\030\013models:view\270\265\030\001'
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetRoute']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetRoute']._serialized_options = b'\220\002\001\262\265\030\013models:view\270\265\030\001'
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListAliases']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListAliases']._serialized_options = b'\220\002\001\262\265\030\013models:view\270\265\030\001'
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetAlias']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetAlias']._serialized_options = b'\220\002\001\262\265\030\013models:view\270\265\030\001'
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListProfiles']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListProfiles']._serialized_options = b'\220\002\001\262\265\030\013models:view'
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetProfile']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetProfile']._serialized_options = b'\220\002\001\262\265\030\013models:view'
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListWorkflows']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListWorkflows']._serialized_options = b'\220\002\001\262\265\030\013models:view\270\265\030\001'
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetWorkflow']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetWorkflow']._serialized_options = b'\220\002\001\262\265\030\013models:view\270\265\030\001'
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListTenants']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListTenants']._serialized_options = b'\220\002\001\262\265\030\rsettings:view'
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetTenant']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetTenant']._serialized_options = b'\220\002\001\262\265\030\rsettings:view'
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListRunners']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['ListRunners']._serialized_options = b'\220\002\001\262\265\030\014runners:view'
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetRunner']._loaded_options = None
-  _globals['_REGISTRYSERVICE'].methods_by_name['GetRunner']._serialized_options = b'\220\002\001\262\265\030\014runners:view'
   _globals['_REGISTRYSERVICE'].methods_by_name['Watch']._loaded_options = None
   _globals['_REGISTRYSERVICE'].methods_by_name['Watch']._serialized_options = b'\262\265\030\013models:view'
   _globals['_REGISTRYSERVICE'].methods_by_name['ListEvents']._loaded_options = None
   _globals['_REGISTRYSERVICE'].methods_by_name['ListEvents']._serialized_options = b'\220\002\001\262\265\030\016telemetry:view'
   _globals['_REGISTRYSERVICE'].methods_by_name['WatchEvents']._loaded_options = None
   _globals['_REGISTRYSERVICE'].methods_by_name['WatchEvents']._serialized_options = b'\262\265\030\016telemetry:view'
-  _globals['_LISTMODELSREQUEST']._serialized_start=597
-  _globals['_LISTMODELSREQUEST']._serialized_end=686
-  _globals['_LISTMODELSRESPONSE']._serialized_start=688
-  _globals['_LISTMODELSRESPONSE']._serialized_end=778
-  _globals['_GETMODELREQUEST']._serialized_start=780
-  _globals['_GETMODELREQUEST']._serialized_end=811
-  _globals['_GETMODELRESPONSE']._serialized_start=813
-  _globals['_GETMODELRESPONSE']._serialized_end=875
-  _globals['_GETMODELMEMBERSREQUEST']._serialized_start=877
-  _globals['_GETMODELMEMBERSREQUEST']._serialized_end=915
-  _globals['_GETMODELMEMBERSRESPONSE']._serialized_start=917
-  _globals['_GETMODELMEMBERSRESPONSE']._serialized_end=984
-  _globals['_LISTPOOLSREQUEST']._serialized_start=986
-  _globals['_LISTPOOLSREQUEST']._serialized_end=1058
-  _globals['_LISTPOOLSRESPONSE']._serialized_start=1060
-  _globals['_LISTPOOLSRESPONSE']._serialized_end=1147
-  _globals['_GETPOOLREQUEST']._serialized_start=1149
-  _globals['_GETPOOLREQUEST']._serialized_end=1179
-  _globals['_GETPOOLRESPONSE']._serialized_start=1181
-  _globals['_GETPOOLRESPONSE']._serialized_end=1240
-  _globals['_LISTAGENTSREQUEST']._serialized_start=1242
-  _globals['_LISTAGENTSREQUEST']._serialized_end=1331
-  _globals['_LISTAGENTSRESPONSE']._serialized_start=1333
-  _globals['_LISTAGENTSRESPONSE']._serialized_end=1423
-  _globals['_GETAGENTREQUEST']._serialized_start=1425
-  _globals['_GETAGENTREQUEST']._serialized_end=1456
-  _globals['_GETAGENTRESPONSE']._serialized_start=1458
-  _globals['_GETAGENTRESPONSE']._serialized_end=1520
-  _globals['_LISTROUTESREQUEST']._serialized_start=1522
-  _globals['_LISTROUTESREQUEST']._serialized_end=1595
-  _globals['_LISTROUTESRESPONSE']._serialized_start=1597
-  _globals['_LISTROUTESRESPONSE']._serialized_end=1687
-  _globals['_GETROUTEREQUEST']._serialized_start=1689
-  _globals['_GETROUTEREQUEST']._serialized_end=1720
-  _globals['_GETROUTERESPONSE']._serialized_start=1722
-  _globals['_GETROUTERESPONSE']._serialized_end=1784
-  _globals['_LISTALIASESREQUEST']._serialized_start=1786
-  _globals['_LISTALIASESREQUEST']._serialized_end=1860
-  _globals['_LISTALIASESRESPONSE']._serialized_start=1862
-  _globals['_LISTALIASESRESPONSE']._serialized_end=1954
-  _globals['_GETALIASREQUEST']._serialized_start=1956
-  _globals['_GETALIASREQUEST']._serialized_end=1987
-  _globals['_GETALIASRESPONSE']._serialized_start=1989
-  _globals['_GETALIASRESPONSE']._serialized_end=2051
-  _globals['_LISTPROFILESREQUEST']._serialized_start=2053
-  _globals['_LISTPROFILESREQUEST']._serialized_end=2128
-  _globals['_LISTPROFILESRESPONSE']._serialized_start=2130
-  _globals['_LISTPROFILESRESPONSE']._serialized_end=2226
-  _globals['_GETPROFILEREQUEST']._serialized_start=2228
-  _globals['_GETPROFILEREQUEST']._serialized_end=2261
-  _globals['_GETPROFILERESPONSE']._serialized_start=2263
-  _globals['_GETPROFILERESPONSE']._serialized_end=2331
-  _globals['_LISTWORKFLOWSREQUEST']._serialized_start=2333
-  _globals['_LISTWORKFLOWSREQUEST']._serialized_end=2409
-  _globals['_LISTWORKFLOWSRESPONSE']._serialized_start=2411
-  _globals['_LISTWORKFLOWSRESPONSE']._serialized_end=2520
-  _globals['_GETWORKFLOWREQUEST']._serialized_start=2522
-  _globals['_GETWORKFLOWREQUEST']._serialized_end=2556
-  _globals['_GETWORKFLOWRESPONSE']._serialized_start=2558
-  _globals['_GETWORKFLOWRESPONSE']._serialized_end=2639
-  _globals['_LISTTENANTSREQUEST']._serialized_start=2641
-  _globals['_LISTTENANTSREQUEST']._serialized_end=2715
-  _globals['_LISTTENANTSRESPONSE']._serialized_start=2717
-  _globals['_LISTTENANTSRESPONSE']._serialized_end=2810
-  _globals['_GETTENANTREQUEST']._serialized_start=2812
-  _globals['_GETTENANTREQUEST']._serialized_end=2844
-  _globals['_GETTENANTRESPONSE']._serialized_start=2846
-  _globals['_GETTENANTRESPONSE']._serialized_end=2911
-  _globals['_LISTRUNNERSREQUEST']._serialized_start=2913
-  _globals['_LISTRUNNERSREQUEST']._serialized_end=2972
-  _globals['_LISTRUNNERSRESPONSE']._serialized_start=2974
-  _globals['_LISTRUNNERSRESPONSE']._serialized_end=3067
-  _globals['_GETRUNNERREQUEST']._serialized_start=3069
-  _globals['_GETRUNNERREQUEST']._serialized_end=3101
-  _globals['_GETRUNNERRESPONSE']._serialized_start=3103
-  _globals['_GETRUNNERRESPONSE']._serialized_end=3168
-  _globals['_WATCHREQUEST']._serialized_start=3170
-  _globals['_WATCHREQUEST']._serialized_end=3261
-  _globals['_WATCHRESPONSE']._serialized_start=3264
-  _globals['_WATCHRESPONSE']._serialized_end=3405
-  _globals['_SNAPSHOT']._serialized_start=3408
-  _globals['_SNAPSHOT']._serialized_end=3911
-  _globals['_CHANGE']._serialized_start=3914
-  _globals['_CHANGE']._serialized_end=4666
-  _globals['_WATCHEDRUNNER']._serialized_start=4668
-  _globals['_WATCHEDRUNNER']._serialized_end=4749
-  _globals['_LISTEVENTSREQUEST']._serialized_start=4751
-  _globals['_LISTEVENTSREQUEST']._serialized_end=4849
-  _globals['_LISTEVENTSRESPONSE']._serialized_start=4851
-  _globals['_LISTEVENTSRESPONSE']._serialized_end=4959
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=4961
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=5045
-  _globals['_WATCHEVENTSRESPONSE']._serialized_start=5047
-  _globals['_WATCHEVENTSRESPONSE']._serialized_end=5112
-  _globals['_REGISTRYSERVICE']._serialized_start=5115
-  _globals['_REGISTRYSERVICE']._serialized_end=7758
+  _globals['_LISTRESOURCESREQUEST']._serialized_start=348
+  _globals['_LISTRESOURCESREQUEST']._serialized_end=454
+  _globals['_LISTRESOURCESRESPONSE']._serialized_start=456
+  _globals['_LISTRESOURCESRESPONSE']._serialized_end=563
+  _globals['_GETRESOURCEREQUEST']._serialized_start=565
+  _globals['_GETRESOURCEREQUEST']._serialized_end=613
+  _globals['_GETRESOURCERESPONSE']._serialized_start=615
+  _globals['_GETRESOURCERESPONSE']._serialized_end=694
+  _globals['_GETMODELMEMBERSREQUEST']._serialized_start=696
+  _globals['_GETMODELMEMBERSREQUEST']._serialized_end=734
+  _globals['_GETMODELMEMBERSRESPONSE']._serialized_start=736
+  _globals['_GETMODELMEMBERSRESPONSE']._serialized_end=803
+  _globals['_WATCHREQUEST']._serialized_start=805
+  _globals['_WATCHREQUEST']._serialized_end=896
+  _globals['_WATCHRESPONSE']._serialized_start=899
+  _globals['_WATCHRESPONSE']._serialized_end=1040
+  _globals['_SNAPSHOT']._serialized_start=1043
+  _globals['_SNAPSHOT']._serialized_end=1267
+  _globals['_CHANGE']._serialized_start=1270
+  _globals['_CHANGE']._serialized_end=1625
+  _globals['_WATCHEDRUNNER']._serialized_start=1627
+  _globals['_WATCHEDRUNNER']._serialized_end=1708
+  _globals['_LISTEVENTSREQUEST']._serialized_start=1710
+  _globals['_LISTEVENTSREQUEST']._serialized_end=1772
+  _globals['_LISTEVENTSRESPONSE']._serialized_start=1774
+  _globals['_LISTEVENTSRESPONSE']._serialized_end=1882
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=1884
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=1932
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=1934
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=1999
+  _globals['_REGISTRYSERVICE']._serialized_start=2002
+  _globals['_REGISTRYSERVICE']._serialized_end=2723
 # @@protoc_insertion_point(module_scope)

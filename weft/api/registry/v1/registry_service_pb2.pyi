@@ -9,32 +9,28 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
-import weft.api.registry.v1.agent_pb2
-import weft.api.registry.v1.alias_pb2
 import weft.api.registry.v1.event_pb2
-import weft.api.registry.v1.model_pb2
 import weft.api.registry.v1.pool_pb2
-import weft.api.registry.v1.profile_pb2
-import weft.api.registry.v1.resource_kind_pb2
-import weft.api.registry.v1.route_pb2
+import weft.api.registry.v1.resource_pb2
 import weft.api.registry.v1.router_pb2
 import weft.api.registry.v1.runner_pb2
 import weft.api.registry.v1.settings_pb2
-import weft.api.registry.v1.tenant_pb2
-import weft.api.registry.v1.workflow_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
-class ListModelsRequest(google.protobuf.message.Message):
-    """ListModelsRequest asks for a page of models."""
+class ListResourcesRequest(google.protobuf.message.Message):
+    """ListResourcesRequest asks for a page of resources."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    KIND_FIELD_NUMBER: builtins.int
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
     NAMES_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """Their kind, such as "model"."""
     page_size: builtins.int
     """At most this many; 0 means 100, more than 1,000 means 1,000."""
     page_token: builtins.str
@@ -50,77 +46,82 @@ class ListModelsRequest(google.protobuf.message.Message):
     def __init__(
         self,
         *,
+        kind: builtins.str = ...,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
         labels: builtins.str = ...,
         names: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["labels", b"labels", "names", b"names", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "labels", b"labels", "names", b"names", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
 
-global___ListModelsRequest = ListModelsRequest
+global___ListResourcesRequest = ListResourcesRequest
 
 @typing.final
-class ListModelsResponse(google.protobuf.message.Message):
-    """ListModelsResponse is a page of models."""
+class ListResourcesResponse(google.protobuf.message.Message):
+    """ListResourcesResponse is a page of resources."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    MODELS_FIELD_NUMBER: builtins.int
+    RESOURCES_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
     """Token of the next page; empty at the end."""
     @property
-    def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.model_pb2.Model]:
-        """The models."""
+    def resources(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.resource_pb2.ResourceDocument]:
+        """The resources."""
 
     def __init__(
         self,
         *,
-        models: collections.abc.Iterable[weft.api.registry.v1.model_pb2.Model] | None = ...,
+        resources: collections.abc.Iterable[weft.api.registry.v1.resource_pb2.ResourceDocument] | None = ...,
         next_page_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["models", b"models", "next_page_token", b"next_page_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "resources", b"resources"]) -> None: ...
 
-global___ListModelsResponse = ListModelsResponse
+global___ListResourcesResponse = ListResourcesResponse
 
 @typing.final
-class GetModelRequest(google.protobuf.message.Message):
-    """GetModelRequest names a model."""
+class GetResourceRequest(google.protobuf.message.Message):
+    """GetResourceRequest names a resource."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    KIND_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """Its kind, such as "model"."""
     name: builtins.str
-    """The model's name."""
+    """Its name; a model, an agent or a route also by its id."""
     def __init__(
         self,
         *,
+        kind: builtins.str = ...,
         name: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "name", b"name"]) -> None: ...
 
-global___GetModelRequest = GetModelRequest
+global___GetResourceRequest = GetResourceRequest
 
 @typing.final
-class GetModelResponse(google.protobuf.message.Message):
-    """GetModelResponse is the model."""
+class GetResourceResponse(google.protobuf.message.Message):
+    """GetResourceResponse is the resource."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    MODEL_FIELD_NUMBER: builtins.int
+    RESOURCE_FIELD_NUMBER: builtins.int
     @property
-    def model(self) -> weft.api.registry.v1.model_pb2.Model:
-        """The model."""
+    def resource(self) -> weft.api.registry.v1.resource_pb2.ResourceDocument:
+        """The resource."""
 
     def __init__(
         self,
         *,
-        model: weft.api.registry.v1.model_pb2.Model | None = ...,
+        resource: weft.api.registry.v1.resource_pb2.ResourceDocument | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["model", b"model"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["resource", b"resource"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["resource", b"resource"]) -> None: ...
 
-global___GetModelResponse = GetModelResponse
+global___GetResourceResponse = GetResourceResponse
 
 @typing.final
 class GetModelMembersRequest(google.protobuf.message.Message):
@@ -160,734 +161,6 @@ class GetModelMembersResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["pool", b"pool"]) -> None: ...
 
 global___GetModelMembersResponse = GetModelMembersResponse
-
-@typing.final
-class ListPoolsRequest(google.protobuf.message.Message):
-    """ListPoolsRequest asks for a page of pools."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    PAGE_SIZE_FIELD_NUMBER: builtins.int
-    PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    NAMES_FIELD_NUMBER: builtins.int
-    page_size: builtins.int
-    """At most this many; 0 means 100, more than 1,000 means 1,000."""
-    page_token: builtins.str
-    """Where the last page ended."""
-    @property
-    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Only those with such names, each a name or a beginning and "*". Empty: all."""
-
-    def __init__(
-        self,
-        *,
-        page_size: builtins.int = ...,
-        page_token: builtins.str = ...,
-        names: collections.abc.Iterable[builtins.str] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["names", b"names", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
-
-global___ListPoolsRequest = ListPoolsRequest
-
-@typing.final
-class ListPoolsResponse(google.protobuf.message.Message):
-    """ListPoolsResponse is a page of pools."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    POOLS_FIELD_NUMBER: builtins.int
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    next_page_token: builtins.str
-    """Token of the next page; empty at the end."""
-    @property
-    def pools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.pool_pb2.Pool]:
-        """The pools."""
-
-    def __init__(
-        self,
-        *,
-        pools: collections.abc.Iterable[weft.api.registry.v1.pool_pb2.Pool] | None = ...,
-        next_page_token: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "pools", b"pools"]) -> None: ...
-
-global___ListPoolsResponse = ListPoolsResponse
-
-@typing.final
-class GetPoolRequest(google.protobuf.message.Message):
-    """GetPoolRequest names a pool."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    """The pool's name."""
-    def __init__(
-        self,
-        *,
-        name: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
-
-global___GetPoolRequest = GetPoolRequest
-
-@typing.final
-class GetPoolResponse(google.protobuf.message.Message):
-    """GetPoolResponse is the pool."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    POOL_FIELD_NUMBER: builtins.int
-    @property
-    def pool(self) -> weft.api.registry.v1.pool_pb2.Pool:
-        """The pool."""
-
-    def __init__(
-        self,
-        *,
-        pool: weft.api.registry.v1.pool_pb2.Pool | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["pool", b"pool"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["pool", b"pool"]) -> None: ...
-
-global___GetPoolResponse = GetPoolResponse
-
-@typing.final
-class ListAgentsRequest(google.protobuf.message.Message):
-    """ListAgentsRequest asks for a page of agents."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    PAGE_SIZE_FIELD_NUMBER: builtins.int
-    PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    LABELS_FIELD_NUMBER: builtins.int
-    NAMES_FIELD_NUMBER: builtins.int
-    page_size: builtins.int
-    """At most this many; 0 means 100, more than 1,000 means 1,000."""
-    page_token: builtins.str
-    """Where the last page ended."""
-    labels: builtins.str
-    """Only those with such tier, owner and labels, such as "tier=fast,team=a": parts KEY=VALUE, KEY!=VALUE, KEY and !KEY
-    that hold all. Empty: all.
-    """
-    @property
-    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Only those with such names, each a name or a beginning and "*". Empty: all."""
-
-    def __init__(
-        self,
-        *,
-        page_size: builtins.int = ...,
-        page_token: builtins.str = ...,
-        labels: builtins.str = ...,
-        names: collections.abc.Iterable[builtins.str] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["labels", b"labels", "names", b"names", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
-
-global___ListAgentsRequest = ListAgentsRequest
-
-@typing.final
-class ListAgentsResponse(google.protobuf.message.Message):
-    """ListAgentsResponse is a page of agents."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    AGENTS_FIELD_NUMBER: builtins.int
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    next_page_token: builtins.str
-    """Token of the next page; empty at the end."""
-    @property
-    def agents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.agent_pb2.Agent]:
-        """The agents."""
-
-    def __init__(
-        self,
-        *,
-        agents: collections.abc.Iterable[weft.api.registry.v1.agent_pb2.Agent] | None = ...,
-        next_page_token: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "next_page_token", b"next_page_token"]) -> None: ...
-
-global___ListAgentsResponse = ListAgentsResponse
-
-@typing.final
-class GetAgentRequest(google.protobuf.message.Message):
-    """GetAgentRequest names an agent."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    """The agent's name."""
-    def __init__(
-        self,
-        *,
-        name: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
-
-global___GetAgentRequest = GetAgentRequest
-
-@typing.final
-class GetAgentResponse(google.protobuf.message.Message):
-    """GetAgentResponse is the agent."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    AGENT_FIELD_NUMBER: builtins.int
-    @property
-    def agent(self) -> weft.api.registry.v1.agent_pb2.Agent:
-        """The agent."""
-
-    def __init__(
-        self,
-        *,
-        agent: weft.api.registry.v1.agent_pb2.Agent | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["agent", b"agent"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent", b"agent"]) -> None: ...
-
-global___GetAgentResponse = GetAgentResponse
-
-@typing.final
-class ListRoutesRequest(google.protobuf.message.Message):
-    """ListRoutesRequest asks for a page of routes."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    PAGE_SIZE_FIELD_NUMBER: builtins.int
-    PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    NAMES_FIELD_NUMBER: builtins.int
-    page_size: builtins.int
-    """At most this many; 0 means 100, more than 1,000 means 1,000."""
-    page_token: builtins.str
-    """Where the last page ended."""
-    @property
-    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Only those with such names, each a name or a beginning and "*". Empty: all."""
-
-    def __init__(
-        self,
-        *,
-        page_size: builtins.int = ...,
-        page_token: builtins.str = ...,
-        names: collections.abc.Iterable[builtins.str] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["names", b"names", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
-
-global___ListRoutesRequest = ListRoutesRequest
-
-@typing.final
-class ListRoutesResponse(google.protobuf.message.Message):
-    """ListRoutesResponse is a page of routes."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    ROUTES_FIELD_NUMBER: builtins.int
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    next_page_token: builtins.str
-    """Token of the next page; empty at the end."""
-    @property
-    def routes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.route_pb2.Route]:
-        """The routes."""
-
-    def __init__(
-        self,
-        *,
-        routes: collections.abc.Iterable[weft.api.registry.v1.route_pb2.Route] | None = ...,
-        next_page_token: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "routes", b"routes"]) -> None: ...
-
-global___ListRoutesResponse = ListRoutesResponse
-
-@typing.final
-class GetRouteRequest(google.protobuf.message.Message):
-    """GetRouteRequest names a route."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    """The route's name."""
-    def __init__(
-        self,
-        *,
-        name: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
-
-global___GetRouteRequest = GetRouteRequest
-
-@typing.final
-class GetRouteResponse(google.protobuf.message.Message):
-    """GetRouteResponse is the route."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    ROUTE_FIELD_NUMBER: builtins.int
-    @property
-    def route(self) -> weft.api.registry.v1.route_pb2.Route:
-        """The route."""
-
-    def __init__(
-        self,
-        *,
-        route: weft.api.registry.v1.route_pb2.Route | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["route", b"route"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["route", b"route"]) -> None: ...
-
-global___GetRouteResponse = GetRouteResponse
-
-@typing.final
-class ListAliasesRequest(google.protobuf.message.Message):
-    """ListAliasesRequest asks for a page of aliases."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    PAGE_SIZE_FIELD_NUMBER: builtins.int
-    PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    NAMES_FIELD_NUMBER: builtins.int
-    page_size: builtins.int
-    """At most this many; 0 means 100, more than 1,000 means 1,000."""
-    page_token: builtins.str
-    """Where the last page ended."""
-    @property
-    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Only those with such names, each a name or a beginning and "*". Empty: all."""
-
-    def __init__(
-        self,
-        *,
-        page_size: builtins.int = ...,
-        page_token: builtins.str = ...,
-        names: collections.abc.Iterable[builtins.str] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["names", b"names", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
-
-global___ListAliasesRequest = ListAliasesRequest
-
-@typing.final
-class ListAliasesResponse(google.protobuf.message.Message):
-    """ListAliasesResponse is a page of aliases."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    ALIASES_FIELD_NUMBER: builtins.int
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    next_page_token: builtins.str
-    """Token of the next page; empty at the end."""
-    @property
-    def aliases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.alias_pb2.Alias]:
-        """The aliases."""
-
-    def __init__(
-        self,
-        *,
-        aliases: collections.abc.Iterable[weft.api.registry.v1.alias_pb2.Alias] | None = ...,
-        next_page_token: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["aliases", b"aliases", "next_page_token", b"next_page_token"]) -> None: ...
-
-global___ListAliasesResponse = ListAliasesResponse
-
-@typing.final
-class GetAliasRequest(google.protobuf.message.Message):
-    """GetAliasRequest names an alias."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    """The alias's name."""
-    def __init__(
-        self,
-        *,
-        name: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
-
-global___GetAliasRequest = GetAliasRequest
-
-@typing.final
-class GetAliasResponse(google.protobuf.message.Message):
-    """GetAliasResponse is the alias."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    ALIAS_FIELD_NUMBER: builtins.int
-    @property
-    def alias(self) -> weft.api.registry.v1.alias_pb2.Alias:
-        """The alias."""
-
-    def __init__(
-        self,
-        *,
-        alias: weft.api.registry.v1.alias_pb2.Alias | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["alias", b"alias"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["alias", b"alias"]) -> None: ...
-
-global___GetAliasResponse = GetAliasResponse
-
-@typing.final
-class ListProfilesRequest(google.protobuf.message.Message):
-    """ListProfilesRequest asks for a page of profiles."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    PAGE_SIZE_FIELD_NUMBER: builtins.int
-    PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    NAMES_FIELD_NUMBER: builtins.int
-    page_size: builtins.int
-    """At most this many; 0 means 100, more than 1,000 means 1,000."""
-    page_token: builtins.str
-    """Where the last page ended."""
-    @property
-    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Only those with such names, each a name or a beginning and "*". Empty: all."""
-
-    def __init__(
-        self,
-        *,
-        page_size: builtins.int = ...,
-        page_token: builtins.str = ...,
-        names: collections.abc.Iterable[builtins.str] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["names", b"names", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
-
-global___ListProfilesRequest = ListProfilesRequest
-
-@typing.final
-class ListProfilesResponse(google.protobuf.message.Message):
-    """ListProfilesResponse is a page of profiles."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    PROFILES_FIELD_NUMBER: builtins.int
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    next_page_token: builtins.str
-    """Token of the next page; empty at the end."""
-    @property
-    def profiles(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.profile_pb2.Profile]:
-        """The profiles."""
-
-    def __init__(
-        self,
-        *,
-        profiles: collections.abc.Iterable[weft.api.registry.v1.profile_pb2.Profile] | None = ...,
-        next_page_token: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "profiles", b"profiles"]) -> None: ...
-
-global___ListProfilesResponse = ListProfilesResponse
-
-@typing.final
-class GetProfileRequest(google.protobuf.message.Message):
-    """GetProfileRequest names a profile."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    """The profile's name."""
-    def __init__(
-        self,
-        *,
-        name: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
-
-global___GetProfileRequest = GetProfileRequest
-
-@typing.final
-class GetProfileResponse(google.protobuf.message.Message):
-    """GetProfileResponse is the profile."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    PROFILE_FIELD_NUMBER: builtins.int
-    @property
-    def profile(self) -> weft.api.registry.v1.profile_pb2.Profile:
-        """The profile."""
-
-    def __init__(
-        self,
-        *,
-        profile: weft.api.registry.v1.profile_pb2.Profile | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["profile", b"profile"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["profile", b"profile"]) -> None: ...
-
-global___GetProfileResponse = GetProfileResponse
-
-@typing.final
-class ListWorkflowsRequest(google.protobuf.message.Message):
-    """ListWorkflowsRequest asks for a page of workflows."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    PAGE_SIZE_FIELD_NUMBER: builtins.int
-    PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    NAMES_FIELD_NUMBER: builtins.int
-    page_size: builtins.int
-    """At most this many; 0 means 100, more than 1,000 means 1,000."""
-    page_token: builtins.str
-    """Where the last page ended."""
-    @property
-    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Only those with such names, each a name or a beginning and "*". Empty: all."""
-
-    def __init__(
-        self,
-        *,
-        page_size: builtins.int = ...,
-        page_token: builtins.str = ...,
-        names: collections.abc.Iterable[builtins.str] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["names", b"names", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
-
-global___ListWorkflowsRequest = ListWorkflowsRequest
-
-@typing.final
-class ListWorkflowsResponse(google.protobuf.message.Message):
-    """ListWorkflowsResponse is a page of workflows."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    WORKFLOWS_FIELD_NUMBER: builtins.int
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    next_page_token: builtins.str
-    """Token of the next page; empty at the end."""
-    @property
-    def workflows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.workflow_pb2.RegisteredWorkflow]:
-        """The workflows."""
-
-    def __init__(
-        self,
-        *,
-        workflows: collections.abc.Iterable[weft.api.registry.v1.workflow_pb2.RegisteredWorkflow] | None = ...,
-        next_page_token: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "workflows", b"workflows"]) -> None: ...
-
-global___ListWorkflowsResponse = ListWorkflowsResponse
-
-@typing.final
-class GetWorkflowRequest(google.protobuf.message.Message):
-    """GetWorkflowRequest names a workflow."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    """The workflow's name."""
-    def __init__(
-        self,
-        *,
-        name: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
-
-global___GetWorkflowRequest = GetWorkflowRequest
-
-@typing.final
-class GetWorkflowResponse(google.protobuf.message.Message):
-    """GetWorkflowResponse is the workflow."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    WORKFLOW_FIELD_NUMBER: builtins.int
-    @property
-    def workflow(self) -> weft.api.registry.v1.workflow_pb2.RegisteredWorkflow:
-        """The workflow."""
-
-    def __init__(
-        self,
-        *,
-        workflow: weft.api.registry.v1.workflow_pb2.RegisteredWorkflow | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["workflow", b"workflow"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["workflow", b"workflow"]) -> None: ...
-
-global___GetWorkflowResponse = GetWorkflowResponse
-
-@typing.final
-class ListTenantsRequest(google.protobuf.message.Message):
-    """ListTenantsRequest asks for a page of tenants."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    PAGE_SIZE_FIELD_NUMBER: builtins.int
-    PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    NAMES_FIELD_NUMBER: builtins.int
-    page_size: builtins.int
-    """At most this many; 0 means 100, more than 1,000 means 1,000."""
-    page_token: builtins.str
-    """Where the last page ended."""
-    @property
-    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Only those with such names, each a name or a beginning and "*". Empty: all."""
-
-    def __init__(
-        self,
-        *,
-        page_size: builtins.int = ...,
-        page_token: builtins.str = ...,
-        names: collections.abc.Iterable[builtins.str] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["names", b"names", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
-
-global___ListTenantsRequest = ListTenantsRequest
-
-@typing.final
-class ListTenantsResponse(google.protobuf.message.Message):
-    """ListTenantsResponse is a page of tenants."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    TENANTS_FIELD_NUMBER: builtins.int
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    next_page_token: builtins.str
-    """Token of the next page; empty at the end."""
-    @property
-    def tenants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.tenant_pb2.Tenant]:
-        """The tenants."""
-
-    def __init__(
-        self,
-        *,
-        tenants: collections.abc.Iterable[weft.api.registry.v1.tenant_pb2.Tenant] | None = ...,
-        next_page_token: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "tenants", b"tenants"]) -> None: ...
-
-global___ListTenantsResponse = ListTenantsResponse
-
-@typing.final
-class GetTenantRequest(google.protobuf.message.Message):
-    """GetTenantRequest names a tenant."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    """The tenant's name."""
-    def __init__(
-        self,
-        *,
-        name: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
-
-global___GetTenantRequest = GetTenantRequest
-
-@typing.final
-class GetTenantResponse(google.protobuf.message.Message):
-    """GetTenantResponse is the tenant."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    TENANT_FIELD_NUMBER: builtins.int
-    @property
-    def tenant(self) -> weft.api.registry.v1.tenant_pb2.Tenant:
-        """The tenant."""
-
-    def __init__(
-        self,
-        *,
-        tenant: weft.api.registry.v1.tenant_pb2.Tenant | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["tenant", b"tenant"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["tenant", b"tenant"]) -> None: ...
-
-global___GetTenantResponse = GetTenantResponse
-
-@typing.final
-class ListRunnersRequest(google.protobuf.message.Message):
-    """ListRunnersRequest asks for a page of runners."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    PAGE_SIZE_FIELD_NUMBER: builtins.int
-    PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    page_size: builtins.int
-    """At most this many; 0 means 100, more than 1,000 means 1,000."""
-    page_token: builtins.str
-    """Where the last page ended."""
-    def __init__(
-        self,
-        *,
-        page_size: builtins.int = ...,
-        page_token: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
-
-global___ListRunnersRequest = ListRunnersRequest
-
-@typing.final
-class ListRunnersResponse(google.protobuf.message.Message):
-    """ListRunnersResponse is a page of runners."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RUNNERS_FIELD_NUMBER: builtins.int
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    next_page_token: builtins.str
-    """Token of the next page; empty at the end."""
-    @property
-    def runners(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.runner_pb2.Runner]:
-        """The runners."""
-
-    def __init__(
-        self,
-        *,
-        runners: collections.abc.Iterable[weft.api.registry.v1.runner_pb2.Runner] | None = ...,
-        next_page_token: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "runners", b"runners"]) -> None: ...
-
-global___ListRunnersResponse = ListRunnersResponse
-
-@typing.final
-class GetRunnerRequest(google.protobuf.message.Message):
-    """GetRunnerRequest names a runner."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    """The runner's name."""
-    def __init__(
-        self,
-        *,
-        name: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
-
-global___GetRunnerRequest = GetRunnerRequest
-
-@typing.final
-class GetRunnerResponse(google.protobuf.message.Message):
-    """GetRunnerResponse is the runner."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RUNNER_FIELD_NUMBER: builtins.int
-    @property
-    def runner(self) -> weft.api.registry.v1.runner_pb2.Runner:
-        """The runner."""
-
-    def __init__(
-        self,
-        *,
-        runner: weft.api.registry.v1.runner_pb2.Runner | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["runner", b"runner"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["runner", b"runner"]) -> None: ...
-
-global___GetRunnerResponse = GetRunnerResponse
 
 @typing.final
 class WatchRequest(google.protobuf.message.Message):
@@ -958,71 +231,35 @@ class Snapshot(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUNNERS_FIELD_NUMBER: builtins.int
-    MODELS_FIELD_NUMBER: builtins.int
-    AGENTS_FIELD_NUMBER: builtins.int
-    ROUTES_FIELD_NUMBER: builtins.int
+    RESOURCES_FIELD_NUMBER: builtins.int
     SETTINGS_FIELD_NUMBER: builtins.int
-    ALIASES_FIELD_NUMBER: builtins.int
-    PROFILES_FIELD_NUMBER: builtins.int
-    WORKFLOWS_FIELD_NUMBER: builtins.int
     ROUTERS_FIELD_NUMBER: builtins.int
-    TENANTS_FIELD_NUMBER: builtins.int
     @property
     def runners(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WatchedRunner]:
         """Every runner."""
 
     @property
-    def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.model_pb2.Model]:
-        """Every model."""
-
-    @property
-    def agents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.agent_pb2.Agent]:
-        """Every agent."""
-
-    @property
-    def routes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.route_pb2.Route]:
-        """Every route."""
+    def resources(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.resource_pb2.ResourceDocument]:
+        """Every resource of another kind, but for pools, which follow from their models."""
 
     @property
     def settings(self) -> weft.api.registry.v1.settings_pb2.MeshSettings:
         """What operators set for the whole mesh."""
 
     @property
-    def aliases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.alias_pb2.Alias]:
-        """Every alias."""
-
-    @property
-    def profiles(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.profile_pb2.Profile]:
-        """Every profile."""
-
-    @property
-    def workflows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.workflow_pb2.RegisteredWorkflow]:
-        """Every workflow."""
-
-    @property
     def routers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.router_pb2.Router]:
         """Every router that has announced itself."""
-
-    @property
-    def tenants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.tenant_pb2.Tenant]:
-        """Every tenant that is declared or configured."""
 
     def __init__(
         self,
         *,
         runners: collections.abc.Iterable[global___WatchedRunner] | None = ...,
-        models: collections.abc.Iterable[weft.api.registry.v1.model_pb2.Model] | None = ...,
-        agents: collections.abc.Iterable[weft.api.registry.v1.agent_pb2.Agent] | None = ...,
-        routes: collections.abc.Iterable[weft.api.registry.v1.route_pb2.Route] | None = ...,
+        resources: collections.abc.Iterable[weft.api.registry.v1.resource_pb2.ResourceDocument] | None = ...,
         settings: weft.api.registry.v1.settings_pb2.MeshSettings | None = ...,
-        aliases: collections.abc.Iterable[weft.api.registry.v1.alias_pb2.Alias] | None = ...,
-        profiles: collections.abc.Iterable[weft.api.registry.v1.profile_pb2.Profile] | None = ...,
-        workflows: collections.abc.Iterable[weft.api.registry.v1.workflow_pb2.RegisteredWorkflow] | None = ...,
         routers: collections.abc.Iterable[weft.api.registry.v1.router_pb2.Router] | None = ...,
-        tenants: collections.abc.Iterable[weft.api.registry.v1.tenant_pb2.Tenant] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["settings", b"settings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "aliases", b"aliases", "models", b"models", "profiles", b"profiles", "routers", b"routers", "routes", b"routes", "runners", b"runners", "settings", b"settings", "tenants", b"tenants", "workflows", b"workflows"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["resources", b"resources", "routers", b"routers", "runners", b"runners", "settings", b"settings"]) -> None: ...
 
 global___Snapshot = Snapshot
 
@@ -1033,108 +270,50 @@ class Change(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUNNER_FIELD_NUMBER: builtins.int
-    MODEL_FIELD_NUMBER: builtins.int
     DELETED_RUNNER_FIELD_NUMBER: builtins.int
-    DELETED_MODEL_FIELD_NUMBER: builtins.int
-    AGENT_FIELD_NUMBER: builtins.int
-    DELETED_AGENT_FIELD_NUMBER: builtins.int
-    ROUTE_FIELD_NUMBER: builtins.int
-    DELETED_ROUTE_FIELD_NUMBER: builtins.int
+    RESOURCE_FIELD_NUMBER: builtins.int
+    DELETED_RESOURCE_FIELD_NUMBER: builtins.int
     SETTINGS_FIELD_NUMBER: builtins.int
-    ALIAS_FIELD_NUMBER: builtins.int
-    DELETED_ALIAS_FIELD_NUMBER: builtins.int
-    PROFILE_FIELD_NUMBER: builtins.int
-    DELETED_PROFILE_FIELD_NUMBER: builtins.int
-    WORKFLOW_FIELD_NUMBER: builtins.int
-    DELETED_WORKFLOW_FIELD_NUMBER: builtins.int
     ROUTER_FIELD_NUMBER: builtins.int
     DELETED_ROUTER_FIELD_NUMBER: builtins.int
-    TENANT_FIELD_NUMBER: builtins.int
-    DELETED_TENANT_FIELD_NUMBER: builtins.int
     deleted_runner: builtins.str
     """The runner of this name is gone."""
-    deleted_model: builtins.str
-    """The model of this name is gone."""
-    deleted_agent: builtins.str
-    """The agent of this name is gone."""
-    deleted_route: builtins.str
-    """The route of this name is gone."""
-    deleted_alias: builtins.str
-    """The alias of this name is gone."""
-    deleted_profile: builtins.str
-    """The profile of this name is gone."""
-    deleted_workflow: builtins.str
-    """The workflow of this name is gone."""
     deleted_router: builtins.str
     """The router of this name is gone."""
-    deleted_tenant: builtins.str
-    """The tenant of this name is gone."""
     @property
     def runner(self) -> global___WatchedRunner:
         """A runner appeared or changed."""
 
     @property
-    def model(self) -> weft.api.registry.v1.model_pb2.Model:
-        """A model appeared or changed."""
+    def resource(self) -> weft.api.registry.v1.resource_pb2.ResourceDocument:
+        """A resource of another kind appeared or changed."""
 
     @property
-    def agent(self) -> weft.api.registry.v1.agent_pb2.Agent:
-        """An agent appeared or changed."""
-
-    @property
-    def route(self) -> weft.api.registry.v1.route_pb2.Route:
-        """A route appeared or changed."""
+    def deleted_resource(self) -> weft.api.registry.v1.resource_pb2.ResourceDocument:
+        """The resource of this kind and name is gone. It has no content."""
 
     @property
     def settings(self) -> weft.api.registry.v1.settings_pb2.MeshSettings:
         """The mesh's settings changed."""
 
     @property
-    def alias(self) -> weft.api.registry.v1.alias_pb2.Alias:
-        """An alias appeared or changed."""
-
-    @property
-    def profile(self) -> weft.api.registry.v1.profile_pb2.Profile:
-        """A profile appeared or changed."""
-
-    @property
-    def workflow(self) -> weft.api.registry.v1.workflow_pb2.RegisteredWorkflow:
-        """A workflow appeared or changed."""
-
-    @property
     def router(self) -> weft.api.registry.v1.router_pb2.Router:
         """A router announced itself or changed."""
-
-    @property
-    def tenant(self) -> weft.api.registry.v1.tenant_pb2.Tenant:
-        """A tenant appeared or changed."""
 
     def __init__(
         self,
         *,
         runner: global___WatchedRunner | None = ...,
-        model: weft.api.registry.v1.model_pb2.Model | None = ...,
         deleted_runner: builtins.str = ...,
-        deleted_model: builtins.str = ...,
-        agent: weft.api.registry.v1.agent_pb2.Agent | None = ...,
-        deleted_agent: builtins.str = ...,
-        route: weft.api.registry.v1.route_pb2.Route | None = ...,
-        deleted_route: builtins.str = ...,
+        resource: weft.api.registry.v1.resource_pb2.ResourceDocument | None = ...,
+        deleted_resource: weft.api.registry.v1.resource_pb2.ResourceDocument | None = ...,
         settings: weft.api.registry.v1.settings_pb2.MeshSettings | None = ...,
-        alias: weft.api.registry.v1.alias_pb2.Alias | None = ...,
-        deleted_alias: builtins.str = ...,
-        profile: weft.api.registry.v1.profile_pb2.Profile | None = ...,
-        deleted_profile: builtins.str = ...,
-        workflow: weft.api.registry.v1.workflow_pb2.RegisteredWorkflow | None = ...,
-        deleted_workflow: builtins.str = ...,
         router: weft.api.registry.v1.router_pb2.Router | None = ...,
         deleted_router: builtins.str = ...,
-        tenant: weft.api.registry.v1.tenant_pb2.Tenant | None = ...,
-        deleted_tenant: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "deleted_agent", b"deleted_agent", "deleted_alias", b"deleted_alias", "deleted_model", b"deleted_model", "deleted_profile", b"deleted_profile", "deleted_route", b"deleted_route", "deleted_router", b"deleted_router", "deleted_runner", b"deleted_runner", "deleted_tenant", b"deleted_tenant", "deleted_workflow", b"deleted_workflow", "kind", b"kind", "model", b"model", "profile", b"profile", "route", b"route", "router", b"router", "runner", b"runner", "settings", b"settings", "tenant", b"tenant", "workflow", b"workflow"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent", b"agent", "alias", b"alias", "deleted_agent", b"deleted_agent", "deleted_alias", b"deleted_alias", "deleted_model", b"deleted_model", "deleted_profile", b"deleted_profile", "deleted_route", b"deleted_route", "deleted_router", b"deleted_router", "deleted_runner", b"deleted_runner", "deleted_tenant", b"deleted_tenant", "deleted_workflow", b"deleted_workflow", "kind", b"kind", "model", b"model", "profile", b"profile", "route", b"route", "router", b"router", "runner", b"runner", "settings", b"settings", "tenant", b"tenant", "workflow", b"workflow"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["runner", "model", "deleted_runner", "deleted_model", "agent", "deleted_agent", "route", "deleted_route", "settings", "alias", "deleted_alias", "profile", "deleted_profile", "workflow", "deleted_workflow", "router", "deleted_router", "tenant", "deleted_tenant"] | None: ...
+    def HasField(self, field_name: typing.Literal["deleted_resource", b"deleted_resource", "deleted_router", b"deleted_router", "deleted_runner", b"deleted_runner", "kind", b"kind", "resource", b"resource", "router", b"router", "runner", b"runner", "settings", b"settings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["deleted_resource", b"deleted_resource", "deleted_router", b"deleted_router", "deleted_runner", b"deleted_runner", "kind", b"kind", "resource", b"resource", "router", b"router", "runner", b"runner", "settings", b"settings"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["runner", "deleted_runner", "resource", "deleted_resource", "settings", "router", "deleted_router"] | None: ...
 
 global___Change = Change
 
@@ -1172,8 +351,8 @@ class ListEventsRequest(google.protobuf.message.Message):
     KIND_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
-    kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType
-    """Only of this kind of resource. Not set: of all."""
+    kind: builtins.str
+    """Only of this kind of resource, such as "model". Empty: of all."""
     name: builtins.str
     """Only of the resource of this name; `kind` must be set then. Empty: of all."""
     limit: builtins.int
@@ -1181,7 +360,7 @@ class ListEventsRequest(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType = ...,
+        kind: builtins.str = ...,
         name: builtins.str = ...,
         limit: builtins.int = ...,
     ) -> None: ...
@@ -1217,14 +396,14 @@ class WatchEventsRequest(google.protobuf.message.Message):
 
     KIND_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
-    kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType
-    """Only of this kind of resource. Not set: of all."""
+    kind: builtins.str
+    """Only of this kind of resource, such as "model". Empty: of all."""
     name: builtins.str
     """Only of the resource of this name; `kind` must be set then. Empty: of all."""
     def __init__(
         self,
         *,
-        kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType = ...,
+        kind: builtins.str = ...,
         name: builtins.str = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["kind", b"kind", "name", b"name"]) -> None: ...

@@ -35,100 +35,20 @@ class RegistryServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.ListModels = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/ListModels',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListModelsRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListModelsResponse.FromString,
+        self.ListResources = channel.unary_unary(
+                '/weft.api.registry.v1.RegistryService/ListResources',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListResourcesRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListResourcesResponse.FromString,
                 _registered_method=True)
-        self.GetModel = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/GetModel',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelResponse.FromString,
+        self.GetResource = channel.unary_unary(
+                '/weft.api.registry.v1.RegistryService/GetResource',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetResourceRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetResourceResponse.FromString,
                 _registered_method=True)
         self.GetModelMembers = channel.unary_unary(
                 '/weft.api.registry.v1.RegistryService/GetModelMembers',
                 request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelMembersRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelMembersResponse.FromString,
-                _registered_method=True)
-        self.ListPools = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/ListPools',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListPoolsRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListPoolsResponse.FromString,
-                _registered_method=True)
-        self.GetPool = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/GetPool',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetPoolRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetPoolResponse.FromString,
-                _registered_method=True)
-        self.ListAgents = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/ListAgents',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAgentsRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAgentsResponse.FromString,
-                _registered_method=True)
-        self.GetAgent = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/GetAgent',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentResponse.FromString,
-                _registered_method=True)
-        self.ListRoutes = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/ListRoutes',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRoutesRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRoutesResponse.FromString,
-                _registered_method=True)
-        self.GetRoute = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/GetRoute',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteResponse.FromString,
-                _registered_method=True)
-        self.ListAliases = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/ListAliases',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesResponse.FromString,
-                _registered_method=True)
-        self.GetAlias = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/GetAlias',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAliasRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAliasResponse.FromString,
-                _registered_method=True)
-        self.ListProfiles = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/ListProfiles',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListProfilesRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListProfilesResponse.FromString,
-                _registered_method=True)
-        self.GetProfile = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/GetProfile',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetProfileRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetProfileResponse.FromString,
-                _registered_method=True)
-        self.ListWorkflows = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/ListWorkflows',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListWorkflowsRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListWorkflowsResponse.FromString,
-                _registered_method=True)
-        self.GetWorkflow = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/GetWorkflow',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowResponse.FromString,
-                _registered_method=True)
-        self.ListTenants = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/ListTenants',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsResponse.FromString,
-                _registered_method=True)
-        self.GetTenant = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/GetTenant',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantResponse.FromString,
-                _registered_method=True)
-        self.ListRunners = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/ListRunners',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRunnersRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRunnersResponse.FromString,
-                _registered_method=True)
-        self.GetRunner = channel.unary_unary(
-                '/weft.api.registry.v1.RegistryService/GetRunner',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRunnerRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRunnerResponse.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/weft.api.registry.v1.RegistryService/Watch',
@@ -151,15 +71,15 @@ class RegistryServiceServicer(object):
     """RegistryService answers what the mesh knows.
     """
 
-    def ListModels(self, request, context):
-        """ListModels returns models by name, a page at a time.
+    def ListResources(self, request, context):
+        """ListResources returns the resources of one kind by name, a page at a time: those that the caller may see.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetModel(self, request, context):
-        """GetModel returns one model; NOT_FOUND / MODEL_NOT_FOUND when there is none.
+    def GetResource(self, request, context):
+        """GetResource returns one resource; NOT_FOUND / NOT_FOUND when there is none, MODEL_NOT_FOUND for a model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,118 +87,6 @@ class RegistryServiceServicer(object):
 
     def GetModelMembers(self, request, context):
         """GetModelMembers returns the pool that a model is in; NOT_FOUND / MODEL_NOT_FOUND when there is no such model.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListPools(self, request, context):
-        """ListPools returns pools by name, a page at a time.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetPool(self, request, context):
-        """GetPool returns one pool; NOT_FOUND / NOT_FOUND when there is none.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListAgents(self, request, context):
-        """ListAgents returns agents by name, a page at a time.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetAgent(self, request, context):
-        """GetAgent returns one agent; NOT_FOUND / NOT_FOUND when there is none.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListRoutes(self, request, context):
-        """ListRoutes returns routes by name, a page at a time.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetRoute(self, request, context):
-        """GetRoute returns one route; NOT_FOUND / NOT_FOUND when there is none.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListAliases(self, request, context):
-        """ListAliases returns aliases by name, a page at a time.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetAlias(self, request, context):
-        """GetAlias returns one alias; NOT_FOUND / NOT_FOUND when there is none.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListProfiles(self, request, context):
-        """ListProfiles returns profiles by name, a page at a time.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetProfile(self, request, context):
-        """GetProfile returns one profile; NOT_FOUND / NOT_FOUND when there is none.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListWorkflows(self, request, context):
-        """ListWorkflows returns workflows by name, a page at a time.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetWorkflow(self, request, context):
-        """GetWorkflow returns one workflow; NOT_FOUND / NOT_FOUND when there is none.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListTenants(self, request, context):
-        """ListTenants returns tenants by name, a page at a time: those that are declared or configured.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetTenant(self, request, context):
-        """GetTenant returns one tenant; NOT_FOUND / NOT_FOUND when there is none.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListRunners(self, request, context):
-        """ListRunners returns runners by name, a page at a time.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetRunner(self, request, context):
-        """GetRunner returns one runner; NOT_FOUND / NOT_FOUND when there is none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -311,100 +119,20 @@ class RegistryServiceServicer(object):
 
 def add_RegistryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'ListModels': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListModels,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListModelsRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListModelsResponse.SerializeToString,
+            'ListResources': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListResources,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListResourcesRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListResourcesResponse.SerializeToString,
             ),
-            'GetModel': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetModel,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelResponse.SerializeToString,
+            'GetResource': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetResource,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetResourceRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetResourceResponse.SerializeToString,
             ),
             'GetModelMembers': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModelMembers,
                     request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelMembersRequest.FromString,
                     response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelMembersResponse.SerializeToString,
-            ),
-            'ListPools': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListPools,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListPoolsRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListPoolsResponse.SerializeToString,
-            ),
-            'GetPool': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetPool,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetPoolRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetPoolResponse.SerializeToString,
-            ),
-            'ListAgents': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListAgents,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAgentsRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAgentsResponse.SerializeToString,
-            ),
-            'GetAgent': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetAgent,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentResponse.SerializeToString,
-            ),
-            'ListRoutes': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListRoutes,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRoutesRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRoutesResponse.SerializeToString,
-            ),
-            'GetRoute': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetRoute,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteResponse.SerializeToString,
-            ),
-            'ListAliases': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListAliases,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesResponse.SerializeToString,
-            ),
-            'GetAlias': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetAlias,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAliasRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAliasResponse.SerializeToString,
-            ),
-            'ListProfiles': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListProfiles,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListProfilesRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListProfilesResponse.SerializeToString,
-            ),
-            'GetProfile': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetProfile,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetProfileRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetProfileResponse.SerializeToString,
-            ),
-            'ListWorkflows': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListWorkflows,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListWorkflowsRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListWorkflowsResponse.SerializeToString,
-            ),
-            'GetWorkflow': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetWorkflow,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowResponse.SerializeToString,
-            ),
-            'ListTenants': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListTenants,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsResponse.SerializeToString,
-            ),
-            'GetTenant': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetTenant,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantResponse.SerializeToString,
-            ),
-            'ListRunners': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListRunners,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRunnersRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRunnersResponse.SerializeToString,
-            ),
-            'GetRunner': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetRunner,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRunnerRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRunnerResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -434,7 +162,7 @@ class RegistryService(object):
     """
 
     @staticmethod
-    def ListModels(request,
+    def ListResources(request,
             target,
             options=(),
             channel_credentials=None,
@@ -447,9 +175,9 @@ class RegistryService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/weft.api.registry.v1.RegistryService/ListModels',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListModelsRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListModelsResponse.FromString,
+            '/weft.api.registry.v1.RegistryService/ListResources',
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListResourcesRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListResourcesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -461,7 +189,7 @@ class RegistryService(object):
             _registered_method=True)
 
     @staticmethod
-    def GetModel(request,
+    def GetResource(request,
             target,
             options=(),
             channel_credentials=None,
@@ -474,9 +202,9 @@ class RegistryService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/weft.api.registry.v1.RegistryService/GetModel',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelResponse.FromString,
+            '/weft.api.registry.v1.RegistryService/GetResource',
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetResourceRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetResourceResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -504,438 +232,6 @@ class RegistryService(object):
             '/weft.api.registry.v1.RegistryService/GetModelMembers',
             weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelMembersRequest.SerializeToString,
             weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelMembersResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListPools(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.registry.v1.RegistryService/ListPools',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListPoolsRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListPoolsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetPool(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.registry.v1.RegistryService/GetPool',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetPoolRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetPoolResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListAgents(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.registry.v1.RegistryService/ListAgents',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAgentsRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAgentsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetAgent(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.registry.v1.RegistryService/GetAgent',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListRoutes(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.registry.v1.RegistryService/ListRoutes',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRoutesRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRoutesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetRoute(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.registry.v1.RegistryService/GetRoute',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListAliases(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.registry.v1.RegistryService/ListAliases',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetAlias(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.registry.v1.RegistryService/GetAlias',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAliasRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAliasResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListProfiles(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.registry.v1.RegistryService/ListProfiles',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListProfilesRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListProfilesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetProfile(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.registry.v1.RegistryService/GetProfile',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetProfileRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetProfileResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListWorkflows(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.registry.v1.RegistryService/ListWorkflows',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListWorkflowsRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListWorkflowsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetWorkflow(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.registry.v1.RegistryService/GetWorkflow',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetWorkflowResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListTenants(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.registry.v1.RegistryService/ListTenants',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetTenant(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.registry.v1.RegistryService/GetTenant',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListRunners(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.registry.v1.RegistryService/ListRunners',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRunnersRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRunnersResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetRunner(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.registry.v1.RegistryService/GetRunner',
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRunnerRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRunnerResponse.FromString,
             options,
             channel_credentials,
             insecure,

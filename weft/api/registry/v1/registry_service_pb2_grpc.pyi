@@ -21,119 +21,23 @@ class RegistryServiceStub:
     """RegistryService answers what the mesh knows."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
-    ListModels: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListModelsRequest,
-        weft.api.registry.v1.registry_service_pb2.ListModelsResponse,
+    ListResources: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListResourcesRequest,
+        weft.api.registry.v1.registry_service_pb2.ListResourcesResponse,
     ]
-    """ListModels returns models by name, a page at a time."""
+    """ListResources returns the resources of one kind by name, a page at a time: those that the caller may see."""
 
-    GetModel: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetModelRequest,
-        weft.api.registry.v1.registry_service_pb2.GetModelResponse,
+    GetResource: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetResourceRequest,
+        weft.api.registry.v1.registry_service_pb2.GetResourceResponse,
     ]
-    """GetModel returns one model; NOT_FOUND / MODEL_NOT_FOUND when there is none."""
+    """GetResource returns one resource; NOT_FOUND / NOT_FOUND when there is none, MODEL_NOT_FOUND for a model."""
 
     GetModelMembers: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.registry_service_pb2.GetModelMembersRequest,
         weft.api.registry.v1.registry_service_pb2.GetModelMembersResponse,
     ]
     """GetModelMembers returns the pool that a model is in; NOT_FOUND / MODEL_NOT_FOUND when there is no such model."""
-
-    ListPools: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListPoolsRequest,
-        weft.api.registry.v1.registry_service_pb2.ListPoolsResponse,
-    ]
-    """ListPools returns pools by name, a page at a time."""
-
-    GetPool: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetPoolRequest,
-        weft.api.registry.v1.registry_service_pb2.GetPoolResponse,
-    ]
-    """GetPool returns one pool; NOT_FOUND / NOT_FOUND when there is none."""
-
-    ListAgents: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListAgentsRequest,
-        weft.api.registry.v1.registry_service_pb2.ListAgentsResponse,
-    ]
-    """ListAgents returns agents by name, a page at a time."""
-
-    GetAgent: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetAgentRequest,
-        weft.api.registry.v1.registry_service_pb2.GetAgentResponse,
-    ]
-    """GetAgent returns one agent; NOT_FOUND / NOT_FOUND when there is none."""
-
-    ListRoutes: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListRoutesRequest,
-        weft.api.registry.v1.registry_service_pb2.ListRoutesResponse,
-    ]
-    """ListRoutes returns routes by name, a page at a time."""
-
-    GetRoute: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetRouteRequest,
-        weft.api.registry.v1.registry_service_pb2.GetRouteResponse,
-    ]
-    """GetRoute returns one route; NOT_FOUND / NOT_FOUND when there is none."""
-
-    ListAliases: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListAliasesRequest,
-        weft.api.registry.v1.registry_service_pb2.ListAliasesResponse,
-    ]
-    """ListAliases returns aliases by name, a page at a time."""
-
-    GetAlias: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetAliasRequest,
-        weft.api.registry.v1.registry_service_pb2.GetAliasResponse,
-    ]
-    """GetAlias returns one alias; NOT_FOUND / NOT_FOUND when there is none."""
-
-    ListProfiles: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListProfilesRequest,
-        weft.api.registry.v1.registry_service_pb2.ListProfilesResponse,
-    ]
-    """ListProfiles returns profiles by name, a page at a time."""
-
-    GetProfile: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetProfileRequest,
-        weft.api.registry.v1.registry_service_pb2.GetProfileResponse,
-    ]
-    """GetProfile returns one profile; NOT_FOUND / NOT_FOUND when there is none."""
-
-    ListWorkflows: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListWorkflowsRequest,
-        weft.api.registry.v1.registry_service_pb2.ListWorkflowsResponse,
-    ]
-    """ListWorkflows returns workflows by name, a page at a time."""
-
-    GetWorkflow: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetWorkflowRequest,
-        weft.api.registry.v1.registry_service_pb2.GetWorkflowResponse,
-    ]
-    """GetWorkflow returns one workflow; NOT_FOUND / NOT_FOUND when there is none."""
-
-    ListTenants: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListTenantsRequest,
-        weft.api.registry.v1.registry_service_pb2.ListTenantsResponse,
-    ]
-    """ListTenants returns tenants by name, a page at a time: those that are declared or configured."""
-
-    GetTenant: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetTenantRequest,
-        weft.api.registry.v1.registry_service_pb2.GetTenantResponse,
-    ]
-    """GetTenant returns one tenant; NOT_FOUND / NOT_FOUND when there is none."""
-
-    ListRunners: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListRunnersRequest,
-        weft.api.registry.v1.registry_service_pb2.ListRunnersResponse,
-    ]
-    """ListRunners returns runners by name, a page at a time."""
-
-    GetRunner: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetRunnerRequest,
-        weft.api.registry.v1.registry_service_pb2.GetRunnerResponse,
-    ]
-    """GetRunner returns one runner; NOT_FOUND / NOT_FOUND when there is none."""
 
     Watch: grpc.UnaryStreamMultiCallable[
         weft.api.registry.v1.registry_service_pb2.WatchRequest,
@@ -161,119 +65,23 @@ class RegistryServiceStub:
 class RegistryServiceAsyncStub:
     """RegistryService answers what the mesh knows."""
 
-    ListModels: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListModelsRequest,
-        weft.api.registry.v1.registry_service_pb2.ListModelsResponse,
+    ListResources: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListResourcesRequest,
+        weft.api.registry.v1.registry_service_pb2.ListResourcesResponse,
     ]
-    """ListModels returns models by name, a page at a time."""
+    """ListResources returns the resources of one kind by name, a page at a time: those that the caller may see."""
 
-    GetModel: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetModelRequest,
-        weft.api.registry.v1.registry_service_pb2.GetModelResponse,
+    GetResource: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetResourceRequest,
+        weft.api.registry.v1.registry_service_pb2.GetResourceResponse,
     ]
-    """GetModel returns one model; NOT_FOUND / MODEL_NOT_FOUND when there is none."""
+    """GetResource returns one resource; NOT_FOUND / NOT_FOUND when there is none, MODEL_NOT_FOUND for a model."""
 
     GetModelMembers: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.registry_service_pb2.GetModelMembersRequest,
         weft.api.registry.v1.registry_service_pb2.GetModelMembersResponse,
     ]
     """GetModelMembers returns the pool that a model is in; NOT_FOUND / MODEL_NOT_FOUND when there is no such model."""
-
-    ListPools: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListPoolsRequest,
-        weft.api.registry.v1.registry_service_pb2.ListPoolsResponse,
-    ]
-    """ListPools returns pools by name, a page at a time."""
-
-    GetPool: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetPoolRequest,
-        weft.api.registry.v1.registry_service_pb2.GetPoolResponse,
-    ]
-    """GetPool returns one pool; NOT_FOUND / NOT_FOUND when there is none."""
-
-    ListAgents: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListAgentsRequest,
-        weft.api.registry.v1.registry_service_pb2.ListAgentsResponse,
-    ]
-    """ListAgents returns agents by name, a page at a time."""
-
-    GetAgent: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetAgentRequest,
-        weft.api.registry.v1.registry_service_pb2.GetAgentResponse,
-    ]
-    """GetAgent returns one agent; NOT_FOUND / NOT_FOUND when there is none."""
-
-    ListRoutes: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListRoutesRequest,
-        weft.api.registry.v1.registry_service_pb2.ListRoutesResponse,
-    ]
-    """ListRoutes returns routes by name, a page at a time."""
-
-    GetRoute: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetRouteRequest,
-        weft.api.registry.v1.registry_service_pb2.GetRouteResponse,
-    ]
-    """GetRoute returns one route; NOT_FOUND / NOT_FOUND when there is none."""
-
-    ListAliases: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListAliasesRequest,
-        weft.api.registry.v1.registry_service_pb2.ListAliasesResponse,
-    ]
-    """ListAliases returns aliases by name, a page at a time."""
-
-    GetAlias: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetAliasRequest,
-        weft.api.registry.v1.registry_service_pb2.GetAliasResponse,
-    ]
-    """GetAlias returns one alias; NOT_FOUND / NOT_FOUND when there is none."""
-
-    ListProfiles: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListProfilesRequest,
-        weft.api.registry.v1.registry_service_pb2.ListProfilesResponse,
-    ]
-    """ListProfiles returns profiles by name, a page at a time."""
-
-    GetProfile: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetProfileRequest,
-        weft.api.registry.v1.registry_service_pb2.GetProfileResponse,
-    ]
-    """GetProfile returns one profile; NOT_FOUND / NOT_FOUND when there is none."""
-
-    ListWorkflows: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListWorkflowsRequest,
-        weft.api.registry.v1.registry_service_pb2.ListWorkflowsResponse,
-    ]
-    """ListWorkflows returns workflows by name, a page at a time."""
-
-    GetWorkflow: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetWorkflowRequest,
-        weft.api.registry.v1.registry_service_pb2.GetWorkflowResponse,
-    ]
-    """GetWorkflow returns one workflow; NOT_FOUND / NOT_FOUND when there is none."""
-
-    ListTenants: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListTenantsRequest,
-        weft.api.registry.v1.registry_service_pb2.ListTenantsResponse,
-    ]
-    """ListTenants returns tenants by name, a page at a time: those that are declared or configured."""
-
-    GetTenant: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetTenantRequest,
-        weft.api.registry.v1.registry_service_pb2.GetTenantResponse,
-    ]
-    """GetTenant returns one tenant; NOT_FOUND / NOT_FOUND when there is none."""
-
-    ListRunners: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.ListRunnersRequest,
-        weft.api.registry.v1.registry_service_pb2.ListRunnersResponse,
-    ]
-    """ListRunners returns runners by name, a page at a time."""
-
-    GetRunner: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.registry_service_pb2.GetRunnerRequest,
-        weft.api.registry.v1.registry_service_pb2.GetRunnerResponse,
-    ]
-    """GetRunner returns one runner; NOT_FOUND / NOT_FOUND when there is none."""
 
     Watch: grpc.aio.UnaryStreamMultiCallable[
         weft.api.registry.v1.registry_service_pb2.WatchRequest,
@@ -302,20 +110,20 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
     """RegistryService answers what the mesh knows."""
 
     @abc.abstractmethod
-    def ListModels(
+    def ListResources(
         self,
-        request: weft.api.registry.v1.registry_service_pb2.ListModelsRequest,
+        request: weft.api.registry.v1.registry_service_pb2.ListResourcesRequest,
         context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListModelsResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListModelsResponse]]:
-        """ListModels returns models by name, a page at a time."""
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListResourcesResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListResourcesResponse]]:
+        """ListResources returns the resources of one kind by name, a page at a time: those that the caller may see."""
 
     @abc.abstractmethod
-    def GetModel(
+    def GetResource(
         self,
-        request: weft.api.registry.v1.registry_service_pb2.GetModelRequest,
+        request: weft.api.registry.v1.registry_service_pb2.GetResourceRequest,
         context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetModelResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetModelResponse]]:
-        """GetModel returns one model; NOT_FOUND / MODEL_NOT_FOUND when there is none."""
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetResourceResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetResourceResponse]]:
+        """GetResource returns one resource; NOT_FOUND / NOT_FOUND when there is none, MODEL_NOT_FOUND for a model."""
 
     @abc.abstractmethod
     def GetModelMembers(
@@ -324,134 +132,6 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetModelMembersResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetModelMembersResponse]]:
         """GetModelMembers returns the pool that a model is in; NOT_FOUND / MODEL_NOT_FOUND when there is no such model."""
-
-    @abc.abstractmethod
-    def ListPools(
-        self,
-        request: weft.api.registry.v1.registry_service_pb2.ListPoolsRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListPoolsResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListPoolsResponse]]:
-        """ListPools returns pools by name, a page at a time."""
-
-    @abc.abstractmethod
-    def GetPool(
-        self,
-        request: weft.api.registry.v1.registry_service_pb2.GetPoolRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetPoolResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetPoolResponse]]:
-        """GetPool returns one pool; NOT_FOUND / NOT_FOUND when there is none."""
-
-    @abc.abstractmethod
-    def ListAgents(
-        self,
-        request: weft.api.registry.v1.registry_service_pb2.ListAgentsRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListAgentsResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListAgentsResponse]]:
-        """ListAgents returns agents by name, a page at a time."""
-
-    @abc.abstractmethod
-    def GetAgent(
-        self,
-        request: weft.api.registry.v1.registry_service_pb2.GetAgentRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetAgentResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetAgentResponse]]:
-        """GetAgent returns one agent; NOT_FOUND / NOT_FOUND when there is none."""
-
-    @abc.abstractmethod
-    def ListRoutes(
-        self,
-        request: weft.api.registry.v1.registry_service_pb2.ListRoutesRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListRoutesResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListRoutesResponse]]:
-        """ListRoutes returns routes by name, a page at a time."""
-
-    @abc.abstractmethod
-    def GetRoute(
-        self,
-        request: weft.api.registry.v1.registry_service_pb2.GetRouteRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetRouteResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetRouteResponse]]:
-        """GetRoute returns one route; NOT_FOUND / NOT_FOUND when there is none."""
-
-    @abc.abstractmethod
-    def ListAliases(
-        self,
-        request: weft.api.registry.v1.registry_service_pb2.ListAliasesRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListAliasesResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListAliasesResponse]]:
-        """ListAliases returns aliases by name, a page at a time."""
-
-    @abc.abstractmethod
-    def GetAlias(
-        self,
-        request: weft.api.registry.v1.registry_service_pb2.GetAliasRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetAliasResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetAliasResponse]]:
-        """GetAlias returns one alias; NOT_FOUND / NOT_FOUND when there is none."""
-
-    @abc.abstractmethod
-    def ListProfiles(
-        self,
-        request: weft.api.registry.v1.registry_service_pb2.ListProfilesRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListProfilesResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListProfilesResponse]]:
-        """ListProfiles returns profiles by name, a page at a time."""
-
-    @abc.abstractmethod
-    def GetProfile(
-        self,
-        request: weft.api.registry.v1.registry_service_pb2.GetProfileRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetProfileResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetProfileResponse]]:
-        """GetProfile returns one profile; NOT_FOUND / NOT_FOUND when there is none."""
-
-    @abc.abstractmethod
-    def ListWorkflows(
-        self,
-        request: weft.api.registry.v1.registry_service_pb2.ListWorkflowsRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListWorkflowsResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListWorkflowsResponse]]:
-        """ListWorkflows returns workflows by name, a page at a time."""
-
-    @abc.abstractmethod
-    def GetWorkflow(
-        self,
-        request: weft.api.registry.v1.registry_service_pb2.GetWorkflowRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetWorkflowResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetWorkflowResponse]]:
-        """GetWorkflow returns one workflow; NOT_FOUND / NOT_FOUND when there is none."""
-
-    @abc.abstractmethod
-    def ListTenants(
-        self,
-        request: weft.api.registry.v1.registry_service_pb2.ListTenantsRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListTenantsResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListTenantsResponse]]:
-        """ListTenants returns tenants by name, a page at a time: those that are declared or configured."""
-
-    @abc.abstractmethod
-    def GetTenant(
-        self,
-        request: weft.api.registry.v1.registry_service_pb2.GetTenantRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetTenantResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetTenantResponse]]:
-        """GetTenant returns one tenant; NOT_FOUND / NOT_FOUND when there is none."""
-
-    @abc.abstractmethod
-    def ListRunners(
-        self,
-        request: weft.api.registry.v1.registry_service_pb2.ListRunnersRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListRunnersResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListRunnersResponse]]:
-        """ListRunners returns runners by name, a page at a time."""
-
-    @abc.abstractmethod
-    def GetRunner(
-        self,
-        request: weft.api.registry.v1.registry_service_pb2.GetRunnerRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetRunnerResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetRunnerResponse]]:
-        """GetRunner returns one runner; NOT_FOUND / NOT_FOUND when there is none."""
 
     @abc.abstractmethod
     def Watch(

@@ -7,6 +7,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from weft.documents.conditions import Condition
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.field_rules import check_message
 from weft.kernel.names import require_no_id
@@ -55,24 +56,42 @@ def check_named(manifest: Any, field: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeclaredKind:
-    """A kind of resource that operators declare.
-
-    Its record is a message with the fields `manifest` and `create_time`: it is stored, watched and shown. Declarations
-    and changes hold it in the field named after the kind.
-    """
+class Kind:
+    """A kind of resource."""
 
     kind: ResourceKind
+    declared: type[Message]
+    """What is declared of it: a message with a name, such as an AliasManifest."""
     record: type[Message]
+    """What is known of it: a message that is watched and shown."""
+    summary: str
+    """What it is, in a sentence for references."""
+    resource: Resource = Resource.MODELS
+    """What a role must be granted for to see, declare or delete it."""
+    by_name: bool = True
+    """Whether rights to some names are enough; else the scope for everything is needed."""
+    conditions: Callable[[Any], tuple[Condition, ...]] = lambda _: ()
+    """What does or does not hold of a record."""
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether resources of this kind have an owner, a tier and labels."""
+        manifest = getattr(self.record(), "manifest", None)
+        return manifest is not None and hasattr(manifest, "tags")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredKind(Kind):
+    """A kind of resource that operators declare.
+
+    Its record has the fields `manifest` and `create_time`; it is stored as well.
+    """
+
     check: Callable[[Any, str], None] = check_named
     """Brings what is declared to the form in which it is stored; raises INVALID_ARGUMENT naming the field."""
     references: tuple[ReferenceField, ...] = ()
     names: Callable[[Any], Iterable[str]] = _own_name
     """The names that a declaration is about: its author must be allowed to edit each."""
-    by_name: bool = True
-    """Whether rights to some names are enough; else the scope for everything is needed."""
-    resource: Resource = Resource.MODELS
-    """What a role must be granted for to see, declare or delete it."""
     scope: Callable[[Any], object] = lambda manifest: manifest.name
     """Of two manifests with the same scope only one may be declared, and a declared one hides a configured one."""
     scope_field: str = "name"

@@ -1,0 +1,1 @@
+-- Events name the kind of their resource by its word. documents_migration.py rewrites them.

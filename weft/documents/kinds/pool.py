@@ -1,0 +1,15 @@
+"""Pools. They follow from their models: a declaration checks that one is as declared, and changes nothing."""
+
+from weft.api.registry.v1.declaration_service_pb2 import PoolDeclaration
+from weft.api.registry.v1.pool_pb2 import Pool
+from weft.documents.conditions import pool_conditions
+from weft.documents.kind import Kind
+from weft.documents.resource_kinds import ResourceKind
+
+KIND = Kind(
+    kind=ResourceKind.POOL,
+    declared=PoolDeclaration,
+    record=Pool,
+    summary="A pool. Pools follow from their models: `apply` checks that it is as declared and changes nothing.",
+    conditions=pool_conditions,
+)
