@@ -24,7 +24,7 @@ MIXES = {
 }
 """Which processes are of the previous release."""
 SCHEMAS = {"registry": registry_svc.store.database.SCHEMA, "router": router_svc.store.database.SCHEMA}
-MODULES = {"registry": "registry_svc.store.schema", "router": "router_svc.store.tables"}
+MODULES = {"registry": "registry_svc.store.database", "router": "router_svc.store.database"}
 NEWER = "9999"
 EXIT_SECONDS = 30.0
 
